@@ -1,0 +1,89 @@
+"""Frozen settings of the method and of an engine; unknown keys and bad ranges are refused here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Mode = Literal["plain", "lossless", "fused", "rag", "auto"]
+Transfer = Literal["distill", "boost"]
+Coupling = Literal["maximal", "shared_noise"]
+Contract = Literal["target", "fused", "drafter"]
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Frozen(BaseModel):
+    """Base of every setting: immutable, unknown keys forbidden."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SamplingConfig(Frozen):
+    """How a token is drawn from a distribution.
+
+    Attributes:
+        temperature: divides the logits; 0 is greedy.
+        top_p: nucleus mass kept, in (0, 1].
+        top_k: number of best tokens kept; None keeps all.
+        seed: key of all randomness of the request.
+    """
+
+    temperature: Finite = Field(1.0, ge=0, le=2)
+    top_p: Finite = Field(1.0, gt=0, le=1)
+    top_k: int | None = Field(None, ge=1)
+    seed: int = Field(0, ge=-(2**63), le=2**63 - 1)
+
+
+class SpeculationConfig(Frozen):
+    """The method's settings (``design`` names; letters in ``docs/algorithm.md``).
+
+    Attributes:
+        transfer: how the drafter's distribution moves the target's.
+        eta: strength of the move; 0 samples the target's own distribution.
+        max_draft: tokens asked of the drafter per block (gamma).
+        coupling: how draft and result share randomness.
+        plausibility: only tokens with draft probability >= this share of the best one are moved.
+        draft_top_k: the drafter's proposal is cut to its best tokens; None keeps all.
+        transfer_temperature: temperature of the distributions when the request is greedy.
+    """
+
+    transfer: Transfer = "boost"
+    eta: Finite = Field(10.0, ge=0, le=1000)
+    max_draft: int = Field(10, ge=1, le=64)
+    coupling: Coupling = "maximal"
+    plausibility: Finite = Field(0.1, ge=0, le=1)
+    draft_top_k: int | None = Field(64, ge=1)
+    transfer_temperature: Finite = Field(1.0, gt=0, le=2)
+
+
+class EngineConfig(Frozen):
+    """One model and the room for its sequences.
+
+    Attributes:
+        model: path of a checkpoint directory, a hub name, or ``embedded:target`` / ``embedded:drafter``.
+        dtype: of weights and KV; ``auto`` is bfloat16 on CUDA and float32 on a CPU.
+        device: ``auto`` takes CUDA when present; ``balanced`` spreads layers with accelerate.
+        rope_scaling: overrides the checkpoint's, for example YaRN for Qwen2.5 beyond 32K.
+        max_context: longest prompt plus answer of one sequence, in tokens; None takes the model's.
+        kv_cache_tokens: room of the KV pool, in tokens, shared by all sequences.
+        page_tokens: tokens per KV page.
+        max_leases: sequences groups (requests) held at once.
+        step_tokens: token budget of one forward; prefill chunks are cut to it.
+        lease_ttl_s: a lease that is neither stepped nor renewed for this long is freed.
+        threads: compute threads of torch on a CPU; None keeps torch's own choice.
+        seed: only for random weights in tests and benchmarks.
+    """
+
+    model: str
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    rope_scaling: dict[str, object] | None = None
+    max_context: int | None = Field(None, ge=16)
+    kv_cache_tokens: int = Field(32768, ge=16)
+    page_tokens: int = Field(16, ge=1, le=1024)
+    max_leases: int = Field(16, ge=1)
+    step_tokens: int = Field(512, ge=16)
+    lease_ttl_s: Finite = Field(60.0, gt=0)
+    threads: int | None = Field(None, ge=1)

@@ -1,0 +1,11 @@
+"""A tiny target and a larger drafter that live in the repository.
+
+They understand only the generated documents of `rapid.embedded.generator`.
+"""
+
+from pathlib import Path
+
+TARGET = Path(__file__).parent / "target"
+DRAFTER = Path(__file__).parent / "drafter"
+
+__all__ = ["DRAFTER", "TARGET"]

@@ -1,0 +1,45 @@
+"""The seams of the loop: whoever has these methods is a drafter or a verifier.
+
+`Block` is opaque to the loop: in process it is an awaitable of a `DraftBlock`, over Ray an object
+reference that travels from engine to engine without being opened on the way.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from rapid.messages import Verdict
+
+Block = TypeVar("Block")
+BlockOut = TypeVar("BlockOut", covariant=True)
+BlockIn = TypeVar("BlockIn", contravariant=True)
+
+
+class Drafter(Protocol[BlockOut]):
+    """Proposes the next tokens of one choice."""
+
+    def draft(self, verdict: Verdict | None, num_tokens: int) -> BlockOut:
+        """Start drafting `num_tokens` after what `verdict` committed (None: after the prompt)."""
+        ...
+
+
+class Verifier(Protocol[BlockIn]):
+    """Judges blocks and decodes on its own."""
+
+    async def verify(self, block: BlockIn) -> Verdict:
+        """Judge a block; the verdict's tokens are committed in the verifier's sequence.
+
+        Raises:
+            DrafterUnavailable: the block never came; nothing was committed.
+        """
+        ...
+
+    async def decode(self, num_tokens: int) -> Verdict:
+        """Commit up to `num_tokens` tokens of the verifier's own distribution."""
+        ...
+
+
+class Clock(Protocol):
+    """Monotonic seconds."""
+
+    def __call__(self) -> float: ...
