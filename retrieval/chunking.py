@@ -1,0 +1,146 @@
+"""A document cut into chunks that, put together again, are the document.
+
+Boundaries are the tokenizer's own, so a chunk's size is known without tokenizing twice and its
+offsets are exact, repeated text included. A character bound stands beside the token bound because
+some tokenizers count 40,000 unbroken characters as one token.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+TokenOffsets = Callable[[str], Sequence[tuple[int, int]]]
+"""``text -> [(start, end), ...]``: the half-open character range of each token, in order."""
+
+# Each match ends where a chunk may: after an empty line, after a sentence or line, after a word.
+# The space before a word goes to the next chunk: many tokenizers make it part of the word.
+_PARAGRAPH_END = re.compile(r"\n(?:[^\S\n]*\n)+")
+_SENTENCE_END = re.compile(r"""[.!?…]["'”’)\]]*(?=\s)|[。！？][」』”’）]*|\n""")
+_WORD_END = re.compile(r"(?<=\S)(?=\s)")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A slice of a document: ``document_text[start:end] == text``."""
+
+    id: str
+    """``{document_id}:{index}``, the same whenever the same document is cut the same way."""
+    document: str
+    """The document's name."""
+    start: int
+    end: int
+    text: str
+    num_tokens: int
+    """Counted in the tokenization of the whole document."""
+
+
+def chunk_text(
+    text: str,
+    token_offsets: TokenOffsets,
+    *,
+    max_tokens: int,
+    max_chars: int | None = None,
+    document_id: str = "document",
+    name: str = "document",
+) -> list[Chunk]:
+    """Cut `text` into chunks; every character is in exactly one.
+
+    Chunks are filled greedily and end, within their second half, at the last paragraph break, else
+    the last sentence or line end, else the last word end, else at the bound. Time is linear.
+
+    Args:
+        text: The document.
+        token_offsets: Character ranges of the tokens, for instance `hf_token_offsets(tokenizer)`.
+        max_tokens: The most tokens that start in one chunk. Only a single character made of more
+            tokens goes beyond.
+        max_chars: The most characters in one chunk; by default 16 for each token.
+        document_id: Prefix of the chunk ids.
+        name: What the chunks call their document.
+
+    Raises:
+        ValueError: A bound is below one.
+    """
+    max_chars = 16 * max_tokens if max_chars is None else max_chars
+    if max_tokens < 1 or max_chars < 1:
+        raise ValueError(f"chunks need room: max_tokens={max_tokens}, max_chars={max_chars}")
+    # A tokenizer that rewrites text may step back by a character; a cut must not.
+    starts = list(accumulate((start for start, _ in token_offsets(text)), max))
+    return [
+        Chunk(
+            id=f"{document_id}:{index}",
+            document=name,
+            start=start,
+            end=end,
+            text=text[start:end],
+            # A stretch inside one huge token still takes room in a prompt.
+            num_tokens=max(1, bisect_left(starts, end) - bisect_left(starts, start)),
+        )
+        for index, (start, end) in enumerate(_ranges(text, starts, max_tokens, max_chars))
+    ]
+
+
+def hf_token_offsets(tokenizer: Any) -> TokenOffsets:
+    """Adapt a Hugging Face tokenizer.
+
+    Raises:
+        ValueError: It is a slow one, which does not know its offsets.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(
+            f"{type(tokenizer).__name__} gives no character offsets: load a fast tokenizer "
+            "(one with a tokenizer.json)"
+        )
+
+    def token_offsets(text: str) -> Sequence[tuple[int, int]]:
+        encoded = tokenizer(
+            text,
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            truncation=False,
+            verbose=False,
+        )
+        offsets: Sequence[tuple[int, int]] = encoded["offset_mapping"]
+        return offsets
+
+    return token_offsets
+
+
+def _ranges(
+    text: str, starts: Sequence[int], max_tokens: int, max_chars: int
+) -> Iterator[tuple[int, int]]:
+    start = 0
+    while start < len(text):
+        bound = _bound(len(text), starts, start, max_tokens, max_chars)
+        end = bound if bound == len(text) else _nicest_cut(text, starts, start, bound)
+        yield start, end
+        start = end
+
+
+def _bound(length: int, starts: Sequence[int], start: int, max_tokens: int, max_chars: int) -> int:
+    """The furthest end of a chunk that begins at `start`: a token's start if one is in reach."""
+    first = bisect_left(starts, start)
+    by_tokens = starts[first + max_tokens] if first + max_tokens < len(starts) else length
+    if by_tokens <= start:  # one character of more than `max_tokens` tokens: take it whole
+        after = bisect_right(starts, start)
+        by_tokens = starts[after] if after < len(starts) else length
+    if by_tokens <= start + max_chars:
+        return by_tokens
+    reach = bisect_right(starts, start + max_chars)
+    return starts[reach - 1] if reach and starts[reach - 1] > start else start + max_chars
+
+
+def _nicest_cut(text: str, starts: Sequence[int], start: int, bound: int) -> int:
+    """The best token start in the second half of ``text[start:bound]``, or `bound`."""
+    half = start + (bound - start) // 2
+    for pattern in (_PARAGRAPH_END, _SENTENCE_END, _WORD_END):
+        for match in reversed(list(pattern.finditer(text, half, bound + 1))):
+            token = bisect_left(starts, match.end())
+            if token < len(starts) and half < starts[token] <= bound:
+                return starts[token]
+    return bound

@@ -1,0 +1,35 @@
+"""What can go wrong between a document and its context.
+
+::
+
+    RapidError
+    └── RetrievalError              `auto` goes on without retrieval
+        ├── StoreUnavailable        the vector store did not answer, or refused us
+        ├── CollectionMismatch      the collection was made for another embedder
+        ├── EmbedderFailed          the embedding model raised
+        └── UnknownDocument         no such document of this tenant is indexed
+"""
+
+from __future__ import annotations
+
+from rapid.errors import RapidError
+
+
+class RetrievalError(RapidError):
+    """Root of this package's errors; ``str()`` is a sentence that says what to do."""
+
+
+class StoreUnavailable(RetrievalError):
+    """The vector store did not answer, or refused us; a retry may help."""
+
+
+class CollectionMismatch(RetrievalError):
+    """The collection or the server cannot hold this embedder's vectors; a retry never helps."""
+
+
+class EmbedderFailed(RetrievalError):
+    """The embedding model could not be loaded or raised."""
+
+
+class UnknownDocument(RetrievalError):
+    """This tenant has no such document; send its text again."""

@@ -1,0 +1,112 @@
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrieval.chunking import Chunk, chunk_text, hf_token_offsets
+from tests.retrieval import tokens
+
+FAMILY = "👩‍👩‍👧‍👦"
+TEXTS = {
+    "prose": "The harbor of Belaron is Tessin. It is deep.\n\nThe mayor of Orrin is Vael. " * 20,
+    "no spaces": "abcdefghij" * 100,
+    "CJK": "港は深い。船は多い。市長は誰か？" * 40,
+    "emoji and combining": f"{FAMILY} e\u0301\u0301 {FAMILY}{FAMILY}\n" * 30,
+    "repeats": "same words again\n\n" * 60,
+    "white space": " \n\t\n" * 200,
+}
+pieces = st.sampled_from(
+    ["word ", "Sentence. ", "\n", "\n\n", " " * 9, "港。", FAMILY, "e\u0301", "x" * 40, "\u2028"]
+)
+texts = st.one_of(st.text(max_size=300), st.lists(pieces, max_size=60).map("".join))
+
+
+def check(text, token_offsets, max_tokens, max_chars) -> list[Chunk]:
+    chunks = chunk_text(text, token_offsets, max_tokens=max_tokens, max_chars=max_chars)
+    assert "".join(chunk.text for chunk in chunks) == text
+    assert [chunk.start for chunk in chunks] == [0, *(chunk.end for chunk in chunks)][:-1]
+    starts = [start for start, _ in token_offsets(text)]
+    for chunk in chunks:
+        assert chunk.text == text[chunk.start : chunk.end]
+        assert 1 <= len(chunk.text) <= max_chars
+        inside = sum(chunk.start <= start < chunk.end for start in starts)
+        assert chunk.num_tokens == max(1, inside)
+        assert inside <= max_tokens or len(chunk.text) == 1
+    return chunks
+
+
+@pytest.mark.parametrize(
+    "token_offsets", [tokens.words, tokens.characters, tokens.utf8_bytes, tokens.everything]
+)
+@given(text=texts, max_tokens=st.integers(1, 20), max_chars=st.integers(1, 200))
+def test_every_character_is_in_exactly_one_chunk(token_offsets, text, max_tokens, max_chars):
+    check(text, token_offsets, max_tokens, max_chars)
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
+def test_hard_texts_keep_both_bounds(text):
+    bpe = tokens.byte_level_bpe([text])
+    for token_offsets in (tokens.words, tokens.utf8_bytes, hf_token_offsets(bpe)):
+        check(text, token_offsets, 16, 100)
+
+
+def test_one_token_of_forty_thousand_characters_is_still_cut():
+    chunks = check("x" * 40_000, tokens.everything, 512, 2_000)
+    assert len(chunks) == 20
+
+
+def test_chunks_end_at_paragraphs_then_sentences_then_words():
+    def ends(text):
+        return [c.text for c in chunk_text(text, tokens.words, max_tokens=8)]
+
+    assert ends("One two. Three four.\n\nFive six seven eight nine.") == [
+        "One two. Three four.\n\n",
+        "Five six seven eight nine.",
+    ]
+    assert ends("one two three four five. six seven eight nine") == [
+        "one two three four five. ",
+        "six seven eight nine",
+    ]
+    assert ends("one two three four five six seven eight nine") == [
+        "one two three four five six seven eight ",
+        "nine",
+    ]
+
+
+def test_a_word_keeps_its_tokens_together():
+    """Byte-level tokens own the space before a word; a cut after that space would tear the word."""
+    text = "aa bbbbcccc " * 40
+    bpe = tokens.byte_level_bpe(["aa bbbb", "cccc"] * 50, vocab_size=280)
+    for chunk in check(text, hf_token_offsets(bpe), 10, 1_000)[:-1]:
+        assert chunk.text.endswith(("aa", "bbbbcccc"))
+
+
+def test_ids_and_names_say_where_a_chunk_comes_from():
+    chunk = chunk_text("a b c", tokens.words, max_tokens=2, document_id="d1", name="a.txt")[1]
+    assert (chunk.id, chunk.document, chunk.text) == ("d1:1", "a.txt", "c")
+
+
+def test_empty_text_has_no_chunks_and_impossible_bounds_are_refused():
+    assert chunk_text("", tokens.words, max_tokens=4) == []
+    with pytest.raises(ValueError, match="max_tokens=0"):
+        chunk_text("a", tokens.words, max_tokens=0)
+
+
+def test_a_slow_tokenizer_is_refused_with_advice():
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
+        hf_token_offsets(object())
+
+
+def test_time_is_linear():
+    """Four times the text in well under sixteen times the time."""
+    text = TEXTS["prose"] * 40
+
+    def seconds(text):
+        offsets = tokens.words(text)
+        began = time.process_time()
+        chunk_text(text, lambda _: offsets, max_tokens=64)
+        return time.process_time() - began
+
+    seconds(text)
+    assert seconds(text * 4) < 10 * max(seconds(text), 0.005)
