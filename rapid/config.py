@@ -37,7 +37,7 @@ class SamplingConfig(Frozen):
 
 
 class SpeculationConfig(Frozen):
-    """The method's settings (``design`` names; letters in ``docs/algorithm.md``).
+    """The method's settings (their letters: ``docs/algorithm.md``).
 
     Attributes:
         transfer: how the drafter's distribution moves the target's.
@@ -62,18 +62,17 @@ class EngineConfig(Frozen):
     """One model and the room for its sequences.
 
     Attributes:
-        model: path of a checkpoint directory, a hub name, or ``embedded:target`` / ``embedded:drafter``.
+        model: a checkpoint directory, a hub name, ``embedded:target`` or ``embedded:drafter``.
         dtype: of weights and KV; ``auto`` is bfloat16 on CUDA and float32 on a CPU.
         device: ``auto`` takes CUDA when present; ``balanced`` spreads layers with accelerate.
         rope_scaling: overrides the checkpoint's, for example YaRN for Qwen2.5 beyond 32K.
         max_context: longest prompt plus answer of one sequence, in tokens; None takes the model's.
         kv_cache_tokens: room of the KV pool, in tokens, shared by all sequences.
         page_tokens: tokens per KV page.
-        max_leases: sequences groups (requests) held at once.
+        max_leases: requests held at once, each with all its choices.
         step_tokens: token budget of one forward; prefill chunks are cut to it.
         lease_ttl_s: a lease that is neither stepped nor renewed for this long is freed.
         threads: compute threads of torch on a CPU; None keeps torch's own choice.
-        seed: only for random weights in tests and benchmarks.
     """
 
     model: str

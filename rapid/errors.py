@@ -17,8 +17,8 @@
     └── ConfigurationError      refused before anything starts
 
 Every class passes all its arguments to ``super().__init__`` so that it survives pickling between
-processes; ``str(error)`` is the sentence for the user. `deployments.error_mapping` turns the tree into
-HTTP.
+processes; ``str(error)`` is the sentence for the user. `deployments.error_mapping` turns the tree
+into HTTP.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class LeaseRequest:
         num_choices: answers wanted of it.
         max_tokens: longest answer; pages for it are reserved at once, so nothing is preempted.
         num_logprobs: None for none, else how many alternatives beside the committed token.
-        committed: per choice, tokens already generated elsewhere (a lease replaced after a failure).
+        committed: per choice, tokens already generated elsewhere (it replaces a failed lease).
     """
 
     lease_id: str
@@ -120,9 +120,9 @@ class PrefillReceipt:
 class DraftBlock:
     """Up to `max_draft` tokens, each with the exact distribution it was drawn from.
 
-    Row i holds the proposal at generated position ``position + i``: ``candidate_probs[i]`` sums to one
-    over ``candidate_ids[i]``; tokens not listed have probability zero. Rows are padded with id -1 and
-    probability 0 when fewer candidates survive the filters.
+    Row i holds the proposal at generated position ``position + i``: ``candidate_probs[i]`` sums to
+    one over ``candidate_ids[i]``; tokens not listed have probability zero. Rows are padded with id
+    -1 and probability 0 when fewer candidates survive the filters.
 
     Attributes:
         token_ids: drafted tokens [k].
@@ -158,8 +158,8 @@ class TokenLogprobs:
 class Verdict:
     """What one round committed: accepted draft tokens and, after a rejection, the corrected one.
 
-    A block has no bonus token, so ``len(token_ids)`` is at most the block's length. An end-of-sequence
-    token is the last of ``token_ids`` and sets ``is_finished``; nothing follows it.
+    A block has no bonus token, so ``len(token_ids)`` is at most the block's length. An
+    end-of-sequence token is the last of ``token_ids`` and sets ``is_finished``; nothing follows it.
 
     Attributes:
         token_ids: committed this round.
@@ -182,8 +182,8 @@ class Verdict:
     def origins(self) -> tuple[Origin, ...]:
         """Where each committed token came from."""
         rest: Origin = "corrected" if self.num_drafted else "target"
-        num_rest = len(self.token_ids) - self.num_accepted
-        return ("drafted",) * self.num_accepted + (rest,) * num_rest
+        origins: list[Origin] = ["drafted"] * self.num_accepted
+        return (*origins, *([rest] * (len(self.token_ids) - self.num_accepted)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,4 +42,6 @@ class Verifier(Protocol[BlockIn]):
 class Clock(Protocol):
     """Monotonic seconds."""
 
-    def __call__(self) -> float: ...
+    def __call__(self) -> float:
+        """Now."""
+        ...

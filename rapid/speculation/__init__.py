@@ -1,1 +1,1 @@
-"""speculation."""
+"""The method: distributions, fusion, acceptance, noise, the loop (``docs/algorithm.md``)."""

@@ -1,0 +1,42 @@
+"""The retrieval-augmented target distribution: the drafter's knowledge moved into the target."""
+
+from __future__ import annotations
+
+import torch
+
+from rapid.config import Transfer
+from rapid.speculation.sampling import probabilities
+
+
+def fused_probs(
+    target_logits: torch.Tensor,
+    draft_probs: torch.Tensor,
+    *,
+    temperature: float,
+    transfer: Transfer,
+    eta: float,
+    plausibility: float,
+) -> torch.Tensor:
+    """``p_hat = softmax(z/T + eta * g(q, p) * [q >= a * max q])`` in float64 [k, vocab].
+
+    `distill` is one gradient step of the drafter teaching the target, g = q - p (RAPID, arXiv
+    2502.20330, Eq. 6, with the reference code's mask on q); `boost` is its positive part, so that
+    the drafter can only add. eta = 0 gives the target's own p, bit for bit.
+
+    Args:
+        target_logits: z [k, vocab].
+        draft_probs: q, dense, zero where the proposal was cut [k, vocab].
+        temperature: T of p and q.
+        transfer: g, `distill` or `boost`.
+        eta: strength of the move.
+        plausibility: a; tokens the drafter finds less plausible than this share of its best stay.
+    """
+    target_probs = probabilities(target_logits, temperature)
+    if eta == 0:
+        return target_probs
+    move = draft_probs.double() - target_probs
+    if transfer == "boost":
+        move = move.clamp(min=0)
+    plausible = draft_probs >= plausibility * draft_probs.amax(dim=-1, keepdim=True)
+    shifted = target_logits.double() / temperature + eta * move * plausible
+    return torch.softmax(shifted, dim=-1)

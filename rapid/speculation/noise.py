@@ -1,0 +1,51 @@
+"""Random numbers that are a function of what they are for, never of when they are drawn.
+
+Philox is counter-based (Salmon et al., SC 2011): the key is (seed, choice and purpose), the counter
+is (token id, position). So a position's token does not depend on the draft length, the batch, the
+machine or the number of draws before it, and drafter and target share one noise without talking.
+
+Drawing is an exponential race: ``argmin_x E_x / p(x)`` with ``E_x ~ Exp(1)`` follows p, and is
+Gumbel-max (``argmax_x log p(x) + g_x``, ``g_x = -log E_x``) without its second logarithm.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+Float64Array = npt.NDArray[np.float64]
+
+_MASK_64 = 2**64 - 1
+
+
+class Purpose(IntEnum):
+    """What a random number decides. The values are part of every seeded answer: never renumber."""
+
+    RESULT = 0  # the answer's token: plain decoding, and both sides under `shared_noise`
+    DRAFT = 1  # the drafter's token under `maximal`
+    ACCEPT = 2  # accept or reject under `maximal`
+    RESIDUAL = 3  # the token after a rejection under `maximal`
+
+
+def uniforms(seed: int, choice: int, position: int, purpose: Purpose, count: int) -> Float64Array:
+    """Numbers in (0, 1), one per token id [count]; 53 random bits each."""
+    generator = np.random.Philox(
+        key=np.array([seed & _MASK_64, choice << 8 | purpose], dtype=np.uint64),
+        counter=np.array([0, position, 0, 0], dtype=np.uint64),
+    )
+    raw: npt.NDArray[np.uint64] = generator.random_raw(count)
+    return ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
+def race(probs: Float64Array, noise: Float64Array) -> int:
+    """The index that wins the race: a draw from `probs` (need not be normalised) [n].
+
+    Args:
+        probs: non-negative weights [n]; a zero never wins.
+        noise: uniforms of the same tokens [n].
+    """
+    finish = np.full(len(probs), np.inf)
+    np.divide(-np.log(noise), probs, out=finish, where=probs > 0)
+    return int(finish.argmin())

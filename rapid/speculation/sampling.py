@@ -1,0 +1,66 @@
+"""From logits to the distributions that tokens are drawn from."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from rapid.config import SamplingConfig, SpeculationConfig
+from rapid.messages import Float32Array, Int32Array
+
+
+def distribution_temperature(sampling: SamplingConfig, speculation: SpeculationConfig) -> float:
+    """The temperature of p, q and p_hat: the request's, or `transfer_temperature` when greedy."""
+    return sampling.temperature or speculation.transfer_temperature
+
+
+def probabilities(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """``softmax(logits / temperature)`` in float64, over the last axis."""
+    return torch.softmax(logits.double() / temperature, dim=-1)
+
+
+def filter_probs(probs: torch.Tensor, top_k: int | None, top_p: float) -> torch.Tensor:
+    """Keep the `top_k` best tokens, then the smallest set that holds `top_p`; renormalise.
+
+    Of equal tokens the lower id is kept. The best token always survives.
+
+    Args:
+        probs: distributions [..., vocab].
+        top_k: None keeps all.
+        top_p: nucleus mass in (0, 1], of what `top_k` left.
+    """
+    vocab = probs.shape[-1]
+    if (top_k is None or top_k >= vocab) and top_p >= 1:
+        return probs
+    best, order = probs.sort(dim=-1, descending=True, stable=True)
+    if top_k is not None:
+        best[..., top_k:] = 0
+    best = best / best.sum(dim=-1, keepdim=True)
+    best[best.cumsum(dim=-1) - best >= top_p] = 0
+    kept = torch.zeros_like(probs).scatter_(-1, order, best)
+    return kept / kept.sum(dim=-1, keepdim=True)
+
+
+def proposal(
+    logits: torch.Tensor, sampling: SamplingConfig, speculation: SpeculationConfig
+) -> tuple[Int32Array, Float32Array]:
+    """The drafter's distribution q at one position, as it is sampled from and sent.
+
+    Softmax at the request's temperature, the request's own filters, cut to the `draft_top_k` best
+    tokens, renormalised in float32 (``docs/algorithm.md``, q).
+
+    Args:
+        logits: one row of the drafter [vocab].
+
+    Returns:
+        Token ids [m], best first, and their probabilities [m]; m <= `draft_top_k`.
+    """
+    probs = probabilities(logits, distribution_temperature(sampling, speculation))
+    probs = filter_probs(probs, sampling.top_k, sampling.top_p)
+    size = min(speculation.draft_top_k or probs.shape[-1], probs.shape[-1])
+    best, ids = probs.topk(size)
+    candidate_probs = best.float().cpu().numpy()
+    candidate_ids = ids.int().cpu().numpy()
+    kept = candidate_probs > 0
+    candidate_probs = candidate_probs[kept]
+    return candidate_ids[kept], candidate_probs / candidate_probs.sum(dtype=np.float32)

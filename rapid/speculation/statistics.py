@@ -1,0 +1,54 @@
+"""Counters of one choice: what the rounds drafted, kept and cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rapid.messages import ChoiceStatistics, Origin, Verdict
+
+
+@dataclass(slots=True)
+class RoundStatistics:
+    """Adds up verdicts; the histogram counts rounds by accepted length.
+
+    Attributes:
+        plain_from: the position from which a drafted answer went on without its drafter.
+    """
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    token_ids: list[int] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    accepted_by_length: list[int] = field(default_factory=list)
+
+    def observe(self, verdict: Verdict) -> None:
+        """Count one round."""
+        self.rounds += 1
+        self.drafted += verdict.num_drafted
+        self.accepted += verdict.num_accepted
+        self.draft_ms += verdict.draft_ms
+        self.verify_ms += verdict.verify_ms
+        self.token_ids.extend(verdict.token_ids)
+        self.origins.extend(verdict.origins)
+        if verdict.num_drafted:
+            missing = verdict.num_accepted + 1 - len(self.accepted_by_length)
+            self.accepted_by_length.extend([0] * missing)
+            self.accepted_by_length[verdict.num_accepted] += 1
+
+    @property
+    def plain_from(self) -> int | None:
+        """First position decoded by the target alone; None when every position was drafted."""
+        return self.origins.index("target") if "target" in self.origins else None
+
+    def of_choice(self) -> ChoiceStatistics:
+        """The counters as the receipt carries them."""
+        return ChoiceStatistics(
+            rounds=self.rounds,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            completion_tokens=len(self.token_ids),
+            accepted_by_length=tuple(self.accepted_by_length),
+        )

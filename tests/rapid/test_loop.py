@@ -1,0 +1,143 @@
+"""The loop on toy models: equal texts, splits, lost drafters, ends of answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from rapid.config import SamplingConfig, SpeculationConfig
+from rapid.speculation.acceptance import propose
+from rapid.speculation.fusion import fused_probs
+from rapid.speculation.loop import speculate
+from rapid.speculation.noise import Purpose, race, uniforms
+from rapid.speculation.sampling import filter_probs, proposal
+from rapid.speculation.statistics import RoundStatistics
+from tests.toy import ToyDrafter, ToyModel, ToyVerifier
+
+TARGET, DRAFTER = ToyModel("target"), ToyModel("drafter")
+LENGTH = 40
+
+
+async def answer(sampling, speculation, *, drafted=True, choice=0, eos_ids=frozenset(), **drafter):
+    stats = RoundStatistics()
+    verifier = ToyVerifier(TARGET, sampling, speculation, choice, eos_ids)
+    proposer = ToyDrafter(DRAFTER, sampling, speculation, choice, **drafter) if drafted else None
+    async for verdict in speculate(
+        proposer, verifier, max_tokens=LENGTH, max_draft=speculation.max_draft
+    ):
+        assert verdict.position == len(stats.token_ids)
+        assert len(verdict.token_ids) <= speculation.max_draft
+        stats.observe(verdict)
+    assert stats.token_ids == verifier.committed
+    return stats
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(("top_k", "top_p"), [(None, 1.0), (3, 0.9)])
+async def test_lossless_with_shared_noise_is_plain_token_for_token(temperature, top_k, top_p):
+    for seed in range(8):
+        sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+        plain = await answer(sampling, SpeculationConfig(eta=0), drafted=False)
+        for max_draft, draft_top_k in [(1, None), (3, 2), (10, 64)]:
+            speculation = SpeculationConfig(
+                eta=0, max_draft=max_draft, draft_top_k=draft_top_k, coupling="shared_noise"
+            )
+            assert (await answer(sampling, speculation)).token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("coupling", ["maximal", "shared_noise"])
+@pytest.mark.parametrize("transfer", ["distill", "boost"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_any_split_into_blocks_gives_the_same_text(coupling, transfer, temperature):
+    for seed in range(5):
+        sampling = SamplingConfig(temperature=temperature, seed=seed)
+        texts = [
+            (
+                await answer(
+                    sampling,
+                    SpeculationConfig(
+                        eta=5, transfer=transfer, coupling=coupling, max_draft=max_draft
+                    ),
+                )
+            ).token_ids
+            for max_draft in (1, 2, 7, 10)
+        ]
+        assert all(text == texts[0] for text in texts)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_fused_equals_sampling_the_fused_distribution_without_speculation(temperature):
+    for seed in range(8):
+        sampling = SamplingConfig(temperature=temperature, top_p=0.95, seed=seed)
+        speculation = SpeculationConfig(eta=5, coupling="shared_noise", draft_top_k=3)
+        reference: list[int] = []
+        for position in range(LENGTH):
+            ids, probs = proposal(DRAFTER.logits(reference), sampling, speculation)
+            draft = TARGET.logits(reference).double() * 0
+            draft[ids] = draft.new_tensor(probs)
+            fused = fused_probs(
+                TARGET.logits(reference)[None],
+                draft[None],
+                temperature=1.0,
+                transfer=speculation.transfer,
+                eta=5,
+                plausibility=0.1,
+            )
+            fused = filter_probs(fused, None, 0.95)[0].numpy()
+            noise = uniforms(seed, 0, position, Purpose.RESULT, len(fused))
+            reference.append(race(fused, noise) if temperature else int(fused.argmax()))
+        assert (await answer(sampling, speculation)).token_ids == reference
+
+
+async def test_maximal_coupling_samples_the_fused_distribution():
+    """First tokens over 4,000 seeds against the closed form; the seeds make the outcome fixed."""
+    speculation = SpeculationConfig(eta=3, coupling="maximal", max_draft=1, draft_top_k=None)
+    counts = [0] * TARGET.vocab
+    num_seeds = 4_000
+    for seed in range(num_seeds):
+        sampling = SamplingConfig(seed=seed)
+        drafter = ToyDrafter(DRAFTER, sampling, speculation)
+        verifier = ToyVerifier(TARGET, sampling, speculation)
+        counts[(await verifier.verify(drafter.draft(None, 1))).token_ids[0]] += 1
+    ids, probs = proposal(DRAFTER.logits([]), SamplingConfig(), speculation)
+    draft = TARGET.logits([]).double() * 0
+    draft[ids] = draft.new_tensor(probs)
+    fused = fused_probs(TARGET.logits([])[None], draft[None], temperature=1.0,
+                        transfer="boost", eta=3, plausibility=0.1)[0]  # fmt: skip
+    assert [c / num_seeds for c in counts] == pytest.approx(fused.tolist(), abs=4 * 0.5 / 4000**0.5)
+
+
+async def test_a_lost_drafter_leaves_the_targets_own_answer():
+    sampling = SamplingConfig(seed=3)
+    speculation = SpeculationConfig(eta=0, coupling="shared_noise", max_draft=4)
+    plain = await answer(sampling, speculation, drafted=False)
+    lost = await answer(sampling, speculation, lost_at=10)
+    assert lost.token_ids == plain.token_ids
+    assert lost.plain_from is not None
+    assert lost.plain_from >= 10
+    assert lost.origins[lost.plain_from :] == ["target"] * (LENGTH - lost.plain_from)
+
+
+async def test_nothing_follows_the_end_of_the_answer():
+    sampling = SamplingConfig(seed=1)
+    for drafted in (True, False):
+        speculation = SpeculationConfig(eta=0, coupling="shared_noise")
+        stats = await answer(sampling, speculation, drafted=drafted, eos_ids=frozenset({2}))
+        assert stats.token_ids[-1] == 2
+        assert 2 not in stats.token_ids[:-1]
+
+
+async def test_choices_differ_and_statistics_add_up():
+    sampling = SamplingConfig(seed=5)
+    speculation = SpeculationConfig(eta=5, max_draft=4)
+    first, second = [await answer(sampling, speculation, choice=c) for c in (0, 1)]
+    assert first.token_ids != second.token_ids
+    assert first.origins.count("drafted") == first.accepted
+    assert len(first.token_ids) == LENGTH
+    assert sum(first.accepted_by_length) == first.rounds
+    assert sum(n * count for n, count in enumerate(first.accepted_by_length)) == first.accepted
+
+
+def test_a_greedy_proposal_is_the_best_candidate():
+    ids, probs = proposal(DRAFTER.logits([]), SamplingConfig(temperature=0), SpeculationConfig())
+    token = propose(ids, probs, SamplingConfig(temperature=0), SpeculationConfig(), 0, 0)
+    assert token == int(DRAFTER.logits([]).argmax())

@@ -1,0 +1,115 @@
+"""A tiny language made of hashes: logits are a function of the prefix alone."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from rapid.config import SamplingConfig, SpeculationConfig
+from rapid.errors import DrafterUnavailable
+from rapid.messages import DraftBlock, Verdict
+from rapid.speculation.acceptance import decode_token, judge, propose
+from rapid.speculation.sampling import proposal
+
+
+class ToyModel:
+    """`logits(prefix)` is gaussian noise keyed by (name, prefix): no state, no training."""
+
+    def __init__(self, name: str, vocab: int = 5, scale: float = 2.0) -> None:
+        self.name, self.vocab, self.scale = name, vocab, scale
+
+    def logits(self, prefix: Sequence[int]) -> torch.Tensor:
+        key = zlib.crc32(f"{self.name}:{list(prefix)}".encode())
+        noise = np.random.default_rng(key).normal(size=self.vocab)
+        return torch.from_numpy((noise * self.scale).astype(np.float32))
+
+
+class ToyDrafter:
+    """A drafter port over a toy model; `lost_at` makes it die at that position."""
+
+    def __init__(
+        self,
+        model: ToyModel,
+        sampling: SamplingConfig,
+        speculation: SpeculationConfig,
+        choice: int = 0,
+        lost_at: int | None = None,
+    ) -> None:
+        self.model, self.sampling, self.speculation = model, sampling, speculation
+        self.choice, self.lost_at = choice, lost_at
+        self.committed: list[int] = []
+
+    def draft(self, verdict: Verdict | None, num_tokens: int) -> asyncio.Future[DraftBlock]:
+        self.committed.extend(verdict.token_ids if verdict else ())
+        block = asyncio.get_running_loop().create_future()
+        if self.lost_at is not None and len(self.committed) >= self.lost_at:
+            block.set_exception(DrafterUnavailable("the drafter died"))
+        else:
+            block.set_result(self.block(self.committed, num_tokens))
+        return block
+
+    def block(self, prefix: Sequence[int], num_tokens: int) -> DraftBlock:
+        tokens, rows = list(prefix), []
+        for _ in range(num_tokens):
+            ids, probs = proposal(self.model.logits(tokens), self.sampling, self.speculation)
+            tokens.append(
+                propose(ids, probs, self.sampling, self.speculation, self.choice, len(tokens))
+            )
+            rows.append((ids, probs))
+        width = max(len(ids) for ids, _ in rows)
+        pad = lambda row, fill: np.pad(row, (0, width - len(row)), constant_values=fill)  # noqa: E731
+        return DraftBlock(
+            lease_id="toy",
+            choice=self.choice,
+            position=len(prefix),
+            token_ids=np.array(tokens[len(prefix) :], dtype=np.int32),
+            candidate_ids=np.stack([pad(ids, -1) for ids, _ in rows]),
+            candidate_probs=np.stack([pad(probs, 0) for _, probs in rows]),
+        )
+
+
+class ToyVerifier:
+    """A verifier port over a toy model."""
+
+    def __init__(
+        self,
+        model: ToyModel,
+        sampling: SamplingConfig,
+        speculation: SpeculationConfig,
+        choice: int = 0,
+        eos_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.model, self.sampling, self.speculation = model, sampling, speculation
+        self.choice, self.eos_ids = choice, eos_ids
+        self.committed: list[int] = []
+
+    async def verify(self, block: asyncio.Future[DraftBlock]) -> Verdict:
+        drafted = await block
+        assert drafted.position == len(self.committed)
+        prefix = [*self.committed, *drafted.token_ids.tolist()]
+        first = drafted.position
+        rows = [self.model.logits(prefix[: first + i]) for i in range(len(drafted))]
+        judgement = judge(
+            drafted, torch.stack(rows), self.sampling, self.speculation, self.eos_ids, 2
+        )
+        self.committed.extend(judgement.token_ids)
+        return judgement.verdict(drafted)
+
+    async def decode(self, num_tokens: int) -> Verdict:
+        first, finished = len(self.committed), False
+        while len(self.committed) < first + num_tokens and not finished:
+            token, _ = decode_token(
+                self.model.logits(self.committed),
+                self.sampling,
+                self.speculation,
+                self.choice,
+                len(self.committed),
+            )
+            self.committed.append(token)
+            finished = token in self.eos_ids
+        tokens = tuple(self.committed[first:])
+        return Verdict("toy", self.choice, first, tokens, 0, 0, finished)
