@@ -38,6 +38,19 @@ class Chunk:
     num_tokens: int
     """Counted in the tokenization of the whole document."""
 
+    @property
+    def document_id(self) -> str:
+        """The part of `id` that all chunks of a document share."""
+        return self.id.rpartition(":")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievedChunk(Chunk):
+    """A chunk that a search returned."""
+
+    score: float
+    """Higher is better; comparable within one search only."""
+
 
 def chunk_text(
     text: str,

@@ -1,0 +1,59 @@
+"""Documents to context: chunk, embed, store, rank. No Ray, no language model.
+
+Researchers call `retrieve_context`; a service opens a `Retriever` with `open_retriever`. Qdrant,
+torch and FlagEmbedding are imported only where they are used.
+"""
+
+from retrieval.chunking import Chunk, RetrievedChunk, chunk_text, hf_token_offsets
+from retrieval.config import RetrievalConfig
+from retrieval.embedding import (
+    BGEM3Embedder,
+    Embedder,
+    Embedding,
+    LexicalEmbedder,
+    make_embedder,
+)
+from retrieval.errors import (
+    CollectionMismatch,
+    EmbedderFailed,
+    RetrievalError,
+    StoreUnavailable,
+    UnknownDocument,
+)
+from retrieval.query import Query, choose_query
+from retrieval.retriever import (
+    Document,
+    RetrievalTimings,
+    RetrievedContext,
+    Retriever,
+    open_retriever,
+    retrieve_context,
+)
+from retrieval.store import ChunkStore
+
+__all__ = [
+    "BGEM3Embedder",
+    "Chunk",
+    "ChunkStore",
+    "CollectionMismatch",
+    "Document",
+    "Embedder",
+    "EmbedderFailed",
+    "Embedding",
+    "LexicalEmbedder",
+    "Query",
+    "RetrievalConfig",
+    "RetrievalError",
+    "RetrievalTimings",
+    "RetrievedChunk",
+    "RetrievedContext",
+    "Retriever",
+    "StoreUnavailable",
+    "UnknownDocument",
+    "choose_query",
+    "chunk_text",
+    "hf_token_offsets",
+    "make_embedder",
+    "open_retriever",
+    "retrieve_context",
+]

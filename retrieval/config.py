@@ -1,0 +1,138 @@
+"""How documents become context: chunk size, embedder, store, budget, floor."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LexicalEmbedderConfig(_Config):
+    """BM25 over words; no weights, no download."""
+
+    kind: Literal["lexical"] = "lexical"
+
+
+class BGEM3EmbedderConfig(_Config):
+    """BGE-M3 through FlagEmbedding: a dense vector and learnt word weights for each chunk."""
+
+    kind: Literal["bge-m3"]
+    model: str = Field("BAAI/bge-m3", description="A local folder or a hub name.")
+    device: str | None = Field(None, description="One device; by default a GPU if there is one.")
+    max_length: int = Field(
+        8192, ge=16, le=8192, description="Tokens of the embedder; longer chunks are cut there."
+    )
+    batch_size: int = Field(16, ge=1, description="Chunks in one forward pass.")
+
+
+class LocalStoreConfig(_Config):
+    """Qdrant inside this process, in memory: for one retriever and thousands of chunks."""
+
+    kind: Literal["local"] = "local"
+
+
+class ServerStoreConfig(_Config):
+    """A Qdrant server, 1.19 or later."""
+
+    kind: Literal["server"]
+    url: str = Field(description="For instance https://qdrant.example.org:6333")
+    api_key: SecretStr | None = None
+    api_key_env: str | None = Field(None, description="The environment variable with the key.")
+    allow_plain_http: bool = Field(
+        False, description="Send the key unencrypted, on a network that nobody else reads."
+    )
+    timeout_s: float = Field(30.0, gt=0)
+
+    @model_validator(mode="after")
+    def _url_is_usable(self) -> Self:
+        url = urlsplit(self.url)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError(f"store.url {self.url!r} is no URL: write it as https://host:6333")
+        if self.api_key is not None and self.api_key_env is not None:
+            raise ValueError("set store.api_key or store.api_key_env, not both")
+        has_key = self.api_key is not None or self.api_key_env is not None
+        is_readable = url.scheme == "http" and url.hostname not in _LOOPBACK
+        if has_key and is_readable and not self.allow_plain_http:
+            raise ValueError(
+                "the store's API key would cross the network in the clear: use an https URL, or "
+                "set store.allow_plain_http on a private network"
+            )
+        return self
+
+    def key(self) -> str | None:
+        """The API key itself.
+
+        Raises:
+            ValueError: `api_key_env` names a variable that is not set.
+        """
+        if self.api_key_env is None:
+            return None if self.api_key is None else self.api_key.get_secret_value()
+        if self.api_key_env not in os.environ:
+            raise ValueError(
+                f"store.api_key_env names {self.api_key_env}, which is not set in this process"
+            )
+        return os.environ[self.api_key_env]
+
+
+EmbedderConfig = Annotated[LexicalEmbedderConfig | BGEM3EmbedderConfig, Field(discriminator="kind")]
+StoreConfig = Annotated[LocalStoreConfig | ServerStoreConfig, Field(discriminator="kind")]
+
+
+class RetrievalConfig(_Config):
+    """Everything a `Retriever` needs to know; the defaults are the paper's."""
+
+    embedder: EmbedderConfig = LexicalEmbedderConfig()
+    store: StoreConfig = LocalStoreConfig()
+    collection: str = Field("rapid-chunks", min_length=1)
+    chunk_tokens: int = Field(512, ge=1, description="Tokens of the target in a chunk, at most.")
+    max_chunk_chars: int | None = Field(
+        None, ge=1, description="Characters in a chunk, at most; by default 16 for each token."
+    )
+    budget_tokens: int | None = Field(
+        None, ge=1, description="Tokens of context; by default max(4096, document tokens / 24)."
+    )
+    floor: float | None = Field(
+        None,
+        description=(
+            "The least score of a chunk worth showing, in the embedder's units; by default the "
+            "embedder's own: cosine 0.3 for bge-m3, one shared content word for lexical."
+        ),
+    )
+    max_cached_chunks: int | None = Field(
+        None,
+        ge=1,
+        description=(
+            "Chunks of attached documents kept for the next question; by default 1,024 in the "
+            "local store, whose searches visit every chunk it holds, and 65,536 on a server."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _budget_holds_a_chunk(self) -> Self:
+        if self.budget_tokens is not None and self.budget_tokens < self.chunk_tokens:
+            raise ValueError(
+                f"a budget of {self.budget_tokens} tokens holds no chunk of {self.chunk_tokens}: "
+                "raise budget_tokens or lower chunk_tokens"
+            )
+        return self
+
+    @property
+    def cache_size(self) -> int:
+        """`max_cached_chunks`, resolved."""
+        if self.max_cached_chunks is not None:
+            return self.max_cached_chunks
+        return 65_536 if isinstance(self.store, ServerStoreConfig) else 1_024
+
+    def budget_for(self, document_tokens: int) -> int:
+        """Tokens of context for documents of `document_tokens` in all."""
+        if self.budget_tokens is not None:
+            return self.budget_tokens
+        return max(4096, document_tokens // 24)

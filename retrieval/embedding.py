@@ -1,0 +1,237 @@
+"""Text to vectors, behind one protocol: words counted (no weights), or BGE-M3.
+
+Embedders compute; they know no event loop. Callers run them in a thread.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import unicodedata
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.config import BGEM3EmbedderConfig, EmbedderConfig
+from retrieval.errors import EmbedderFailed
+
+
+@dataclass(frozen=True, slots=True)
+class SparseVector:
+    """Weights of terms; terms are unsigned 32-bit numbers, each at most once."""
+
+    terms: tuple[int, ...]
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedding:
+    """What an embedder says of one text: a dense vector, term weights, or both."""
+
+    dense: NDArray[np.float32] | None  # [dense_size], of length one
+    sparse: SparseVector | None
+
+
+@dataclass(frozen=True, slots=True)
+class VectorSpace:
+    """What an embedder's vectors look like, and so what a store must be able to hold."""
+
+    dense_size: int | None
+    sparse: bool
+    idf: bool = False
+    """The store multiplies a query's term weights by their inverse document frequency, counted over
+    the searched documents only: statistics of a whole collection would let one tenant's text move
+    another tenant's scores."""
+
+
+class Embedder(Protocol):
+    """Passages and queries to vectors of one space; safe to call from several threads."""
+
+    @property
+    def space(self) -> VectorSpace:
+        """What its vectors look like; the same for passages and queries."""
+        ...
+
+    @property
+    def floor(self) -> float:
+        """The least score of a passage that has to do with the query.
+
+        It is compared with the dense score where there is one, with the sparse score otherwise.
+        """
+        ...
+
+    def embed_passages(self, texts: Sequence[str]) -> list[Embedding]:
+        """Embed all chunks of one document, in one call: weights may depend on its average."""
+        ...
+
+    def embed_query(self, text: str) -> Embedding:
+        """Embed what is searched for."""
+        ...
+
+
+def make_embedder(config: EmbedderConfig) -> Embedder:
+    """Build the configured embedder; for BGE-M3 this loads the model.
+
+    Raises:
+        EmbedderFailed: The model could not be loaded.
+    """
+    if isinstance(config, BGEM3EmbedderConfig):
+        return BGEM3Embedder(config)
+    return LexicalEmbedder()
+
+
+# Words that say nothing about what a question is about. Inverse document frequency would not do:
+# "what" and "please" are rare in documents, and would count for more than the names asked about.
+_FUNCTION_WORDS = frozenset(
+    """
+    a all an and any are as at be been but by can could did do does for from had has have he her his
+    how i if in into is it its ll many me much my no not of on or our please re s say she should so
+    some such t tell than that the their them then there these they this those to us ve was we were
+    what when where which who whom whose why will with would you your
+    """.split()  # noqa: SIM905
+)
+_CJK = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+_TERM = re.compile(rf"([{_CJK}]+)|[^\W_{_CJK}]+")
+
+
+class LexicalEmbedder:
+    """BM25 without statistics of its own: the store's IDF makes the rest (see `VectorSpace.idf`).
+
+    Terms are case-folded words and numbers; scripts written without spaces (Chinese, Japanese) give
+    pairs of neighbouring characters. No stemming, so no language is preferred. A term's number is a
+    hash of it, the same in every process.
+    """
+
+    space = VectorSpace(dense_size=None, sparse=True, idf=True)
+    floor = 0.0
+    """Every shared term scores above zero: one content word of the query is enough."""
+
+    _SATURATION = 1.2  # k1
+    _LENGTH_WEIGHT = 0.75  # b
+
+    def embed_passages(self, texts: Sequence[str]) -> list[Embedding]:
+        """Term weights ``tf (k1 + 1) / (tf + k1 (1 - b + b length / average))``.
+
+        The average is over `texts`, the chunks of one document.
+        """
+        counts = [Counter(_terms(text)) for text in texts]
+        lengths = [count.total() for count in counts]
+        average = max(1.0, sum(lengths) / max(1, len(lengths)))
+        return [
+            Embedding(dense=None, sparse=self._weigh(count, length / average))
+            for count, length in zip(counts, lengths, strict=True)
+        ]
+
+    def embed_query(self, text: str) -> Embedding:
+        """How often each content word occurs; all words where there is no content word."""
+        terms = list(_terms(text))
+        counts = Counter([term for term in terms if term not in _FUNCTION_WORDS] or terms)
+        return Embedding(dense=None, sparse=_sparse({t: float(n) for t, n in counts.items()}))
+
+    def _weigh(self, counts: Counter[str], relative_length: float) -> SparseVector:
+        k1, b = self._SATURATION, self._LENGTH_WEIGHT
+        norm = k1 * (1 - b + b * relative_length)
+        return _sparse({term: n * (k1 + 1) / (n + norm) for term, n in counts.items()})
+
+
+def _terms(text: str) -> Iterator[str]:
+    for match in _TERM.finditer(unicodedata.normalize("NFKC", text).casefold()):
+        run = match.group()
+        if match.group(1) is None or len(run) == 1:
+            yield run
+        else:
+            yield from (run[i : i + 2] for i in range(len(run) - 1))
+
+
+def _sparse(weights: dict[str, float]) -> SparseVector:
+    """Number the terms; two terms that share a number (one in four billion) share a weight."""
+    numbered: dict[int, float] = {}
+    for term, weight in weights.items():
+        number = zlib.crc32(term.encode())
+        numbered[number] = numbered.get(number, 0.0) + weight
+    terms = tuple(sorted(numbered))
+    return SparseVector(terms, tuple(numbered[term] for term in terms))
+
+
+class BGEM3Embedder:
+    """BGE-M3: dense vectors (cosine) and learnt term weights, from one forward pass.
+
+    Passages go through in batches, each under a lock, so that a query waits for one batch and not
+    for a whole document.
+    """
+
+    floor = 0.3
+    """Dense cosine, the paper's threshold."""
+
+    def __init__(self, config: BGEM3EmbedderConfig) -> None:
+        """Load the model; importing FlagEmbedding alone takes seconds.
+
+        Raises:
+            EmbedderFailed: It is not there, or not in BGE-M3's format.
+        """
+        self._config = config
+        self._lock = threading.Lock()
+        try:
+            import torch
+            from FlagEmbedding import BGEM3FlagModel
+
+            device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+            # One string, never a list: a list of devices starts a pool of processes.
+            self._model: Any = BGEM3FlagModel(
+                config.model, devices=device, use_fp16=device.startswith("cuda")
+            )
+        except Exception as error:
+            raise EmbedderFailed(
+                f"cannot load the embedder {config.model!r}: {error}. "
+                "Give embedder.model a folder in BGE-M3's format, or a hub name"
+            ) from error
+        size = int(self._model.model.model.config.hidden_size)
+        self.space = VectorSpace(dense_size=size, sparse=True)
+
+    def embed_passages(self, texts: Sequence[str]) -> list[Embedding]:
+        """Embed passages.
+
+        Raises:
+            EmbedderFailed: The model raised.
+        """
+        step = self._config.batch_size
+        batches = (list(texts[i : i + step]) for i in range(0, len(texts), step))
+        return [embedding for batch in batches for embedding in self._encode(batch)]
+
+    def embed_query(self, text: str) -> Embedding:
+        """Embed a query; BGE-M3 takes queries and passages alike.
+
+        Raises:
+            EmbedderFailed: The model raised.
+        """
+        return self._encode([text])[0]
+
+    def _encode(self, texts: list[str]) -> list[Embedding]:
+        try:
+            with self._lock:
+                encoded = self._model.encode(
+                    texts,
+                    batch_size=len(texts),
+                    max_length=self._config.max_length,  # the default cuts at 512, silently
+                    return_dense=True,
+                    return_sparse=True,
+                )
+        except Exception as error:
+            raise EmbedderFailed(f"the embedder failed on {len(texts)} texts: {error}") from error
+        return [
+            Embedding(dense=np.asarray(dense, dtype=np.float32), sparse=_by_token(weights))
+            for dense, weights in zip(
+                encoded["dense_vecs"], encoded["lexical_weights"], strict=True
+            )
+        ]
+
+
+def _by_token(weights: dict[str, float]) -> SparseVector:
+    """FlagEmbedding's ``{"token id": weight}``."""
+    terms = sorted((int(token), float(weight)) for token, weight in weights.items())
+    return SparseVector(tuple(t for t, _ in terms), tuple(w for _, w in terms))

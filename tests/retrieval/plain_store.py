@@ -1,0 +1,63 @@
+"""A `ChunkStore` in thirty plain lines: what the real ones are held to."""
+
+import math
+
+from retrieval.chunking import Chunk, RetrievedChunk
+from retrieval.embedding import Embedding, VectorSpace
+
+
+class PlainChunkStore:
+    def __init__(self, space: VectorSpace) -> None:
+        self.space = space
+        self.documents: dict[tuple[str, str], list[tuple[Chunk, Embedding]]] = {}
+
+    async def add(self, tenant, document_id, chunks, embeddings):
+        self.documents[tenant, document_id] = list(zip(chunks, embeddings, strict=True))
+
+    async def delete(self, tenant, document_id):
+        self.documents.pop((tenant, document_id), None)
+
+    async def close(self):
+        self.documents.clear()
+
+    async def search(self, tenant, document_ids, query, *, limit, floor):
+        scope = [item for name in document_ids for item in self.documents.get((tenant, name), [])]
+        by_words = self._by_words(scope, query)
+        if query.dense is None:
+            scores = {chunk: score for chunk, score in by_words.items() if score > floor}
+        else:
+            by_meaning = {chunk: float(e.dense @ query.dense) for chunk, e in scope}
+            scores = {chunk: score for chunk, score in by_meaning.items() if score > floor}
+            if query.sparse is not None and query.sparse.terms:
+                words = {chunk: score for chunk, score in by_words.items() if chunk in scores}
+                scores = reciprocal_ranks(scores, words)
+        best = sorted(scores, key=lambda chunk: -scores[chunk])[:limit]
+        return [
+            RetrievedChunk(c.id, c.document, c.start, c.end, c.text, c.num_tokens, scores[c])
+            for c in best
+        ]
+
+    def _by_words(self, scope, query):
+        """Dot products over shared terms; a chunk without one has no score."""
+        if query.sparse is None:
+            return {}
+        weights = dict(zip(query.sparse.terms, query.sparse.weights, strict=True))
+        bags = {c: dict(zip(e.sparse.terms, e.sparse.weights, strict=True)) for c, e in scope}
+        if self.space.idf:
+            n = sum(bool(bag) for bag in bags.values())
+            for term in weights:
+                df = sum(term in bag for bag in bags.values())
+                weights[term] *= math.log((n - df + 0.5) / (df + 0.5) + 1)
+        return {
+            chunk: sum(weights[term] * bag[term] for term in weights.keys() & bag.keys())
+            for chunk, bag in bags.items()
+            if weights.keys() & bag.keys()
+        }
+
+
+def reciprocal_ranks(*rankings):
+    fused: dict[Chunk, float] = {}
+    for scores in rankings:
+        for rank, chunk in enumerate(sorted(scores, key=lambda chunk: -scores[chunk])):
+            fused[chunk] = fused.get(chunk, 0.0) + 1 / (60 + rank)
+    return fused
