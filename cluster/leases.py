@@ -1,0 +1,155 @@
+"""A lease: an open stream to a replica, which hands out the replica's engine.
+
+The stream's first item is the handle of the engine; then it stays open, and silent, until the
+lease is over. So the autoscaler counts a live sequence as one ongoing request, a draining replica
+waits for it, and a caller that dies takes its stream and therefore its lease with it. Every call
+after the first item goes to the engine's actor directly and takes no slot of the replica.
+
+The stream is gRPC (``_by_reference=False``): over the actor transport a killed caller would keep
+its lease until the time-to-live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol
+
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayError
+from ray.serve.exceptions import BackPressureError
+from ray.serve.handle import DeploymentHandle
+
+from cluster.failures import unwrapped
+from rapid.errors import LeaseNotFound, Overloaded, TargetUnavailable
+
+logger = logging.getLogger(__name__)
+
+_PING_TIMEOUT_S = 10.0
+_ATTEMPTS = 3
+
+
+class HasLeaseId(Protocol):
+    """A dataclass that asks for a lease under a name."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def lease_id(self) -> str:
+        """Unique over all replicas and attempts."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A held lease: call `engine` with `lease_id`.
+
+    Attributes:
+        queued_s: how long it took to get it.
+    """
+
+    lease_id: str
+    engine: ActorHandle
+    queued_s: float
+
+
+class LeasingReplica:
+    """The pool's end: a replica that owns one engine actor and leases it out.
+
+    The engine's actor class has ``open(request)``, ``wait_closed(lease_id)``, ``renew(lease_id)``,
+    ``release(lease_id)`` and ``ping()``; a lease that is neither used nor renewed ends there. The
+    actor is the replica's child and dies with it.
+    """
+
+    def __init__(self, start_engine: Callable[[], ActorHandle]) -> None:
+        self._engine = start_engine()
+        self._is_loaded = False
+
+    async def lease(self, request: HasLeaseId) -> AsyncIterator[ActorHandle]:
+        """Hand out the engine once it has room for `request`, then stay open until it is over."""
+        try:
+            await self._engine.open.remote(request)
+            yield self._engine
+            await self._engine.wait_closed.remote(request.lease_id)
+        finally:  # also when cancelled while queued: release undoes an open that is still to come
+            self._engine.release.remote(request.lease_id)
+
+    async def check_health(self) -> None:
+        """Fail when the engine is gone; the first call waits until its model is loaded."""
+        ping: Awaitable[object] = self._engine.ping.remote()
+        await (asyncio.wait_for(ping, _PING_TIMEOUT_S) if self._is_loaded else ping)
+        self._is_loaded = True
+
+
+@contextlib.asynccontextmanager
+async def hold(
+    pool: DeploymentHandle,
+    request: HasLeaseId,
+    *,
+    timeout_s: float,
+    renew_every_s: float,
+) -> AsyncIterator[Lease]:
+    """The caller's end: hold a lease for the duration of the block, renewed, always released.
+
+    Args:
+        timeout_s: the longest wait for room.
+        renew_every_s: well below the engine's time-to-live.
+
+    Raises:
+        Overloaded: no replica had room within `timeout_s`.
+        TargetUnavailable: the replicas that were asked died.
+        RapidError: the engine refused the request.
+    """
+    started = time.monotonic()
+    lease_id, stream, engine = await _acquire(pool, request, timeout_s)
+    lease = Lease(lease_id, engine, time.monotonic() - started)
+    renewal = asyncio.create_task(_renew(lease, renew_every_s))
+    try:
+        yield lease
+    finally:  # nothing is awaited here: a generator that is being closed must get through
+        renewal.cancel()
+        engine.release.remote(lease.lease_id)
+        stream.cancel()
+
+
+async def _acquire(
+    pool: DeploymentHandle, request: HasLeaseId, timeout_s: float
+) -> tuple[str, Any, ActorHandle]:
+    lease = pool.options(stream=True, method_name="lease", _by_reference=False)
+    try:
+        async with asyncio.timeout(timeout_s):
+            for attempt in range(_ATTEMPTS):
+                # A new name each time: the release of a failed attempt must not undo a later one.
+                named = replace(request, lease_id=f"{request.lease_id}.{attempt}")
+                stream = lease.remote(named)
+                try:
+                    return named.lease_id, stream, await anext(stream)
+                except RayActorError as error:
+                    logger.warning("lease %s: the replica died: %s", named.lease_id, error)
+                    stream.cancel()
+                except BaseException:
+                    stream.cancel()
+                    raise
+    except TimeoutError:
+        raise Overloaded(
+            f"The {pool.deployment_name} pool is full: no room within {timeout_s:g} s.", timeout_s
+        ) from None
+    except BackPressureError:
+        raise Overloaded(f"The {pool.deployment_name} pool's queue is full.", timeout_s) from None
+    except RayError as error:
+        raise unwrapped(error) from None
+    raise TargetUnavailable(f"No replica of {pool.deployment_name} stayed alive; try again.")
+
+
+async def _renew(lease: Lease, every_s: float) -> None:
+    while True:
+        await asyncio.sleep(every_s)
+        try:
+            await lease.engine.renew.remote(lease.lease_id)
+        except (RayError, LeaseNotFound) as error:
+            logger.info("lease %s: not renewed: %s", lease.lease_id, unwrapped(error))
+            return

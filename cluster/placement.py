@@ -1,0 +1,114 @@
+"""Where replicas go: from a pool's settings to the options of a Serve deployment. Pure.
+
+A replica that holds a model is two actors: the Serve replica, which only keeps leases, and its
+engine, which computes. On a CPU both are small logical shares. With GPUs the pair gets one bundle
+of a placement group, so that the GPUs of a replica are on one machine and wait for nobody else;
+the replica takes `num_cpus` of the bundle and the engine the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from rapid.config import Finite, Frozen
+
+_METRICS_INTERVAL_S = 0.5
+
+
+class PoolConfig(Frozen):
+    """How many replicas of a deployment, and what each asks of the cluster.
+
+    Attributes:
+        target_ongoing_requests: per replica, what the autoscaler aims at. A lease is one request
+            for as long as it is held, so for engines this counts live sequences.
+        max_ongoing_requests: what a replica takes at once; an engine's pool takes its `max_leases`.
+        upscale_delay_s: how long the load must last before replicas are added.
+        downscale_delay_s: how long it must stay low before they are removed.
+        graceful_shutdown_timeout_s: how long a removed replica may finish what it holds.
+        num_cpus: logical CPUs of the replica; it reserves, it does not limit.
+        num_gpus: of the engine; a fraction shares one, more than one is a group on one machine.
+        accelerator: Ray's name of the GPU type, for a cluster that has several.
+        engine_cpus: logical CPUs of the engine when it has a GPU.
+    """
+
+    min_replicas: int = Field(1, ge=0)
+    max_replicas: int = Field(1, ge=1)
+    target_ongoing_requests: Finite = Field(8.0, gt=0)
+    max_ongoing_requests: int = Field(64, ge=1)
+    upscale_delay_s: Finite = Field(2.0, ge=0)
+    downscale_delay_s: Finite = Field(20.0, ge=0)
+    graceful_shutdown_timeout_s: Finite = Field(600.0, ge=0)
+    num_cpus: Finite = Field(0.1, ge=0)
+    num_gpus: Finite = Field(0.0, ge=0)
+    accelerator: str | None = None
+    engine_cpus: Finite = Field(1.0, ge=0)
+
+    @model_validator(mode="after")
+    def _counts_are_ordered(self) -> Self:
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(
+                f"max_replicas ({self.max_replicas}) is below min_replicas ({self.min_replicas}): "
+                "raise max_replicas"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _gpus_are_whole_above_one(self) -> Self:
+        if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
+            raise ValueError(
+                f"num_gpus ({self.num_gpus}) must be whole above 1: Ray shares one GPU, not a group"
+            )
+        return self
+
+
+def deployment_options(pool: PoolConfig, max_ongoing: int | None = None) -> dict[str, Any]:
+    """The keyword arguments of ``serve.deployment(...)`` for a pool.
+
+    Args:
+        max_ongoing: what a replica can hold at once when its engine decides it.
+    """
+    options: dict[str, Any] = {
+        "ray_actor_options": {"num_cpus": pool.num_cpus},
+        "max_ongoing_requests": max_ongoing or pool.max_ongoing_requests,
+        "graceful_shutdown_timeout_s": pool.graceful_shutdown_timeout_s,
+        "graceful_shutdown_wait_loop_s": 0.5,
+        "autoscaling_config": {
+            "min_replicas": pool.min_replicas,
+            "max_replicas": pool.max_replicas,
+            "target_ongoing_requests": pool.target_ongoing_requests,
+            "upscale_delay_s": pool.upscale_delay_s,
+            "downscale_delay_s": pool.downscale_delay_s,
+            "metrics_interval_s": _METRICS_INTERVAL_S,
+            "look_back_period_s": max(2 * _METRICS_INTERVAL_S, pool.upscale_delay_s),
+        },
+    }
+    if pool.num_gpus:
+        options["placement_group_bundles"] = [_bundle(pool)]
+        options["placement_group_strategy"] = "STRICT_PACK"
+    return options
+
+
+def engine_options(pool: PoolConfig) -> dict[str, Any]:
+    """The resources of the engine beside its replica, for ``ray.remote(...)``.
+
+    Without a GPU it asks for nothing: the machine's cores are shared by all engines, and a logical
+    share would only limit how many deployments fit on a laptop.
+    """
+    if not pool.num_gpus:
+        return {"num_cpus": 0}
+    options: dict[str, Any] = {"num_cpus": pool.engine_cpus, "num_gpus": pool.num_gpus}
+    if pool.accelerator:
+        options["accelerator_type"] = pool.accelerator
+    return options
+
+
+def _bundle(pool: PoolConfig) -> dict[str, float]:
+    bundle: dict[str, float] = {
+        "CPU": pool.num_cpus + pool.engine_cpus,
+        "GPU": pool.num_gpus,
+    }
+    if pool.accelerator:
+        bundle[f"accelerator_type:{pool.accelerator}"] = 0.001
+    return bundle

@@ -1,0 +1,130 @@
+"""The application's settings: what ``args`` of a Serve configuration file must say.
+
+Composed of the packages' own settings; rules that span several of them are the validators here.
+What needs a look at the checkpoints is in `deployments.preflight`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from cluster.placement import PoolConfig
+from rapid.config import EngineConfig, Finite, Frozen, SpeculationConfig
+from retrieval.config import LocalStoreConfig, RetrievalConfig
+
+
+class EnginePool(Frozen):
+    """One model and the replicas that run it."""
+
+    engine: EngineConfig
+    pool: PoolConfig = PoolConfig()
+
+    @model_validator(mode="after")
+    def _kv_pool_holds_one_sequence(self) -> Self:
+        engine = self.engine
+        if engine.max_context is not None and engine.kv_cache_tokens < engine.max_context:
+            raise ValueError(
+                f"kv_cache_tokens ({engine.kv_cache_tokens}) cannot hold one sequence of "
+                f"max_context ({engine.max_context}): raise kv_cache_tokens or lower max_context"
+            )
+        return self
+
+
+class RetrieverPool(Frozen):
+    """Retrieval and the replicas that run it."""
+
+    retrieval: RetrievalConfig = RetrievalConfig()
+    pool: PoolConfig = PoolConfig()
+
+    @model_validator(mode="after")
+    def _a_local_store_has_one_owner(self) -> Self:
+        if isinstance(self.retrieval.store, LocalStoreConfig) and self.pool.max_replicas > 1:
+            raise ValueError(
+                "a local store lives in one retriever: set retriever.pool.max_replicas to 1, or "
+                "retrieval.store to a Qdrant server"
+            )
+        return self
+
+
+class OrchestratorPool(Frozen):
+    """The loop of every request.
+
+    Attributes:
+        acceptance_site: where blocks are judged: beside the target's logits, or in the orchestrator
+            after moving them there (for audits; the tokens are the same).
+        target_wait_s: longest wait for a target lease; then the request is refused with 503.
+        drafter_wait_s: longest wait for a drafter lease; then `auto` and `lossless` go on without.
+        default_max_tokens: answer length when the request names none, cut to what fits.
+    """
+
+    acceptance_site: Literal["target", "orchestrator"] = "target"
+    target_wait_s: Finite = Field(30.0, gt=0)
+    drafter_wait_s: Finite = Field(5.0, gt=0)
+    default_max_tokens: int = Field(512, ge=1)
+    pool: PoolConfig = PoolConfig(target_ongoing_requests=64, max_ongoing_requests=256)
+
+
+class ApiKey(Frozen):
+    """A caller: the SHA-256 of the key in hex, and the tenant it speaks for."""
+
+    tenant: str = Field(min_length=1, max_length=128)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class ApiConfig(Frozen):
+    """The HTTP side.
+
+    Attributes:
+        model: the name that clients ask for.
+        keys: callers allowed; none means the tenant `local`, from this machine only.
+        max_body_bytes: longest request body.
+        heartbeat_s: silence after which a stream gets a comment line.
+    """
+
+    model: str = Field("rapid", min_length=1)
+    keys: tuple[ApiKey, ...] = ()
+    max_body_bytes: int = Field(16 * 2**20, ge=1024)
+    max_choices: int = Field(8, ge=1, le=128)
+    heartbeat_s: Finite = Field(5.0, gt=0)
+    pool: PoolConfig = PoolConfig(target_ongoing_requests=64, max_ongoing_requests=256)
+
+    @model_validator(mode="after")
+    def _keys_are_distinct(self) -> Self:
+        if len({key.sha256 for key in self.keys}) < len(self.keys):
+            raise ValueError("api.keys lists the same key twice: give every tenant its own")
+        return self
+
+
+class ServeConfig(Frozen):
+    """The whole application.
+
+    Attributes:
+        drafter: its own pool, or ``target``: the target's engines draft for themselves, with one
+            copy of the weights.
+        speculation: defaults for what a request does not say.
+    """
+
+    target: EnginePool
+    drafter: EnginePool | Literal["target"]
+    retriever: RetrieverPool = RetrieverPool()
+    orchestrator: OrchestratorPool = OrchestratorPool()
+    api: ApiConfig = ApiConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
+
+    @property
+    def drafter_pool(self) -> EnginePool:
+        """The pool that drafts."""
+        return self.target if self.drafter == "target" else self.drafter
+
+    @model_validator(mode="after")
+    def _drafter_has_room_for_the_retrieved_text(self) -> Self:
+        context = self.drafter_pool.engine.max_context
+        budget = self.retriever.retrieval.budget_tokens
+        if context is not None and budget is not None and budget >= context:
+            raise ValueError(
+                f"retrieval.budget_tokens ({budget}) fills the drafter's max_context ({context}): "
+                "raise drafter.engine.max_context or lower the budget"
+            )
+        return self

@@ -1,0 +1,246 @@
+"""Stand-ins with real ledgers and no models, for tests of everything around the engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rapid.config import EngineConfig
+from rapid.errors import LeaseNotFound, OutOfStep, PromptTooLong
+from rapid.messages import (
+    DraftBlock,
+    EngineStatus,
+    LeaseRequest,
+    PrefillReceipt,
+    TargetLogits,
+    TokenLogprobs,
+    Verdict,
+)
+
+FIRST_ID, NUM_IDS = 30, 400
+
+
+def scripted_token(seed: int, choice: int, position: int) -> int:
+    """The answer of every fake: a function of seed, choice and position, of nothing else."""
+    return FIRST_ID + (7 * position + 31 * choice + 13 * seed) % NUM_IDS
+
+
+@dataclass
+class FakeLease:
+    request: LeaseRequest
+    num_pages: int
+    committed: list[list[int]] = field(default_factory=list)
+    last_used: float = field(default_factory=time.monotonic)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class FakeEngine:
+    """The engine's facade without a model: same methods, same errors, same ledger.
+
+    Every engine's answer is `scripted_token`; as a drafter it proposes a wrong token at each
+    `wrong_every`-th position. `step_s` stands for compute. With `eos_at` the answer ends there.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        wrong_every: int = 0,
+        step_s: float = 0.0,
+        prefill_s: float = 0.0,
+        eos_id: int = 2,
+        eos_at: int | None = None,
+        candidates: int = 1,
+        vocab: int = 768,
+        die_at: int | None = None,
+    ) -> None:
+        self.config = config
+        self.wrong_every, self.step_s, self.prefill_s = wrong_every, step_s, prefill_s
+        self.eos_id, self.eos_at, self.candidates = eos_id, eos_at, candidates
+        self.vocab, self.die_at = vocab, die_at
+        self.leases: dict[str, FakeLease] = {}
+        self.pages_total = config.kv_cache_tokens // config.page_tokens
+        self.pages_in_use = 0
+        self._room = asyncio.Condition()
+
+    async def open(self, request: LeaseRequest) -> None:
+        context = self.config.max_context or self.config.kv_cache_tokens
+        num_tokens = len(request.prompt_ids) + request.max_tokens
+        if num_tokens > context:
+            raise PromptTooLong(f"{num_tokens - context} tokens too long for this engine")
+        num_pages = -(-num_tokens // self.config.page_tokens) * request.num_choices
+        async with self._room:
+            await self._room.wait_for(lambda: self._has_room(num_pages))
+            self.pages_in_use += num_pages
+        committed = request.committed or ((),) * request.num_choices
+        self.leases[request.lease_id] = FakeLease(request, num_pages, [list(c) for c in committed])
+
+    async def prefill(self, lease_id: str) -> PrefillReceipt:
+        lease = self._lease(lease_id)
+        await asyncio.sleep(self.prefill_s)
+        return PrefillReceipt(lease_id, len(lease.request.prompt_ids), 0, 0.0, 1e3 * self.prefill_s)
+
+    async def draft(
+        self, lease_id: str, choice: int, verdict: Verdict | None, num_tokens: int
+    ) -> DraftBlock:
+        lease = self._lease(lease_id)
+        if verdict is not None:
+            self._commit(lease, verdict)
+        await self._compute()
+        start = len(lease.committed[choice])
+        if self.die_at is not None and start >= self.die_at:
+            os._exit(1)
+        ids = np.array(
+            [self._drafted(lease, choice, start + i) for i in range(num_tokens)], np.int32
+        )
+        spread = np.arange(self.candidates, dtype=np.int32)
+        probs = np.full((num_tokens, self.candidates), 1e-6, np.float32)
+        probs[:, 0] = 1.0 - 1e-6 * (self.candidates - 1)
+        return DraftBlock(
+            lease_id=lease_id,
+            choice=choice,
+            position=start,
+            token_ids=ids,
+            candidate_ids=(ids[:, None] + spread) % self.vocab,
+            candidate_probs=probs,
+        )
+
+    async def verify(self, lease_id: str, choice: int, block: DraftBlock) -> Verdict:
+        lease = self._lease(lease_id)
+        await self._compute()
+        start = len(lease.committed[choice])
+        if block.position != start:
+            raise OutOfStep(f"a block for position {block.position} at {start}")
+        token_ids: list[int] = []
+        num_accepted = 0
+        for drafted in block.token_ids.tolist():
+            token_ids.append(self._answer(lease, choice, start + len(token_ids)))
+            num_accepted += token_ids[-1] == drafted
+            if token_ids[-1] != drafted or token_ids[-1] == self.eos_id:
+                break
+        verdict = self._verdict(lease, choice, start, token_ids, len(block), num_accepted)
+        self._commit(lease, verdict)
+        return verdict
+
+    async def score(self, lease_id: str, choice: int, block: DraftBlock) -> TargetLogits:
+        lease = self._lease(lease_id)
+        await self._compute()
+        start = len(lease.committed[choice])
+        logits = np.zeros((len(block), self.vocab), np.float32)
+        for row in range(len(block)):
+            logits[row, self._answer(lease, choice, start + row)] = 100.0
+        return TargetLogits(lease_id, choice, start, logits)
+
+    async def commit(self, lease_id: str, verdict: Verdict) -> None:
+        self._commit(self._lease(lease_id), verdict)
+
+    async def decode(self, lease_id: str, choice: int, num_tokens: int) -> Verdict:
+        lease = self._lease(lease_id)
+        await self._compute()
+        start = len(lease.committed[choice])
+        token_ids: list[int] = []
+        while len(token_ids) < num_tokens and self.eos_id not in token_ids:
+            token_ids.append(self._answer(lease, choice, start + len(token_ids)))
+        verdict = self._verdict(lease, choice, start, token_ids, 0, 0)
+        self._commit(lease, verdict)
+        return verdict
+
+    async def wait_closed(self, lease_id: str) -> str:
+        lease = self._lease(lease_id)
+        while not lease.closed.is_set():
+            left = lease.last_used + self.config.lease_ttl_s - time.monotonic()
+            if left <= 0:
+                self.release(lease_id)
+                return "expired"
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(lease.closed.wait(), left)
+        return "released"
+
+    def renew(self, lease_id: str) -> None:
+        self._lease(lease_id)
+
+    def release(self, lease_id: str) -> None:
+        lease = self.leases.pop(lease_id, None)
+        if lease is not None:
+            self.pages_in_use -= lease.num_pages
+            lease.closed.set()
+            self._waking = asyncio.ensure_future(self._wake())
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(
+            leases_open=len(self.leases),
+            max_leases=self.config.max_leases,
+            kv_pages_in_use=self.pages_in_use,
+            kv_pages_total=self.pages_total,
+            page_tokens=self.config.page_tokens,
+            max_context=self.config.max_context or self.config.kv_cache_tokens,
+        )
+
+    def check_integrity(self) -> None:
+        assert self.pages_in_use == sum(lease.num_pages for lease in self.leases.values())
+
+    def close(self) -> None:
+        self.leases.clear()
+
+    def _has_room(self, num_pages: int) -> bool:
+        free = self.pages_total - self.pages_in_use
+        return num_pages <= free and len(self.leases) < self.config.max_leases
+
+    async def _wake(self) -> None:
+        async with self._room:
+            self._room.notify_all()
+
+    async def _compute(self) -> None:
+        if self.step_s:
+            await asyncio.sleep(self.step_s)
+
+    def _lease(self, lease_id: str) -> FakeLease:
+        if lease_id not in self.leases:
+            raise LeaseNotFound(f"no lease {lease_id}")
+        lease = self.leases[lease_id]
+        lease.last_used = time.monotonic()
+        return lease
+
+    def _answer(self, lease: FakeLease, choice: int, position: int) -> int:
+        if position == self.eos_at:
+            return self.eos_id
+        return scripted_token(lease.request.sampling.seed % 1000, choice, position)
+
+    def _drafted(self, lease: FakeLease, choice: int, position: int) -> int:
+        answer = self._answer(lease, choice, position)
+        is_wrong = self.wrong_every and position % self.wrong_every == self.wrong_every - 1
+        return answer + 1 if is_wrong else answer
+
+    def _commit(self, lease: FakeLease, verdict: Verdict) -> None:
+        committed = lease.committed[verdict.choice]
+        if verdict.position != len(committed):
+            raise OutOfStep(f"a verdict for position {verdict.position} at {len(committed)}")
+        committed.extend(verdict.token_ids)
+
+    def _verdict(
+        self,
+        lease: FakeLease,
+        choice: int,
+        position: int,
+        token_ids: list[int],
+        num_drafted: int,
+        num_accepted: int,
+    ) -> Verdict:
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if (count := lease.request.num_logprobs) is not None:
+            logprobs = tuple(TokenLogprobs(t, 0.0, ((t, 0.0),) * count) for t in token_ids)
+        return Verdict(
+            lease_id=lease.request.lease_id,
+            choice=choice,
+            position=position,
+            token_ids=tuple(token_ids),
+            num_drafted=num_drafted,
+            num_accepted=num_accepted,
+            is_finished=token_ids[-1] == self.eos_id,
+            logprobs=logprobs,
+        )
