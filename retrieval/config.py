@@ -12,7 +12,8 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class _Config(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Errors would show their input, and with it an API key.
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class LexicalEmbedderConfig(_Config):

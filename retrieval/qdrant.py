@@ -189,7 +189,7 @@ class QdrantChunkStore:
         )
         # Ranks what cleared the dense floor: a shared word alone does not make a chunk evidence.
         by_words = qm.Prefetch(
-            prefetch=by_meaning,
+            prefetch=[by_meaning],
             query=sparse,
             using=_SPARSE,
             filter=scope,

@@ -1,0 +1,175 @@
+import asyncio
+import threading
+
+import pytest
+
+from retrieval import (
+    Document,
+    EmbedderFailed,
+    LexicalEmbedder,
+    RetrievalConfig,
+    Retriever,
+    StoreUnavailable,
+    UnknownDocument,
+    open_retriever,
+)
+from tests.retrieval.plain_store import PlainChunkStore
+from tests.retrieval.tokens import words
+
+SMALL = RetrievalConfig(chunk_tokens=16, budget_tokens=48)
+QUESTION = "What is the harbor of Belaron?"
+FILLER = "The mills of Orrin grind slowly and the mayor sleeps. Rain falls on them all day. "
+LETTER = Document("letter", FILLER * 8 + "The harbor of Belaron is Tessin. " + FILLER * 8)
+
+
+class Watched(LexicalEmbedder):
+    """Counts its work, notes its thread, and can be held up or made to fail."""
+
+    def __init__(self):
+        self.passages = 0
+        self.threads = set()
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.error = None
+
+    def embed_passages(self, texts):
+        self.threads.add(threading.current_thread())
+        assert self.go_on.wait(10)
+        if self.error:
+            raise self.error
+        self.passages += len(texts)
+        return super().embed_passages(texts)
+
+
+@pytest.fixture
+def embedder():
+    return Watched()
+
+
+@pytest.fixture
+def store(embedder):
+    return PlainChunkStore(embedder.space)
+
+
+@pytest.fixture
+async def retriever(embedder, store):
+    retriever = Retriever(SMALL, embedder, store, words)
+    yield retriever
+    await retriever.close()
+
+
+async def test_the_sentence_asked_for_is_found_where_it_stands(retriever):
+    found = await retriever.retrieve("local", [LETTER], QUESTION)
+    assert found.cleared_floor
+    (best,) = [chunk for chunk in found.chunks if "Belaron" in chunk.text]
+    assert LETTER.text[best.start : best.end] == best.text
+    assert best.document == "letter"
+    assert best.id.startswith(found.document_ids[0])
+    assert "Tessin" in found.text
+    assert found.num_tokens <= found.budget_tokens == 48
+    assert found.timings.total_ms > 0
+
+
+async def test_nothing_to_do_with_the_question_means_no_evidence(retriever):
+    found = await retriever.retrieve("local", [LETTER], "Which comets did Halley see?")
+    assert (found.chunks, found.cleared_floor, found.text) == ((), False, "")
+
+
+async def test_evidence_that_does_not_fit_is_still_evidence(retriever):
+    found = await retriever.retrieve("local", [LETTER], QUESTION, budget_tokens=3)
+    assert (found.chunks, found.cleared_floor) == ((), True)
+
+
+async def test_documents_keep_the_order_they_were_given_in(retriever):
+    documents = [Document(name, f"The harbor of {name} is deep.") for name in "cab"]
+    found = await retriever.retrieve("local", documents, "harbor")
+    assert [chunk.document for chunk in found.chunks] == ["c", "a", "b"]
+
+
+async def test_a_document_is_embedded_once_and_off_the_event_loop(retriever, embedder):
+    first = await retriever.retrieve("local", [LETTER], QUESTION)
+    work = embedder.passages
+    assert await retriever.index("local", [LETTER, LETTER]) == first.document_ids * 2
+    again = await retriever.retrieve("local", first.document_ids, QUESTION)
+    assert again.chunks == first.chunks
+    assert embedder.passages == work > 0
+    assert threading.main_thread() not in embedder.threads
+
+
+async def test_two_who_ask_at_once_share_the_work_and_one_may_leave(retriever, embedder):
+    embedder.go_on.clear()
+    asked = [asyncio.create_task(retriever.retrieve("local", [LETTER], QUESTION)) for _ in range(3)]
+    await asyncio.sleep(0)
+    asked[0].cancel()
+    embedder.go_on.set()
+    left, second, third = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(left, asyncio.CancelledError)
+    assert second.chunks == third.chunks != ()
+    assert embedder.passages == len(next(iter(retriever._store.documents.values())))
+
+
+async def test_tenants_do_not_share_documents_even_with_equal_texts(retriever, embedder):
+    (ours,) = await retriever.index("us", [LETTER])
+    (theirs,) = await retriever.index("them", [LETTER])
+    assert ours != theirs
+    with pytest.raises(UnknownDocument, match="send its text again"):
+        await retriever.retrieve("them", [ours], QUESTION)
+
+
+async def test_a_failure_leaves_nothing_behind_and_the_next_try_works(retriever, embedder, store):
+    embedder.error = EmbedderFailed("out of memory")
+    with pytest.raises(EmbedderFailed, match="out of memory"):
+        await retriever.retrieve("local", [LETTER], QUESTION)
+    assert store.documents == {}
+    embedder.error = None
+    assert (await retriever.retrieve("local", [LETTER], QUESTION)).chunks
+
+
+async def test_the_document_unused_for_longest_makes_room(embedder, store):
+    config = RetrievalConfig(chunk_tokens=16, max_cached_chunks=3)
+    retriever = Retriever(config, embedder, store, words)
+    a, b, c, d = (Document(name, f"The harbor of {name}.") for name in "abcd")
+    for document in (a, b, c, a, d):
+        (last,) = await retriever.index("local", [document])
+    kept = {chunk.document for items in store.documents.values() for chunk, _ in items}
+    assert kept == {"a", "c", "d"}
+    await retriever.forget("local", last)
+    await retriever.forget("local", last)
+    with pytest.raises(UnknownDocument):
+        await retriever.retrieve("local", [last], "harbor")
+    await retriever.close()
+    assert store.documents == {}
+
+
+async def test_documents_in_use_stay_however_little_room_there_is(embedder, store):
+    config = RetrievalConfig(chunk_tokens=16, max_cached_chunks=1)
+    retriever = Retriever(config, embedder, store, words)
+    documents = [Document(str(i), f"The harbor of number {i}.") for i in range(5)]
+    found = await asyncio.gather(
+        *(retriever.retrieve("local", documents[i:], "harbor") for i in range(4))
+    )
+    assert [len(f.chunks) for f in found] == [5, 4, 3, 2]
+    assert len(store.documents) == 1
+    await retriever.close()
+
+
+async def test_a_store_that_cannot_delete_does_not_cost_the_answer(embedder, store, caplog):
+    config = RetrievalConfig(chunk_tokens=16, max_cached_chunks=1)
+    retriever = Retriever(config, embedder, store, words)
+
+    async def refuse(tenant, document_id):
+        raise StoreUnavailable("no answer")
+
+    store.delete = refuse
+    documents = [Document(name, f"The harbor of {name}.") for name in "ab"]
+    assert (await retriever.retrieve("local", documents, "harbor")).chunks
+    assert "no answer" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", " \n\n ", "***", "\udc80 lone surrogate harbor"])
+async def test_odd_documents_are_fine(text):
+    retriever = await open_retriever(SMALL, words)
+    found = await retriever.retrieve("local", [Document("odd", text), LETTER], QUESTION)
+    assert "Tessin" in found.text
+    assert (await retriever.retrieve("local", [], QUESTION)).chunks == ()
+    await retriever.close()
