@@ -1,0 +1,207 @@
+"""Ragged attention over page runs: many sequences of any length in one forward, no padding.
+
+`ragged_attention` is what every layer of a transformers model calls (registered as
+``rapid_ragged``). It stores the new keys and values, then attends sequence by sequence:
+
+* the queries of a KV group are packed into the query rows ([kv_heads, group * rows, head_dim]), so
+  keys are read once per group and never repeated;
+* each past run is attended to without any mask, the new rows among themselves causally;
+* the parts are merged by their log-sum-exp.
+
+On a CPU a part is one fused flash kernel call over a strided view. Elsewhere, and as the
+specification in tests, it is `plain_partial`, written out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from transformers import AttentionInterface
+
+from rapid.engines.kv_cache import KVCache
+
+NAME = "rapid_ragged"
+Partial = tuple[torch.Tensor, torch.Tensor]  # output [b, h, rows, d] and log-sum-exp [b, h, rows]
+
+
+@dataclass(slots=True)
+class Segment:
+    """Rows [start, stop) of the batch belong to one sequence, whose past lies in `past` slots.
+
+    `all_spans` also covers the new rows themselves.
+    """
+
+    start: int
+    stop: int
+    past: list[tuple[int, int]]
+    all_spans: list[tuple[int, int]]
+
+
+@dataclass(slots=True)
+class RaggedRows:
+    """What attention must know of a batch.
+
+    Attributes:
+        segments: one per sequence, together covering all rows.
+        slots: where each row's key and value go, int64 [rows].
+    """
+
+    cache: KVCache
+    segments: list[Segment]
+    slots: torch.Tensor
+    _slots_on: dict[torch.device, torch.Tensor] = field(default_factory=dict)
+
+    def slots_on(self, device: torch.device) -> torch.Tensor:
+        """`slots` on the device of a layer."""
+        if device == self.slots.device:
+            return self.slots
+        if device not in self._slots_on:
+            self._slots_on[device] = self.slots.to(device)
+        return self._slots_on[device]
+
+
+def ragged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    *,
+    ragged: RaggedRows,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """Attention of all rows of a ragged batch; the signature is the one transformers calls.
+
+    Args:
+        module: the layer; its `layer_idx` selects the cache.
+        query: [1, heads, rows, head_dim].
+        key: [1, kv_heads, rows, head_dim].
+        value: [1, kv_heads, rows, head_dim].
+        attention_mask: None always; segments say who sees whom.
+        scaling: of the scores.
+        dropout: refused by inference, ignored.
+        ragged: the batch.
+
+    Returns:
+        [1, rows, heads, head_dim].
+    """
+    keys, values = ragged.cache.layers[int(module.layer_idx)]  # type: ignore[arg-type]
+    slots = ragged.slots_on(keys.device)
+    keys.index_copy_(1, slots, key[0])
+    values.index_copy_(1, slots, value[0])
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    outputs = [
+        _attend(
+            query[:, :, segment.start : segment.stop],
+            key[:, :, segment.start : segment.stop],
+            value[:, :, segment.start : segment.stop],
+            keys,
+            values,
+            segment,
+            scale,
+        )
+        for segment in ragged.segments
+    ]
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)), None
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    segment: Segment,
+    scale: float,
+) -> torch.Tensor:
+    """One sequence's rows over its past and themselves, as [1, rows, heads, d]."""
+    _, num_heads, num_rows, head_dim = query.shape
+    num_kv_heads = keys.shape[0]
+    group = num_heads // num_kv_heads
+    packed = query.reshape(1, num_kv_heads, group * num_rows, head_dim)
+    # A single row sees itself too, so its own slot is one more key and needs no mask.
+    spans = segment.all_spans if num_rows == 1 else segment.past
+    parts = [
+        partial(packed, keys[None, :, a:b], values[None, :, a:b], scale, is_causal=False)
+        for a, b in spans
+    ]
+    if num_rows > 1:
+        parts.append(_attend_to_self(query, key, value, scale))
+    output = merge(parts).to(query.dtype)
+    return output.view(1, num_heads, num_rows, head_dim).transpose(1, 2)
+
+
+def _attend_to_self(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> Partial:
+    """The new rows among themselves, causally, in the packed shape.
+
+    The heads of a group become the kernel's heads and the KV heads its batch: keys are expanded by
+    a zero stride and nothing but [rows, rows] is masked, however many heads share it.
+    """
+    _, num_heads, num_rows, head_dim = query.shape
+    num_kv_heads = key.shape[1]
+    group = num_heads // num_kv_heads
+    shape = (num_kv_heads, group, num_rows, head_dim)
+    grouped = query[0].reshape(shape)
+    output, lse = partial(
+        grouped,
+        key[0, :, None].expand(shape),
+        value[0, :, None].expand(shape),
+        scale,
+        is_causal=True,
+    )
+    return (
+        output.reshape(1, num_kv_heads, group * num_rows, head_dim),
+        lse.reshape(1, num_kv_heads, group * num_rows),
+    )
+
+
+def partial(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
+) -> Partial:
+    """Softmax attention over some of the keys, with what is needed to merge it with the others.
+
+    Args:
+        query: [b, h, rows, d].
+        key: any strides with d contiguous [b, h, keys, d].
+        value: as `key`.
+        scale: of the scores.
+        is_causal: row i sees keys [0, i]; only for as many keys as rows.
+    """
+    if query.device.type == "cpu":
+        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, is_causal, scale=scale
+        )
+        return output, lse
+    return plain_partial(query, key, value, scale, is_causal=is_causal)
+
+
+def plain_partial(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
+) -> Partial:
+    """`partial` as one reads it in a paper: the specification, and the path of other devices."""
+    scores = torch.matmul(query, key.transpose(-1, -2)).float() * scale
+    if is_causal:
+        rows = scores.shape[-1]
+        future = torch.ones(rows, rows, dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(future, float("-inf"))
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse[..., None]).exp().to(value.dtype)
+    return torch.matmul(weights, value), lse
+
+
+def merge(parts: list[Partial]) -> torch.Tensor:
+    """Attention over all keys from attention over disjoint parts of them (float32 if several)."""
+    output, lse = parts[0]
+    for other, other_lse in parts[1:]:
+        share = torch.sigmoid(other_lse - lse)[..., None]
+        output = torch.lerp(output.float(), other.float(), share)
+        lse = torch.logaddexp(lse, other_lse)
+    return output
+
+
+AttentionInterface.register(NAME, ragged_attention)

@@ -1,0 +1,100 @@
+"""From work items to one ragged forward: rows of many sequences side by side, in one batch of 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rapid.engines.attention import RaggedRows, Segment
+from rapid.engines.kv_cache import KVCache, PageTable
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The next rows of one sequence.
+
+    Attributes:
+        token_ids: what the rows consume.
+        position: of the first, counted from the start of the prompt.
+        num_wanted: how many of the last rows need logits; 0 for a prefill chunk.
+    """
+
+    token_ids: Sequence[int]
+    position: int
+    table: PageTable
+    num_wanted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Inputs of one forward.
+
+    Attributes:
+        input_ids: [1, rows].
+        position_ids: [1, rows].
+        wanted: indices of the rows whose logits are computed [num_wanted].
+        rows: the same rows as attention sees them.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    wanted: torch.Tensor
+    rows: RaggedRows
+
+
+def assemble(feeds: Sequence[Feed], cache: KVCache, device: torch.device) -> Batch:
+    """Lay the feeds' rows one after the other."""
+    input_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    wanted: list[int] = []
+    segments: list[Segment] = []
+    for feed in feeds:
+        first, position = len(input_ids), feed.position
+        stop = position + len(feed.token_ids)
+        input_ids += feed.token_ids
+        positions += range(position, stop)
+        for span in feed.table.spans(position, stop):
+            slots += range(*span)
+        end = len(input_ids)
+        wanted += range(end - feed.num_wanted, end)
+        segments.append(
+            Segment(first, end, feed.table.spans(0, position), feed.table.spans(0, stop))
+        )
+    return Batch(
+        input_ids=torch.tensor([input_ids], device=device),
+        position_ids=torch.tensor([positions], device=device),
+        wanted=torch.tensor(wanted, dtype=torch.long, device=device),
+        rows=RaggedRows(cache, segments, torch.tensor(slots, device=device)),
+    )
+
+
+class Runner:
+    """One model over one KV cache: feeds in, logits out."""
+
+    def __init__(
+        self, model: torch.nn.Module, cache: KVCache, device: torch.device, vocab_size: int
+    ) -> None:
+        self.cache = cache
+        self._model = model
+        self._device = device
+        self._vocab_size = vocab_size
+
+    @torch.inference_mode()
+    def run(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
+        """Compute the feeds' rows in one forward.
+
+        Returns:
+            Per feed its wanted logits, float32, cut to the shared vocabulary [num_wanted, vocab].
+        """
+        batch = assemble(feeds, self.cache, self._device)
+        logits = self._model(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            logits_to_keep=batch.wanted,
+            ragged=batch.rows,
+        ).logits[0, :, : self._vocab_size]
+        return list(logits.float().split([feed.num_wanted for feed in feeds]))

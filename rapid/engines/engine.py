@@ -1,0 +1,360 @@
+"""One model serving many sequences: leases in front, one compute thread behind.
+
+An asyncio program calls the methods; the model runs on the engine's own thread, which repeats
+`Engine.step`: schedule, run, postprocess, publish. A forward is never waited for by anything but
+its own callers: releasing, renewing and asking for the status take effect at once.
+
+Ownership. `_guard` protects the ledger, the scheduler and the inbox. Sequences and the KV tensors
+belong to the compute thread alone. Pages may be freed and handed out while a forward still writes
+into them: their next holder's rows are computed by the same thread, later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal, TypeVar, cast
+
+import torch
+
+from rapid.config import EngineConfig
+from rapid.engines.batching import Feed, Runner
+from rapid.engines.kv_cache import KVCache, PagePool
+from rapid.engines.leases import Lease, LeaseLedger
+from rapid.engines.loading import LoadedModel
+from rapid.engines.memory import plan_kv_pages
+from rapid.engines.replies import Reply
+from rapid.engines.scheduling import Scheduler
+from rapid.engines.work import Commit, Decode, Draft, Prefill, Score, Verify, Work
+from rapid.errors import BadRequest, EngineFailed, LeaseNotFound, OutOfStep, RapidError
+from rapid.messages import (
+    DraftBlock,
+    EngineStatus,
+    LeaseRequest,
+    PrefillReceipt,
+    TargetLogits,
+    Verdict,
+)
+from rapid.ports import Clock
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Ending = Literal["released", "expired", "failed", "closed"]
+
+
+class Engine:
+    """Leases, prefill, drafts, verification and plain decoding over one loaded model.
+
+    Several engines may share a `LoadedModel`; one engine may hold the leases of a drafter and of a
+    target alike. Calls name their lease; calls on one choice follow each other.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        *,
+        vocab_size: int | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """Allocate the KV pool and start the compute thread.
+
+        Args:
+            loaded: from `rapid.engines.loading.load_model`.
+            config: room and budgets.
+            vocab_size: ids shared with the other model; None takes this model's own.
+            clock: monotonic seconds, for the time-to-live of leases.
+
+        Raises:
+            ConfigurationError: the KV pool cannot hold one sequence.
+        """
+        max_context, num_pages = plan_kv_pages(loaded, config)
+        self._vocab_size = min(vocab_size or loaded.vocab_size, loaded.vocab_size)
+        self._num_rows = loaded.embedding_rows
+        self._eos_ids = loaded.eos_ids
+        self._config = config
+        self._cache = KVCache(loaded.kv_layout, num_pages, config.page_tokens)
+        self._runner = Runner(loaded.model, self._cache, loaded.device, self._vocab_size)
+        self._ledger = LeaseLedger(
+            PagePool(num_pages),
+            config.page_tokens,
+            config.max_leases,
+            max_context,
+            config.lease_ttl_s,
+            clock,
+        )
+        self._scheduler = Scheduler(config.step_tokens)
+        self._inbox: list[Work] = []
+        self._replies: dict[Work, Reply] = {}
+        self._endings: dict[Lease, list[Reply]] = {}
+        self._is_closed = False
+        self._guard = threading.Condition()
+        self._thread = threading.Thread(target=self._loop, name="rapid-engine", daemon=True)
+        self._thread.start()
+
+    # --- leases ---------------------------------------------------------------------------------
+
+    async def open(self, request: LeaseRequest) -> None:
+        """Reserve all pages the request can ever need, waiting in line for them if need be.
+
+        Cancelling leaves the line.
+
+        Raises:
+            PromptTooLong: it can never fit.
+            BadRequest: the request is malformed.
+        """
+        for token_ids in (request.prompt_ids.tolist(), *request.committed):
+            if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._num_rows:
+                raise BadRequest("the prompt holds a token id beyond the vocabulary", "messages")
+        reply = Reply()
+
+        def answer(lease: Lease | None) -> None:
+            reply.settle(None, None if lease else EngineFailed("the engine is closed"))
+
+        with self._guard:
+            self._check_running()
+            waiter = self._ledger.submit(request, answer)
+        try:
+            await reply.future
+        except asyncio.CancelledError:
+            with self._guard:
+                if not self._ledger.withdraw(waiter):
+                    self.release(request.lease_id)
+            raise
+
+    def renew(self, lease_id: str) -> None:
+        """Keep a lease that is not being stepped.
+
+        Raises:
+            LeaseNotFound: it is gone.
+        """
+        with self._guard:
+            self._ledger.touch(self._ledger.get(lease_id))
+
+    def release(self, lease_id: str) -> None:
+        """Give back a lease: its calls fail, its pages are free at once. Twice is fine."""
+        with self._guard:
+            try:
+                lease = self._ledger.get(lease_id)
+            except LeaseNotFound:
+                return
+            self._end(lease, "released")
+
+    async def wait_closed(self, lease_id: str) -> Ending:
+        """Wait for the end of a lease and tell how it came.
+
+        Raises:
+            LeaseNotFound: it is not open.
+        """
+        reply = Reply()
+        with self._guard:
+            lease = self._ledger.get(lease_id)
+            self._endings.setdefault(lease, []).append(reply)
+        return cast(Ending, await reply.future)
+
+    def status(self) -> EngineStatus:
+        """The ledger's numbers."""
+        with self._guard:
+            self._expire()
+            return self._ledger.status()
+
+    def check_integrity(self) -> None:
+        """Raise unless every page and lease is accounted for."""
+        with self._guard:
+            self._ledger.check_integrity()
+
+    # --- calls on a lease -------------------------------------------------------------------------
+
+    async def prefill(self, lease_id: str) -> PrefillReceipt:
+        """Compute the prompt, and what was committed elsewhere, for all choices."""
+        return await self._call(
+            lease_id,
+            lambda lease: Prefill(lease, self._cache, self._config.page_tokens),
+            PrefillReceipt,
+        )
+
+    async def draft(
+        self, lease_id: str, choice: int, verdict: Verdict | None, num_tokens: int
+    ) -> DraftBlock:
+        """Commit what `verdict` says, then draft up to `num_tokens` after it.
+
+        A shorter block comes at an end-of-sequence token and where the lease's room ends.
+        """
+        eos_ids = self._eos_ids
+        return await self._call(
+            lease_id, lambda lease: Draft(lease, choice, verdict, num_tokens, eos_ids), DraftBlock
+        )
+
+    async def verify(self, lease_id: str, choice: int, block: DraftBlock) -> Verdict:
+        """Judge a block in one forward and commit the outcome here."""
+        eos_ids, num_ids = self._eos_ids, self._vocab_size
+        return await self._call(
+            lease_id, lambda lease: Verify(lease, choice, block, num_ids, eos_ids), Verdict
+        )
+
+    async def score(self, lease_id: str, choice: int, block: DraftBlock) -> TargetLogits:
+        """The logits a block would be judged with; nothing is committed (see `commit`)."""
+        num_ids = self._vocab_size
+        return await self._call(
+            lease_id, lambda lease: Score(lease, choice, block, num_ids), TargetLogits
+        )
+
+    async def commit(self, lease_id: str, verdict: Verdict) -> None:
+        """Append the tokens of a verdict reached elsewhere."""
+        await self._call(lease_id, lambda lease: Commit(lease, verdict), object)
+
+    async def decode(self, lease_id: str, choice: int, num_tokens: int) -> Verdict:
+        """Commit up to `num_tokens` tokens of the model's own distribution; stops at their end."""
+        eos_ids = self._eos_ids
+        return await self._call(
+            lease_id, lambda lease: Decode(lease, choice, num_tokens, eos_ids), Verdict
+        )
+
+    async def _call(
+        self, lease_id: str, make: Callable[[Lease], Work], kind: type[Result]
+    ) -> Result:
+        reply = Reply()
+        with self._guard:
+            self._check_running()
+            work = make(self._ledger.get(lease_id))
+            if work.lease.busy.intersection(work.choices):
+                raise OutOfStep(f"lease {lease_id!r} has another call in progress on this choice")
+            work.lease.busy.update(work.choices)
+            self._replies[work] = reply
+            self._inbox.append(work)
+            self._guard.notify()
+        try:
+            return cast(Result, await reply.future)
+        except asyncio.CancelledError:
+            with self._guard:
+                self._forget(work)
+            raise
+
+    # --- the compute thread -----------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        if self._config.threads is not None:
+            torch.set_num_threads(self._config.threads)
+        while not self._is_closed:
+            if not self._step_or_fail():
+                with self._guard:
+                    if not (self._inbox or self._is_closed):
+                        self._guard.wait(timeout=min(1.0, self._config.lease_ttl_s / 4))
+
+    def _step_or_fail(self) -> bool:
+        """`step`; a bug in it ends all leases instead of leaving their callers waiting."""
+        try:
+            return self.step()
+        except Exception as error:
+            self._fail(list(self._replies), error)
+            return True
+
+    def step(self) -> bool:
+        """One forward for everything that can use one; False when there was nothing to do."""
+        scheduled = self._schedule()
+        if not scheduled:
+            return False
+        try:
+            logits = self._runner.run([feed for _, feed in scheduled])
+        except Exception as error:
+            self._fail([work for work, _ in scheduled], error)
+            return True
+        self._publish(self._postprocess([work for work, _ in scheduled], logits))
+        return True
+
+    def _schedule(self) -> list[tuple[Work, Feed]]:
+        """Begin what has arrived and choose the rows of the next forward."""
+        with self._guard:
+            self._expire()
+            arrived, self._inbox = self._inbox, []
+            for work in arrived:
+                self._begin(work)
+            return self._scheduler.select()
+
+    def _begin(self, work: Work) -> None:
+        self._ledger.touch(work.lease)
+        try:
+            work.begin()
+        except RapidError as error:
+            self._settle(work, error=error)
+            return
+        if work.is_done:
+            self._settle(work)
+        else:
+            self._scheduler.add(work)
+
+    def _postprocess(self, works: list[Work], logits: list[torch.Tensor]) -> list[Work]:
+        """Hand out the logits; return what is done."""
+        for work, rows in zip(works, logits, strict=True):
+            if work not in self._replies:  # dropped or released during the forward
+                continue
+            try:
+                work.take(rows)
+            except Exception as error:
+                self._fail([work], error)
+        return [work for work in works if work.is_done]
+
+    def _publish(self, works: list[Work]) -> None:
+        """Answer the callers of finished work."""
+        if works:
+            with self._guard:
+                for work in works:
+                    self._settle(work)
+
+    def _fail(self, works: list[Work], cause: Exception) -> None:
+        """A forward raised: the KV of its leases is in doubt, so they end; the engine goes on."""
+        logger.error("forward pass failed", exc_info=cause)
+        with self._guard:
+            for work in works:
+                if self._ledger.is_open(work.lease):
+                    error = EngineFailed(f"a forward pass raised {cause!r}: the lease is gone")
+                    error.__cause__ = cause
+                    self._end(work.lease, "failed", error)
+
+    # --- bookkeeping, always under the guard -----------------------------------------------------
+
+    def _settle(self, work: Work, error: Exception | None = None) -> None:
+        reply = self._replies.get(work)
+        self._forget(work)
+        if reply is not None:
+            reply.settle(work.result, error)
+
+    def _forget(self, work: Work) -> None:
+        """Drop work without an answer; its sequence keeps what was committed."""
+        if self._replies.pop(work, None) is None:
+            return
+        self._scheduler.drop(work)
+        if work in self._inbox:
+            self._inbox.remove(work)
+        work.lease.busy.difference_update(work.choices)
+        self._ledger.touch(work.lease)
+
+    def _end(self, lease: Lease, ending: Ending, error: Exception | None = None) -> None:
+        """Close a lease: answer its calls, free its pages, tell who waits for its end."""
+        for work in [work for work in self._replies if work.lease is lease]:
+            self._settle(work, error or LeaseNotFound(f"lease {lease.lease_id!r} was {ending}"))
+        for reply in self._endings.pop(lease, []):
+            reply.settle(ending)
+        self._ledger.release(lease.lease_id)
+
+    def _expire(self) -> None:
+        for lease in self._ledger.expired():
+            self._end(lease, "expired")
+
+    def _check_running(self) -> None:
+        if self._is_closed:
+            raise EngineFailed("the engine is closed")
+
+    def close(self) -> None:
+        """End all leases and the thread; a running forward is waited for."""
+        with self._guard:
+            self._is_closed = True
+            self._ledger.close()
+            for lease in self._ledger.leases():
+                self._end(lease, "closed", EngineFailed("the engine is closed"))
+            self._guard.notify()
+        self._thread.join()

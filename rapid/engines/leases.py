@@ -1,0 +1,240 @@
+"""The ledger of leases: who may hold pages, until when, and who waits for them.
+
+A lease carries all choices of a request and gets all pages it can ever need at once, so a lease
+that runs never waits for another and nothing is preempted. Leases that do not fit wait in the order
+they came. Time comes from an injected clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rapid.engines.kv_cache import PagePool, PageTable, Run
+from rapid.engines.sequences import Sequence
+from rapid.errors import BadRequest, LeaseNotFound, OutOfStep, PromptTooLong
+from rapid.messages import EngineStatus, LeaseRequest
+from rapid.ports import Clock
+
+
+@dataclass(eq=False)
+class Lease:
+    """A request's room on this engine.
+
+    Attributes:
+        sequences: one per choice.
+        busy: choices with a call in progress; a lease at work does not expire.
+        waited_s: time in the queue before its pages were there.
+    """
+
+    request: LeaseRequest
+    sequences: list[Sequence]
+    runs: list[tuple[Run, ...]]  # what each choice holds, as the pool counts it
+    last_used: float
+    waited_s: float
+    busy: set[int] = field(default_factory=set)
+
+    @property
+    def lease_id(self) -> str:
+        """As the caller chose it."""
+        return self.request.lease_id
+
+
+@dataclass(eq=False)
+class Waiter:
+    """A request in the queue; `on_open` is called once, with its lease or None if there is none."""
+
+    request: LeaseRequest
+    on_open: Callable[[Lease | None], None]
+    since: float
+
+
+@dataclass
+class LeaseLedger:
+    """Leases open, and the queue of those that wait for pages or a place.
+
+    Not safe for threads by itself: the engine guards it.
+    """
+
+    pool: PagePool
+    page_tokens: int
+    max_leases: int
+    max_context: int
+    ttl_s: float
+    clock: Clock
+    _open: dict[str, Lease] = field(default_factory=dict)
+    _waiting: deque[Waiter] = field(default_factory=deque)
+
+    def submit(self, request: LeaseRequest, on_open: Callable[[Lease | None], None]) -> Waiter:
+        """Open a lease now or as soon as those before it have left room.
+
+        Raises:
+            BadRequest: the request is malformed.
+            PromptTooLong: it can never fit.
+            OutOfStep: the id is taken.
+        """
+        self._check(request)
+        waiter = Waiter(request, on_open, self.clock())
+        self._waiting.append(waiter)
+        self.admit()
+        return waiter
+
+    def withdraw(self, waiter: Waiter) -> bool:
+        """Leave the queue; False when the lease is open already."""
+        if waiter not in self._waiting:
+            return False
+        self._waiting.remove(waiter)
+        self.admit()
+        return True
+
+    def admit(self) -> None:
+        """Open leases from the head of the queue while they fit."""
+        while self._waiting and len(self._open) < self.max_leases:
+            waiter = self._waiting[0]
+            if self._num_pages(waiter.request) > self.pool.num_free:
+                return
+            self._waiting.popleft()
+            lease = self._reserve(waiter)
+            self._open[lease.lease_id] = lease
+            waiter.on_open(lease)
+
+    def get(self, lease_id: str) -> Lease:
+        """The open lease of this id.
+
+        Raises:
+            LeaseNotFound: it was released, expired, or never here.
+        """
+        lease = self._open.get(lease_id)
+        if lease is None:
+            raise LeaseNotFound(f"no lease {lease_id!r} on this engine: take a new one")
+        return lease
+
+    def is_open(self, lease: Lease) -> bool:
+        """Whether this very lease still holds its pages."""
+        return self._open.get(lease.lease_id) is lease
+
+    def touch(self, lease: Lease) -> None:
+        """Count the time-to-live anew."""
+        lease.last_used = self.clock()
+
+    def release(self, lease_id: str) -> Lease | None:
+        """Free a lease's pages and let those that wait in; None when it is not open."""
+        lease = self._open.pop(lease_id, None)
+        if lease is not None:
+            for runs in lease.runs:
+                self.pool.free(runs)
+            self.admit()
+        return lease
+
+    def leases(self) -> list[Lease]:
+        """All open leases."""
+        return list(self._open.values())
+
+    def close(self) -> None:
+        """Send away those who wait."""
+        for waiter in self._waiting:
+            waiter.on_open(None)
+        self._waiting.clear()
+
+    def expired(self) -> list[Lease]:
+        """Leases that nobody has used or renewed for longer than the time-to-live."""
+        now = self.clock()
+        return [
+            lease
+            for lease in self._open.values()
+            if not lease.busy and now - lease.last_used > self.ttl_s
+        ]
+
+    def status(self) -> EngineStatus:
+        """The ledger in numbers."""
+        return EngineStatus(
+            leases_open=len(self._open),
+            max_leases=self.max_leases,
+            kv_pages_in_use=self.pool.num_in_use,
+            kv_pages_total=self.pool.num_pages,
+            page_tokens=self.page_tokens,
+            max_context=self.max_context,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise unless pages add up, each is held by an open lease, and nobody waits in vain."""
+        self.pool.check_integrity(runs for lease in self._open.values() for runs in lease.runs)
+        if len(self._open) > self.max_leases:
+            raise AssertionError("lease ledger: more leases open than allowed")
+        if self._waiting and len(self._open) < self.max_leases:
+            head = self._waiting[0].request
+            if self._num_pages(head) <= self.pool.num_free:
+                raise AssertionError(f"lease ledger: {head.lease_id!r} waits though it fits")
+
+    def _check(self, request: LeaseRequest) -> None:
+        lease_id = request.lease_id
+        if lease_id in self._open or any(w.request.lease_id == lease_id for w in self._waiting):
+            raise OutOfStep(f"lease {lease_id!r} is open already")
+        num_prompt = len(request.prompt_ids)
+        if num_prompt == 0:
+            raise BadRequest("the prompt is empty", "messages")
+        if request.num_choices < 1 or request.max_tokens < 1:
+            raise BadRequest("a lease needs at least one choice and one token", "max_tokens")
+        if request.committed and len(request.committed) != request.num_choices:
+            raise BadRequest("`committed` needs one entry per choice", "n")
+        if any(len(ids) > request.max_tokens for ids in request.committed):
+            raise BadRequest("more tokens are committed than max_tokens allows", "max_tokens")
+        over = num_prompt + request.max_tokens - self.max_context
+        if over > 0:
+            raise PromptTooLong(
+                f"the prompt has {num_prompt} tokens and the answer may have {request.max_tokens}: "
+                f"{over} more than this model's context of {self.max_context}"
+            )
+        pages = self._num_pages(request)
+        if pages > self.pool.num_pages:
+            raise PromptTooLong(
+                f"{num_prompt} prompt tokens with {request.num_choices} answers of up to "
+                f"{request.max_tokens} tokens need {pages * self.page_tokens} tokens of KV; "
+                f"the engine has {self.pool.num_pages * self.page_tokens}"
+            )
+
+    def _capacity(self, request: LeaseRequest) -> int:
+        """Tokens one choice may come to hold: the last block may reach past the answer's end."""
+        longest = len(request.prompt_ids) + request.max_tokens + request.speculation.max_draft
+        return min(longest, self.max_context)
+
+    def _num_shared(self, request: LeaseRequest) -> int:
+        """Pages that hold nothing but prompt all choices have in common (not its last token)."""
+        return (len(request.prompt_ids) - 1) // self.page_tokens if request.num_choices > 1 else 0
+
+    def _num_pages(self, request: LeaseRequest) -> int:
+        shared = self._num_shared(request)
+        each = -(-self._capacity(request) // self.page_tokens)
+        return shared + request.num_choices * (each - shared)
+
+    def _reserve(self, waiter: Waiter) -> Lease:
+        request = waiter.request
+        capacity = self._capacity(request)
+        num_pages = -(-capacity // self.page_tokens)
+        num_shared = self._num_shared(request)
+        first = self.pool.allocate(num_pages)
+        held = [first]
+        shared = _leading(first, num_shared)
+        for _ in range(request.num_choices - 1):
+            self.pool.share(shared)
+            held.append((*shared, *self.pool.allocate(num_pages - num_shared)))
+        prompt_ids = request.prompt_ids.tolist()
+        committed = request.committed or ((),) * request.num_choices
+        sequences = [
+            Sequence(prompt_ids, ids, PageTable(runs, self.page_tokens), capacity)
+            for runs, ids in zip(held, committed, strict=True)
+        ]
+        now = self.clock()
+        return Lease(request, sequences, held, now, now - waiter.since)
+
+
+def _leading(runs: tuple[Run, ...], num_pages: int) -> tuple[Run, ...]:
+    """The first pages of some runs."""
+    leading = []
+    for run in runs:
+        take = min(len(run), num_pages)
+        if take:
+            leading.append(Run(run.start, run.start + take))
+            num_pages -= take
+    return tuple(leading)

@@ -1,0 +1,70 @@
+"""One choice's tokens, and how much of them the KV already holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as TokenIds
+
+from rapid.engines.kv_cache import PageTable
+
+
+class Sequence:
+    """The whole state of one choice on one engine.
+
+    ::
+
+        positions  0 ........ num_prompt ........ len(token_ids) ........ + len(draft_ids)
+                   [ prompt  |  committed answer |  speculative: drafted, not judged here     ]
+                   [ KV right: num_computed      )  <- may end anywhere, also in the speculation
+
+    `commit` is the only way into the committed part. It keeps the KV of the speculation as far as
+    what was committed agrees with it; the rest is overwritten in place by the next rows. At least
+    the last committed token is always left to compute, for its row gives the next logits.
+    """
+
+    def __init__(
+        self, prompt_ids: TokenIds[int], committed: TokenIds[int], table: PageTable, capacity: int
+    ) -> None:
+        self.table = table
+        self.capacity = capacity  # tokens its pages may hold
+        self.num_prompt = len(prompt_ids)
+        self.token_ids = [*prompt_ids, *committed]
+        self.draft_ids: list[int] = []
+        self.num_computed = 0
+
+    @property
+    def num_generated(self) -> int:
+        """Committed answer tokens: the 0-based position of the next one."""
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def is_prefilled(self) -> bool:
+        """Only the last committed token, or the speculation, is left to compute."""
+        return self.num_computed >= len(self.token_ids) - 1
+
+    def pending(self, limit: int | None = None) -> list[int]:
+        """Tokens whose KV is missing, at most `limit` of them."""
+        start, num_committed = self.num_computed, len(self.token_ids)
+        rest = self.token_ids[start : None if limit is None else start + limit]
+        if limit is None or len(rest) < limit:
+            rest += self.draft_ids[max(start - num_committed, 0) :][: _left(limit, rest)]
+        return rest
+
+    def commit(self, token_ids: TokenIds[int]) -> None:
+        """Append to the answer; keep the speculation's KV where it was right."""
+        num_right = 0
+        for committed, drafted in zip(token_ids, self.draft_ids, strict=False):
+            if committed != drafted:
+                break
+            num_right += 1
+        kept = len(self.token_ids) + num_right
+        self.token_ids += token_ids
+        self.draft_ids = []
+        self.num_computed = min(self.num_computed, kept, len(self.token_ids) - 1)
+
+    def drop_speculation(self) -> None:
+        """Forget what was drafted and not committed."""
+        self.commit(())
+
+
+def _left(limit: int | None, taken: list[int]) -> int | None:
+    return None if limit is None else limit - len(taken)

@@ -1,0 +1,377 @@
+"""What an engine is asked to do, as small state machines over one sequence (prefill: over a lease).
+
+Every step an engine asks the work it selected for its next rows (`feed`) and hands back their
+logits (`take`), until the work is done. All of it runs on the engine's compute thread; `begin` is
+where a call is checked against the state of its sequence, because only then is that state at rest.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Set
+
+import numpy as np
+import torch
+from typing_extensions import override
+
+from rapid.engines.batching import Feed
+from rapid.engines.kv_cache import KVCache
+from rapid.engines.leases import Lease
+from rapid.engines.sequences import Sequence
+from rapid.errors import BadRequest, OutOfStep
+from rapid.messages import (
+    DraftBlock,
+    Float32Array,
+    Int32Array,
+    PrefillReceipt,
+    TargetLogits,
+    TokenLogprobs,
+    Verdict,
+)
+from rapid.speculation.acceptance import decode_token, judge, propose
+from rapid.speculation.sampling import proposal
+
+
+class Work(ABC):
+    """One call in progress.
+
+    Attributes:
+        choices: whose sequences it changes; nothing else may be in progress on them.
+        result: set when done.
+    """
+
+    is_prefill = False
+
+    def __init__(self, lease: Lease, choices: tuple[int, ...]) -> None:
+        self.lease = lease
+        self.choices = choices
+        self.result: object = None
+        self.is_done = False
+        self._began = 0.0
+        self._num_fed = 0
+
+    def begin(self) -> None:
+        """Check the call and put the sequence in place; may already finish."""
+        self._began = time.perf_counter()
+
+    @abstractmethod
+    def feed(self, limit: int) -> Feed:
+        """Rows for the next forward; only a prefill keeps to the limit."""
+
+    @abstractmethod
+    def take(self, logits: torch.Tensor) -> None:
+        """Use the wanted logits of the rows just computed [num_wanted, vocab]."""
+
+    def finish(self, result: object) -> None:
+        """The work is done."""
+        self.result = result
+        self.is_done = True
+
+    @property
+    def elapsed_ms(self) -> float:
+        """Since the work began."""
+        return (time.perf_counter() - self._began) * 1e3
+
+
+class Prefill(Work):
+    """Compute the prompt (all but its last token, whose row gives the first logits) and replays.
+
+    The first choice computes the prompt; the others share its full pages and get a copy of the
+    partly filled one. Then each computes what it had committed elsewhere.
+    """
+
+    is_prefill = True
+
+    def __init__(self, lease: Lease, cache: KVCache, page_tokens: int) -> None:
+        super().__init__(lease, tuple(range(len(lease.sequences))))
+        self._cache = cache
+        self._page_tokens = page_tokens
+        self._num_prompt = lease.sequences[0].num_prompt - 1
+
+    @override
+    def begin(self) -> None:
+        super().begin()
+        self._fork_or_finish()
+
+    @override
+    def feed(self, limit: int) -> Feed:
+        sequence = self._current()
+        is_prompt = sequence.num_computed < self._num_prompt
+        stop = self._num_prompt if is_prompt else len(sequence.token_ids) - 1
+        token_ids = sequence.pending(min(limit, stop - sequence.num_computed))
+        self._num_fed = len(token_ids)
+        return Feed(token_ids, sequence.num_computed, sequence.table, num_wanted=0)
+
+    @override
+    def take(self, logits: torch.Tensor) -> None:
+        self._current().num_computed += self._num_fed
+        self._fork_or_finish()
+
+    def _current(self) -> Sequence:
+        return next(one for one in self.lease.sequences if not one.is_prefilled)
+
+    def _fork_or_finish(self) -> None:
+        first, *others = self.lease.sequences
+        if first.num_computed >= self._num_prompt:
+            for other in others:
+                if other.num_computed < self._num_prompt:
+                    self._fork(first, other)
+        if all(sequence.is_prefilled for sequence in self.lease.sequences):
+            request = self.lease.request
+            self.finish(
+                PrefillReceipt(
+                    lease_id=request.lease_id,
+                    num_tokens=len(request.prompt_ids),
+                    num_cached_tokens=0,
+                    queue_ms=self.lease.waited_s * 1e3,
+                    compute_ms=self.elapsed_ms,
+                )
+            )
+
+    def _fork(self, first: Sequence, other: Sequence) -> None:
+        start = self._num_prompt // self._page_tokens * self._page_tokens
+        self._cache.copy(
+            first.table.spans(start, self._num_prompt), other.table.spans(start, self._num_prompt)
+        )
+        other.num_computed = self._num_prompt
+
+
+class SequenceWork(Work):
+    """Work on one choice, which must be prefilled."""
+
+    def __init__(self, lease: Lease, choice: int) -> None:
+        if not 0 <= choice < len(lease.sequences):
+            raise OutOfStep(f"lease {lease.lease_id!r} has no choice {choice}")
+        super().__init__(lease, (choice,))
+        self.choice = choice
+        self.sequence = lease.sequences[choice]
+
+    @override
+    def begin(self) -> None:
+        super().begin()
+        if not self.sequence.is_prefilled:
+            raise OutOfStep(f"lease {self.lease.lease_id!r} is not prefilled yet")
+
+    @override
+    def feed(self, limit: int) -> Feed:
+        token_ids = self.sequence.pending()
+        self._num_fed = len(token_ids)
+        return Feed(token_ids, self.sequence.num_computed, self.sequence.table, self._num_wanted())
+
+    @override
+    def take(self, logits: torch.Tensor) -> None:
+        self.sequence.num_computed += self._num_fed
+
+    def _num_wanted(self) -> int:
+        return 1
+
+    def _check_position(self, what: str, position: int, choice: int) -> None:
+        here = self.sequence.num_generated
+        if position != here or choice != self.choice:
+            raise OutOfStep(
+                f"{what} of choice {choice} for position {position}; lease "
+                f"{self.lease.lease_id!r} has choice {self.choice} at position {here}"
+            )
+
+
+class Commit(SequenceWork):
+    """Append a verdict that was reached elsewhere."""
+
+    def __init__(self, lease: Lease, verdict: Verdict) -> None:
+        super().__init__(lease, verdict.choice)
+        self._verdict = verdict
+
+    @override
+    def begin(self) -> None:
+        super().begin()
+        self._check_position("verdict", self._verdict.position, self._verdict.choice)
+        self.sequence.commit(self._verdict.token_ids)
+        self.finish(None)
+
+
+class Judging(SequenceWork):
+    """One forward over ``[last committed, d_1 .. d_{K-1}]``: the logits of a block's positions."""
+
+    def __init__(self, lease: Lease, choice: int, block: DraftBlock, num_ids: int) -> None:
+        super().__init__(lease, choice)
+        self._block = block
+        self._num_ids = num_ids
+
+    @override
+    def begin(self) -> None:
+        super().begin()
+        block, sequence = self._block, self.sequence
+        self._check_position("block", block.position, block.choice)
+        if not 0 < len(block) <= sequence.capacity - len(sequence.token_ids) + 1:
+            raise OutOfStep(f"a block of {len(block)} tokens does not fit the lease's room")
+        token_ids = block.token_ids.tolist()
+        if min(token_ids) < 0 or max(token_ids) >= self._num_ids:
+            raise BadRequest("the block holds a token id beyond the vocabulary")
+        sequence.drop_speculation()
+        sequence.draft_ids = token_ids[:-1]
+
+    @override
+    def _num_wanted(self) -> int:
+        return len(self._block)
+
+
+class Score(Judging):
+    """Hand out the target's logits; commits nothing, keeps the block's KV for `Commit`."""
+
+    @override
+    def take(self, logits: torch.Tensor) -> None:
+        super().take(logits)
+        self.finish(
+            TargetLogits(
+                lease_id=self.lease.lease_id,
+                choice=self.choice,
+                position=self._block.position,
+                logits=logits.cpu().numpy(),
+                verify_ms=self.elapsed_ms,
+            )
+        )
+
+
+class Verify(Judging):
+    """Judge a block where its logits are and commit the outcome."""
+
+    def __init__(
+        self, lease: Lease, choice: int, block: DraftBlock, num_ids: int, eos_ids: Set[int]
+    ) -> None:
+        super().__init__(lease, choice, block, num_ids)
+        self._eos_ids = eos_ids
+
+    @override
+    def take(self, logits: torch.Tensor) -> None:
+        request = self.lease.request
+        judgement = judge(
+            self._block,
+            logits,
+            request.sampling,
+            request.speculation,
+            self._eos_ids,
+            request.num_logprobs,
+        )
+        super().take(logits)
+        self.sequence.commit(judgement.token_ids)
+        self.finish(judgement.verdict(self._block, self.elapsed_ms))
+
+
+class Draft(SequenceWork):
+    """Sample a block token by token, each from exactly the proposal that is sent with it.
+
+    Drafting stops after an end-of-sequence token: if it is kept the answer ends there, if not the
+    block does, so nothing after it could ever be judged.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        choice: int,
+        verdict: Verdict | None,
+        num_tokens: int,
+        eos_ids: Set[int],
+    ) -> None:
+        super().__init__(lease, choice)
+        self._verdict = verdict
+        self._num_tokens = num_tokens
+        self._eos_ids = eos_ids
+        self._proposals: list[tuple[Int32Array, Float32Array]] = []
+
+    @override
+    def begin(self) -> None:
+        super().begin()
+        sequence = self.sequence
+        if self._verdict is None:
+            sequence.drop_speculation()
+        else:
+            self._check_position("verdict", self._verdict.position, self._verdict.choice)
+            sequence.commit(self._verdict.token_ids)
+        room = sequence.capacity - len(sequence.token_ids) + 1
+        self._num_tokens = min(self._num_tokens, room)
+        if self._num_tokens < 1:
+            raise OutOfStep(f"lease {self.lease.lease_id!r} has no room to draft in")
+
+    @override
+    def take(self, logits: torch.Tensor) -> None:
+        super().take(logits)
+        request, sequence = self.lease.request, self.sequence
+        position = sequence.num_generated + len(sequence.draft_ids)
+        ids, probs = proposal(logits[0], request.sampling, request.speculation)
+        token = propose(ids, probs, request.sampling, request.speculation, self.choice, position)
+        sequence.draft_ids.append(token)
+        self._proposals.append((ids, probs))
+        if len(self._proposals) == self._num_tokens or token in self._eos_ids:
+            self.finish(self._block())
+
+    def _block(self) -> DraftBlock:
+        shape = (len(self._proposals), max(len(ids) for ids, _ in self._proposals))
+        candidate_ids = np.full(shape, -1, dtype=np.int32)
+        candidate_probs = np.zeros(shape, dtype=np.float32)
+        for row, (ids, probs) in enumerate(self._proposals):
+            candidate_ids[row, : len(ids)] = ids
+            candidate_probs[row, : len(ids)] = probs
+        return DraftBlock(
+            lease_id=self.lease.lease_id,
+            choice=self.choice,
+            position=self.sequence.num_generated,
+            token_ids=np.asarray(self.sequence.draft_ids, dtype=np.int32),
+            candidate_ids=candidate_ids,
+            candidate_probs=candidate_probs,
+            draft_ms=self.elapsed_ms,
+        )
+
+
+class Decode(SequenceWork):
+    """Tokens of the model's own distribution, committed together when the last is drawn."""
+
+    def __init__(self, lease: Lease, choice: int, num_tokens: int, eos_ids: Set[int]) -> None:
+        super().__init__(lease, choice)
+        self._num_tokens = num_tokens
+        self._eos_ids = eos_ids
+        self._logprobs: list[TokenLogprobs] = []
+
+    @override
+    def begin(self) -> None:
+        super().begin()
+        self.sequence.drop_speculation()
+        left = self.lease.request.max_tokens - self.sequence.num_generated
+        self._num_tokens = min(self._num_tokens, left)
+        if self._num_tokens < 1:
+            raise OutOfStep(f"lease {self.lease.lease_id!r} has no token left to decode")
+
+    @override
+    def take(self, logits: torch.Tensor) -> None:
+        super().take(logits)
+        request, sequence = self.lease.request, self.sequence
+        start = sequence.num_generated
+        token, logprobs = decode_token(
+            logits[0],
+            request.sampling,
+            request.speculation,
+            self.choice,
+            start + len(sequence.draft_ids),
+            request.num_logprobs,
+        )
+        sequence.draft_ids.append(token)
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
+        is_finished = token in self._eos_ids
+        if not is_finished and len(sequence.draft_ids) < self._num_tokens:
+            return
+        token_ids = tuple(sequence.draft_ids)
+        sequence.commit(token_ids)
+        self.finish(
+            Verdict(
+                lease_id=self.lease.lease_id,
+                choice=self.choice,
+                position=start,
+                token_ids=token_ids,
+                num_drafted=0,
+                num_accepted=0,
+                is_finished=is_finished,
+                logprobs=tuple(self._logprobs),
+                verify_ms=self.elapsed_ms,
+            )
+        )

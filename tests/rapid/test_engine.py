@@ -1,0 +1,288 @@
+"""The engine against plain transformers forwards, in float32 on tiny random models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+import torch
+
+from rapid.config import SpeculationConfig
+from rapid.engines.engine import Engine
+from rapid.engines.ports import EngineDrafter, EngineVerifier
+from rapid.errors import OutOfStep
+from rapid.messages import DraftBlock, Verdict
+from rapid.speculation.loop import speculate
+from rapid.speculation.sampling import proposal
+from tests.rapid.tiny_models import (
+    EOS,
+    FAMILIES,
+    VOCAB,
+    lease_request,
+    random_prompt,
+    reference_greedy,
+    reference_logits,
+    tiny_engine,
+)
+
+PROMPT = random_prompt(37, seed=1)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    engine = tiny_engine()
+    yield engine
+    engine.check_integrity()
+    engine.close()
+    assert engine.status().kv_pages_in_use == 0
+    engine.check_integrity()
+
+
+async def opened(engine: Engine, lease_id: str = "a", **settings: object) -> str:
+    await engine.open(lease_request(lease_id, **{"prompt": PROMPT, **settings}))
+    await engine.prefill(lease_id)
+    return lease_id
+
+
+def block_of(token_ids: list[int], position: int, choice: int = 0) -> DraftBlock:
+    """A sure proposal of these very tokens."""
+    ids = np.asarray(token_ids, dtype=np.int32)
+    return DraftBlock("a", choice, position, ids, ids[:, None], np.ones((len(ids), 1), np.float32))
+
+
+async def answer(engine: Engine, lease_id: str, num_tokens: int, choice: int = 0) -> list[int]:
+    """Plain decoding in calls of three."""
+    token_ids: list[int] = []
+    while len(token_ids) < num_tokens:
+        verdict = await engine.decode(lease_id, choice, min(3, num_tokens - len(token_ids)))
+        token_ids += verdict.token_ids
+        if verdict.is_finished:
+            break
+    return token_ids
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_prefill_and_greedy_decode_equal_the_reference(family: str) -> None:
+    engine = tiny_engine(family, step_tokens=16)  # the prompt takes several chunks
+    receipt_lease = await opened(engine)
+    assert await answer(engine, receipt_lease, 12) == reference_greedy(PROMPT.tolist(), 12, family)
+    engine.release("a")
+    engine.check_integrity()
+    assert engine.status().kv_pages_in_use == 0
+    engine.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_scored_logits_equal_the_reference(family: str) -> None:
+    engine = tiny_engine(family)
+    await opened(engine)
+    drafted = random_prompt(7, seed=5).tolist()
+    scored = await engine.score("a", 0, block_of(drafted, 0))
+    expected = reference_logits([*PROMPT.tolist(), *drafted[:-1]], family)[-7:]
+    np.testing.assert_allclose(scored.logits, expected, atol=2e-5)
+    assert VOCAB <= scored.logits.shape[1] < VOCAB + 8  # the padding is cut
+    engine.close()
+
+
+async def test_rejection_rolls_back_and_the_answer_goes_on_as_if_nothing_was_drafted(
+    engine: Engine,
+) -> None:
+    expected = reference_greedy(PROMPT.tolist(), 16)
+    await opened(engine)
+    got: list[int] = []
+    wrong_at = [0, 2, 4, 1, 3]
+    for wrong in wrong_at:
+        drafted = expected[len(got) : len(got) + 5]
+        if not drafted:
+            break
+        wrong = min(wrong, len(drafted) - 1)
+        drafted[wrong] = 5 if drafted[wrong] != 5 else 6
+        verdict = await engine.verify("a", 0, block_of(drafted, len(got)))
+        assert verdict.num_accepted == wrong
+        assert len(verdict.token_ids) == wrong + 1
+        got += verdict.token_ids
+    assert got == expected[: len(got)]
+    assert len(got) == 15
+
+
+async def test_a_fully_accepted_block_leaves_its_last_token_to_be_consumed_next(
+    engine: Engine,
+) -> None:
+    expected = reference_greedy(PROMPT.tolist(), 12)
+    await opened(engine)
+    first = await engine.verify("a", 0, block_of(expected[:5], 0))
+    assert (first.token_ids, first.num_accepted) == (tuple(expected[:5]), 5)
+    second = await engine.verify("a", 0, block_of(expected[5:10], 5))
+    assert second.num_accepted == 5
+    assert (await engine.decode("a", 0, 2)).token_ids == tuple(expected[10:12])
+
+
+async def test_drafts_are_drawn_from_the_softmax_of_the_reference(engine: Engine) -> None:
+    speculation = SpeculationConfig(draft_top_k=10)
+    request = lease_request("a", PROMPT, temperature=0.8, speculation=speculation)
+    await engine.open(request)
+    await engine.prefill("a")
+    block = await engine.draft("a", 0, None, 6)
+    logits = reference_logits([*PROMPT.tolist(), *block.token_ids.tolist()])
+    for row in range(6):
+        ids, probs = proposal(logits[len(PROMPT) - 1 + row], request.sampling, speculation)
+        assert block.candidate_ids[row].tolist() == ids.tolist()
+        np.testing.assert_allclose(block.candidate_probs[row], probs, atol=1e-5)
+        assert block.token_ids[row] in ids
+    assert block.position == 0
+    assert block.draft_ms > 0
+
+
+async def test_a_drafter_follows_verdicts_and_keeps_what_was_right(engine: Engine) -> None:
+    greedy = reference_greedy(PROMPT.tolist(), 4)
+    await opened(engine)
+    first = await engine.draft("a", 0, None, 4)
+    assert first.token_ids.tolist() == greedy
+    corrected = 9 if greedy[2] != 9 else 10
+    verdict = Verdict("t", 0, 0, (greedy[0], greedy[1], corrected), 4, 2, False)
+    second = await engine.draft("a", 0, verdict, 3)
+    prefix = [*PROMPT.tolist(), *verdict.token_ids]
+    assert second.position == 3
+    assert second.token_ids.tolist() == reference_greedy(prefix, 3)
+
+
+async def test_a_block_ends_with_its_end_of_sequence_token() -> None:
+    prompt = PROMPT.tolist()
+    eos = reference_greedy(prompt, 3)[2]
+    engine = tiny_engine(eos=eos)
+    await opened(engine)
+    block = await engine.draft("a", 0, None, 10)
+    assert block.token_ids.tolist() == reference_greedy(prompt, 3)
+    verdict = await engine.verify("a", 0, block)
+    assert verdict.is_finished
+    engine.close()
+
+
+async def test_choices_share_the_prompt_and_answer_apart(engine: Engine) -> None:
+    await opened(engine, num_choices=3, temperature=1.0)
+    await opened(engine, "alone", temperature=1.0)
+    answers = [await answer(engine, "a", 9, choice) for choice in range(3)]
+    assert answers[0] == await answer(engine, "alone", 9)
+    assert len({tuple(one) for one in answers}) == 3
+    greedy = [
+        (
+            await engine.score("a", choice, block_of([5, 6], len(answers[choice]), choice=choice))
+        ).logits[0]
+        for choice in range(3)
+    ]
+    for logits, tokens in zip(greedy, answers, strict=True):
+        expected = reference_logits([*PROMPT.tolist(), *tokens])[-1]
+        np.testing.assert_allclose(logits, expected, atol=2e-5)
+
+
+async def test_choices_together_hold_the_prompt_once(engine: Engine) -> None:
+    await opened(engine, num_choices=4, max_tokens=8)
+    pages_each = -(-(len(PROMPT) + 8 + 10) // 8)
+    shared = (len(PROMPT) - 1) // 8
+    assert engine.status().kv_pages_in_use == shared + 4 * (pages_each - shared)
+
+
+@pytest.mark.parametrize("speculative", [False, True])
+async def test_concurrent_sequences_give_what_each_gives_alone(
+    engine: Engine, speculative: bool
+) -> None:
+    prompts = {f"s{i}": random_prompt(length, seed=i) for i, length in enumerate((3, 60, 17, 101))}
+
+    async def run(lease_id: str) -> list[int]:
+        await opened(engine, lease_id, prompt=prompts[lease_id])
+        if not speculative:
+            return await answer(engine, lease_id, 10)
+        await opened(engine, f"{lease_id}/drafter", prompt=prompts[lease_id][-3:])
+        drafter = EngineDrafter(engine, f"{lease_id}/drafter")
+        verifier = EngineVerifier(engine, lease_id)
+        rounds = speculate(drafter, verifier, max_tokens=10, max_draft=4)
+        return [token async for verdict in rounds for token in verdict.token_ids]
+
+    answers = await asyncio.gather(*map(run, prompts))
+    for lease_id, tokens in zip(prompts, answers, strict=True):
+        assert tokens == reference_greedy(prompts[lease_id].tolist(), 10)
+
+
+@pytest.mark.parametrize("max_draft", [1, 4, 9])
+async def test_seeded_lossless_equals_plain(engine: Engine, max_draft: int) -> None:
+    speculation = SpeculationConfig(eta=0.0, coupling="shared_noise", max_draft=max_draft)
+    settings = {"temperature": 1.0, "speculation": speculation}
+    await opened(engine, "plain", **settings)
+    plain = await answer(engine, "plain", 20)
+    await opened(engine, "target", **settings)
+    await opened(engine, "drafter", prompt=PROMPT[-9:], **settings)
+    rounds = speculate(
+        EngineDrafter(engine, "drafter"),
+        EngineVerifier(engine, "target"),
+        max_tokens=20,
+        max_draft=max_draft,
+    )
+    assert [token async for verdict in rounds for token in verdict.token_ids] == plain
+
+
+async def test_two_engines_share_one_loaded_model() -> None:
+    target, drafter = tiny_engine(), tiny_engine()
+    await asyncio.gather(opened(target), opened(drafter))
+    block = await drafter.draft("a", 0, None, 6)
+    verdict = await target.verify("a", 0, block)
+    assert verdict.num_accepted == len(block)  # self-speculation on the same context
+    target.close()
+    drafter.close()
+
+
+async def test_committed_tokens_are_replayed_into_a_new_lease(engine: Engine) -> None:
+    expected = reference_greedy(PROMPT.tolist(), 10)
+    await engine.open(
+        lease_request("a", PROMPT, num_choices=2, committed=(tuple(expected[:6]), (EOS, 8)))
+    )
+    await engine.prefill("a")
+    verdict = await engine.decode("a", 0, 4)
+    assert (verdict.position, verdict.token_ids) == (6, tuple(expected[6:10]))
+    assert (await engine.decode("a", 1, 1)).position == 2
+
+
+async def test_judging_elsewhere_commits_the_same(engine: Engine) -> None:
+    expected = reference_greedy(PROMPT.tolist(), 8)
+    await opened(engine)
+    block = block_of([*expected[:3], 50], 0)
+    scored = await engine.score("a", 0, block)
+    again = await engine.score("a", 0, block)  # nothing was committed
+    np.testing.assert_allclose(scored.logits, again.logits, atol=1e-5)
+    await engine.commit("a", Verdict("a", 0, 0, tuple(expected[:4]), 4, 3, False))
+    assert (await engine.decode("a", 0, 4)).token_ids == tuple(expected[4:8])
+
+
+async def test_logprobs_are_those_of_the_reference(engine: Engine) -> None:
+    await opened(engine, num_logprobs=2)
+    verdict = await engine.decode("a", 0, 2)
+    expected = torch.log_softmax(reference_logits(PROMPT.tolist())[-1], -1)
+    first = verdict.logprobs[0]
+    assert first.token_id == verdict.token_ids[0] == first.top[0][0]
+    assert first.logprob == pytest.approx(float(expected.max()), abs=1e-5)
+
+
+async def test_messages_out_of_step_change_nothing(engine: Engine) -> None:
+    expected = reference_greedy(PROMPT.tolist(), 4)
+    await engine.open(lease_request("a", PROMPT))
+    with pytest.raises(OutOfStep, match="not prefilled"):
+        await engine.decode("a", 0, 1)
+    await engine.prefill("a")
+    for call in (
+        engine.verify("a", 0, block_of(expected, 3)),
+        engine.verify("a", 1, block_of(expected, 0)),
+        engine.draft("a", 0, Verdict("a", 0, 2, (5,), 1, 1, False), 2),
+        engine.commit("a", Verdict("a", 0, 1, (5,), 1, 1, False)),
+        engine.decode("a", 0, 0),
+    ):
+        with pytest.raises(OutOfStep):
+            await call
+    assert (await engine.decode("a", 0, 4)).token_ids == tuple(expected)
+
+
+async def test_decoding_ends_at_max_tokens(engine: Engine) -> None:
+    await opened(engine, max_tokens=5)
+    assert len((await engine.decode("a", 0, 64)).token_ids) == 5
+    with pytest.raises(OutOfStep, match="no token left"):
+        await engine.decode("a", 0, 1)
