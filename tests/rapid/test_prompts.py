@@ -1,0 +1,146 @@
+"""What target and drafter read, to the byte."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from rapid.embedded.training import document_prompt, retrieved_prompt
+from rapid.errors import BadRequest
+from rapid.messages import Document, Message
+from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, target_messages
+
+
+@dataclass(frozen=True)
+class Chunk:
+    document: str
+    text: str
+
+
+def user(text: str) -> Message:
+    return Message("user", text)
+
+
+def system(text: str) -> Message:
+    return Message("system", text)
+
+
+def assistant(text: str) -> Message:
+    return Message("assistant", text)
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def plan(*messages: Message, documents: tuple[Document, ...] = (), **options) -> DrafterPlan:
+    options = {"budget_tokens": 40, "count_tokens": words} | options
+    return plan_drafter_chat(messages, documents, **options)
+
+
+NOTES = Document("notes", "One. Two. Three.")
+
+
+def test_the_wording_is_the_one_the_models_are_trained_on():
+    question = "What is the harbor of Bakeno?"
+    (target,) = target_messages([user(question)], [NOTES])
+    assert target.content == document_prompt(NOTES.name, NOTES.text, question)
+    chunks = [Chunk("notes", "One."), Chunk("notes", "Three.")]
+    (drafter,) = drafter_messages(plan(user(question), documents=(NOTES,)), chunks)
+    assert drafter.content == retrieved_prompt("notes", ["One.", "Three."], question)
+
+
+def test_documents_stand_at_the_start_of_the_first_user_message():
+    other = Document("letter", "Dear all")
+    chat = target_messages(
+        [system("Be kind."), user("First?"), assistant("Yes."), user("Second?")], [NOTES, other]
+    )
+    assert chat == (
+        system("Be kind."),
+        user('Document "notes":\nOne. Two. Three.\n\nDocument "letter":\nDear all\n\nFirst?'),
+        assistant("Yes."),
+        user("Second?"),
+    )
+
+
+def test_a_short_chat_is_kept_and_chunks_replace_documents_in_place():
+    chat = [system("Be kind."), user("First?"), assistant("Yes."), user("Second?")]
+    taken_apart = plan(*chat, documents=(NOTES,))
+    assert taken_apart.documents == (NOTES,)
+    assert taken_apart.question == "Second?"
+    assert drafter_messages(taken_apart, [Chunk("notes", " Two.\n")]) == (
+        system("Be kind."),
+        user('Retrieved text chunks of "notes":\nTwo.\n\nFirst?'),
+        assistant("Yes."),
+        user("Second?"),
+    )
+
+
+def test_nothing_retrieved_leaves_no_trace():
+    taken_apart = plan(user("Second?"), documents=(NOTES,))
+    assert drafter_messages(taken_apart, []) == (user("Second?"),)
+
+
+def test_older_turns_become_a_document():
+    chat = [user("one two three four"), assistant("five six seven"), user("eight"), user("Last?")]
+    taken_apart = plan(*chat, documents=(NOTES,), budget_tokens=16)
+    assert taken_apart.documents == (
+        NOTES,
+        Document("conversation", "user: one two three four\n\nassistant: five six seven"),
+    )
+    chunks = [Chunk("notes", "Two."), Chunk("conversation", "five six")]
+    assert drafter_messages(taken_apart, chunks) == (
+        user(
+            'Retrieved text chunks of "notes":\nTwo.\n\n'
+            'Retrieved text chunks of "conversation":\nfive six\n\neight'
+        ),
+        user("Last?"),
+    )
+
+
+def test_kept_turns_begin_with_the_user():
+    taken_apart = plan(
+        user("a b c d e f g"), assistant("yes"), user("and"), assistant("no"), user("Last?")
+    )
+    assert [turn.message.role for turn in taken_apart.turns] == ["user", "assistant", "user"]
+    taken_apart = plan(user("a b c d e f g"), assistant("yes"), user("Last?"), budget_tokens=12)
+    assert [turn.message.content for turn in taken_apart.turns] == ["Last?"]
+
+
+def test_the_beginning_of_an_over_long_message_is_searched():
+    message = "A long story.\n\nAnother part.\n\nWhat happened?"
+    taken_apart = plan(user(message), question="What happened?")
+    assert taken_apart.documents == (Document("message", "A long story.\n\nAnother part.\n\n"),)
+    assert drafter_messages(taken_apart, [Chunk("message", "A long story.")]) == (
+        user('Retrieved text chunks of "message":\nA long story.\n\nWhat happened?'),
+    )
+    with pytest.raises(ValueError, match="the end of"):
+        plan(user(message), question="What else?")
+
+
+def test_system_text_that_does_not_fit_is_searched():
+    rules = "Answer from this book. " * 5
+    taken_apart = plan(system(rules), user("Who?"))
+    assert taken_apart.documents == (Document("instructions", rules),)
+    assert drafter_messages(taken_apart, []) == (user("Who?"),)
+    assert drafter_messages(taken_apart, [Chunk("instructions", "this book")])[0] == system(
+        'Retrieved text chunks of "instructions":\nthis book\n\n'
+    )
+
+
+def test_names_of_overflow_do_not_meet_those_of_attachments():
+    taken = (Document("message", "x"), Document("message 2", "y"))
+    taken_apart = plan(user("long. Who?"), documents=taken, question="Who?")
+    assert [document.name for document in taken_apart.documents][2:] == ["message 3"]
+
+
+def test_turns_after_the_question_stay():
+    chat = drafter_messages(plan(user("Who?"), assistant("It was")), [])
+    assert chat == (user("Who?"), assistant("It was"))
+
+
+def test_a_chat_without_a_question_is_refused():
+    with pytest.raises(BadRequest, match="user") as refused:
+        target_messages([system("Be kind.")], [])
+    assert refused.value.param == "messages"
