@@ -11,39 +11,92 @@ Names and values are made of syllables: nothing can be answered without reading 
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 QuestionKind = Literal["fact", "recite", "list"]
 Span = tuple[int, int]
 
-CHARACTERS_PER_TOKEN = 3.2
+CHARACTERS_PER_TOKEN = 2.97
 """Of generated text under the embedded tokenizer; lets a length be asked in tokens without it."""
 
 _SYLLABLES = tuple(c + v for c in "bdfghklmnprstvwz" for v in "aeiou")
-_ATTRIBUTES = (
-    "harbor vault engine garden archive signal bridge tower charter lantern ledger orchard "
-    "keeper market river temple banner mirror anchor kitchen valley barrel candle window"
-).split()
-_ORDINALS = "first second third fourth fifth sixth".split()
+_ATTRIBUTES = [
+    "harbor",
+    "vault",
+    "engine",
+    "garden",
+    "archive",
+    "signal",
+    "bridge",
+    "tower",
+    "charter",
+    "lantern",
+    "ledger",
+    "orchard",
+    "keeper",
+    "market",
+    "river",
+    "temple",
+    "banner",
+    "mirror",
+    "anchor",
+    "kitchen",
+    "valley",
+    "barrel",
+    "candle",
+    "window",
+]
+_ORDINALS = ["first", "second", "third", "fourth", "fifth", "sixth"]
 _COUNTS = {3: "three", 4: "four", 5: "five", 6: "six"}
-_CONTAINERS = "crates barrels bags boxes sheets rolls".split()
-_PEOPLE = (
-    "the baker|the clerk|a pilot|the council|an old judge|the nurse|a trader|the captain|"
-    "a young singer|the doctor"
-).split("|")
-_VERBS = (
-    "walked past|wrote about|painted|forgot|measured|praised|visited|closed|bought|repaired"
-).split("|")
-_PLACES = (
-    "the station|a quiet street|the old mill|an empty hall|the northern road|a small chapel|"
-    "the long wall|the school|a stone house|the lake"
-).split("|")
-_TIMES = (
-    "in the morning|before noon|at dusk|during the storm|last winter|on a Friday|after the war|"
-    "every spring"
-).split("|")
+_CONTAINERS = ["crates", "barrels", "bags", "boxes", "sheets", "rolls"]
+_PEOPLE = [
+    "the baker",
+    "the clerk",
+    "a pilot",
+    "the council",
+    "an old judge",
+    "the nurse",
+    "a trader",
+    "the captain",
+    "a young singer",
+    "the doctor",
+]
+_VERBS = [
+    "walked past",
+    "wrote about",
+    "painted",
+    "forgot",
+    "measured",
+    "praised",
+    "visited",
+    "closed",
+    "bought",
+    "repaired",
+]
+_PLACES = [
+    "the station",
+    "a quiet street",
+    "the old mill",
+    "an empty hall",
+    "the northern road",
+    "a small chapel",
+    "the long wall",
+    "the school",
+    "a stone house",
+    "the lake",
+]
+_TIMES = [
+    "in the morning",
+    "before noon",
+    "at dusk",
+    "during the storm",
+    "last winter",
+    "on a Friday",
+    "after the war",
+    "every spring",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,12 +342,47 @@ def _list_question(rng: random.Random, name: str, count: int) -> str:
     return f"What are the {_COUNTS[count]} deposits of {name}?"
 
 
-def wording() -> Iterable[str]:
-    """Yield sentences that hold every fixed word of the language, for training a tokenizer."""
-    fixed = (_ATTRIBUTES, _ORDINALS, tuple(_COUNTS.values()), _CONTAINERS)
-    for words in fixed:
-        yield " " + " ".join(words)
-    for phrases in (_PEOPLE, _VERBS, _PLACES, _TIMES):
-        for phrase in phrases:
-            yield f" {phrase}"
-            yield phrase.capitalize()
+def syllables() -> Iterator[str]:
+    """Yield what names and values are made of, in each form that it takes in a word."""
+    for syllable in _SYLLABLES:
+        yield from (syllable, syllable.capitalize(), f" {syllable}", f" {syllable.capitalize()}")
+
+
+def wording() -> Iterator[str]:
+    """Yield every fixed phrase of the language, without names and values."""
+    phrases = [*_ATTRIBUTES, *_ORDINALS, *_COUNTS.values(), *_CONTAINERS]
+    phrases += [*_PEOPLE, *_VERBS, *_PLACES, *_TIMES]
+    for phrase in phrases:
+        yield from (f" {phrase}", phrase.capitalize())
+    for phrase in [
+        "What is the",
+        " of",
+        " is",
+        "Tell me the",
+        "Recite the entry",
+        "Repeat the entry",
+        "List the",
+        " deposits of",
+        "What are the",
+        "The",
+        " deposit of",
+        "Entry",
+        " in the year",
+        "Then",
+        "Later",
+        " met",
+        " near",
+        "So",
+        " paid",
+        " to",
+        "Now",
+        " sells",
+        "Nobody asked about the",
+        "The people of",
+        " from",
+        "Chronicle of",
+        "Notes from",
+    ]:
+        yield from (phrase, f" {phrase.lstrip()}")
+    for phrase in (*_PEOPLE, "nobody"):
+        yield f" {phrase.capitalize()}"
