@@ -5,6 +5,7 @@ Embedders compute; they know no event loop. Callers run them in a thread.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import unicodedata
@@ -183,7 +184,7 @@ class BGEM3Embedder:
             device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
             # One string, never a list: a list of devices starts a pool of processes.
             self._model: Any = BGEM3FlagModel(
-                config.model, devices=device, use_fp16=device.startswith("cuda")
+                _checkpoint(config.model), devices=device, use_fp16=device.startswith("cuda")
             )
         except Exception as error:
             raise EmbedderFailed(
@@ -216,7 +217,7 @@ class BGEM3Embedder:
             with self._lock:
                 encoded = self._model.encode(
                     texts,
-                    batch_size=len(texts),
+                    batch_size=len(texts) + 1,  # a full batch would draw a progress bar
                     max_length=self._config.max_length,  # the default cuts at 512, silently
                     return_dense=True,
                     return_sparse=True,
@@ -229,6 +230,22 @@ class BGEM3Embedder:
                 encoded["dense_vecs"], encoded["lexical_weights"], strict=True
             )
         ]
+
+
+def _checkpoint(model: str) -> str:
+    """The folder of a model, fetched from the hub if it is not here.
+
+    FlagEmbedding would give a folder without these two files random term weights, silently.
+    """
+    if not os.path.isdir(model):
+        from huggingface_hub import snapshot_download
+
+        others = ["onnx/*", "imgs/*", "*.h5", "*.msgpack", "*.ot"]
+        model = snapshot_download(model, ignore_patterns=others)
+    for name in ("sparse_linear.pt", "colbert_linear.pt"):
+        if not os.path.exists(os.path.join(model, name)):
+            raise FileNotFoundError(f"{model} has no {name}")
+    return model
 
 
 def _by_token(weights: dict[str, float]) -> SparseVector:
