@@ -1,7 +1,7 @@
 """The slow reference: plain transformers forwards, one token at a time, no speculation.
 
-It shares nothing with the engines and the rule but the noise generator, so equal texts mean that the
-whole path (leases, blocks, page tables, ragged batches, acceptance) samples what it says it samples.
+It shares nothing with the engines and the rule but the noise generator, so equal texts mean that
+the whole path (leases, blocks, page tables, ragged batches, acceptance) samples what it says.
 """
 
 from __future__ import annotations
@@ -48,15 +48,16 @@ class Step:
 
 @dataclass
 class Reader:
-    """A model with its own cache, fed one token at a time."""
+    """A model with its own cache, fed one token at a time; padded logits are cut off."""
 
     model: torch.nn.Module
+    vocab: int | None = None
     cache: DynamicCache = field(default_factory=DynamicCache)
 
     @torch.inference_mode()
     def feed(self, ids: Sequence[int]) -> np.ndarray:
         out = self.model(torch.tensor([list(ids)]), past_key_values=self.cache, use_cache=True)
-        return out.logits[0, -1].double().numpy()
+        return out.logits[0, -1, : self.vocab].double().numpy()
 
 
 def load_reference(path: str | Path) -> torch.nn.Module:
@@ -140,9 +141,11 @@ def answer(
     drafter: torch.nn.Module | None = None,
     drafter_prompt: Sequence[int] = (),
     eos_ids: Sequence[int] = (),
+    vocab: int | None = None,
 ) -> list[Step]:
     """The reference answer, up to and including its end-of-sequence token."""
-    readers = [Reader(target)] + ([Reader(drafter)] if drafter is not None else [])
+    models = [target] if drafter is None else [target, drafter]
+    readers = [Reader(model, vocab) for model in models]
     prompts = [target_prompt, drafter_prompt]
     logits = [reader.feed(prompt) for reader, prompt in zip(readers, prompts, strict=False)]
     steps: list[Step] = []

@@ -1,0 +1,169 @@
+"""The method in process, without Ray: load two models, generate, look at the statistics.
+
+For researchers and tests. Engines are made for one call and closed after it; a service keeps them
+(see `deployments`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rapid.config import Coupling, EngineConfig, SamplingConfig, SpeculationConfig, Transfer
+from rapid.engines.engine import Engine
+from rapid.engines.loading import LoadedModel, load_model
+from rapid.engines.ports import EngineDrafter, EngineVerifier
+from rapid.engines.vocabulary import check_same_vocabulary
+from rapid.messages import LeaseRequest, TokenLogprobs, Verdict, as_prompt
+from rapid.speculation.loop import speculate
+from rapid.speculation.statistics import RoundStatistics
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """An answer and how it came about.
+
+    Attributes:
+        token_ids: the answer, with its end-of-sequence token if it came to one.
+        statistics: rounds, drafted and accepted tokens, origins, times.
+        seed: all randomness; the same call with it gives the same answer.
+    """
+
+    token_ids: tuple[int, ...]
+    statistics: RoundStatistics
+    seed: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+def load(model: str, **settings: Any) -> LoadedModel:
+    """Load a Llama, Qwen2 or Qwen3 checkpoint.
+
+    Args:
+        model: a directory, a hub name, ``embedded:target`` or ``embedded:drafter``.
+        settings: fields of `rapid.config.EngineConfig`: dtype, device, rope_scaling, ...
+
+    Raises:
+        ConfigurationError: the checkpoint is missing or not supported.
+    """
+    return load_model(EngineConfig(model=str(model), **settings))
+
+
+def generate(
+    target: LoadedModel,
+    drafter: LoadedModel | None,
+    input_ids: Sequence[int],
+    draft_input_ids: Sequence[int] = (),
+    *,
+    max_tokens: int = 256,
+    eta: float = 10.0,
+    max_draft: int = 10,
+    transfer: Transfer = "boost",
+    coupling: Coupling | None = None,
+    plausibility: float = 0.1,
+    draft_top_k: int | None = 64,
+    transfer_temperature: float = 1.0,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int | None = None,
+    seed: int | None = None,
+    num_logprobs: int | None = None,
+) -> Generation:
+    """Answer one prompt; blocks until done, also from inside a running event loop (a notebook).
+
+    Args:
+        target: reads `input_ids`, the long context.
+        drafter: reads `draft_input_ids`, the retrieved context; may be `target` itself. None
+            decodes plainly.
+        max_tokens: longest answer.
+        eta: 0 samples the target's own distribution, above it the fused one.
+        coupling: None is `shared_noise` when a seed is given, else `maximal`.
+        num_logprobs: None for none, else alternatives beside each token.
+
+    Raises:
+        ConfigurationError: the two models do not share a vocabulary.
+        PromptTooLong: prompt and answer exceed a model's context.
+        pydantic.ValidationError: a setting is out of range.
+    """
+    sampling = SamplingConfig(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=secrets.randbits(63) if seed is None else seed,
+    )
+    speculation = SpeculationConfig(
+        transfer=transfer,
+        eta=eta,
+        max_draft=max_draft,
+        coupling=coupling or ("maximal" if seed is None else "shared_noise"),
+        plausibility=plausibility,
+        draft_top_k=draft_top_k,
+        transfer_temperature=transfer_temperature,
+    )
+    requests = [
+        LeaseRequest(
+            lease_id="generate",
+            tenant="local",
+            prompt_ids=as_prompt(ids),
+            max_tokens=max_tokens,
+            sampling=sampling,
+            speculation=speculation,
+            num_logprobs=num_logprobs,
+        )
+        for ids in (input_ids, draft_input_ids)
+    ]
+    return _run(_generate(target, drafter, *requests))
+
+
+async def _generate(
+    target: LoadedModel, drafter: LoadedModel | None, long: LeaseRequest, short: LeaseRequest
+) -> Generation:
+    vocab_size = check_same_vocabulary(target, drafter) if drafter else None
+    engines = [_engine(target, long, vocab_size)]
+    if drafter is not None:
+        engines.append(_engine(drafter, short, vocab_size))
+    statistics, verdicts = RoundStatistics(), list[Verdict]()
+    try:
+        for engine, request in zip(engines, (long, short), strict=False):
+            await engine.open(request)
+        await asyncio.gather(*(engine.prefill(long.lease_id) for engine in engines))
+        async for verdict in speculate(
+            EngineDrafter(engines[1], short.lease_id, 0) if drafter else None,
+            EngineVerifier(engines[0], long.lease_id, 0),
+            max_tokens=long.max_tokens,
+            max_draft=long.speculation.max_draft,
+        ):
+            statistics.observe(verdict)
+            verdicts.append(verdict)
+    finally:
+        for engine in engines:
+            engine.close()
+    return Generation(
+        token_ids=tuple(statistics.token_ids),
+        statistics=statistics,
+        seed=long.sampling.seed,
+        logprobs=tuple(entry for verdict in verdicts for entry in verdict.logprobs),
+    )
+
+
+def _engine(loaded: LoadedModel, request: LeaseRequest, vocab_size: int | None) -> Engine:
+    """An engine with room for exactly this request."""
+    num_tokens = len(request.prompt_ids) + request.max_tokens + request.speculation.max_draft
+    max_context = min(num_tokens, loaded.max_context)
+    config = EngineConfig(model=loaded.name, page_tokens=16, max_leases=1)
+    room = {"max_context": max_context, "kv_cache_tokens": max_context + config.page_tokens}
+    return Engine(loaded, config.model_copy(update=room), vocab_size=vocab_size)
+
+
+def _run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()

@@ -1,0 +1,98 @@
+"""The public API in process, against the slow reference."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import rapid
+from rapid.errors import ConfigurationError, PromptTooLong
+from tests import reference
+from tests.rapid.tiny_models import EOS, VOCAB, checkpoint, loaded, random_prompt
+
+LONG, SHORT = random_prompt(90, seed=1).tolist(), random_prompt(30, seed=2).tolist()
+NUM_TOKENS = 40
+
+
+def slow(drafter_seed: int | None, settings: reference.Settings) -> list[reference.Step]:
+    return reference.answer(
+        reference.load_reference(checkpoint(seed=0)),
+        LONG,
+        settings,
+        num_tokens=NUM_TOKENS,
+        drafter=reference.load_reference(checkpoint(seed=drafter_seed)) if drafter_seed else None,
+        drafter_prompt=SHORT,
+        eos_ids=[EOS],
+        vocab=VOCAB,
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("transfer", "eta"), [("boost", 10.0), ("distill", 10.0), ("boost", 50.0)])
+def test_fused_equals_the_slow_reference_at_every_draft_length(temperature, transfer, eta):
+    settings = reference.Settings(
+        seed=11, temperature=temperature, top_p=0.95, eta=eta, transfer=transfer, draft_top_k=16
+    )
+    want = slow(1, settings)
+    texts = set()
+    for max_draft in (1, 3, 10):
+        got = rapid.generate(
+            loaded(seed=0),
+            loaded(seed=1),
+            LONG,
+            SHORT,
+            max_tokens=NUM_TOKENS,
+            max_draft=max_draft,
+            temperature=temperature,
+            top_p=0.95,
+            eta=eta,
+            transfer=transfer,
+            draft_top_k=16,
+            seed=11,
+        )
+        assert not reference.is_tied(got.token_ids, want, settings)
+        texts.add(got.token_ids)
+    assert len(texts) == 1
+
+
+def test_lossless_equals_plain_and_the_slow_reference():
+    settings = reference.Settings(seed=5, temperature=0.8, top_k=20)
+    common = {"max_tokens": NUM_TOKENS, "temperature": 0.8, "top_k": 20, "seed": 5}
+    plain = rapid.generate(loaded(), None, LONG, **common)
+    lossless = rapid.generate(loaded(), loaded(seed=1), LONG, SHORT, eta=0, **common)
+    assert plain.token_ids == lossless.token_ids
+    assert not reference.is_tied(plain.token_ids, slow(None, settings), settings)
+    assert plain.statistics.drafted == 0
+    assert lossless.statistics.drafted > 0
+
+
+def test_a_model_may_draft_for_itself():
+    itself = rapid.generate(
+        loaded(), loaded(), LONG, LONG, max_tokens=NUM_TOKENS, eta=0, temperature=0.8, seed=5
+    )
+    assert itself.statistics.accepted == itself.statistics.drafted
+    assert set(itself.statistics.origins) == {"drafted"}
+
+
+def test_an_answer_can_be_made_again_from_its_seed():
+    first = rapid.generate(loaded(), loaded(seed=1), LONG, SHORT, max_tokens=12, num_logprobs=2)
+    again = rapid.generate(
+        loaded(), loaded(seed=1), LONG, SHORT, max_tokens=12, seed=first.seed, coupling="maximal"
+    )
+    assert again.token_ids == first.token_ids
+    assert [entry.token_id for entry in first.logprobs] == list(first.token_ids)
+
+
+async def test_it_works_inside_a_running_loop():
+    assert rapid.generate(loaded(), None, LONG, max_tokens=3, temperature=0).token_ids
+    await asyncio.sleep(0)
+
+
+def test_what_cannot_be_done_is_said():
+    with pytest.raises(PromptTooLong, match="token"):
+        rapid.generate(loaded(), None, LONG, max_tokens=5000)
+    with pytest.raises(ConfigurationError, match="end answers with different tokens"):
+        rapid.generate(loaded(), loaded(eos=5), LONG, SHORT)
+    with pytest.raises(ConfigurationError, match="no such checkpoint"):
+        rapid.load("/nowhere/at-all")
