@@ -1,0 +1,38 @@
+"""Where a checkpoint is; without torch, for those who need its tokenizer only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers.utils.hub import cached_file
+
+from rapid.embedded import DRAFTER, TARGET
+from rapid.errors import ConfigurationError
+
+EMBEDDED = {"embedded:target": TARGET, "embedded:drafter": DRAFTER}
+
+
+def checkpoint_source(model: str) -> str:
+    """A directory or hub name for transformers; a missing directory is refused at once."""
+    if model.startswith("embedded:"):
+        if model not in EMBEDDED:
+            raise ConfigurationError(f"model {model!r}: embedded models are {', '.join(EMBEDDED)}")
+        model = str(EMBEDDED[model])
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return str(path)
+    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
+        raise ConfigurationError(f"model {model!r}: there is no such checkpoint directory")
+    return model
+
+
+def read_json(source: str, filename: str) -> dict[str, Any] | None:
+    """One of the checkpoint's small files; None where it has none."""
+    try:
+        found = cached_file(source, filename)
+    except OSError:
+        return None
+    content: dict[str, Any] = json.loads(Path(found).read_text(encoding="utf-8"))
+    return content
