@@ -1,0 +1,131 @@
+"""Ragged attention over runs of pages against plain softmax attention, one sequence at a time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rapid.engines import attention
+from rapid.engines.attention import merge, partial, plain_partial, ragged_attention
+from rapid.engines.batching import Feed, assemble
+from rapid.engines.kv_cache import KVCache, KVLayout, PageTable, Run
+
+CPU = torch.device("cpu")
+PAGE = 4
+HEAD_DIM = 16
+SCALE = HEAD_DIM**-0.5
+
+# (past, new rows) of each sequence of a batch
+BATCHES = {
+    "decode": [(5, 1), (0, 1), (61, 1), (16, 1)],
+    "verify": [(33, 11), (7, 2), (60, 16), (1, 3)],
+    "first chunks": [(0, 40), (0, 7)],
+    "all kinds": [(50, 1), (12, 30), (0, 25), (41, 11), (3, 2), (64, 1)],
+    "alone": [(37, 11)],
+}
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+
+
+def scattered(num_tokens: int, start: int) -> list[Run]:
+    """Runs of 3, 1, 4, 1, 5 ... pages with a foreign page between them, in no order of slots."""
+    runs, missing, length = [], -(-num_tokens // PAGE), 3
+    while missing > 0:
+        length = min(length, missing)
+        runs.append(Run(start, start + length))
+        start += length + 1
+        missing -= length
+        length = {3: 1, 1: 4, 4: 2, 2: 5}.get(length, 1)
+    return runs[::-1]
+
+
+def causal_attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The textbook in float64: query [h, q, d] over keys [kv_heads, n, d], aligned at the end."""
+    group = query.shape[0] // keys.shape[0]
+    keys = keys.double().repeat_interleave(group, 0)
+    values = values.double().repeat_interleave(group, 0)
+    num_rows, num_keys = query.shape[1], keys.shape[1]
+    scores = query.double() @ keys.transpose(1, 2) * SCALE
+    hidden = torch.ones(num_rows, num_keys).triu(num_keys - num_rows + 1).bool()
+    return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ values
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("group", [1, 2, 4])
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("kernel", ["chosen", "plain"])
+def test_every_row_equals_the_textbook(
+    batch: str, group: int, dtype: torch.dtype, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernel == "plain":
+        monkeypatch.setattr(attention, "partial", plain_partial)
+    torch.manual_seed(group)
+    kv_heads = 2
+    cache = KVCache(KVLayout(kv_heads, HEAD_DIM, dtype, (CPU,)), num_pages=256, page_tokens=PAGE)
+    keys, values = cache.layers[0]
+    keys.fill_(float("nan"))  # slots nobody wrote must never be read
+    values.fill_(float("nan"))
+    feeds, histories, start = [], [], 0
+    for past, new in BATCHES[batch]:
+        runs = scattered(past + new, start)
+        start = max(run.stop for run in runs) + 1
+        table = PageTable(runs, PAGE)
+        history = torch.randn(2, kv_heads, past, HEAD_DIM).to(dtype)
+        slots = [slot for span in table.spans(0, past) for slot in range(*span)]
+        keys[:, slots], values[:, slots] = history[0], history[1]
+        histories.append(history)
+        feeds.append(Feed([0] * new, past, table, 0))
+    rows = sum(new for _, new in BATCHES[batch])
+    query = torch.randn(1, kv_heads * group, rows, HEAD_DIM).to(dtype)
+    key = torch.randn(1, kv_heads, rows, HEAD_DIM).to(dtype)
+    # as models pass it: heads and rows transposed
+    value = torch.randn(1, rows, kv_heads, HEAD_DIM).to(dtype).transpose(1, 2)
+
+    output, _ = ragged_attention(
+        SimpleNamespace(layer_idx=0), query, key, value, None, SCALE,
+        ragged=assemble(feeds, cache, CPU).rows,
+    )  # fmt: skip
+
+    assert output.shape == (1, rows, kv_heads * group, HEAD_DIM)
+    first = 0
+    for history, (_, new) in zip(histories, BATCHES[batch], strict=True):
+        mine = slice(first, first + new)
+        expected = causal_attention(
+            query[0, :, mine],
+            torch.cat([history[0], key[0, :, mine]], 1),
+            torch.cat([history[1], value[0, :, mine]], 1),
+        )
+        got = output[0, mine].transpose(0, 1)
+        torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype], rtol=0)
+        first += new
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, 16, 70])
+def test_the_fused_kernel_follows_its_specification_on_strided_views(
+    rows: int, is_causal: bool
+) -> None:
+    torch.manual_seed(rows)
+    store = torch.randn(2, 3, 200, HEAD_DIM)
+    num_keys = rows if is_causal else 90
+    key = store[0][None, :, 7 : 7 + num_keys]
+    value = store[1][None, :, 7 : 7 + num_keys]
+    query = torch.randn(1, 3, rows, HEAD_DIM)
+    output, lse = partial(query, key, value, SCALE, is_causal=is_causal)
+    expected, expected_lse = plain_partial(query, key, value, SCALE, is_causal=is_causal)
+    torch.testing.assert_close(output, expected, atol=2e-6, rtol=0)
+    torch.testing.assert_close(lse, expected_lse, atol=2e-6, rtol=0)
+
+
+def test_merging_any_split_of_the_keys_is_attention_over_all_of_them() -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 2, n, HEAD_DIM) * 3 for n in (5, 64, 64))
+    whole, _ = plain_partial(query, key, value, SCALE, is_causal=False)
+    for cuts in ([0, 1, 64], [0, 20, 21, 50, 64], [0, 64]):
+        parts = [
+            plain_partial(query, key[:, :, a:b], value[:, :, a:b], SCALE, is_causal=False)
+            for a, b in pairwise(cuts)
+        ]
+        torch.testing.assert_close(merge(parts), whole, atol=2e-5, rtol=0)

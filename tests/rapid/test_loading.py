@@ -1,0 +1,138 @@
+"""Checkpoints that load, and sentences for those that do not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from rapid.config import EngineConfig
+from rapid.engines.engine import Engine
+from rapid.engines.loading import load_max_context, load_model, load_vocabulary
+from rapid.errors import ConfigurationError
+from tests.rapid.tiny_models import EOS, checkpoint, engine_config, loaded
+
+
+def copied(tmp_path: Path, **changes: object) -> Path:
+    """A checkpoint with some fields of its config changed."""
+    path = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint(), path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | changes))
+    return path
+
+
+def test_device_and_dtype_are_decided_here() -> None:
+    model = load_model(EngineConfig(model=str(checkpoint())))
+    expected = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    assert (model.dtype, next(model.model.parameters()).dtype) == (expected, expected)
+    assert model.kv_layout.devices == (model.device,) * 2
+    half = load_model(EngineConfig(model=str(checkpoint()), dtype="bfloat16", device="cpu"))
+    assert half.kv_layout.bytes_per_token == 2 * 2 * 2 * 16 * 2
+
+
+def test_balanced_puts_each_layers_kv_where_the_layer_computes() -> None:
+    model = load_model(EngineConfig(model=str(checkpoint()), device="balanced"))
+    assert len(model.kv_layout.devices) == 2
+    assert model.kv_layout.devices[0].type == model.device.type
+
+
+def test_end_of_sequence_is_the_union_of_the_generation_config(tmp_path: Path) -> None:
+    path = copied(tmp_path)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS, 9]}))
+    vocabulary = load_vocabulary(EngineConfig(model=str(path)))
+    assert vocabulary.eos_ids == {EOS, 9}
+    (path / "generation_config.json").unlink()
+    assert load_vocabulary(EngineConfig(model=str(path))).eos_ids == {EOS}
+
+
+def test_rope_scaling_is_overridden_and_lengthens_the_context() -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    config = EngineConfig(
+        model=str(checkpoint("qwen2")), rope_scaling=yarn, device="cpu", dtype="float32"
+    )
+    scaled, plain = load_model(config), loaded("qwen2")
+    assert (scaled.max_context, plain.max_context) == (4096, 1024)
+    assert load_max_context(config) == 4096
+    frequencies = [model.model.model.rotary_emb.inv_freq for model in (scaled, plain)]
+    assert not torch.equal(*frequencies)
+    assert scaled.model.config.rope_parameters["rope_theta"] == 10000.0
+
+
+def test_loading_again_leaves_other_models_attention_alone() -> None:
+    ours = loaded().model.config
+    assert ours._attn_implementation == "rapid_ragged"
+    other = load_model(engine_config())
+    other.model.set_attn_implementation("eager")
+    assert ours._attn_implementation == "rapid_ragged"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"model": "/no/such/place"}, "no such checkpoint directory"),
+        ({"model": "./nor/here"}, "no such checkpoint directory"),
+        ({"model": "embedded:judge"}, "embedded models are embedded:target"),
+        ({"device": "warp:3"}, "device 'warp:3'"),
+        ({"rope_scaling": {"type": "spiral"}}, "rope_type 'spiral' is unknown"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "changes stored keys"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_one_sentence(
+    settings: dict[str, object], sentence: str
+) -> None:
+    config = EngineConfig(**({"model": str(checkpoint())} | settings))
+    with pytest.raises(ConfigurationError, match=sentence) as caught:
+        load_model(config)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model_type": "gpt2"}, "supported are llama, qwen2, qwen3"),
+        ({"model_type": "no-such-type"}, "neither a checkpoint directory"),
+        (
+            {"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2,
+             "use_sliding_window": True},
+            "sliding windows",
+        ),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_of_another_kind_is_refused(
+    tmp_path: Path, changes: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        load_model(EngineConfig(model=str(copied(tmp_path, **changes))))
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    path = copied(tmp_path)
+    (path / "model.safetensors").unlink()
+    torch.save({}, path / "pytorch_model.bin")
+    with pytest.raises(ConfigurationError, match="no safetensors weights"):
+        load_model(EngineConfig(model=str(path)))
+
+
+def test_an_empty_directory_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"no config\.json"):
+        load_model(EngineConfig(model=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"kv_cache_tokens": 128, "max_context": 256}, "KV pool too small for one sequence"),
+        ({"max_context": None, "kv_cache_tokens": 512}, "max_context is 1024"),
+        ({"max_context": 2048}, "beyond the 1024 positions"),
+    ],
+)
+def test_a_pool_that_cannot_hold_one_sequence_is_refused(
+    settings: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        Engine(loaded(), engine_config(**settings))
