@@ -4,6 +4,7 @@ Researchers call `retrieve_context`; a service opens a `Retriever` with `open_re
 torch and FlagEmbedding are imported only where they are used.
 """
 
+from rapid.messages import Document
 from retrieval.chunking import Chunk, RetrievedChunk, chunk_text, hf_token_offsets
 from retrieval.config import RetrievalConfig
 from retrieval.embedding import (
@@ -22,7 +23,6 @@ from retrieval.errors import (
 )
 from retrieval.query import Query, choose_query
 from retrieval.retriever import (
-    Document,
     RetrievalTimings,
     RetrievedContext,
     Retriever,

@@ -125,6 +125,16 @@ class RetrievalConfig(_Config):
             )
         return self
 
+    @model_validator(mode="after")
+    def _embedder_reads_whole_chunks(self) -> Self:
+        embedder = self.embedder
+        if isinstance(embedder, BGEM3EmbedderConfig) and embedder.max_length < self.chunk_tokens:
+            raise ValueError(
+                f"chunks of {self.chunk_tokens} tokens would be cut at {embedder.max_length}: "
+                "raise embedder.max_length or lower chunk_tokens"
+            )
+        return self
+
     @property
     def cache_size(self) -> int:
         """`max_cached_chunks`, resolved."""

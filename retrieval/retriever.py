@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from rapid.messages import Document
 from retrieval.chunking import Chunk, RetrievedChunk, TokenOffsets, chunk_text, hf_token_offsets
 from retrieval.config import RetrievalConfig
 from retrieval.embedding import Embedder, Embedding, LexicalEmbedder, make_embedder
@@ -21,14 +22,6 @@ from retrieval.ranking import select
 from retrieval.store import ChunkStore
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A text with a name; the name is for people."""
-
-    name: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +160,8 @@ class Retriever:
         entry = self._entries.get(key)
         if entry is None:
             return
-        await asyncio.wait([entry.indexing])
+        if not entry.indexing.done():
+            await asyncio.wait([entry.indexing])
         if self._entries.get(key) is entry:
             del self._entries[key]
             await self._store.delete(tenant, document_id)

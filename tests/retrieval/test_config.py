@@ -26,6 +26,7 @@ def test_mistakes_are_refused_with_what_to_change():
     assert "raise budget_tokens or lower chunk_tokens" in refused(budget_tokens=256)
     assert "Extra inputs" in refused(chunk_size=512)
     assert "bge-m3" in refused(embedder={"kind": "bge"})
+    assert "raise embedder.max_length" in refused(embedder={"kind": "bge-m3", "max_length": 256})
     assert "https://host:6333" in refused(store={"kind": "server", "url": "qdrant:6333"})
 
 

@@ -3,6 +3,7 @@ import threading
 
 import pytest
 
+from rapid.embedded.generator import generate_document
 from retrieval import (
     Document,
     EmbedderFailed,
@@ -150,6 +151,44 @@ async def test_documents_in_use_stay_however_little_room_there_is(embedder, stor
     )
     assert [len(f.chunks) for f in found] == [5, 4, 3, 2]
     assert len(store.documents) == 1
+    await retriever.close()
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_who_comes_while_room_is_made_still_finds_the_document(embedder, store, steps):
+    config = RetrievalConfig(chunk_tokens=16, max_cached_chunks=1)
+    retriever = Retriever(config, embedder, store, words)
+    a, b = (Document(name, f"The harbor of {name}.") for name in "ab")
+    await retriever.index("local", [a])
+
+    b_stored = asyncio.Event()
+    add = store.add
+
+    async def add_and_tell(*args):
+        await add(*args)
+        b_stored.set()
+
+    async def come_back_to_a():
+        await b_stored.wait()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        return await retriever.retrieve("local", [a], "harbor")
+
+    store.add = add_and_tell
+    found, _ = await asyncio.gather(come_back_to_a(), retriever.index("local", [b]))
+    assert found.cleared_floor
+    await retriever.close()
+
+
+async def test_facts_of_generated_documents_are_found_within_a_small_budget():
+    retriever = await open_retriever(RetrievalConfig(chunk_tokens=32, budget_tokens=192), words)
+    for seed in range(3):
+        generated = generate_document(f"retrieval {seed}", 1_500)
+        document = Document(generated.name, generated.text)
+        for question in generated.questions[:15]:
+            if question.kind == "fact":
+                found = await retriever.retrieve("local", [document], question.question)
+                assert question.answer in found.text
     await retriever.close()
 
 
