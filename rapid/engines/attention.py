@@ -8,8 +8,8 @@
 * each past run is attended to without any mask, the new rows among themselves causally;
 * the parts are merged by their log-sum-exp.
 
-On a CPU a part is one fused flash kernel call over a strided view. Elsewhere, and as the
-specification in tests, it is `plain_partial`, written out.
+On a CPU a part is one fused flash kernel call over a strided view. Elsewhere it is `plain_partial`,
+written out, in blocks of keys; the same function is the specification in tests.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from transformers import AttentionInterface
 from rapid.engines.kv_cache import KVCache
 
 NAME = "rapid_ragged"
+MAX_SCORES = 2**26  # float32 scores computed at once where no fused kernel is used
 Partial = tuple[torch.Tensor, torch.Tensor]  # output [b, h, rows, d] and log-sum-exp [b, h, rows]
 
 
@@ -130,8 +131,8 @@ def _attend(
     ]
     if num_rows > 1:
         parts.append(_attend_to_self(query, key, value, scale))
-    output = merge(parts).to(query.dtype)
-    return output.view(1, num_heads, num_rows, head_dim).transpose(1, 2)
+    output, _ = merge(parts)
+    return output.to(query.dtype).view(1, num_heads, num_rows, head_dim).transpose(1, 2)
 
 
 def _attend_to_self(
@@ -177,7 +178,18 @@ def partial(
             query, key, value, 0.0, is_causal, scale=scale
         )
         return output, lse
-    return plain_partial(query, key, value, scale, is_causal=is_causal)
+    return blockwise_partial(query, key, value, scale, is_causal=is_causal)
+
+
+def blockwise_partial(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
+) -> Partial:
+    """`plain_partial` in blocks of keys, so that scores of a long past stay small."""
+    if is_causal:
+        return plain_partial(query, key, value, scale, is_causal=True)
+    block = max(1, MAX_SCORES // query.shape[:-1].numel())
+    blocks = zip(torch.split(key, block, dim=2), torch.split(value, block, dim=2), strict=True)
+    return merge([plain_partial(query, k, v, scale, is_causal=False) for k, v in blocks])
 
 
 def plain_partial(
@@ -194,14 +206,14 @@ def plain_partial(
     return torch.matmul(weights, value), lse
 
 
-def merge(parts: list[Partial]) -> torch.Tensor:
+def merge(parts: list[Partial]) -> Partial:
     """Attention over all keys from attention over disjoint parts of them (float32 if several)."""
     output, lse = parts[0]
     for other, other_lse in parts[1:]:
         share = torch.sigmoid(other_lse - lse)[..., None]
         output = torch.lerp(output.float(), other.float(), share)
         lse = torch.logaddexp(lse, other_lse)
-    return output
+    return output, lse
 
 
 AttentionInterface.register(NAME, ragged_attention)

@@ -95,7 +95,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
             num_kv_heads=model_config.num_key_value_heads,
             head_dim=_head_dim(model_config),
             dtype=dtype,
-            devices=tuple(_layer_device(layer) for layer in model.model.layers),
+            devices=tuple(_layer_device(layer, device) for layer in model.model.layers),
         ),
     )
 
@@ -233,15 +233,15 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def _layer_device(layer: torch.nn.Module) -> torch.device:
-    """Where a layer computes: accelerate keeps offloaded weights elsewhere and moves them in."""
-    hook = getattr(layer, "_hf_hook", None)
-    execution_device = getattr(hook, "execution_device", None)
-    if execution_device is None:
-        return next(layer.parameters()).device
+def _layer_device(layer: torch.nn.Module, main: torch.device) -> torch.device:
+    """Where a layer computes; weights that accelerate keeps elsewhere come to the main device."""
+    execution_device = getattr(getattr(layer, "_hf_hook", None), "execution_device", None)
     if isinstance(execution_device, int):
         return torch.device("cuda", execution_device)
-    return torch.device(execution_device)
+    if execution_device is not None:
+        return torch.device(execution_device)
+    device = next(layer.parameters()).device
+    return main if device.type == "meta" else device
 
 
 def _head_dim(model_config: Any) -> int:

@@ -227,7 +227,7 @@ class Score(Judging):
                 lease_id=self.lease.lease_id,
                 choice=self.choice,
                 position=self._block.position,
-                logits=logits.cpu().numpy(),
+                logits=np.ascontiguousarray(logits.cpu().numpy()),
                 verify_ms=self.elapsed_ms,
             )
         )

@@ -1,0 +1,78 @@
+"""Any history of calls leaves the sequence where plain forwards over its tokens would be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rapid.config import SpeculationConfig
+from rapid.messages import DraftBlock, Verdict
+from tests.rapid.tiny_models import (
+    VOCAB,
+    lease_request,
+    random_prompt,
+    reference_greedy,
+    reference_logits,
+    tiny_engine,
+)
+
+PROMPT = random_prompt(13, seed=4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_random_walk_never_loses_the_committed_prefix(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    engine = tiny_engine(page_tokens=4)
+    speculation = SpeculationConfig(eta=0.0, max_draft=6)
+    request = lease_request("a", PROMPT, max_tokens=200, speculation=speculation)
+    await engine.open(request)
+    await engine.prefill("a")
+    token_ids = PROMPT.tolist()
+
+    def position() -> int:
+        return len(token_ids) - len(PROMPT)
+
+    def block() -> DraftBlock:
+        """Right for some tokens, then arbitrary."""
+        num_right = rng.integers(0, 5)
+        right = reference_greedy(token_ids, num_right) if num_right else []
+        ids = np.array([*right, *rng.integers(4, VOCAB, rng.integers(1, 4))], dtype=np.int32)
+        ones = np.ones((len(ids), 1), np.float32)
+        return DraftBlock("a", 0, position(), ids, ids[:, None], ones)
+
+    def verdict(drafted: list[int]) -> Verdict:
+        """Keeps some of a block, then corrects it."""
+        kept = int(rng.integers(0, len(drafted) + 1))
+        ids = (*drafted[:kept], *([int(rng.integers(4, VOCAB))] if kept < len(drafted) else []))
+        return Verdict("a", 0, position(), ids, len(drafted), kept, False)
+
+    judged: Verdict | None = None
+    for move in rng.choice(["draft", "verify", "score", "decode"], 14):
+        if move == "draft":
+            drafted = await engine.draft("a", 0, None, int(rng.integers(1, 6)))
+            assert drafted.token_ids.tolist() == reference_greedy(token_ids, len(drafted))
+            judged = verdict(drafted.token_ids.tolist())
+            if rng.random() < 0.5:  # else the draft is forgotten
+                await engine.commit("a", judged)
+                token_ids += judged.token_ids
+        elif move == "score":
+            asked = block()
+            scored = await engine.score("a", 0, asked)
+            fed = [*token_ids, *asked.token_ids[:-1].tolist()]
+            expected = reference_logits(fed)[-len(asked) :]
+            np.testing.assert_allclose(scored.logits, expected, atol=3e-5)
+            judged = verdict(asked.token_ids.tolist())
+            await engine.commit("a", judged)
+            token_ids += judged.token_ids
+        elif move == "verify":
+            judged = await engine.verify("a", 0, block())
+            assert list(judged.token_ids) == reference_greedy(token_ids, len(judged.token_ids))
+            token_ids += judged.token_ids
+        else:
+            judged = await engine.decode("a", 0, int(rng.integers(1, 4)))
+            assert list(judged.token_ids) == reference_greedy(token_ids, len(judged.token_ids))
+            token_ids += judged.token_ids
+    engine.release("a")
+    engine.check_integrity()
+    assert engine.status().kv_pages_in_use == 0
+    engine.close()
