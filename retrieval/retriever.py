@@ -240,9 +240,12 @@ class Retriever:
         return chunks, self._embedder.embed_passages([c.text for c in chunks]), num_tokens
 
     async def _make_room(self) -> None:
-        """Drop documents nobody uses, oldest first, until the rest fits."""
+        """Drop documents nobody uses, oldest first, until the rest fits.
+
+        The newest stays even if it is too large alone: its next question would index it again.
+        """
         excess = sum(e.num_chunks for e in self._entries.values()) - self._config.cache_size
-        for (tenant, document_id), entry in list(self._entries.items()):
+        for (tenant, document_id), entry in list(self._entries.items())[:-1]:
             if excess <= 0:
                 return
             if entry.users == 0 and entry.indexing.done():

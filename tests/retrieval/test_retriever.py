@@ -154,6 +154,17 @@ async def test_documents_in_use_stay_however_little_room_there_is(embedder, stor
     await retriever.close()
 
 
+async def test_a_document_larger_than_the_cache_stays_for_its_next_question(embedder, store):
+    retriever = Retriever(
+        RetrievalConfig(chunk_tokens=16, max_cached_chunks=2), embedder, store, words
+    )
+    (letter,) = await retriever.index("local", [LETTER])
+    assert (await retriever.retrieve("local", [letter], QUESTION)).chunks
+    await retriever.index("local", [Document("note", "It rains.")])
+    assert ("local", letter) not in store.documents
+    await retriever.close()
+
+
 @pytest.mark.parametrize("steps", range(8))
 async def test_who_comes_while_room_is_made_still_finds_the_document(embedder, store, steps):
     config = RetrievalConfig(chunk_tokens=16, max_cached_chunks=1)
