@@ -310,7 +310,7 @@ def _entry(rng: random.Random, name: str, names: Sequence[str]) -> str:
     ]
     styles = [0, 1, 2, 3]
     rng.shuffle(styles)
-    for style in styles[: rng.choice((2, 3, 3, 4))]:
+    for style in styles[: rng.choice((3, 3, 3, 4))]:
         if style == 0:
             clauses.append(f"Then {name} {rng.choice(_VERBS)} {_value(rng)} {rng.choice(_TIMES)}.")
         elif style == 1:

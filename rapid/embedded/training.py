@@ -180,9 +180,8 @@ class RowMaker:
         self._tokenizer = tokenizer
         self._rng = random.Random(seed)
         self._retrieved = retrieved
-        self._ids = {
-            t: tokenizer.encode(t, add_special_tokens=False).ids[0] for t in SPECIAL_TOKENS
-        }
+        vocabulary: dict[str, int] = tokenizer.get_vocab()
+        self._ids = {token: vocabulary[token] for token in SPECIAL_TOKENS}
 
     def batch(self, stage: Stage, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return token ids and answer marks, both `[rows, length]`, of about `num_tokens`."""
