@@ -56,12 +56,14 @@ class OrchestratorPool(Frozen):
             after moving them there (for audits; the tokens are the same).
         target_wait_s: longest wait for a target lease; then the request is refused with 503.
         drafter_wait_s: longest wait for a drafter lease; then `auto` and `lossless` go on without.
+        retrieval_wait_s: longest wait for the retriever; then it counts as failed.
         default_max_tokens: answer length when the request names none, cut to what fits.
     """
 
     acceptance_site: Literal["target", "orchestrator"] = "target"
     target_wait_s: Finite = Field(30.0, gt=0)
     drafter_wait_s: Finite = Field(5.0, gt=0)
+    retrieval_wait_s: Finite = Field(30.0, gt=0)
     default_max_tokens: int = Field(512, ge=1)
     pool: PoolConfig = PoolConfig(target_ongoing_requests=64, max_ongoing_requests=256)
 

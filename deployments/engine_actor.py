@@ -147,9 +147,9 @@ def start_engine(
     )
 
 
-def engines_of(app: str, deployment: str) -> dict[str, ActorHandle]:
-    """The engines of all replicas of a pool by name. Blocks on the cluster's directory."""
-    prefix = f"{app}/{deployment}/"
+def engines_of(app: str) -> dict[str, ActorHandle]:
+    """The engines of an application as ``app/deployment/replica``; blocks on Ray's directory."""
+    prefix = f"{app}/"
     engines: dict[str, ActorHandle] = {}
     for actor in ray.util.list_named_actors(all_namespaces=True):
         if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix):

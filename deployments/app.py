@@ -1,0 +1,61 @@
+"""The application, composed.
+
+::
+
+    client ── Ingress ── Orchestrator ──lease── Target     (engine: child actor)
+              HTTP       one loop per  ──lease── Drafter    (engine: child actor)
+                         request       ───────── Retriever  (chunks, embeddings, Qdrant)
+
+Each is a deployment with its own pool; classes are plain and become deployments here alone. With
+``drafter: target`` there is no Drafter and the target's engines draft for themselves.
+
+No ``from __future__ import annotations`` here: Serve turns ``args`` into `ServeConfig` only when
+the builder's annotation is the class itself, and hands over a bare dict when it is a string.
+"""
+
+from ray import serve
+from ray.serve import Application
+
+from cluster.leases import LeasingReplica
+from cluster.placement import PoolConfig, deployment_options
+from deployments.config import EnginePool, ServeConfig
+from deployments.drafter import Drafter
+from deployments.engine_actor import EngineFactory, load_engine
+from deployments.orchestrator import Orchestrator
+from deployments.preflight import preflight
+from deployments.retriever import Retriever
+from deployments.target import Target
+
+
+def build(args: ServeConfig) -> Application:
+    """The builder that ``import_path: deployments.app:build`` names."""
+    return compose(preflight(args))
+
+
+def compose(
+    config: ServeConfig,
+    load_target: EngineFactory = load_engine,
+    load_drafter: EngineFactory = load_engine,
+) -> Application:
+    """Everything behind the ingress; tests put other engines in."""
+    target = _engines(Target, config.target, load_target)
+    if config.drafter == "target":
+        drafter = target
+    else:
+        drafter = _engines(Drafter, config.drafter, load_drafter)
+    retriever = _deployment(Retriever, config.retriever.pool).bind(
+        config.retriever.retrieval, config.target.engine.model
+    )
+    return _deployment(Orchestrator, config.orchestrator.pool).bind(
+        config, target, drafter, retriever
+    )
+
+
+def _engines(role: type[LeasingReplica], pool: EnginePool, load: EngineFactory) -> Application:
+    """A pool of leasing replicas; a replica holds as many leases as its engine."""
+    deployment = _deployment(role, pool.pool, pool.engine.max_leases)
+    return deployment.bind(pool.engine, pool.pool, load)
+
+
+def _deployment(cls: type, pool: PoolConfig, max_ongoing: int | None = None) -> serve.Deployment:
+    return serve.deployment(cls).options(**deployment_options(pool, max_ongoing))

@@ -1,0 +1,242 @@
+"""The life of one request: prompts, leases, retrieval, rounds, receipt.
+
+::
+
+    target prompt ── target lease ── target prefill ────────────────────┐
+          └───────── retrieval ── mode ── drafter lease ── its prefill ─┴─ rounds ── receipt
+                                               Started ┘
+
+What can be refused is refused before `Started`: then the leases are held and the mode is settled.
+Prefills may go on after it. Whatever ends the generator, the leases are released. An engine that
+dies later is replaced: new leases, the committed tokens replayed, the same answer continued.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+
+from ray.serve.handle import DeploymentHandle
+
+from deployments.answers import Answer, merged
+from deployments.config import ServeConfig
+from deployments.leasing import Leasing, Role, Side, background
+from deployments.prompting import DrafterPrompt, Prompter
+from deployments.ray_ports import JudgingVerifier, RayDrafter, RayVerifier
+from deployments.receipts import Account
+from deployments.resolution import (
+    Decision,
+    Evidence,
+    decide,
+    sampling_of,
+    speculation_of,
+    without_drafter,
+)
+from rapid.errors import (
+    DrafterUnavailable,
+    LeaseNotFound,
+    PromptTooLong,
+    RapidError,
+    TargetUnavailable,
+)
+from rapid.messages import (
+    Finished,
+    GenerateRequest,
+    GenerationEvent,
+    Started,
+    TextDelta,
+    Verdict,
+)
+from rapid.speculation.loop import speculate
+
+logger = logging.getLogger(__name__)
+
+_MAX_FAILOVERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What all requests share."""
+
+    config: ServeConfig
+    handles: dict[Role, DeploymentHandle]
+    prompter: Prompter
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a request holds; in `rag` the verifier is an engine of the drafter pool."""
+
+    verifier: Side
+    drafter: Side | None = None
+
+
+class Generation:
+    """One request from its prompt to its receipt."""
+
+    def __init__(self, services: Services, request: GenerateRequest) -> None:
+        self._settings = services.config.orchestrator
+        self._prompter = services.prompter
+        self._request = request
+        self._sampling = sampling_of(request)
+        self._speculation = speculation_of(request, services.config.speculation)
+        self._account = Account()
+        self._leasing = Leasing(
+            services.config,
+            services.handles,
+            request,
+            self._sampling,
+            self._speculation,
+            self._account,
+        )
+        self._max_tokens = 0
+        self._answers: list[Answer] = []
+
+    async def events(self) -> AsyncGenerator[GenerationEvent]:
+        """`Started`, the deltas, `Finished`.
+
+        Raises:
+            RapidError: before `Started` the request was refused; after it, it could not go on.
+        """
+        async with AsyncExitStack() as held:
+            decision, opened = await self._open(held)
+            self._answers = [
+                Answer(choice, self._prompter.target, self._request.stop, self._max_tokens)
+                for choice in range(self._request.num_choices)
+            ]
+            yield Started(decision.mode, decision.reason, decision.contract)
+            for num_left in reversed(range(_MAX_FAILOVERS + 1)):
+                try:
+                    async with aclosing(self._deltas(opened)) as deltas:
+                        async for delta in deltas:
+                            yield delta
+                    break
+                except (TargetUnavailable, LeaseNotFound) as error:
+                    if not num_left:
+                        raise
+                    logger.warning("request %s: new leases: %s", self._request.request_id, error)
+                    await held.aclose()
+                    opened = await self._reopen(held, decision)
+            yield Finished(
+                self._account.receipt(
+                    self._request, decision, self._sampling, self._speculation, self._answers
+                )
+            )
+
+    async def _open(self, held: AsyncExitStack) -> tuple[Decision, Opened]:
+        """Take the leases and settle the mode; all that can be refused is refused here."""
+        asked = self._request.speculation.mode
+        if asked == "rag":
+            prompt = await self._read()
+            self._use(prompt)
+            self._max_tokens = self._leasing.fit(
+                "drafter", len(prompt.prompt_ids), self._request.max_tokens
+            )
+            return decide(asked, prompt.evidence), Opened(await self._take("drafter", held))
+
+        target_prompt = await self._prompter.target_prompt(self._request)
+        self._account.prompts["target"] = target_prompt
+        self._max_tokens = self._leasing.fit("target", len(target_prompt), self._request.max_tokens)
+        reading = background(held, self._read()) if asked != "plain" else None
+        verifier = await self._take("target", held)
+        if reading is None:
+            return decide(asked, Evidence(0)), Opened(verifier)
+        prompt = await reading
+        decision = decide(asked, prompt.evidence)
+        if not decision.is_drafted:
+            return decision, Opened(verifier)
+        try:
+            self._leasing.fit("drafter", len(prompt.prompt_ids), self._max_tokens)
+            self._use(prompt)
+            return decision, Opened(verifier, await self._take("drafter", held))
+        except PromptTooLong:
+            if asked == "fused":
+                raise
+            why = "what the drafter would read does not fit its context"
+        except RapidError as error:
+            if asked == "fused":
+                raise DrafterUnavailable(f"No drafter could be had: {error}") from None
+            why = "no drafter could be had"
+        self._account.drop_drafter()
+        return without_drafter(why), Opened(verifier)
+
+    async def _reopen(self, held: AsyncExitStack, decision: Decision) -> Opened:
+        """New leases that continue where the answers stand."""
+        if decision.mode == "rag":
+            return Opened(await self._take("drafter", held))
+        verifier = await self._take("target", held)
+        lost = any(answer.statistics.plain_from is not None for answer in self._answers)
+        if not decision.is_drafted or lost:
+            return Opened(verifier)
+        try:
+            return Opened(verifier, await self._take("drafter", held))
+        except RapidError as error:
+            logger.warning("request %s: no drafter again: %s", self._request.request_id, error)
+            return Opened(verifier)
+
+    async def _take(self, role: Role, held: AsyncExitStack) -> Side:
+        is_helper = role == "drafter" and self._request.speculation.mode != "rag"
+        settings = self._settings
+        return await self._leasing.take(
+            held,
+            role,
+            self._account.prompts[role],
+            self._max_tokens,
+            timeout_s=settings.drafter_wait_s if is_helper else settings.target_wait_s,
+            committed=tuple(tuple(each.statistics.token_ids) for each in self._answers),
+        )
+
+    async def _read(self) -> DrafterPrompt:
+        started = time.monotonic()
+        prompt = await self._prompter.drafter_prompt(self._request)
+        self._account.timings_ms["retrieval"] = 1e3 * (time.monotonic() - started)
+        return prompt
+
+    def _use(self, prompt: DrafterPrompt) -> None:
+        self._account.prompts["drafter"] = prompt.prompt_ids
+        self._account.chunks = prompt.chunks
+
+    async def _deltas(self, opened: Opened) -> AsyncGenerator[TextDelta]:
+        """The rounds of all choices that are not finished."""
+        self._account.prefill = await opened.verifier.prefill
+        drafter = opened.drafter
+        if drafter is not None:
+            try:
+                await drafter.prefill
+            except RapidError as error:
+                logger.warning("request %s: no drafter: %s", self._request.request_id, error)
+                drafter = None
+        rounds = [
+            answer.follow(self._verdicts(answer, opened.verifier, drafter))
+            for answer in self._answers
+            if not answer.is_finished
+        ]
+        async with aclosing(merged(rounds)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    def _verdicts(
+        self, answer: Answer, verifier: Side, drafter: Side | None
+    ) -> AsyncIterator[Verdict]:
+        """The loop of one choice, from where its answer stands."""
+        lease = drafter.lease if drafter else None
+        judge = RayVerifier(verifier.lease, lease, answer.choice)
+        if self._settings.acceptance_site == "orchestrator":
+            judge = JudgingVerifier(
+                verifier.lease,
+                lease,
+                answer.choice,
+                self._sampling,
+                self._speculation,
+                self._prompter.target.eos_ids,
+                self._request.num_logprobs,
+            )
+        return speculate(
+            RayDrafter(lease, answer.choice) if lease else None,
+            judge,
+            max_tokens=self._max_tokens - len(answer.statistics.token_ids),
+            max_draft=self._speculation.max_draft,
+        )

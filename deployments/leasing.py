@@ -1,0 +1,133 @@
+"""The engines of one request: a lease on each, and the prefill that follows it at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from ray.exceptions import RayError
+from ray.serve.handle import DeploymentHandle
+
+from cluster.failures import as_rapid_error
+from cluster.leases import Lease, hold
+from deployments.config import ServeConfig
+from deployments.receipts import Account
+from deployments.resolution import answer_tokens
+from rapid.config import SamplingConfig, SpeculationConfig
+from rapid.errors import DrafterUnavailable, RapidError, TargetUnavailable
+from rapid.messages import GenerateRequest, Int32Array, LeaseRequest, PrefillReceipt
+
+Result = TypeVar("Result")
+Role = Literal["target", "drafter"]
+Committed = tuple[tuple[int, ...], ...]
+
+_RENEWALS_PER_TTL = 4
+_HINTS: dict[Role, str] = {
+    "target": " Shorten it, lower max_tokens, or use `mode: rag`, which reads only what retrieval "
+    "finds in attached documents.",
+    "drafter": " Lower rapid.retrieval_tokens or max_tokens.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One engine's part in a request."""
+
+    lease: Lease
+    prefill: asyncio.Task[PrefillReceipt]
+
+
+class Leasing:
+    """Takes the leases of one request; all that is taken hangs on the caller's exit stack.
+
+    Every lease names the request's tenant here and nowhere else.
+    """
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        handles: dict[Role, DeploymentHandle],
+        request: GenerateRequest,
+        sampling: SamplingConfig,
+        speculation: SpeculationConfig,
+        account: Account,
+    ) -> None:
+        self._config = config
+        self._handles = handles
+        self._request = request
+        self._sampling = sampling
+        self._speculation = speculation
+        self._account = account
+        self._num_taken = 0
+
+    def fit(self, role: Role, num_prompt: int, max_tokens: int | None) -> int:
+        """How long the answer may become on this engine.
+
+        Raises:
+            PromptTooLong: by how many tokens, and what would work.
+        """
+        pool = self._config.target if role == "target" else self._config.drafter_pool
+        return answer_tokens(
+            max_tokens,
+            self._config.orchestrator.default_max_tokens,
+            num_prompt,
+            pool.engine.max_context or pool.engine.kv_cache_tokens,
+            hint=_HINTS[role],
+        )
+
+    async def take(
+        self,
+        held: AsyncExitStack,
+        role: Role,
+        prompt_ids: Int32Array,
+        max_tokens: int,
+        *,
+        timeout_s: float,
+        committed: Committed = (),
+    ) -> Side:
+        """Hold a lease until `held` is closed and begin its prefill."""
+        pool = self._config.target if role == "target" else self._config.drafter_pool
+        self._num_taken += 1
+        request = LeaseRequest(
+            lease_id=f"{self._request.request_id}/{role}{self._num_taken}",
+            tenant=self._request.tenant,
+            prompt_ids=prompt_ids,
+            max_tokens=max_tokens,
+            sampling=self._sampling,
+            speculation=self._speculation,
+            num_choices=self._request.num_choices,
+            num_logprobs=self._request.num_logprobs,
+            committed=committed,
+        )
+        lease = await held.enter_async_context(
+            hold(
+                self._handles[role],
+                request,
+                timeout_s=timeout_s,
+                renew_every_s=pool.engine.lease_ttl_s / _RENEWALS_PER_TTL,
+            )
+        )
+        self._account.timings_ms["queue"] += 1e3 * lease.queued_s
+        return Side(lease, background(held, self._prefill(role, lease)))
+
+    async def _prefill(self, role: Role, lease: Lease) -> PrefillReceipt:
+        started = time.monotonic()
+        try:
+            receipt: PrefillReceipt = await lease.engine.prefill.remote(lease.lease_id)
+        except (RayError, RapidError) as error:
+            lost = TargetUnavailable if role == "target" else DrafterUnavailable
+            raise as_rapid_error(error, role, lost) from None
+        self._account.timings_ms[f"{role}_prefill"] += 1e3 * (time.monotonic() - started)
+        return receipt
+
+
+def background(held: AsyncExitStack, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+    """Run `work` beside the caller until `held` is closed; its failure is told to who awaits it."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    held.callback(task.cancel)
+    return task

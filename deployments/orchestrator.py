@@ -1,0 +1,49 @@
+"""The orchestrator: runs the loop of every request between drafter and target engines."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.config import ServeConfig
+from deployments.generation import Generation, Services
+from deployments.leasing import Role
+from deployments.prompting import Prompter
+from deployments.readiness import readiness
+from rapid.engines.text import ChatText
+from rapid.messages import GenerateRequest, GenerationEvent
+
+
+class Orchestrator:
+    """Holds the tokenizers and the pools' handles; one `Generation` per request."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        target: DeploymentHandle,
+        drafter: DeploymentHandle,
+        retriever: DeploymentHandle,
+    ) -> None:
+        prompter = Prompter(
+            ChatText.load(config.target.engine.model),
+            ChatText.load(config.drafter_pool.engine.model),
+            retriever,
+            config.retriever.retrieval,
+            config.orchestrator.retrieval_wait_s,
+        )
+        handles: dict[Role, DeploymentHandle] = {"target": target, "drafter": drafter}
+        self._services = Services(config, handles, prompter)
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationEvent]:
+        """The events of `rapid.messages`; closing or cancelling the stream releases everything."""
+        async with aclosing(Generation(self._services, request).events()) as events:
+            async for event in events:
+                yield event
+
+    async def ready(self) -> dict[str, Any]:
+        """Pools with their replicas and engines with their ledgers, for ``GET /ready``."""
+        return await readiness(serve.get_replica_context().app_name)

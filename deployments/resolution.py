@@ -1,0 +1,115 @@
+"""From what the caller asked to what is done: sampling, the method's settings, mode and contract.
+
+Evidence chooses the contract, never load: an `auto` request with a seed gives the same answer on an
+idle and on a busy system. Pure functions.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from rapid.config import Contract, Mode, SamplingConfig, SpeculationConfig
+from rapid.errors import PromptTooLong
+from rapid.messages import GenerateRequest
+
+_SEED_BITS = 53  # survives a client that reads JSON numbers as doubles
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What retrieval found, as far as the mode depends on it.
+
+    Attributes:
+        num_chunks: retrieved chunks that the drafter will read.
+        why_none: what to tell the caller when there are none.
+        is_lost: retrieval could not be asked.
+    """
+
+    num_chunks: int
+    why_none: str = ""
+    is_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The mode as resolved, why, and what it promises."""
+
+    mode: Mode
+    reason: str
+    contract: Contract
+    is_drafted: bool
+
+
+def sampling_of(request: GenerateRequest) -> SamplingConfig:
+    """How tokens are drawn; a request without a seed is given one."""
+    seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
+    return SamplingConfig(
+        temperature=request.temperature, top_p=request.top_p, top_k=request.top_k, seed=seed
+    )
+
+
+def speculation_of(request: GenerateRequest, defaults: SpeculationConfig) -> SpeculationConfig:
+    """The method's settings: the request's, else the configured ones.
+
+    `lossless` and whatever has no drafter is eta 0. A request with a seed wants the same text
+    again, so its coupling is `shared_noise` unless it says otherwise.
+    """
+    asked = request.speculation
+    given = {
+        "transfer": asked.transfer,
+        "eta": 0.0 if asked.mode in ("lossless", "plain", "rag") else asked.eta,
+        "max_draft": asked.max_draft,
+        "coupling": asked.coupling or ("shared_noise" if request.seed is not None else None),
+        "plausibility": asked.plausibility,
+        "draft_top_k": asked.draft_top_k,
+    }
+    settings = defaults.model_dump() | {k: v for k, v in given.items() if v is not None}
+    if asked.all_draft_tokens:
+        settings["draft_top_k"] = None
+    return SpeculationConfig(**settings)
+
+
+def decide(asked: Mode, evidence: Evidence) -> Decision:
+    """The mode of a request that may use retrieval."""
+    if asked == "plain":
+        return Decision("plain", "asked for", "target", is_drafted=False)
+    if asked == "rag":
+        return Decision("rag", "asked for", "drafter", is_drafted=False)
+    if asked == "lossless":
+        if evidence.is_lost:
+            return without_drafter(evidence.why_none)
+        return Decision("lossless", "asked for", "target", is_drafted=True)
+    if evidence.num_chunks:
+        reason = "asked for" if asked == "fused" else "retrieval cleared its floor"
+        return Decision("fused", reason, "fused", is_drafted=True)
+    if asked == "fused":
+        reason = f"asked for, but {evidence.why_none}: nothing to fuse with"
+        return Decision("fused", reason, "target", is_drafted=False)
+    return Decision("plain", evidence.why_none, "target", is_drafted=False)
+
+
+def without_drafter(why: str) -> Decision:
+    """What becomes of `auto` and `lossless` when no drafter can be had."""
+    return Decision("plain", f"{why}: the target went on alone", "target", is_drafted=False)
+
+
+def answer_tokens(
+    asked: int | None, default: int, num_prompt: int, max_context: int, *, hint: str = ""
+) -> int:
+    """The longest answer: what was asked for, or the default cut to the room that is left.
+
+    Args:
+        hint: what would work instead, for the error.
+
+    Raises:
+        PromptTooLong: by how many tokens.
+    """
+    wanted = 1 if asked is None else asked
+    over = num_prompt + wanted - max_context
+    if over > 0:
+        raise PromptTooLong(
+            f"The prompt has {num_prompt} tokens and the answer may have {wanted}: that is "
+            f"{over} more than the model's context of {max_context} tokens.{hint}"
+        )
+    return min(default, max_context - num_prompt) if asked is None else asked
