@@ -19,12 +19,15 @@ from ray.serve import Application
 from cluster.leases import LeasingReplica
 from cluster.placement import PoolConfig, deployment_options
 from deployments.config import EnginePool, ServeConfig
+from deployments.config_file import check
 from deployments.drafter import Drafter
 from deployments.engine_actor import EngineFactory, load_engine
 from deployments.orchestrator import Orchestrator
 from deployments.preflight import preflight
 from deployments.retriever import Retriever
 from deployments.target import Target
+
+__all__ = ["build", "check", "compose"]
 
 
 def build(args: ServeConfig) -> Application:

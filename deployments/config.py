@@ -6,9 +6,9 @@ What needs a look at the checkpoints is in `deployments.preflight`.
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from cluster.placement import PoolConfig
 from rapid.config import EngineConfig, Finite, Frozen, SpeculationConfig
@@ -99,6 +99,12 @@ class ApiConfig(Frozen):
         return self
 
 
+Drafters = Annotated[
+    Annotated[EnginePool, Tag("pool of its own")] | Annotated[Literal["target"], Tag("shared")],
+    Discriminator(lambda drafter: "shared" if isinstance(drafter, str) else "pool of its own"),
+]
+
+
 class ServeConfig(Frozen):
     """The whole application.
 
@@ -109,7 +115,7 @@ class ServeConfig(Frozen):
     """
 
     target: EnginePool
-    drafter: EnginePool | Literal["target"]
+    drafter: Drafters
     retriever: RetrieverPool = RetrieverPool()
     orchestrator: OrchestratorPool = OrchestratorPool()
     api: ApiConfig = ApiConfig()
