@@ -1,1 +1,1 @@
-"""engines."""
+"""Models, their KV, and the leases on it; no Ray here."""

@@ -36,3 +36,12 @@ def read_json(source: str, filename: str) -> dict[str, Any] | None:
         return None
     content: dict[str, Any] = json.loads(Path(found).read_text(encoding="utf-8"))
     return content
+
+
+def read_eos_ids(source: str, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end an answer: the generation config's, or else the model's or tokenizer's."""
+    for filename in ("generation_config.json", "config.json"):
+        eos = (read_json(source, filename) or {}).get("eos_token_id")
+        if eos is not None:
+            return frozenset(eos if isinstance(eos, list) else [eos])
+    return frozenset() if tokenizer.eos_token_id is None else frozenset([tokenizer.eos_token_id])

@@ -22,13 +22,15 @@ import torch
 
 from rapid.config import EngineConfig
 from rapid.engines.batching import Feed, Runner
+from rapid.engines.drafting import Decode, Draft
 from rapid.engines.kv_cache import KVCache, PagePool
 from rapid.engines.leases import Lease, LeaseLedger
 from rapid.engines.loading import LoadedModel
 from rapid.engines.memory import plan_kv_pages
 from rapid.engines.replies import Reply
 from rapid.engines.scheduling import Scheduler
-from rapid.engines.work import Commit, Decode, Draft, Prefill, Score, Verify, Work
+from rapid.engines.verifying import Score, Verify
+from rapid.engines.work import Commit, Prefill, Work
 from rapid.errors import BadRequest, EngineFailed, LeaseNotFound, OutOfStep, RapidError
 from rapid.messages import (
     DraftBlock,
@@ -281,6 +283,9 @@ class Engine:
             work.begin()
         except RapidError as error:
             self._settle(work, error=error)
+            return
+        except Exception as error:
+            self._fail([work], error)
             return
         if work.is_done:
             self._settle(work)

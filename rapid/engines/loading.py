@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from rapid.config import EngineConfig
-from rapid.embedded import DRAFTER, TARGET
 from rapid.engines import attention
+from rapid.engines.checkpoints import checkpoint_source, read_eos_ids
 from rapid.engines.kv_cache import KVLayout
 from rapid.engines.vocabulary import num_ids
 from rapid.errors import ConfigurationError
 
 FAMILIES = ("llama", "qwen2", "qwen3")
-EMBEDDED = {"embedded:target": TARGET, "embedded:drafter": DRAFTER}
 # These change angles with the longest sequence seen, so KV already stored would no longer fit.
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
@@ -85,7 +84,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         name=config.model,
         model=model,
         tokenizer=tokenizer,
-        eos_ids=load_eos_ids(config),
+        eos_ids=read_eos_ids(source, tokenizer),
         vocab_size=min(model_config.vocab_size, num_ids(tokenizer)),
         embedding_rows=model_config.vocab_size,
         max_context=_max_context(config, model_config),
@@ -103,66 +102,19 @@ def load_model(config: EngineConfig) -> LoadedModel:
 def load_tokenizer(config: EngineConfig) -> Any:
     """The checkpoint's tokenizer, without its weights."""
     try:
-        return AutoTokenizer.from_pretrained(checkpoint_source(config.model))
-    except (OSError, ValueError) as error:
+        return PreTrainedTokenizerFast.from_pretrained(checkpoint_source(config.model))
+    except (OSError, ValueError, TypeError) as error:
         raise ConfigurationError(
             f"model {config.model!r} has no usable tokenizer: {_first_line(error)}"
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedVocabulary:
-    """A checkpoint's tokenizer and end-of-sequence tokens, without weights."""
-
-    tokenizer: Any
-    eos_ids: frozenset[int]
-
-
-def load_vocabulary(config: EngineConfig) -> LoadedVocabulary:
-    """What `rapid.engines.vocabulary.check_same_vocabulary` compares, before anything is loaded."""
-    return LoadedVocabulary(load_tokenizer(config), load_eos_ids(config))
-
-
-def load_eos_ids(config: EngineConfig) -> frozenset[int]:
-    """All tokens that end an answer: the generation config's, or else the model config's."""
-    source = checkpoint_source(config.model)
-    try:
-        eos = GenerationConfig.from_pretrained(source).eos_token_id
-    except OSError:
-        eos = None
-    if eos is None:
-        eos = _model_config(config).eos_token_id
-    if eos is None:
-        eos = load_tokenizer(config).eos_token_id
-    if eos is None:
-        return frozenset()
-    return frozenset(eos if isinstance(eos, list) else [eos])
-
-
-def load_max_context(config: EngineConfig) -> int:
-    """The longest prompt plus answer an engine of this configuration takes, without its weights."""
-    return config.max_context or _max_context(config, _model_config(config))
-
-
-def checkpoint_source(model: str) -> str:
-    """A directory or hub name for transformers; refuses a directory that is not there."""
-    if model.startswith("embedded:"):
-        if model not in EMBEDDED:
-            raise ConfigurationError(f"model {model!r}: embedded models are {', '.join(EMBEDDED)}")
-        model = str(EMBEDDED[model])
-    path = Path(model).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ConfigurationError(f"model {model!r}: the directory holds no config.json")
-        return str(path)
-    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
-        raise ConfigurationError(f"model {model!r}: there is no such checkpoint directory")
-    return model
-
-
 def _model_config(config: EngineConfig) -> Any:
+    source = checkpoint_source(config.model)
+    if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
+        raise ConfigurationError(f"model {config.model!r}: the directory holds no config.json")
     try:
-        model_config = AutoConfig.from_pretrained(checkpoint_source(config.model))
+        model_config = AutoConfig.from_pretrained(source)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"model {config.model!r} is neither a checkpoint directory nor a model the hub "

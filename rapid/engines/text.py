@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from rapid.engines.checkpoints import checkpoint_source, read_json
+from rapid.engines.checkpoints import checkpoint_source, read_eos_ids
 from rapid.errors import BadRequest, ConfigurationError
 from rapid.messages import Message
 
@@ -61,7 +61,7 @@ class ChatText:
             raise ConfigurationError(
                 f"model {model!r} has no chat template: take its instruction-tuned variant"
             )
-        return cls(tokenizer, _eos_ids(source, tokenizer))
+        return cls(tokenizer, read_eos_ids(source, tokenizer))
 
     def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
@@ -259,12 +259,3 @@ def _control_tokens(tokenizer: Any) -> re.Pattern[str]:
         if token.special or (token.content in template and not token.content.isspace())
     ]
     return re.compile("|".join(map(re.escape, control)) or "(?!)")
-
-
-def _eos_ids(source: str, tokenizer: Any) -> frozenset[int]:
-    """The generation config's, or else the model config's, or else the tokenizer's."""
-    for filename in ("generation_config.json", "config.json"):
-        eos = (read_json(source, filename) or {}).get("eos_token_id")
-        if eos is not None:
-            return frozenset(eos if isinstance(eos, list) else [eos])
-    return frozenset() if tokenizer.eos_token_id is None else frozenset([tokenizer.eos_token_id])

@@ -151,6 +151,14 @@ async def test_a_forward_that_raises_ends_its_leases_and_nothing_else(engine: En
     assert (await engine.decode("b", 0, 6)).token_ids == tuple(EXPECTED)
 
 
+async def test_a_malformed_call_ends_its_lease_alone(engine: Engine) -> None:
+    await opened(engine, "a")
+    await opened(engine, "b")
+    with pytest.raises(EngineFailed, match="AttributeError"):
+        await engine.verify("a", 0, "no block")  # type: ignore[arg-type]
+    assert (await engine.decode("b", 0, 6)).token_ids == tuple(EXPECTED)
+
+
 async def test_a_rule_that_raises_ends_its_lease_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +168,7 @@ async def test_a_rule_that_raises_ends_its_lease_alone(
     def explode(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("rapid.engines.work.decode_token", explode)
+    monkeypatch.setattr("rapid.engines.drafting.decode_token", explode)
     with pytest.raises(EngineFailed, match="ZeroDivisionError"):
         await engine.decode("a", 0, 2)
     monkeypatch.undo()
@@ -268,11 +276,12 @@ async def test_closing_answers_everyone() -> None:
     waiting = asyncio.ensure_future(engine.open(lease_request("b", PROMPT)))
     ended = asyncio.ensure_future(engine.wait_closed("a"))
     await gate.forward_started()
-    gate.open()
-    await asyncio.to_thread(engine.close)
-    for call in (decode, waiting):
+    closing = asyncio.ensure_future(asyncio.to_thread(engine.close))
+    for call in (decode, waiting):  # at once, though a forward is running
         with pytest.raises(EngineFailed, match="closed"):
             await call
+    gate.open()
+    await closing
     assert await ended == "closed"
     with pytest.raises(EngineFailed, match="closed"):
         await engine.open(lease_request("c", PROMPT))

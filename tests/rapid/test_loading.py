@@ -11,7 +11,7 @@ import torch
 
 from rapid.config import EngineConfig
 from rapid.engines.engine import Engine
-from rapid.engines.loading import load_max_context, load_model, load_vocabulary
+from rapid.engines.loading import load_model, load_tokenizer
 from rapid.errors import ConfigurationError
 from tests.rapid.tiny_models import EOS, checkpoint, engine_config, loaded
 
@@ -43,10 +43,18 @@ def test_balanced_puts_each_layers_kv_where_the_layer_computes() -> None:
 def test_end_of_sequence_is_the_union_of_the_generation_config(tmp_path: Path) -> None:
     path = copied(tmp_path)
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS, 9]}))
-    vocabulary = load_vocabulary(EngineConfig(model=str(path)))
-    assert vocabulary.eos_ids == {EOS, 9}
+    assert load_model(EngineConfig(model=str(path))).eos_ids == {EOS, 9}
     (path / "generation_config.json").unlink()
-    assert load_vocabulary(EngineConfig(model=str(path))).eos_ids == {EOS}
+    assert load_model(EngineConfig(model=str(path))).eos_ids == {EOS}
+
+
+def test_the_tokenizer_loads_without_weights(tmp_path: Path) -> None:
+    path = copied(tmp_path)
+    (path / "model.safetensors").unlink()
+    assert load_tokenizer(EngineConfig(model=str(path))).get_vocab()["w7"] == 7
+    (path / "tokenizer.json").unlink()
+    with pytest.raises(ConfigurationError, match="no usable tokenizer"):
+        load_tokenizer(EngineConfig(model=str(path)))
 
 
 def test_rope_scaling_is_overridden_and_lengthens_the_context() -> None:
@@ -56,7 +64,6 @@ def test_rope_scaling_is_overridden_and_lengthens_the_context() -> None:
     )
     scaled, plain = load_model(config), loaded("qwen2")
     assert (scaled.max_context, plain.max_context) == (4096, 1024)
-    assert load_max_context(config) == 4096
     frequencies = [model.model.model.rotary_emb.inv_freq for model in (scaled, plain)]
     assert not torch.equal(*frequencies)
     assert scaled.model.config.rope_parameters["rope_theta"] == 10000.0

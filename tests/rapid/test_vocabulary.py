@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from rapid.engines.loading import LoadedVocabulary
 from rapid.engines.vocabulary import check_same_vocabulary, num_ids
 from rapid.errors import ConfigurationError
 
 
-def vocabulary(words: str, eos_ids: tuple[int, ...] = (0,), extra: str = "") -> LoadedVocabulary:
+@dataclass(frozen=True)
+class OwnVocabulary:
+    tokenizer: Any
+    eos_ids: frozenset[int]
+
+
+def vocabulary(words: str, eos_ids: tuple[int, ...] = (0,), extra: str = "") -> OwnVocabulary:
     ids = {word: index for index, word in enumerate(words.split())}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(ids, unk_token="a")), unk_token="a"
     )
     tokenizer.add_tokens(extra.split())
-    return LoadedVocabulary(tokenizer, frozenset(eos_ids))
+    return OwnVocabulary(tokenizer, frozenset(eos_ids))
 
 
 def test_equal_tables_share_all_ids_added_tokens_included() -> None:
@@ -37,6 +45,6 @@ def test_equal_tables_share_all_ids_added_tokens_included() -> None:
         ),
     ],
 )
-def test_tables_that_differ_are_refused_by_name(drafter: LoadedVocabulary, sentence: str) -> None:
+def test_tables_that_differ_are_refused_by_name(drafter: OwnVocabulary, sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         check_same_vocabulary(vocabulary("a b c"), drafter)
