@@ -22,6 +22,7 @@ from deployments.config import EnginePool, ServeConfig
 from deployments.config_file import check
 from deployments.drafter import Drafter
 from deployments.engine_actor import EngineFactory, load_engine
+from deployments.ingress_replica import IngressReplica
 from deployments.orchestrator import Orchestrator
 from deployments.preflight import preflight
 from deployments.retriever import Retriever
@@ -32,7 +33,13 @@ __all__ = ["build", "check", "compose"]
 
 def build(args: ServeConfig) -> Application:
     """The builder that ``import_path: deployments.app:build`` names."""
-    return compose(preflight(args))
+    config = preflight(args)
+    ingress = serve.ingress()(IngressReplica)
+    return (
+        _deployment(ingress, config.api.pool)
+        .options(name="Ingress")
+        .bind(config.api, compose(config))
+    )
 
 
 def compose(

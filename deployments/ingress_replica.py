@@ -1,0 +1,58 @@
+"""The HTTP side as a Serve deployment: the ASGI application over a handle to the orchestrator."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from deployments.config import ApiConfig
+from deployments.ingress import Ingress
+from rapid.messages import GenerateRequest, GenerationEvent
+
+_MAX_GRPC_CHARS = 2**20  # up to 4 bytes each would pass gRPC's limit of 4 MiB
+
+
+class RemoteOrchestrator:
+    """The orchestrator as the ingress needs it, over a Serve handle.
+
+    Streams are gRPC, so that an ingress that dies takes its requests with it. A request too large
+    for a gRPC message goes through the object store; then the answer nobody reads ends by itself.
+    """
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
+        """The events of a request; closing the iterator releases everything it holds."""
+        texts = [each.text for each in request.documents] + [m.content for m in request.messages]
+        generate = self._handle.options(
+            stream=True,
+            method_name="generate",
+            _by_reference=sum(map(len, texts)) > _MAX_GRPC_CHARS,
+        )
+        stream = generate.remote(request)
+        try:
+            async for event in stream:
+                yield event
+        finally:
+            stream.cancel()
+
+    async def ready(self) -> dict[str, Any]:
+        """Pools and engines."""
+        state: dict[str, Any] = await self._handle.ready.remote()
+        return state
+
+
+class IngressReplica:
+    """What Serve instantiates; Serve asks it for its ASGI application."""
+
+    def __init__(self, config: ApiConfig, orchestrator: DeploymentHandle) -> None:
+        self._config = config
+        self._orchestrator = orchestrator
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Serve's hook, called once the replica's event loop runs."""
+        return Ingress(RemoteOrchestrator(self._orchestrator), self._config)
