@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -75,4 +77,49 @@ async def test_a_random_walk_never_loses_the_committed_prefix(seed: int) -> None
     engine.release("a")
     engine.check_integrity()
     assert engine.status().kv_pages_in_use == 0
+    engine.close()
+
+
+async def test_a_crowd_that_comes_and_goes_leaks_nothing() -> None:
+    """Two dozen requests, some of which leave at any moment; the rest answer as if alone."""
+    engine = tiny_engine(kv_cache_tokens=640, max_leases=5, step_tokens=32)
+    rng = np.random.default_rng(0)
+    prompts = [random_prompt(int(length), seed=9) for length in rng.integers(2, 120, 24)]
+    patience = [float(s) if i % 3 == 0 else 60.0 for i, s in enumerate(rng.uniform(0, 0.2, 24))]
+
+    async def ask(number: int) -> list[int]:
+        target, drafter = f"{number}/target", f"{number}/drafter"
+        settings = {"max_tokens": 8, "speculation": SpeculationConfig(eta=0.0, max_draft=4)}
+        try:
+            await engine.open(lease_request(target, prompts[number], **settings))
+            await engine.prefill(target)
+            plain = await engine.decode(target, 0, 3)
+            if plain.is_finished:
+                return list(plain.token_ids)
+            # one pool for both sides: whoever holds a target may have to wait, but not for ever
+            async with asyncio.timeout(0.05):
+                await engine.open(lease_request(drafter, prompts[number], **settings))
+            await engine.prefill(drafter)
+            block = await engine.draft(drafter, 0, plain, 4)
+            verdict = await engine.verify(target, 0, block)
+            return [*plain.token_ids, *verdict.token_ids]
+        except TimeoutError:
+            verdict = await engine.decode(target, 0, 4)
+            return [*plain.token_ids, *verdict.token_ids]
+        finally:
+            engine.release(target)
+            engine.release(drafter)
+
+    answers = await asyncio.gather(
+        *(asyncio.wait_for(ask(number), patience[number]) for number in range(24)),
+        return_exceptions=True,
+    )
+    left = [answer for answer in answers if isinstance(answer, TimeoutError)]
+    assert len(left) < 24 - 8
+    for number, answer in enumerate(answers):
+        if not isinstance(answer, TimeoutError):
+            assert answer == reference_greedy(prompts[number].tolist(), 7), number
+    status = engine.status()
+    assert (status.leases_open, status.kv_pages_in_use) == (0, 0)
+    engine.check_integrity()
     engine.close()
