@@ -1,0 +1,361 @@
+"""Request bodies of the HTTP API: validated strictly, refused with the name of the field.
+
+OpenAI's fields plus one object, ``rapid``, for what is ours. Fields we do not know are ignored, as
+clients send many; fields that we know and cannot honour are refused, since an answer that silently
+lacks what was asked for is worse than none.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import Annotated, Any, Literal, NoReturn
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from rapid.config import Coupling, Finite, Mode, Transfer
+from rapid.errors import BadRequest
+from rapid.messages import Document, GenerateRequest, Message, SpeculationRequest
+
+MAX_STOPS = 4
+MAX_STOP_LENGTH = 1000
+MAX_CHOICES = 8
+
+# Fields that change the answer and are not built: each with the values that mean "as usual".
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "ignore_eos": (False,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "presence_penalty": (0,),
+    "prompt_logprobs": (0,),
+    "reasoning_effort": ("none",),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "stop_token_ids": ([],),
+    "structured_outputs": (),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+
+def _refuse(code: str, message: str) -> NoReturn:
+    """Refuse a field; `message` continues the field's name."""
+    raise PydanticCustomError(code, "{what}", {"what": message})
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        _refuse("unicode", "has a lone surrogate (half of an escaped character)")
+    return text
+
+
+def _joined_parts(content: object) -> object:
+    """A list of text parts as one string."""
+    if content is None:
+        _refuse("content", "must be a string or a list of text parts")
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            kind = part.get("type") if isinstance(part, dict) else part
+            _refuse("content", f"has a part of type {kind!r}: only 'text' is supported")
+        if not isinstance(part.get("text"), str):
+            _refuse("content", "has a text part without a string 'text'")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+
+class ChatMessage(_Body):
+    """One turn."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[Text, BeforeValidator(_joined_parts)]
+    tool_calls: list[Any] | None = None
+    function_call: dict[str, Any] | None = None
+
+    @field_validator("tool_calls", "function_call")
+    @classmethod
+    def _no_tools(cls, value: object) -> object:
+        if value:
+            _refuse("unsupported", "is not supported yet")
+        return value
+
+    def as_message(self) -> Message:
+        """The turn with the role that templates know."""
+        return Message("system" if self.role == "developer" else self.role, self.content)
+
+
+class StreamOptions(_Body):
+    """What a stream carries besides text."""
+
+    include_usage: bool | None = None
+
+
+class DocumentBody(_Body):
+    """A text attached to the request."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Text = Field(min_length=1, max_length=256)
+    text: Text
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_one_line(cls, name: str) -> str:
+        if not name.isprintable():
+            _refuse("name", "must be one line of printable characters")
+        return name
+
+    @field_validator("text")
+    @classmethod
+    def _text_is_not_blank(cls, text: str) -> str:
+        if not text.strip():
+            _refuse("text", "is empty")
+        return text
+
+
+class RapidOptions(_Body):
+    """The method's knobs; None leaves each to the server's configuration."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    mode: Mode | None = None
+    transfer: Transfer | None = None
+    eta: Finite | None = Field(None, ge=0, le=1000)
+    max_draft: int | None = Field(None, ge=1, le=64)
+    coupling: Coupling | None = None
+    plausibility: Finite | None = Field(None, ge=0, le=1)
+    draft_top_k: int | None = Field(None, ge=1)
+    retrieval_tokens: int | None = Field(None, ge=1)
+    documents: list[DocumentBody] | None = None
+    query: Text | None = None
+    explain: Literal["tokens", "none"] | None = None
+
+    @field_validator("query")
+    @classmethod
+    def _query_is_not_blank(cls, query: str | None) -> str | None:
+        if query is not None and not query.strip():
+            _refuse("query", "is empty: leave it out to search for the last user message")
+        return query
+
+    @field_validator("documents")
+    @classmethod
+    def _names_are_distinct(cls, documents: list[DocumentBody] | None) -> list[DocumentBody] | None:
+        names = [document.name for document in documents or ()]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            _refuse("documents", f"has two documents named {twice!r}: give each its own name")
+        return documents
+
+    def as_speculation(self) -> SpeculationRequest:
+        """What was asked of the method."""
+        cut_is_off = self.draft_top_k is None and "draft_top_k" in self.model_fields_set
+        return SpeculationRequest(
+            mode=self.mode or "auto",
+            transfer=self.transfer,
+            eta=self.eta,
+            max_draft=self.max_draft,
+            coupling=self.coupling,
+            plausibility=self.plausibility,
+            draft_top_k=self.draft_top_k,
+            all_draft_tokens=cut_is_off,
+        )
+
+
+def _as_stops(stop: object) -> object:
+    if isinstance(stop, str):
+        return [stop]
+    if stop is not None and not isinstance(stop, list):
+        _refuse("stop", "must be a string or a list of strings")
+    return stop
+
+
+Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+
+
+class ChatRequest(_Body):
+    """``POST /v1/chat/completions``."""
+
+    model: str
+    messages: list[ChatMessage] = Field(min_length=1)
+    temperature: Finite | None = Field(None, ge=0, le=2)
+    top_p: Finite | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=1)
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    stop: Annotated[list[Stop] | None, BeforeValidator(_as_stops)] = Field(
+        None, max_length=MAX_STOPS
+    )
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    n: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    rapid: RapidOptions | None = None
+
+    @field_validator("messages")
+    @classmethod
+    def _someone_asks(cls, messages: list[ChatMessage]) -> list[ChatMessage]:
+        if all(message.role != "user" for message in messages):
+            _refuse("messages", "has no message with role 'user': there is no question")
+        return messages
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _needs_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and not info.data.get("logprobs"):
+            _refuse("top_logprobs", "needs logprobs to be true")
+        return value
+
+    @field_validator("stream_options")
+    @classmethod
+    def _needs_stream(
+        cls, value: StreamOptions | None, info: ValidationInfo
+    ) -> StreamOptions | None:
+        if value is not None and not info.data.get("stream"):
+            _refuse("stream_options", "needs stream to be true")
+        return value
+
+    @field_validator("max_completion_tokens")
+    @classmethod
+    def _one_limit(cls, value: int | None, info: ValidationInfo) -> int | None:
+        older = info.data.get("max_tokens")
+        if value is not None and older is not None and value != older:
+            _refuse("max_completion_tokens", "differs from max_tokens: send one of them")
+        return value
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def as_generate_request(self, request_id: str, tenant: str) -> GenerateRequest:
+        """The request as the orchestrator takes it."""
+        rapid = self.rapid or RapidOptions()
+        return GenerateRequest(
+            request_id=request_id,
+            tenant=tenant,
+            messages=tuple(message.as_message() for message in self.messages),
+            documents=tuple(Document(d.name, d.text) for d in rapid.documents or ()),
+            query=rapid.query,
+            retrieval_tokens=rapid.retrieval_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=self.top_k,
+            seed=self.seed,
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            num_choices=self.n or 1,
+            stop=tuple(self.stop or ()),
+            num_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            speculation=rapid.as_speculation(),
+            explain=rapid.explain == "tokens",
+        )
+
+
+def parse_chat_request(body: bytes, *, max_choices: int = MAX_CHOICES) -> ChatRequest:
+    """Read and check a request body.
+
+    Raises:
+        BadRequest: naming the first field that is wrong.
+    """
+    fields = _parse_json(body)
+    if not isinstance(fields, dict):
+        raise BadRequest("The request body must be a JSON object.")
+    for name, value in fields.items():
+        usual = _UNSUPPORTED.get(name)
+        if usual is not None and value is not None and value not in usual:
+            raise BadRequest(f"{name} is not supported yet: leave it out.", name, "unsupported")
+    try:
+        request = ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        raise _bad_request(error.errors(include_url=False, include_input=False)[0]) from None
+    if request.n is not None and request.n > max_choices:
+        raise BadRequest(f"n must be at most {max_choices}", "n", "invalid_value")
+    return request
+
+
+def _parse_json(body: bytes) -> object:
+    """The body as Python objects; NaN and Infinity pass, for the fields to refuse by name."""
+    try:
+        return json.loads(body.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise BadRequest(
+            f"The request body is not UTF-8 (byte {error.start}): encode it before sending."
+        ) from None
+    except RecursionError:
+        raise BadRequest("The request body is nested too deeply.") from None
+    except json.JSONDecodeError as error:
+        raise BadRequest(f"The request body is not JSON: {error}") from None
+    except ValueError:
+        raise BadRequest("The request body has a number of too many digits.") from None
+
+
+_MESSAGES = {
+    "too_short": "must not be empty",
+    "string_too_short": "must not be empty",
+    "too_long": "has more than {max_length} items",
+    "string_too_long": "has more than {max_length} characters",
+    "model_type": "must be an object",
+    "dict_type": "must be an object",
+    "list_type": "must be a list",
+}
+
+
+def _bad_request(error: ErrorDetails) -> BadRequest:
+    param = _param(error["loc"])
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        name = str(error["loc"][-1])
+        model = DocumentBody if "documents" in error["loc"] else RapidOptions
+        close = difflib.get_close_matches(name, list(model.model_fields), n=1)
+        hint = f": did you mean {close[0]!r}?" if close else ""
+        return BadRequest(f"{param} is not known{hint}", param, "unknown_parameter")
+    if kind == "missing":
+        return BadRequest(f"{param} is missing", param, "missing_required_parameter")
+    message = error["msg"].replace("Input should be", "must be")
+    if kind in _MESSAGES:
+        message = _MESSAGES[kind].format(**error.get("ctx", {}))
+    return BadRequest(f"{param} {message}", param, "invalid_value")
+
+
+def _param(loc: tuple[int | str, ...]) -> str:
+    """``("messages", 0, "content")`` as ``messages[0].content``."""
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+    return param.removeprefix(".")

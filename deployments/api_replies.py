@@ -1,0 +1,223 @@
+"""Response bodies of the HTTP API: OpenAI's shapes, vLLM's metrics, our receipt.
+
+Plain dictionaries, since OpenAI's clients are the schema. ``metrics.speculative_decoding`` has
+vLLM's names with one difference of meaning: our blocks have no bonus token, so
+``mean_acceptance_length`` is committed tokens per round. It sums over all choices; with more than
+one, ``choices`` in it has an entry for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+from rapid.messages import ChoiceStatistics, FinishReason, Receipt, TextDelta, TokenText
+
+Json = dict[str, Any]
+
+_LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON lacks."""
+
+
+@dataclass(slots=True)
+class Timing:
+    """When a request came, when its first text left, when it was done; seconds of one clock."""
+
+    began: float
+    first_token: float | None = None
+    done: float | None = None
+
+
+@dataclass(slots=True)
+class GrowingChoice:
+    """A choice of a response that is sent whole."""
+
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenText] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    def add(self, delta: TextDelta) -> None:
+        """Append what a round brought."""
+        self.texts.append(delta.text)
+        self.logprobs.extend(delta.logprobs)
+        self.finish_reason = delta.finish_reason or self.finish_reason
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFrame:
+    """What all parts of one response share."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    has_logprobs: bool
+    includes_usage: bool
+
+    def completion(
+        self, choices: Sequence[GrowingChoice], receipt: Receipt, timing: Timing
+    ) -> Json:
+        """The whole response."""
+        return self._envelope("chat.completion") | {
+            "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
+            "usage": usage(receipt),
+            "metrics": metrics(receipt, timing),
+            "rapid": rapid_receipt(receipt),
+        }
+
+    def role_chunk(self, choice: int) -> Json:
+        """The first chunk of a choice: who speaks."""
+        return self._chunk(choice, {"role": "assistant", "content": ""}, None, None)
+
+    def delta_chunk(self, delta: TextDelta) -> Json:
+        """A round's chunk."""
+        content: Json = {"content": delta.text} if delta.text or not delta.finish_reason else {}
+        return self._chunk(
+            delta.choice, content, self._logprobs(delta.logprobs), delta.finish_reason
+        )
+
+    def usage_chunk(self, receipt: Receipt, timing: Timing) -> Json:
+        """The chunk after the last choice's end, when the caller asked for it."""
+        return self._envelope("chat.completion.chunk") | {
+            "choices": [],
+            "usage": usage(receipt),
+            "metrics": metrics(receipt, timing),
+        }
+
+    def _envelope(self, kind: str) -> Json:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def _choice(self, index: int, choice: GrowingChoice) -> Json:
+        message = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(choice.logprobs),
+            "finish_reason": choice.finish_reason,
+        }
+
+    def _chunk(
+        self, choice: int, delta: Json, logprobs: Json | None, finish_reason: str | None
+    ) -> Json:
+        chunk = self._envelope("chat.completion.chunk")
+        chunk["choices"] = [
+            {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        ]
+        if self.includes_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _logprobs(self, tokens: Iterable[TokenText]) -> Json | None:
+        if not self.has_logprobs:
+            return None
+        content = [
+            _token(token.text, token.logprob)
+            | {"top_logprobs": [_token(text, logprob) for text, logprob in token.top]}
+            for token in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+
+def usage(receipt: Receipt) -> Json:
+    """Tokens read and written, over all choices."""
+    completion_tokens = sum(choice.completion_tokens for choice in receipt.choices)
+    return {
+        "prompt_tokens": receipt.prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": receipt.prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": receipt.cached_tokens},
+    }
+
+
+def metrics(receipt: Receipt, timing: Timing) -> Json:
+    """The ``metrics`` of vLLM; times are as the ingress saw them."""
+    done = timing.began if timing.done is None else timing.done
+    first = done if timing.first_token is None else timing.first_token
+    num_tokens = sum(choice.completion_tokens for choice in receipt.choices)
+    longest = max((choice.completion_tokens for choice in receipt.choices), default=0)
+    generation_s = done - first
+    return {
+        "queue_time_ms": receipt.timings_ms.get("queue", 0.0),
+        "time_to_first_token_ms": round(1000 * (first - timing.began), 3),
+        "generation_time_ms": round(1000 * generation_s, 3),
+        "mean_itl_ms": round(1000 * generation_s / (longest - 1), 3) if longest > 1 else 0.0,
+        "tokens_per_second": round(num_tokens / (done - timing.began), 3)
+        if done > timing.began
+        else 0.0,
+        "speculative_decoding": _speculative_decoding(receipt),
+    }
+
+
+def rapid_receipt(receipt: Receipt) -> Json:
+    """Under which contract the answer was produced, with every resolved value."""
+    body: Json = {
+        "mode": receipt.mode,
+        "reason": receipt.reason,
+        "contract": receipt.contract,
+        "seed": receipt.seed,
+        "coupling": receipt.coupling,
+        "transfer": receipt.transfer,
+        "eta": receipt.eta,
+        "max_draft": receipt.max_draft,
+        "plausibility": receipt.plausibility,
+        "draft_top_k": receipt.draft_top_k,
+        "transfer_temperature": receipt.transfer_temperature,
+        "rounds": sum(choice.rounds for choice in receipt.choices),
+        "drafted": sum(choice.drafted for choice in receipt.choices),
+        "accepted": sum(choice.accepted for choice in receipt.choices),
+        "plain_from": list(receipt.plain_from),
+        "chunks": [asdict(chunk) for chunk in receipt.chunks],
+        "timings_ms": dict(receipt.timings_ms),
+    }
+    if receipt.explanation is not None:
+        body["explain"] = asdict(receipt.explanation)
+    return body
+
+
+def model_card(model: str, created: int, max_model_len: int | None = None) -> Json:
+    """An entry of ``GET /v1/models``."""
+    card: Json = {"id": model, "object": "model", "created": created, "owned_by": "rapid"}
+    return card if max_model_len is None else card | {"max_model_len": max_model_len}
+
+
+def _token(text: str, logprob: float) -> Json:
+    """A token by text and bytes; half a character has its bytes and a replacement for text."""
+    spelled = text.encode("utf-8", "surrogateescape")
+    return {
+        "token": spelled.decode("utf-8", "replace"),
+        "logprob": max(logprob, _LEAST_LOGPROB),
+        "bytes": list(spelled),
+    }
+
+
+def _speculative_decoding(receipt: Receipt) -> Json | None:
+    if not any(choice.drafted for choice in receipt.choices):
+        return None
+    counters = _acceptance(receipt.choices) | {"num_spec_tokens": receipt.max_draft}
+    if len(receipt.choices) > 1:
+        counters["choices"] = [_acceptance([choice]) for choice in receipt.choices]
+    return counters
+
+
+def _acceptance(choices: Sequence[ChoiceStatistics]) -> Json:
+    rounds = sum(choice.rounds for choice in choices)
+    drafted = sum(choice.drafted for choice in choices)
+    accepted = sum(choice.accepted for choice in choices)
+    committed = sum(choice.completion_tokens for choice in choices)
+    histograms = [choice.accepted_by_length for choice in choices]
+    return {
+        "mean_acceptance_length": committed / rounds if rounds else 0.0,
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "acceptance_histogram": [sum(counts) for counts in zip_longest(*histograms, fillvalue=0)],
+        "num_spec_steps": rounds,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+    }
