@@ -330,8 +330,8 @@ def _parse_json(body: bytes) -> object:
 _MESSAGES = {
     "too_short": "must not be empty",
     "string_too_short": "must not be empty",
-    "too_long": "has more than {max_length} items",
-    "string_too_long": "has more than {max_length} characters",
+    "too_long": "is too long: at most {max_length}",
+    "string_too_long": "is too long: at most {max_length}",
     "model_type": "must be an object",
     "dict_type": "must be an object",
     "list_type": "must be a list",

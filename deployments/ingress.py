@@ -193,8 +193,8 @@ class Ingress:
         try:
             async with asyncio.timeout(_READY_TIMEOUT_S):
                 state = await self._orchestrator.ready()
-        except TimeoutError:
-            raise TargetUnavailable("The orchestrator does not answer.") from None
+        except Exception as error:  # whatever it is, the answer is no
+            raise TargetUnavailable("The orchestrator does not answer.") from error
         if state.get("ready"):
             return JSONResponse(state)
         return JSONResponse(state, 503, headers={"retry-after": "1"})

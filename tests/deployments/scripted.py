@@ -1,0 +1,104 @@
+"""An orchestrator that says what a test wants, and notices when it is given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from rapid.messages import (
+    ChoiceStatistics,
+    ChunkUsed,
+    Explanation,
+    Finished,
+    GenerateRequest,
+    GenerationEvent,
+    Receipt,
+    Started,
+    TextDelta,
+    TokenText,
+)
+
+Step = GenerationEvent | Exception | float | asyncio.Event
+
+
+class ScriptedOrchestrator:
+    """Yields the steps of its script: events as they are, errors raised, numbers slept.
+
+    Without a script every request gets `answer`. `requests` has what came, `asked` is set when
+    something did; `given_up` is set when a request was closed before its end.
+    """
+
+    def __init__(self, *script: Step) -> None:
+        self.script: Sequence[Step] | None = script or None
+        self.requests: list[GenerateRequest] = []
+        self.asked, self.given_up = asyncio.Event(), asyncio.Event()
+        self.state: dict[str, Any] | Exception = {"ready": True, "pools": {}, "engines": []}
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
+        self.requests.append(request)
+        self.asked.set()
+        is_done = False
+        try:
+            for step in answer(request) if self.script is None else self.script:
+                if isinstance(step, Exception):
+                    raise step
+                if isinstance(step, float):
+                    await asyncio.sleep(step)
+                elif isinstance(step, asyncio.Event):
+                    await step.wait()
+                else:
+                    yield step
+            is_done = True
+        finally:
+            if not is_done:
+                self.given_up.set()
+
+    async def ready(self) -> dict[str, Any]:
+        if isinstance(self.state, Exception):
+            raise self.state
+        return self.state
+
+
+STARTED = Started("fused", "retrieval cleared its floor", "fused")
+
+
+def answer(request: GenerateRequest) -> list[GenerationEvent]:
+    """Three rounds for each choice: "Hello", ", wörld", "!"."""
+    events: list[GenerationEvent] = [STARTED]
+    for text, finish in (("Hello", None), (", wörld", None), ("!", "stop")):
+        for choice in range(request.num_choices):
+            events.append(TextDelta(choice, text, token_texts(request, text), finish))
+    return [*events, Finished(receipt(request.num_choices, is_explained=request.explain))]
+
+
+def token_texts(request: GenerateRequest, text: str) -> tuple[TokenText, ...]:
+    if request.num_logprobs is None:
+        return ()
+    top = ((text, -0.5), ("other", -1.5))[: request.num_logprobs]
+    return (TokenText(text, -0.5, top),)
+
+
+def receipt(num_choices: int = 1, *, is_explained: bool = False) -> Receipt:
+    return Receipt(
+        mode="fused",
+        reason="retrieval cleared its floor",
+        contract="fused",
+        seed=7,
+        coupling="shared_noise",
+        transfer="boost",
+        eta=10.0,
+        max_draft=10,
+        plausibility=0.1,
+        draft_top_k=64,
+        transfer_temperature=1.0,
+        prompt_tokens=100,
+        cached_tokens=0,
+        choices=(ChoiceStatistics(3, 9, 6, 8, (0, 1, 1, 1)),) * num_choices,
+        chunks=(ChunkUsed("doc:0", "notes", 1.5, 0, 40),),
+        timings_ms={"queue": 1.0, "retrieval": 2.0},
+        plain_from=(None,) * num_choices,
+        explanation=Explanation((1, 2), (3,), ((4, 5),), (("drafted", "corrected"),))
+        if is_explained
+        else None,
+    )
