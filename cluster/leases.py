@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -30,7 +32,7 @@ from rapid.errors import LeaseNotFound, Overloaded, TargetUnavailable
 logger = logging.getLogger(__name__)
 
 _PING_TIMEOUT_S = 10.0
-_ATTEMPTS = 3
+_RETRY_S = 0.2
 
 
 class HasLeaseId(Protocol):
@@ -61,13 +63,13 @@ class LeasingReplica:
     """The pool's end: a replica that owns one engine actor and leases it out.
 
     The engine's actor class has ``open(request)``, ``wait_closed(lease_id)``, ``renew(lease_id)``,
-    ``release(lease_id)`` and ``ping()``; a lease that is neither used nor renewed ends there. The
-    actor is the replica's child and dies with it.
+    ``release(lease_id)``, ``ping()`` and ``live()``, which never returns; a lease that is neither
+    used nor renewed ends there. The actor is the replica's child; each dies with the other.
     """
 
     def __init__(self, start_engine: Callable[[], ActorHandle]) -> None:
         self._engine = start_engine()
-        self._is_loaded = False
+        self._fate: asyncio.Task[None] | None = None
 
     async def lease(self, request: HasLeaseId) -> AsyncIterator[ActorHandle]:
         """Hand out the engine once it has room for `request`, then stay open until it is over."""
@@ -81,8 +83,19 @@ class LeasingReplica:
     async def check_health(self) -> None:
         """Fail when the engine is gone; the first call waits until its model is loaded."""
         ping: Awaitable[object] = self._engine.ping.remote()
-        await (asyncio.wait_for(ping, _PING_TIMEOUT_S) if self._is_loaded else ping)
-        self._is_loaded = True
+        if self._fate is not None:
+            await asyncio.wait_for(ping, _PING_TIMEOUT_S)
+            return
+        await ping
+        self._fate = asyncio.create_task(self._share_fate())
+
+    async def _share_fate(self) -> None:
+        """Die with the engine: Serve replaces a dead replica at once, an unhealthy one slowly."""
+        try:
+            await self._engine.live.remote()
+        except RayActorError as error:
+            logger.error("the engine died, and this replica with it: %s", error)
+            os._exit(1)
 
 
 @contextlib.asynccontextmanager
@@ -120,29 +133,35 @@ async def _acquire(
     pool: DeploymentHandle, request: HasLeaseId, timeout_s: float
 ) -> tuple[str, Any, ActorHandle]:
     lease = pool.options(stream=True, method_name="lease", _by_reference=False)
+    name = pool.deployment_name
+    attempts = itertools.count()
+    death: RayActorError | None = None
     try:
         async with asyncio.timeout(timeout_s):
-            for attempt in range(_ATTEMPTS):
+            while True:
                 # A new name each time: the release of a failed attempt must not undo a later one.
-                named = replace(request, lease_id=f"{request.lease_id}.{attempt}")
+                named = replace(request, lease_id=f"{request.lease_id}.{next(attempts)}")
                 stream = lease.remote(named)
                 try:
                     return named.lease_id, stream, await anext(stream)
                 except RayActorError as error:
                     logger.warning("lease %s: the replica died: %s", named.lease_id, error)
+                    death = error
                     stream.cancel()
                 except BaseException:
                     stream.cancel()
                     raise
+                await asyncio.sleep(_RETRY_S)
     except TimeoutError:
+        if death is not None:
+            raise TargetUnavailable(f"The {name} pool has no replica that lives.") from death
         raise Overloaded(
-            f"The {pool.deployment_name} pool is full: no room within {timeout_s:g} s.", timeout_s
+            f"The {name} pool is full: no room within {timeout_s:g} s.", timeout_s
         ) from None
     except BackPressureError:
-        raise Overloaded(f"The {pool.deployment_name} pool's queue is full.", timeout_s) from None
+        raise Overloaded(f"The {name} pool's queue is full.", timeout_s) from None
     except RayError as error:
         raise unwrapped(error) from None
-    raise TargetUnavailable(f"No replica of {pool.deployment_name} stayed alive; try again.")
 
 
 async def _renew(lease: Lease, every_s: float) -> None:

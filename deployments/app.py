@@ -33,13 +33,7 @@ __all__ = ["build", "check", "compose"]
 
 def build(args: ServeConfig) -> Application:
     """The builder that ``import_path: deployments.app:build`` names."""
-    config = preflight(args)
-    ingress = serve.ingress()(IngressReplica)
-    return (
-        _deployment(ingress, config.api.pool)
-        .options(name="Ingress")
-        .bind(config.api, compose(config))
-    )
+    return compose(preflight(args))
 
 
 def compose(
@@ -47,7 +41,7 @@ def compose(
     load_target: EngineFactory = load_engine,
     load_drafter: EngineFactory = load_engine,
 ) -> Application:
-    """Everything behind the ingress; tests put other engines in."""
+    """The graph above; tests put other engines in."""
     target = _engines(Target, config.target, load_target)
     if config.drafter == "target":
         drafter = target
@@ -56,9 +50,11 @@ def compose(
     retriever = _deployment(Retriever, config.retriever.pool).bind(
         config.retriever.retrieval, config.target.engine.model
     )
-    return _deployment(Orchestrator, config.orchestrator.pool).bind(
+    orchestrator = _deployment(Orchestrator, config.orchestrator.pool).bind(
         config, target, drafter, retriever
     )
+    ingress = _deployment(serve.ingress()(IngressReplica), config.api.pool).options(name="Ingress")
+    return ingress.bind(config.api, orchestrator)
 
 
 def _engines(role: type[LeasingReplica], pool: EnginePool, load: EngineFactory) -> Application:

@@ -59,6 +59,10 @@ class EngineActor:
         """Answer with the process id: the model is loaded and the event loop turns."""
         return os.getpid()
 
+    async def live(self) -> None:
+        """Never return: who waits for this learns of the actor's death at once."""
+        await asyncio.Event().wait()
+
     async def open(self, request: LeaseRequest) -> None:
         """Wait for room, then hold it under ``request.lease_id``."""
         opening = asyncio.ensure_future(self._engine.open(request))

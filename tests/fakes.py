@@ -39,11 +39,29 @@ class FakeLease:
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+class WatchedBlock:
+    """A block that writes down in which processes it is opened; there it is a plain block."""
+
+    def __init__(self, path: str, block: DraftBlock) -> None:
+        self.path, self.block = path, block
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _open_block, (self.path, self.block)
+
+
+def _open_block(path: str, block: DraftBlock) -> DraftBlock:
+    with open(path, "a") as file:
+        file.write(f"{os.getpid()}\n")
+    return block
+
+
 class FakeEngine:
     """The engine's facade without a model: same methods, same errors, same ledger.
 
     Every engine's answer is `scripted_token`; as a drafter it proposes a wrong token at each
-    `wrong_every`-th position. `step_s` stands for compute. With `eos_at` the answer ends there.
+    `wrong_every`-th position. A step takes as many milliseconds as the seed has thousands, so a
+    request with seed 50_007 takes 50 ms a step. With `eos_at` the answer ends there. `opened_by`
+    names a file to which every process that unpickles a block adds its id.
     """
 
     def __init__(
@@ -51,18 +69,17 @@ class FakeEngine:
         config: EngineConfig,
         *,
         wrong_every: int = 0,
-        step_s: float = 0.0,
         prefill_s: float = 0.0,
         eos_id: int = 2,
         eos_at: int | None = None,
         candidates: int = 1,
         vocab: int = 768,
-        die_at: int | None = None,
+        opened_by: str | None = None,
     ) -> None:
         self.config = config
-        self.wrong_every, self.step_s, self.prefill_s = wrong_every, step_s, prefill_s
+        self.wrong_every, self.prefill_s = wrong_every, prefill_s
         self.eos_id, self.eos_at, self.candidates = eos_id, eos_at, candidates
-        self.vocab, self.die_at = vocab, die_at
+        self.vocab, self.opened_by = vocab, opened_by
         self.leases: dict[str, FakeLease] = {}
         self.pages_total = config.kv_cache_tokens // config.page_tokens
         self.pages_in_use = 0
@@ -91,17 +108,15 @@ class FakeEngine:
         lease = self._lease(lease_id)
         if verdict is not None:
             self._commit(lease, verdict)
-        await self._compute()
+        await self._compute(lease)
         start = len(lease.committed[choice])
-        if self.die_at is not None and start >= self.die_at:
-            os._exit(1)
         ids = np.array(
             [self._drafted(lease, choice, start + i) for i in range(num_tokens)], np.int32
         )
         spread = np.arange(self.candidates, dtype=np.int32)
         probs = np.full((num_tokens, self.candidates), 1e-6, np.float32)
         probs[:, 0] = 1.0 - 1e-6 * (self.candidates - 1)
-        return DraftBlock(
+        block = DraftBlock(
             lease_id=lease_id,
             choice=choice,
             position=start,
@@ -109,10 +124,11 @@ class FakeEngine:
             candidate_ids=(ids[:, None] + spread) % self.vocab,
             candidate_probs=probs,
         )
+        return WatchedBlock(self.opened_by, block) if self.opened_by else block
 
     async def verify(self, lease_id: str, choice: int, block: DraftBlock) -> Verdict:
         lease = self._lease(lease_id)
-        await self._compute()
+        await self._compute(lease)
         start = len(lease.committed[choice])
         if block.position != start:
             raise OutOfStep(f"a block for position {block.position} at {start}")
@@ -129,7 +145,7 @@ class FakeEngine:
 
     async def score(self, lease_id: str, choice: int, block: DraftBlock) -> TargetLogits:
         lease = self._lease(lease_id)
-        await self._compute()
+        await self._compute(lease)
         start = len(lease.committed[choice])
         logits = np.zeros((len(block), self.vocab), np.float32)
         for row in range(len(block)):
@@ -141,7 +157,7 @@ class FakeEngine:
 
     async def decode(self, lease_id: str, choice: int, num_tokens: int) -> Verdict:
         lease = self._lease(lease_id)
-        await self._compute()
+        await self._compute(lease)
         start = len(lease.committed[choice])
         token_ids: list[int] = []
         while len(token_ids) < num_tokens and self.eos_id not in token_ids:
@@ -195,9 +211,9 @@ class FakeEngine:
         async with self._room:
             self._room.notify_all()
 
-    async def _compute(self) -> None:
-        if self.step_s:
-            await asyncio.sleep(self.step_s)
+    async def _compute(self, lease: FakeLease) -> None:
+        if milliseconds := lease.request.sampling.seed // 1000:
+            await asyncio.sleep(milliseconds / 1000)
 
     def _lease(self, lease_id: str) -> FakeLease:
         if lease_id not in self.leases:

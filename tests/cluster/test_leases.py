@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from cluster.leases import hold
+from rapid.config import SamplingConfig, SpeculationConfig
+from rapid.errors import LeaseNotFound, Overloaded, PromptTooLong
+from rapid.messages import LeaseRequest
+from tests.ray_cluster import Fakes, wait_until
+
+pytestmark = pytest.mark.ray
+
+
+def room(lease_id: str, num_tokens: int = 100) -> LeaseRequest:
+    return LeaseRequest(
+        lease_id=lease_id,
+        tenant="local",
+        prompt_ids=np.arange(num_tokens, dtype=np.int32),
+        max_tokens=20,
+        sampling=SamplingConfig(),
+        speculation=SpeculationConfig(),
+    )
+
+
+async def test_a_lease_hands_out_the_engine_and_is_released_with_the_block(fakes: Fakes) -> None:
+    async with hold(fakes.target, room("a"), timeout_s=10, renew_every_s=0.5) as lease:
+        status = await lease.engine.status.remote()
+        assert (status.leases_open, status.kv_pages_in_use) == (1, 8)
+        receipt = await lease.engine.prefill.remote(lease.lease_id)
+        assert receipt.num_tokens == 100
+    assert wait_until(lambda: fakes.held() == (0, 0), 1) < 1
+
+
+async def test_a_lease_is_released_when_its_block_fails(fakes: Fakes) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with hold(fakes.target, room("b"), timeout_s=10, renew_every_s=0.5):
+            raise ZeroDivisionError
+    wait_until(lambda: fakes.held() == (0, 0), 1)
+
+
+async def test_what_the_engine_refuses_is_raised_here(fakes: Fakes) -> None:
+    with pytest.raises(PromptTooLong, match="976 tokens too long"):
+        async with hold(fakes.target, room("c", 1980), timeout_s=10, renew_every_s=0.5):
+            pass
+    assert fakes.held() == (0, 0)
+
+
+async def test_who_waits_for_room_gives_up_in_time_and_leaves_nothing(fakes: Fakes) -> None:
+    async def take(index: int) -> str:
+        try:
+            async with hold(
+                fakes.target, room(f"d{index}", 1000), timeout_s=0.6, renew_every_s=0.5
+            ):
+                await asyncio.sleep(2)
+                return "held"
+        except Overloaded as error:
+            assert "Target pool is full" in str(error)
+            return "refused"
+
+    # 64 pages each, 512 in all: eight fit; more replicas may come, but not within 0.6 s.
+    outcomes = await asyncio.gather(*(take(index) for index in range(12)))
+    assert outcomes.count("held") >= 8
+    assert "refused" in outcomes
+    wait_until(lambda: fakes.held() == (0, 0), 1)
+
+
+async def test_a_renewed_lease_outlives_its_time_to_live(fakes: Fakes) -> None:
+    async with hold(fakes.target, room("e"), timeout_s=10, renew_every_s=0.5) as lease:
+        await asyncio.sleep(3)
+        await lease.engine.renew.remote(lease.lease_id)
+
+
+async def test_a_silent_lease_expires(fakes: Fakes) -> None:
+    async with hold(fakes.target, room("f"), timeout_s=10, renew_every_s=1000) as lease:
+        await asyncio.sleep(2.5)
+        assert fakes.held() == (0, 0)
+        with pytest.raises(LeaseNotFound):
+            await lease.engine.renew.remote(lease.lease_id)
+
+
+async def test_a_caller_that_is_killed_frees_its_lease_at_once(fakes: Fakes) -> None:
+    @ray.remote(num_cpus=0)
+    class Caller:
+        async def take(self, pool: Any, request: LeaseRequest) -> None:
+            self._held = hold(pool, request, timeout_s=10, renew_every_s=0.5)
+            await self._held.__aenter__()
+
+    caller = Caller.remote()
+    await caller.take.remote(fakes.target, room("g"))
+    assert fakes.held() == (1, 8)
+    ray.kill(caller)
+    assert wait_until(lambda: fakes.held() == (0, 0), 1.5) < 1
