@@ -1,1 +1,54 @@
-"""cli."""
+"""The ``rapid`` command.
+
+Commands import what they need when they run, so that ``rapid --help`` is quick.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from deployments.cli import asking, keys, samples, serving
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    help=(
+        "Ask many questions of very long documents, with your own open models.\n\n"
+        "The models of the default configuration live in the package and understand only "
+        "documents made by 'rapid sample-document'. For text of your own, serve a configuration "
+        "with real models."
+    ),
+)
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"rapid-serve {version('rapid-serve')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("ask")(asking.ask)
+app.command("sample-document")(samples.sample_document)
+app.command("serve")(serving.serve)
+app.command("stop")(serving.stop)
+app.command("check-config")(serving.check_config)
+app.command("hash-key")(keys.hash_key)
+
+__all__ = ["app"]

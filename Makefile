@@ -1,0 +1,44 @@
+# `make run` and `make test` work on a bare machine with Python 3.11+, pip and make.
+
+PYTHON ?= python3
+BIN := .venv/bin
+CONFIG ?= serve_config.yaml
+export RAY_USAGE_STATS_ENABLED ?= 0
+
+.PHONY: install lint check test test-slow test-gpu run stop bench clean
+
+install: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+lint: install        # repairs what can be repaired
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+check: install       # style, types, import contracts
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/mypy && $(BIN)/lint-imports
+
+test: install        # includes a real application on a local Ray
+	$(BIN)/python -m pytest -m 'not gpu and not slow'
+
+test-slow: install
+	$(BIN)/python -m pytest -m slow
+
+test-gpu: install
+	$(BIN)/python -m pytest -m gpu
+
+run: install         # until Ctrl-C or `make stop`
+	@$(BIN)/rapid serve $(CONFIG)
+
+stop:                # ends what `make run` started, nothing else
+	@test ! -x $(BIN)/rapid || $(BIN)/rapid stop
+
+bench: install
+	$(BIN)/python benchmarks/round_trip.py && $(BIN)/python benchmarks/cpu_attention.py
+
+clean: stop
+	rm -rf .venv build *.egg-info .run

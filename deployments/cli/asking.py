@@ -1,0 +1,252 @@
+"""``rapid ask``: a question about documents, to a running server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.table import Table
+
+from deployments.cli.terminal import err, fail, note, out
+
+if TYPE_CHECKING:
+    import httpx
+
+_CONNECT_TIMEOUT_S = 5.0
+_SILENCE_TIMEOUT_S = 60.0  # the server sends a sign of life every few seconds
+_EMBEDDED = "embedded"
+_SETTINGS = (
+    "seed",
+    "coupling",
+    "transfer",
+    "eta",
+    "max_draft",
+    "plausibility",
+    "draft_top_k",
+    "transfer_temperature",
+)
+
+_Json = dict[str, Any]
+
+
+def ask(
+    question: Annotated[str, typer.Argument(help="What to ask.", show_default=False)],
+    document: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--document", "-d", help="A text file (UTF-8); may be repeated.", show_default=False
+        ),
+    ] = None,
+    url: Annotated[
+        str, typer.Option(envvar="RAPID_URL", help="Where the server is.")
+    ] = "http://127.0.0.1:8000",
+    api_key: Annotated[
+        str | None, typer.Option(envvar="RAPID_API_KEY", help="If the server wants one.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="By default the one that the server has.")
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="plain, lossless, fused, rag or auto (the default).")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus mass kept.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed, the same answer.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
+    eta: Annotated[
+        float | None, typer.Option(help="How far the drafter moves the target; fused only.")
+    ] = None,
+    transfer: Annotated[str | None, typer.Option(help="boost or distill.")] = None,
+    max_draft: Annotated[int | None, typer.Option(help="Tokens drafted per round.")] = None,
+    retrieval_tokens: Annotated[
+        int | None, typer.Option(help="Tokens retrieved for the drafter.")
+    ] = None,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Print under which contract, and how fast.")
+    ] = False,
+) -> None:
+    """Ask a question about documents; the answer streams.
+
+    The server's embedded models understand only documents made by 'rapid sample-document'. For text
+    of your own, serve a configuration with real models.
+    """
+    documents = _read(document or [])
+    rapid = {
+        "mode": mode,
+        "eta": eta,
+        "transfer": transfer,
+        "max_draft": max_draft,
+        "retrieval_tokens": retrieval_tokens,
+        "documents": documents,
+    }
+    body = {
+        "messages": [{"role": "user", "content": question}],
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": seed,
+        "max_completion_tokens": max_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "rapid": {key: value for key, value in rapid.items() if value is not None},
+    }
+    body = {key: value for key, value in body.items() if value is not None}
+    with _client(url, api_key) as client:
+        served = model or _only_model(client)
+        receipt, usage = _stream(client, body | {"model": served})
+    if stats:
+        out.print(_table(receipt, usage))
+    if _EMBEDDED in served:
+        note(f"({served} understands only documents made by 'rapid sample-document')")
+
+
+def _read(paths: list[Path]) -> list[_Json]:
+    """The documents, by file name; files of one name are told apart by their paths."""
+    names = [path.name for path in paths]
+    documents = []
+    for path in paths:
+        try:
+            text = path.read_bytes().decode("utf-8")
+        except OSError as error:
+            fail(f"{path} cannot be read: {error.strerror}")
+        except UnicodeDecodeError as error:
+            fail(f"{path} is no UTF-8 text (byte {error.start}): convert it first")
+        name = path.name if names.count(path.name) == 1 else str(path)
+        documents.append({"name": name, "text": text})
+    return documents
+
+
+def _client(url: str, api_key: str | None) -> httpx.Client:
+    import httpx
+
+    from deployments.tenants import is_loopback
+
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        base = httpx.URL(url.rstrip("/"))
+    except httpx.InvalidURL as error:
+        fail(f"--url {url} is no URL: {error}")
+    if base.scheme not in ("http", "https") or not base.host:
+        fail(f"--url {url} is no URL: write it as http://127.0.0.1:8000")
+    return httpx.Client(
+        base_url=base,
+        headers=headers,
+        timeout=httpx.Timeout(_SILENCE_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S),
+        trust_env=not is_loopback(base.host),  # no proxy leads back to this machine
+    )
+
+
+def _only_model(client: httpx.Client) -> str:
+    import httpx
+
+    try:
+        response = client.get("/v1/models")
+    except httpx.HTTPError as error:
+        _unreachable(client, error)
+    if response.status_code != 200:
+        _refused(response.status_code, response.content)
+    models = [card["id"] for card in _parsed(response.content).get("data", [])]
+    if len(models) != 1:
+        fail(f"the server has {', '.join(models) or 'no model'}: choose with --model")
+    return str(models[0])
+
+
+def _stream(client: httpx.Client, body: _Json) -> tuple[_Json, _Json]:
+    """Print the answer as it comes; return its receipt and usage."""
+    import httpx
+
+    receipt: _Json = {}
+    final: _Json = {}
+    num_characters = sum(len(document["text"]) for document in body["rapid"]["documents"])
+    waiting = err.status(f"reading {num_characters:,} characters" if num_characters else "thinking")
+    waiting.start()
+    is_printing = False
+    try:
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            if response.status_code != 200:
+                waiting.stop()
+                _refused(response.status_code, response.read())
+            for chunk in _chunks(response):
+                if "error" in chunk:
+                    waiting.stop()
+                    fail(chunk["error"]["message"])
+                receipt = chunk.get("rapid", receipt)
+                final = chunk if chunk.get("usage") else final
+                for choice in chunk["choices"]:
+                    if text := choice["delta"].get("content"):
+                        waiting.stop()
+                        typer.echo(text, nl=False)
+                        is_printing = True
+    except httpx.HTTPError as error:
+        _unreachable(client, error)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    finally:
+        waiting.stop()
+        if is_printing:
+            typer.echo()
+    if not receipt:
+        fail("the connection ended before the answer did: ask again")
+    return receipt, final
+
+
+def _chunks(response: httpx.Response) -> Iterator[_Json]:
+    for line in response.iter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield json.loads(line.removeprefix("data: "))
+
+
+def _unreachable(client: httpx.Client, error: Exception) -> NoReturn:
+    import httpx
+
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        fail(
+            f"no server answers at {client.base_url}: start one with `make run`, wait until it "
+            "says that it is ready, then ask again (or give another --url)"
+        )
+    fail(f"the server at {client.base_url} went silent ({type(error).__name__}): ask again")
+
+
+def _refused(status: int, content: bytes) -> NoReturn:
+    error = _parsed(content).get("error")
+    if isinstance(error, dict) and error.get("message"):
+        fail(error["message"])
+    fail(f"the server answered {status}: is this a RAPID server, and has it finished starting?")
+
+
+def _parsed(content: bytes) -> _Json:
+    try:
+        parsed = json.loads(content)
+    except ValueError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _table(receipt: _Json, final: _Json) -> Table:
+    """The receipt for people."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name in ("mode", "reason", "contract"):
+        table.add_row(name, str(receipt[name]))
+    table.add_row("settings", "  ".join(f"{name} {receipt[name]}" for name in _SETTINGS))
+    drafted, accepted = receipt["drafted"], receipt["accepted"]
+    share = f" ({accepted / drafted:.0%})" if drafted else ""
+    table.add_row("drafts", f"{accepted} of {drafted} tokens accepted{share}")
+    table.add_row("rounds", str(receipt["rounds"]))
+    if lost := [position for position in receipt.get("plain_from", []) if position is not None]:
+        table.add_row("without drafter", f"from token {lost[0]}")
+    for index, chunk in enumerate(receipt["chunks"]):
+        where = f"{chunk['document']} [{chunk['start']}:{chunk['end']}]"
+        table.add_row("" if index else "chunks", f"{where}  score {chunk['score']:.3f}")
+    timings = (f"{name} {ms:.0f}" for name, ms in receipt["timings_ms"].items())
+    table.add_row("milliseconds", "  ".join(timings))
+    if usage := final.get("usage"):
+        cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+        read = f"{usage['prompt_tokens']} read ({cached} cached)"
+        table.add_row("tokens", f"{read}, {usage['completion_tokens']} written")
+    if metrics := final.get("metrics"):
+        table.add_row("tokens per second", f"{metrics['tokens_per_second']:.1f}")
+    return table

@@ -1,0 +1,191 @@
+"""A ``serve run`` process: its lock, its log, whether it is ready, and its end."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import httpx
+import yaml
+
+RUN_FOLDER = Path(".run")
+_LOCK, _LOG = RUN_FOLDER / "serve.pid", RUN_FOLDER / "serve.log"
+_DASHBOARD = re.compile(r"dashboard at .*?(\d+\.\d+\.\d+\.\d+:\d+)")
+_INTERRUPT_TIMEOUT_S, _TERMINATE_TIMEOUT_S = 60.0, 10.0
+_ANY_ADDRESS = ("0.0.0.0", "::", "")
+
+
+class AlreadyRunning(Exception):
+    """Something else holds the lock or the port."""
+
+
+@dataclass
+class ServerProcess:
+    """Owns the process from start to end.
+
+    The lock file is locked by us and, inherited, by the process: it stays locked while either
+    lives, whatever becomes of process ids. It holds the id to signal.
+    """
+
+    url: str
+    log_path: Path
+    _process: subprocess.Popen[bytes]
+    _lock: IO[str]
+
+    @classmethod
+    def start(cls, config: Path) -> ServerProcess:
+        """Start ``serve run`` of this virtual environment.
+
+        Raises:
+            AlreadyRunning: a server started from this folder runs, or the port is taken.
+        """
+        RUN_FOLDER.mkdir(exist_ok=True)
+        lock = _LOCK.open("a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunning(
+                f"a server started from this folder is running (process {running_pid()}): "
+                "`rapid stop` ends it"
+            ) from None
+        host, port = _address(config)
+        with socket.socket() as probe:
+            if probe.connect_ex((host, port)) == 0:
+                raise AlreadyRunning(
+                    f"something else answers at {host}:{port}: end it, or set http_options.port"
+                )
+        process = subprocess.Popen(
+            [str(Path(sys.executable).parent / "serve"), "run", str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=_LOG.open("wb"),
+            stderr=subprocess.STDOUT,
+            env={"RAY_USAGE_STATS_ENABLED": "0"} | os.environ,
+            pass_fds=(lock.fileno(),),
+            start_new_session=True,  # Ctrl-C comes to us alone, and ends it in order
+            # A shell that starts us in the background has its children ignore SIGINT.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        lock.truncate(0)
+        lock.write(f"{os.getpid()} {process.pid}\n")
+        lock.flush()
+        return cls(f"http://{host}:{port}", _LOG, process, lock)
+
+    def has_ended(self) -> bool:
+        """Whether the process is gone."""
+        return self._process.poll() is not None
+
+    def is_ready(self) -> bool:
+        """Whether the application answers; with API keys, whether its ingress does."""
+        status = self._status("/ready")
+        return status == 200 or (status == 401 and self._status("/health") == 200)
+
+    def failure(self) -> str | None:
+        """Why the application will not start, from Serve's status; None while it may."""
+        dashboard = _DASHBOARD.search(self._log())
+        if dashboard is None:
+            return None
+        try:
+            url = f"http://{dashboard[1]}/api/serve/applications/"
+            state = httpx.get(url, timeout=2.0, trust_env=False).json()
+        except (httpx.HTTPError, ValueError):
+            return None
+        for application in state.get("applications", {}).values():
+            if application.get("status") == "DEPLOY_FAILED":
+                return str(application.get("message") or "no reason given").strip()
+        return None
+
+    def tail(self, num_lines: int = 15) -> str:
+        """The end of the log."""
+        return "\n".join(deque(self._log().splitlines(), maxlen=num_lines))
+
+    def stop(self) -> None:
+        """End the process as Ctrl-C does, then less politely."""
+        for number, patience_s in (
+            (signal.SIGINT, _INTERRUPT_TIMEOUT_S),
+            (signal.SIGTERM, _TERMINATE_TIMEOUT_S),
+        ):
+            self._process.send_signal(number)
+            try:
+                self._process.wait(patience_s)
+                return
+            except subprocess.TimeoutExpired:
+                continue
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def forget(self) -> None:
+        """Release the lock."""
+        self._lock.truncate(0)
+        self._lock.close()
+
+    def _status(self, path: str) -> int | None:
+        try:
+            return httpx.get(self.url + path, timeout=5.0, trust_env=False).status_code
+        except httpx.HTTPError:
+            return None
+
+    def _log(self) -> str:
+        try:
+            return self.log_path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+
+
+def running_pid() -> int | None:
+    """The process to signal to end what was started from this folder."""
+    try:
+        with _LOCK.open("r+") as lock:
+            if _is_free(lock):
+                return None
+            pids = [int(pid) for pid in lock.read().split()]
+    except (FileNotFoundError, ValueError):
+        return None
+    return next((pid for pid in pids if _is_alive(pid)), None)
+
+
+def stop_running(pid: int, timeout_s: float) -> bool:
+    """Have `pid` end in order; whether the lock became free in time."""
+    os.kill(pid, signal.SIGTERM)
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        with _LOCK.open("r+") as lock:
+            if _is_free(lock):
+                return True
+        time.sleep(0.2)
+    return False
+
+
+def _is_free(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    return True
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _address(config: Path) -> tuple[str, int]:
+    """Where the configuration's HTTP server can be reached from this machine."""
+    options = yaml.safe_load(config.read_text(encoding="utf-8")).get("http_options") or {}
+    host = options.get("host", "127.0.0.1")
+    return ("127.0.0.1" if host in _ANY_ADDRESS else host), int(options.get("port", 8000))

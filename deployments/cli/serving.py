@@ -1,0 +1,117 @@
+"""``rapid serve``, ``stop`` and ``check-config``: Ray Serve's own ``serve run``, looked after.
+
+``serve run`` validates in an actor, says nothing when an application is ready and goes on when it
+failed to start. So the file is checked first, readiness is asked for over HTTP, and Ctrl-C, SIGTERM
+and ``rapid stop`` all end it the same way.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deployments.cli.terminal import err, fail, note, rapid_command
+
+if TYPE_CHECKING:
+    from deployments.cli.server_process import ServerProcess
+    from deployments.config import ServeConfig
+
+_STOP_TIMEOUT_S = 90.0
+
+Config = Annotated[Path, typer.Argument(help="A Ray Serve configuration file.")]
+
+
+def check_config(config: Config = Path("serve_config.yaml")) -> None:
+    """Check a configuration without starting anything: keys, ranges, checkpoints, the bind."""
+    checked = _checked(config)
+    drafter = checked.drafter_pool.engine.model
+    typer.echo(
+        f"{config} is fine: {checked.target.engine.model} answers as {checked.api.model!r}, "
+        f"{drafter} drafts, {len(checked.api.keys) or 'no'} API keys"
+    )
+
+
+def serve(config: Config = Path("serve_config.yaml")) -> None:
+    """Start the application of a configuration and look after it until Ctrl-C or 'rapid stop'."""
+    began = time.monotonic()
+    checked = _checked(config)
+
+    from deployments.cli.server_process import AlreadyRunning, ServerProcess
+
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    try:
+        server = ServerProcess.start(config)
+    except AlreadyRunning as error:
+        fail(str(error))
+    try:
+        with err.status(f"starting {config}"):
+            _wait_until_ready(server, stopping)
+        if not stopping.is_set():
+            _say_what_next(server, checked, time.monotonic() - began)
+        while not stopping.wait(0.5):
+            if server.has_ended():
+                fail(f"the server ended by itself; the end of {server.log_path}:\n{server.tail()}")
+    finally:
+        if not server.has_ended():
+            with err.status("stopping"):
+                server.stop()
+        server.forget()
+    note("stopped")
+
+
+def stop() -> None:
+    """End what 'rapid serve' (or 'make run') started from this folder, and wait for it."""
+    from deployments.cli.server_process import running_pid, stop_running
+
+    pid = running_pid()
+    if pid is None:
+        note("nothing is running that was started from here")
+        return
+    with err.status("stopping"):
+        has_ended = stop_running(pid, _STOP_TIMEOUT_S)
+    if not has_ended:
+        fail(f"process {pid} has not ended after {_STOP_TIMEOUT_S:.0f} s")
+    note("stopped")
+
+
+def _checked(config: Path) -> ServeConfig:
+    from deployments.config_file import check
+    from rapid.errors import ConfigurationError
+
+    try:
+        return check(config)
+    except ConfigurationError as error:
+        fail(str(error))
+
+
+def _wait_until_ready(server: ServerProcess, stopping: threading.Event) -> None:
+    while not stopping.wait(0.5):
+        if server.is_ready():
+            return
+        if server.has_ended():
+            fail(f"the server did not start; the end of {server.log_path}:\n{server.tail()}")
+        if reason := server.failure():
+            fail(f"the application did not start (see {server.log_path}): {reason}")
+
+
+def _say_what_next(server: ServerProcess, config: ServeConfig, seconds: float) -> None:
+    rapid = rapid_command()
+    err.print(
+        f"[bold green]ready[/] after {seconds:.0f} s: {server.url}/v1, model {config.api.model!r}",
+        highlight=False,
+    )
+    url = "" if server.url.endswith(":8000") else f" --url {server.url}"
+    if "embedded:" in config.target.engine.model:
+        note("These models understand generated documents only. In another shell:")
+        note(f"  {rapid} sample-document --out sample     (prints a question to ask{url})")
+    else:
+        note("In another shell:")
+        note(f'  {rapid} ask{url} --document FILE "question"')
+    note(f"Ctrl-C here or '{rapid} stop' ends it. Ray's output is in {server.log_path}.")
