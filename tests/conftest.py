@@ -1,11 +1,10 @@
-"""One thread per process: tests share the machine, and torch's threads fight each other on it."""
+"""For every test: one compute thread, and a Ray that listens on loopback alone."""
 
 from __future__ import annotations
 
 import os
 
-from tests.ray_cluster import application, fakes, ray_cluster
-
-__all__ = ["application", "fakes", "ray_cluster"]
-
+# Tests share the machine, and torch's threads fight each other on it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ray's name for it: no cluster over the network, so its servers bind to 127.0.0.1.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
