@@ -60,9 +60,23 @@ class Ingress:
     """OpenAI's routes over an orchestrator."""
 
     def __init__(
-        self, orchestrator: Orchestrator, config: ApiConfig, *, clock: Clock = time.monotonic
+        self,
+        orchestrator: Orchestrator,
+        config: ApiConfig,
+        *,
+        sends_request_id: bool = True,
+        clock: Clock = time.monotonic,
     ) -> None:
+        """Make the application.
+
+        Args:
+            orchestrator: what answers.
+            config: names, keys and limits.
+            sends_request_id: False where the server in front adds ``x-request-id`` itself.
+            clock: monotonic seconds.
+        """
         self._orchestrator = orchestrator
+        self._sends_request_id = sends_request_id
         self._config = config
         self._clock = clock
         self._tenants = Tenants(config.keys)
@@ -97,7 +111,7 @@ class Ingress:
                 response = Response(status_code=_CLIENT_LEFT_STATUS)
             except Exception as error:
                 response = _error_response(error, request_id)
-            response.headers["x-request-id"] = request_id
+            self._tag(response, request_id)
             response.headers["openai-processing-ms"] = str(round(1000 * (self._clock() - began)))
             return response
 
@@ -200,7 +214,7 @@ class Ingress:
         return JSONResponse(state, 503, headers={"retry-after": "1"})
 
     async def _health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok"}, headers={"x-request-id": _request_id(request)})
+        return self._tag(JSONResponse({"status": "ok"}), _request_id(request))
 
     async def _no_route(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -209,8 +223,13 @@ class Ingress:
             404: f"There is no {what}.",
             405: f"{what} is not allowed: see the Allow header.",
         }.get(error.status_code, error.detail)
-        headers = {**(error.headers or {}), "x-request-id": _request_id(request)}
-        return JSONResponse(error_body(message), error.status_code, headers=headers)
+        response = JSONResponse(error_body(message), error.status_code, headers=error.headers)
+        return self._tag(response, _request_id(request))
+
+    def _tag(self, response: Response, request_id: str) -> Response:
+        if self._sends_request_id:
+            response.headers["x-request-id"] = request_id
+        return response
 
     def _check_model(self, model: str) -> None:
         if model != self._config.model:

@@ -55,4 +55,6 @@ class IngressReplica:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve's hook, called once the replica's event loop runs."""
-        return Ingress(RemoteOrchestrator(self._orchestrator), self._config)
+        orchestrator = RemoteOrchestrator(self._orchestrator)
+        # Serve's proxy adds x-request-id to every request and response.
+        return Ingress(orchestrator, self._config, sends_request_id=False)

@@ -109,6 +109,10 @@ class TestWhole:
             "timings_ms": {"queue": 1.0, "retrieval": 2.0},
         }
 
+    async def test_a_server_that_tags_responses_itself(self):
+        app = Ingress(ScriptedOrchestrator(), ApiConfig(model=MODEL), sends_request_id=False)
+        assert "x-request-id" not in (await post(app)).headers
+
     async def test_the_request_reaches_the_orchestrator(self):
         orchestrator = ScriptedOrchestrator()
         await post(
