@@ -1,8 +1,12 @@
-"""For every test: one compute thread, and a Ray that listens on loopback alone."""
+"""For every test: one compute thread, a Ray that listens on loopback alone, and it only once."""
 
 from __future__ import annotations
 
 import os
+
+from tests.ray_cluster import application, fakes, ray_cluster
+
+__all__ = ["application", "fakes", "ray_cluster"]
 
 # Tests share the machine, and torch's threads fight each other on it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

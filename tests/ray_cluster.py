@@ -1,7 +1,7 @@
-"""A local Ray for the whole test session, and two applications on it: the real one and one of fakes.
+"""A local Ray for the whole test session, with two applications: the real one and one of fakes.
 
-Starting costs seconds, so everything that needs Ray shares these. The fakes' application is the real
-one with `FakeEngine` in its pools: same leases, same loop, same API.
+Starting costs seconds, so everything that needs Ray shares these. The fakes are the real application
+with `FakeEngine` in its pools: same leases, same loop, same API.
 """
 
 from __future__ import annotations
