@@ -23,6 +23,13 @@ _LOCK, _LOG = RUN_FOLDER / "serve.pid", RUN_FOLDER / "serve.log"
 _DASHBOARD = re.compile(r"dashboard at .*?(\d+\.\d+\.\d+\.\d+:\d+)")
 _INTERRUPT_TIMEOUT_S, _TERMINATE_TIMEOUT_S = 60.0, 10.0
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # A Ray of our own, whose servers bind to loopback (Ray's name for "no cluster over the
+    # network"); RAY_ADDRESS joins a cluster instead.
+    "RAY_ADDRESS": "local",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
 
 
 class AlreadyRunning(Exception):
@@ -69,7 +76,7 @@ class ServerProcess:
             stdin=subprocess.DEVNULL,
             stdout=_LOG.open("wb"),
             stderr=subprocess.STDOUT,
-            env={"RAY_USAGE_STATS_ENABLED": "0"} | os.environ,
+            env=_environment(),
             pass_fds=(lock.fileno(),),
             start_new_session=True,  # Ctrl-C comes to us alone, and ends it in order
             # A shell that starts us in the background has its children ignore SIGINT.
@@ -139,6 +146,11 @@ class ServerProcess:
             return self.log_path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return ""
+
+
+def _environment() -> dict[str, str]:
+    joins_cluster = os.environ.get("RAY_ADDRESS", "local") != "local"
+    return (_ENVIRONMENT if not joins_cluster else {}) | os.environ
 
 
 def running_pid() -> int | None:
