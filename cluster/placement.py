@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from rapid.config import Finite, Frozen
 
 _METRICS_INTERVAL_S = 0.5
+_HEALTH_CHECK_PERIOD_S = 1.0  # a dead replica is noticed, and replaced, at the next check
 
 
 class PoolConfig(Frozen):
@@ -74,6 +75,7 @@ def deployment_options(pool: PoolConfig, max_ongoing: int | None = None) -> dict
         "max_ongoing_requests": max_ongoing or pool.max_ongoing_requests,
         "graceful_shutdown_timeout_s": pool.graceful_shutdown_timeout_s,
         "graceful_shutdown_wait_loop_s": 0.5,
+        "health_check_period_s": _HEALTH_CHECK_PERIOD_S,
         "autoscaling_config": {
             "min_replicas": pool.min_replicas,
             "max_replicas": pool.max_replicas,

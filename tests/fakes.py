@@ -212,7 +212,8 @@ class FakeEngine:
             self._room.notify_all()
 
     async def _compute(self, lease: FakeLease) -> None:
-        if milliseconds := lease.request.sampling.seed // 1000:
+        milliseconds, _ = divmod(lease.request.sampling.seed, 1000)
+        if 0 < milliseconds < 1000:  # a drawn seed is larger
             await asyncio.sleep(milliseconds / 1000)
 
     def _lease(self, lease_id: str) -> FakeLease:

@@ -1,7 +1,7 @@
 """A local Ray for the whole test session, with two applications: the real one and one of fakes.
 
-Starting costs seconds, so everything that needs Ray shares these. The fakes are the real application
-with `FakeEngine` in its pools: same leases, same loop, same API.
+Starting costs seconds, so everything that needs Ray shares these. The fakes are the real
+application with `FakeEngine` in its pools: same leases, same loop, same API.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ FAKE_CONFIG: dict[str, Any] = {
         },
     },
     "retriever": {"retrieval": {"chunk_tokens": 32, "budget_tokens": 128}},
-    "orchestrator": {"target_wait_s": 10, "drafter_wait_s": 10, "pool": {"num_cpus": 0.05}},
+    "orchestrator": {"target_wait_s": 20, "drafter_wait_s": 20, "pool": {"num_cpus": 0.05}},
     "api": {"model": "fakes", "pool": {"num_cpus": 0.05}},
 }
 

@@ -1,0 +1,207 @@
+"""The life of a request on a real Ray with engines that have ledgers but no models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import ray
+
+from rapid.errors import PromptTooLong
+from rapid.messages import (
+    Document,
+    Finished,
+    GenerateRequest,
+    GenerationEvent,
+    Receipt,
+    Started,
+    TextDelta,
+)
+from tests.fakes import scripted_token
+from tests.ray_cluster import BLOCKS_OPENED, Fakes, question, wait_until
+
+pytestmark = pytest.mark.ray
+
+LIGHTHOUSE = Document("atlas", "The lighthouse of Varo guards the northern strait.\n\n" * 8)
+
+
+def stream(fakes: Fakes, request: GenerateRequest) -> Any:
+    generate = fakes.orchestrator.options(stream=True, method_name="generate", _by_reference=False)
+    return generate.remote(request)
+
+
+async def answered(fakes: Fakes, request: GenerateRequest) -> list[GenerationEvent]:
+    return [event async for event in stream(fakes, request)]
+
+
+def text(events: Iterable[GenerationEvent], choice: int = 0) -> str:
+    deltas = [event for event in events if isinstance(event, TextDelta)]
+    return "".join(delta.text for delta in deltas if delta.choice == choice)
+
+
+def receipt(events: list[GenerationEvent]) -> Receipt:
+    assert isinstance(events[-1], Finished)
+    return events[-1].receipt
+
+
+@pytest.mark.parametrize(
+    ("mode", "documents", "resolved", "contract"),
+    [
+        ("auto", (LIGHTHOUSE,), "fused", "fused"),
+        ("auto", (), "plain", "target"),
+        ("lossless", (LIGHTHOUSE,), "lossless", "target"),
+        ("lossless", (), "lossless", "target"),
+        ("fused", (LIGHTHOUSE,), "fused", "fused"),
+        ("fused", (), "fused", "target"),
+        ("plain", (LIGHTHOUSE,), "plain", "target"),
+        ("rag", (LIGHTHOUSE,), "rag", "drafter"),
+    ],
+)
+async def test_a_request_is_answered_under_its_contract(
+    fakes: Fakes, mode: str, documents: tuple[Document, ...], resolved: str, contract: str
+) -> None:
+    events = await answered(
+        fakes, question("r1", mode=mode, documents=documents, seed=5, explain=True)
+    )
+    started, end = events[0], receipt(events)
+    assert started == Started(end.mode, end.reason, end.contract)
+    assert (end.mode, end.contract) == (resolved, contract)
+    assert end.explanation is not None
+    # Whoever drafts, the script's tokens come out: wrong drafts are corrected.
+    assert end.explanation.token_ids == (tuple(scripted_token(5, 0, i) for i in range(24)),)
+    is_drafted = mode == "lossless" or contract == "fused"
+    assert bool(end.choices[0].drafted) == is_drafted
+    assert bool(end.chunks) == (bool(documents) and resolved != "plain")
+    assert [event.finish_reason for event in events[1:-1]][-1] == "length"  # type: ignore[union-attr]
+    wait_until(lambda: fakes.held() == (0, 0), 1)
+
+
+async def test_wrong_drafts_are_counted_and_corrected(fakes: Fakes) -> None:
+    end = receipt(
+        await answered(fakes, question("r2", mode="lossless", seed=1, max_tokens=21, explain=True))
+    )
+    (choice,) = end.choices
+    assert (choice.completion_tokens, choice.accepted) == (21, 18)  # wrong at 6, 13 and 20
+    assert end.explanation is not None
+    assert end.explanation.origins[0].count("corrected") == 3
+    assert end.plain_from == (None,)
+
+
+async def test_all_choices_share_one_lease_and_each_ends_once(fakes: Fakes) -> None:
+    events = await answered(fakes, question("r3", mode="lossless", seed=2, num_choices=3))
+    ends = [e.choice for e in events if isinstance(e, TextDelta) and e.finish_reason]
+    assert sorted(ends) == [0, 1, 2]
+    assert len({text(events, choice) for choice in range(3)}) == 3
+
+
+async def test_an_answer_ends_at_a_stop_string_in_every_mode_alike(fakes: Fakes) -> None:
+    whole = text(await answered(fakes, question("r4", mode="plain", seed=111, max_tokens=60)))
+    stop = whole[len(whole) // 2 :][:3]
+    answers = []
+    for mode in ("plain", "lossless"):
+        events = await answered(
+            fakes, question(f"r4{mode}", mode=mode, seed=111, max_tokens=60, stop=(stop,))
+        )
+        answers.append((text(events), receipt(events).choices[0].completion_tokens))
+    assert answers[0] == answers[1]
+    assert answers[0][0] == whole[: whole.index(stop)]
+
+
+async def test_logprobs_come_with_their_tokens(fakes: Fakes) -> None:
+    events = await answered(fakes, question("r5", mode="lossless", max_tokens=9, num_logprobs=2))
+    tokens = [t for e in events if isinstance(e, TextDelta) for t in e.logprobs]
+    assert len(tokens) == 9
+    assert all(len(token.top) == 2 for token in tokens)
+
+
+async def test_a_prompt_that_is_too_long_is_refused_with_numbers(fakes: Fakes) -> None:
+    with pytest.raises(PromptTooLong) as refused:
+        await answered(fakes, question("r6", text="word " * 3000))
+    assert refused.value.param == "messages"
+    assert "more than the model's context of 1024" in str(refused.value)
+    assert "mode: rag" in str(refused.value)
+    assert fakes.held() == (0, 0)
+
+
+async def test_an_answer_without_a_length_is_cut_to_the_context(fakes: Fakes) -> None:
+    end = receipt(await answered(fakes, question("r7", text="a " * 700, max_tokens=None)))
+    assert end.prompt_tokens + end.choices[0].completion_tokens == 1024
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+async def test_a_cancelled_request_holds_nothing(fakes: Fakes, after: int) -> None:
+    request = question("r8", mode="fused", documents=(LIGHTHOUSE,), seed=50_000, max_tokens=400)
+    events = stream(fakes, request)
+    for _ in range(after):
+        await anext(events)
+    events.cancel()
+    assert wait_until(lambda: fakes.held() == (0, 0), 2) < 1
+
+
+async def test_a_drafter_that_dies_leaves_the_answer_to_the_target(fakes: Fakes) -> None:
+    request = question("r9", mode="lossless", seed=60_003, max_tokens=60, explain=True)
+    events: list[GenerationEvent] = []
+    async for event in stream(fakes, request):
+        events.append(event)
+        if len(events) == 3:
+            for engine in fakes.engines("Drafter"):
+                ray.kill(engine)
+    end = receipt(events)
+    assert end.explanation is not None
+    assert end.explanation.token_ids[0] == tuple(scripted_token(3, 0, i) for i in range(60))
+    assert end.plain_from[0] is not None
+    assert 0 < end.plain_from[0] < 60
+    # The next request waits for the drafter that replaces it.
+    end = receipt(await answered(fakes, question("r10", mode="lossless", seed=3)))
+    assert end.mode == "lossless"
+    assert end.choices[0].drafted
+
+
+async def test_a_target_that_dies_is_replaced_and_the_answer_goes_on(fakes: Fakes) -> None:
+    request = question(
+        "r11", mode="lossless", seed=60_004, max_tokens=60, num_choices=2, explain=True
+    )
+    events: list[GenerationEvent] = []
+    async for event in stream(fakes, request):
+        events.append(event)
+        if len(events) == 4:
+            for engine in fakes.engines("Target"):
+                ray.kill(engine)
+    end = receipt(events)
+    assert end.explanation is not None
+    for choice in range(2):
+        script = tuple(scripted_token(4, choice, i) for i in range(60))
+        assert end.explanation.token_ids[choice] == script
+    wait_until(lambda: fakes.held() == (0, 0), 1)
+
+
+async def test_many_at_once_get_what_each_gets_alone(fakes: Fakes) -> None:
+    async def ask(index: int) -> str:
+        mode = ("auto", "lossless", "plain", "rag")[index % 4]
+        request = question(
+            f"r12-{index}", mode=mode, documents=(LIGHTHOUSE,), seed=5_000 + index, max_tokens=40
+        )
+        return text(await answered(fakes, request))
+
+    together = await asyncio.gather(*(ask(index) for index in range(24)))
+    alone = [await ask(index) for index in range(24)]
+    assert together == alone
+    wait_until(lambda: fakes.held() == (0, 0), 1)
+
+
+async def test_blocks_are_opened_by_targets_only(fakes: Fakes) -> None:
+    BLOCKS_OPENED.unlink(missing_ok=True)
+    end = receipt(await answered(fakes, question("r13", mode="lossless", max_tokens=50)))
+    opened = BLOCKS_OPENED.read_text().split()
+    assert len(opened) == end.choices[0].rounds
+    targets = {str(ray.get(engine.ping.remote())) for engine in fakes.engines("Target")}
+    assert set(opened) <= targets
+
+
+async def test_readiness_lists_every_engine_of_every_pool(fakes: Fakes) -> None:
+    state = await fakes.orchestrator.ready.remote()
+    assert set(state["pools"]) == {"ingress", "orchestrator", "retriever", "target", "drafter"}
+    assert {engine["pool"] for engine in state["engines"]} == {"target", "drafter"}
+    assert all(engine["leases_open"] == 0 for engine in state["engines"])
