@@ -19,8 +19,15 @@ import httpx
 import yaml
 
 RUN_FOLDER = Path(".run")
+SERVE_COMMAND = Path(sys.executable).parent / "serve"
 _LOCK, _LOG = RUN_FOLDER / "serve.pid", RUN_FOLDER / "serve.log"
-_DASHBOARD = re.compile(r"dashboard at .*?(\d+\.\d+\.\d+\.\d+:\d+)")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# What Serve's controller says, whatever the log level, when an application will not start.
+_GIVEN_UP = re.compile(
+    r" -- (Failed to update the deployments .*|Deploying app '.*' failed.*"
+    r"|Unexpected error occurred while .*|Runtime env setup for app .*)"
+)
+_OUR_ERROR = re.compile(r"(?:^|\) )(?:rapid|retrieval|cluster|deployments)\.[\w.]+: (.+)")
 _INTERRUPT_TIMEOUT_S, _TERMINATE_TIMEOUT_S = 60.0, 10.0
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
 _ENVIRONMENT = {
@@ -48,6 +55,7 @@ class ServerProcess:
     log_path: Path
     _process: subprocess.Popen[bytes]
     _lock: IO[str]
+    _http: httpx.Client
 
     @classmethod
     def start(cls, config: Path) -> ServerProcess:
@@ -72,7 +80,7 @@ class ServerProcess:
                     f"something else answers at {host}:{port}: end it, or set http_options.port"
                 )
         process = subprocess.Popen(
-            [str(Path(sys.executable).parent / "serve"), "run", str(config)],
+            [str(SERVE_COMMAND), "run", str(config)],
             stdin=subprocess.DEVNULL,
             stdout=_LOG.open("wb"),
             stderr=subprocess.STDOUT,
@@ -85,7 +93,9 @@ class ServerProcess:
         lock.truncate(0)
         lock.write(f"{os.getpid()} {process.pid}\n")
         lock.flush()
-        return cls(f"http://{host}:{port}", _LOG, process, lock)
+        url = f"http://{host}:{port}"
+        http = httpx.Client(base_url=url, timeout=5.0, trust_env=False)
+        return cls(url, _LOG, process, lock, http)
 
     def has_ended(self) -> bool:
         """Whether the process is gone."""
@@ -97,19 +107,13 @@ class ServerProcess:
         return status == 200 or (status == 401 and self._status("/health") == 200)
 
     def failure(self) -> str | None:
-        """Why the application will not start, from Serve's status; None while it may."""
-        dashboard = _DASHBOARD.search(self._log())
-        if dashboard is None:
+        """Why the application will not start, as far as the log says; None while it may."""
+        log = self._log()
+        given_up = _GIVEN_UP.search(log)
+        if given_up is None:
             return None
-        try:
-            url = f"http://{dashboard[1]}/api/serve/applications/"
-            state = httpx.get(url, timeout=2.0, trust_env=False).json()
-        except (httpx.HTTPError, ValueError):
-            return None
-        for application in state.get("applications", {}).values():
-            if application.get("status") == "DEPLOY_FAILED":
-                return str(application.get("message") or "no reason given").strip()
-        return None
+        reasons = [found[1] for line in log.splitlines() if (found := _OUR_ERROR.search(line))]
+        return reasons[-1] if reasons else f"{given_up[1]}\n{self.tail()}"
 
     def tail(self, num_lines: int = 15) -> str:
         """The end of the log."""
@@ -131,19 +135,20 @@ class ServerProcess:
         self._process.wait()
 
     def forget(self) -> None:
-        """Release the lock."""
+        """Release what watching it took."""
+        self._http.close()
         self._lock.truncate(0)
         self._lock.close()
 
     def _status(self, path: str) -> int | None:
         try:
-            return httpx.get(self.url + path, timeout=5.0, trust_env=False).status_code
+            return self._http.get(path).status_code
         except httpx.HTTPError:
             return None
 
     def _log(self) -> str:
         try:
-            return self.log_path.read_text(encoding="utf-8", errors="replace")
+            return _COLOUR.sub("", self.log_path.read_text(encoding="utf-8", errors="replace"))
         except FileNotFoundError:
             return ""
 
