@@ -1,0 +1,97 @@
+"""Pools that grow, shrink and are left alone, through HTTP, with engines that only keep ledgers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fakes import scripted_token
+from tests.ray_cluster import Fakes, wait_until
+
+pytestmark = pytest.mark.ray
+
+
+def body(seed: int, mode: str, max_tokens: int, **fields: Any) -> dict[str, Any]:
+    return {
+        "model": "fakes",
+        "messages": [{"role": "user", "content": "Which harbour?"}],
+        "seed": seed,
+        "max_tokens": max_tokens,
+        "rapid": {"mode": mode, "explain": "tokens"},
+        **fields,
+    }
+
+
+async def test_pools_scale_apart_and_come_back_and_no_request_is_lost(fakes: Fakes) -> None:
+    most = {"Target": 0, "Drafter": 0}
+    together: list[tuple[int, int]] = []
+
+    async def watch() -> None:
+        while True:
+            replicas = await asyncio.to_thread(fakes.replicas)
+            together.append((replicas["Target"], replicas["Drafter"]))
+            for pool in most:
+                most[pool] = max(most[pool], replicas[pool])
+            await asyncio.sleep(0.2)
+
+    async with httpx.AsyncClient(base_url=fakes.url, timeout=120) as client:
+
+        async def ask(index: int) -> None:
+            await asyncio.sleep(index * 0.25)
+            seed = 150_000 + index  # 150 ms a step
+            reply = await client.post("/v1/chat/completions", json=body(seed, "lossless", 100))
+            assert reply.status_code == 200, reply.text
+            explain = reply.json()["rapid"]["explain"]
+            script = [scripted_token(index, 0, position) for position in range(100)]
+            assert explain["token_ids"] == [script]
+
+        watcher = asyncio.create_task(watch())
+        await asyncio.gather(*(ask(index) for index in range(36)))
+        watcher.cancel()
+    assert most["Target"] >= 2
+    assert most["Drafter"] >= 2
+    assert any(target != drafter for target, drafter in together)
+    wait_until(lambda: fakes.held() == (0, 0), 1)
+
+    def is_back() -> bool:
+        replicas = fakes.replicas()
+        return (replicas["Target"], replicas["Drafter"]) == (1, 1)
+
+    wait_until(is_back, 60, every_s=0.5)
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_a_client_that_leaves_frees_everything_within_a_second(
+    fakes: Fakes, is_streamed: bool
+) -> None:
+    request = body(100_001, "lossless", 900, stream=is_streamed)
+    async with httpx.AsyncClient(base_url=fakes.url, timeout=30) as client:
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=request))
+        await asyncio.to_thread(wait_until, lambda: fakes.held()[0] == 2, 10)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        left = time.monotonic()
+    await asyncio.to_thread(wait_until, lambda: fakes.held() == (0, 0), 3)
+    assert time.monotonic() - left < 1
+
+
+async def test_a_client_that_leaves_the_queue_is_forgotten(fakes: Fakes) -> None:
+    """One that never got its lease leaves nothing behind either."""
+    async with httpx.AsyncClient(base_url=fakes.url, timeout=30) as client:
+        crowd = [
+            asyncio.create_task(
+                client.post("/v1/chat/completions", json=body(300_000, "plain", 900, n=8))
+            )
+            for _ in range(12)
+        ]
+        await asyncio.to_thread(wait_until, lambda: fakes.held()[0] >= 1, 10)
+        await asyncio.sleep(0.5)
+        for each in crowd:
+            each.cancel()
+        await asyncio.gather(*crowd, return_exceptions=True)
+    assert await asyncio.to_thread(wait_until, lambda: fakes.held() == (0, 0), 5) < 1.5
