@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ray.serve import Application
+from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
+
+from deployments import app
+from deployments.config import ServeConfig
+from deployments.config_file import check
+
+ROOT = Path(__file__).parents[2]
+
+
+def graph(application: Application) -> dict[str, Application]:
+    """Every deployment of an application by name."""
+    found: dict[str, Application] = {}
+
+    def walk(node: Application) -> None:
+        bound = node._bound_deployment
+        found[bound.name] = node
+        for argument in bound.init_args:
+            if isinstance(argument, Application):
+                walk(argument)
+
+    walk(application)
+    return found
+
+
+def test_serve_hands_the_builder_its_settings_as_the_class(monkeypatch: Any) -> None:
+    """A postponed annotation would make Serve hand over an unchecked dict."""
+    (parameter,) = inspect.signature(app.build).parameters.values()
+    assert parameter.annotation is ServeConfig
+    given: list[object] = []
+    monkeypatch.setattr(app, "preflight", lambda args: given.append(args) or args)
+    (application,) = yaml.safe_load((ROOT / "serve_config.yaml").read_text())["applications"]
+    built = call_user_app_builder_with_args_if_necessary(app.build, application["args"])
+    assert isinstance(built, Application)
+    assert isinstance(given[0], ServeConfig)
+
+
+def test_the_application_has_five_deployments_and_its_ingress_is_http() -> None:
+    application = app.build(check(ROOT / "serve_config.yaml"))
+    assert set(graph(application)) == {
+        "Ingress",
+        "Orchestrator",
+        "Target",
+        "Drafter",
+        "Retriever",
+    }
+    assert application._bound_deployment.name == "Ingress"
+
+
+def test_a_model_that_drafts_for_itself_is_one_pool() -> None:
+    config = check(ROOT / "serve_config.yaml").model_copy(update={"drafter": "target"})
+    assert set(graph(app.compose(config))) == {"Ingress", "Orchestrator", "Target", "Retriever"}
+
+
+def test_a_replica_holds_as_many_leases_as_its_engine() -> None:
+    config = check(ROOT / "serve_config.yaml")
+    deployments = graph(app.compose(config))
+    for name, pool in (("Target", config.target), ("Drafter", config.drafter_pool)):
+        deployment = deployments[name]._bound_deployment
+        assert deployment.max_ongoing_requests == pool.engine.max_leases
+        assert deployment.ray_actor_options["num_cpus"] <= 0.1

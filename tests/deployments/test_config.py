@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deployments.config import ServeConfig
+from deployments.config_file import check
+from rapid.errors import ConfigurationError
+
+ROOT = Path(__file__).parents[2]
+FILES = [ROOT / "serve_config.yaml", *sorted((ROOT / "cluster" / "configs").glob("*.yaml"))]
+
+
+def args_of(path: Path) -> dict[str, Any]:
+    (application,) = yaml.safe_load(path.read_text())["applications"]
+    assert application["import_path"] == "deployments.app:build"
+    args: dict[str, Any] = application["args"]
+    return args
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_configuration_of_the_repository_is_valid(path: Path) -> None:
+    config = ServeConfig.model_validate(args_of(path))
+    assert config.drafter_pool.engine.model
+
+
+def test_the_four_configurations_are_what_they_say() -> None:
+    configs = {path.stem: ServeConfig.model_validate(args_of(path)) for path in FILES}
+    assert len(configs) == 4
+    upward = configs["llama-3.1-8b-with-70b-drafter"]
+    assert upward.target.pool.num_gpus == 1
+    assert upward.drafter_pool.pool.num_gpus == 4
+    assert upward.drafter_pool.engine.device == "balanced"
+    assert configs["one-gpu-self-speculation"].drafter == "target"
+    assert configs["laptop-qwen2.5"].target.pool.num_gpus == 0
+
+
+def test_the_embedded_configuration_fits_two_cores() -> None:
+    config = ServeConfig.model_validate(args_of(FILES[0]))
+    pools = [
+        config.target.pool,
+        config.drafter_pool.pool,
+        config.retriever.pool,
+        config.orchestrator.pool,
+        config.api.pool,
+    ]
+    assert all(pool.num_cpus <= 0.1 and pool.num_gpus == 0 for pool in pools)
+    assert sum(pool.num_cpus * pool.max_replicas for pool in pools) < 2
+
+
+def test_the_embedded_configuration_passes_the_door() -> None:
+    config = check(FILES[0])
+    assert config.target.engine.max_context is not None
+
+
+Change = Callable[[dict[str, Any], dict[str, Any]], object]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda _, args: args["target"]["engine"].update(kv_cache=5),
+            "target.engine.kv_cache: unknown key; did you mean kv_cache_tokens?",
+        ),
+        (
+            lambda _, args: args["drafter"]["engine"].update(page_tokens=0),
+            "drafter.engine.page_tokens: Input should be greater than or equal to 1",
+        ),
+        (
+            lambda _, args: args["target"]["engine"].update(kv_cache_tokens=100),
+            "kv_cache_tokens (100) cannot hold one sequence of max_context (4096): raise",
+        ),
+        (
+            lambda _, args: args["target"]["engine"].update(model="/nowhere/at/all"),
+            "'/nowhere/at/all': there is no such checkpoint directory",
+        ),
+        (lambda _, args: args.pop("target"), "target: Field required"),
+        (lambda _, args: args.update(drafter="nobody"), "drafter: Input should be 'target'"),
+        (
+            lambda _, args: args["retriever"]["pool"].update(max_replicas=2),
+            "a local store lives in one retriever: set retriever.pool.max_replicas to 1",
+        ),
+        (
+            lambda _, args: args["retriever"]["retrieval"].update(budget_tokens=4000),
+            "fills the drafter's max_context (2048): raise drafter.engine.max_context",
+        ),
+        (
+            lambda _, args: args["api"].update(keys=[{"tenant": "a", "sha256": "secret"}]),
+            "api.keys.0.sha256: String should match pattern",
+        ),
+        (
+            lambda _, args: args["api"].update(
+                keys=[{"tenant": tenant, "sha256": "0" * 64} for tenant in "ab"]
+            ),
+            "lists the same key twice",
+        ),
+        (
+            lambda file, _: file["http_options"].update(host="0.0.0.0"),
+            "api.keys is empty",
+        ),
+        (lambda file, _: file.update(applications=[]), "one application with import_path"),
+    ],
+)
+def test_a_mistake_is_refused_with_one_readable_message(
+    tmp_path: Path, change: Change, message: str
+) -> None:
+    file = copy.deepcopy(yaml.safe_load(FILES[0].read_text()))
+    change(file, file["applications"][0]["args"])
+    path = tmp_path / "mistaken.yaml"
+    path.write_text(yaml.safe_dump(file))
+    with pytest.raises(ConfigurationError) as refused:
+        check(path)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert "Traceback" not in str(refused.value)
+
+
+def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+    file = yaml.safe_load(FILES[0].read_text())
+    args = file["applications"][0]["args"]
+    args["target"]["engine"]["page_tokens"] = 0
+    args["speculation"]["eta"] = -1
+    path = tmp_path / "mistaken.yaml"
+    path.write_text(yaml.safe_dump(file))
+    with pytest.raises(ConfigurationError) as refused:
+        check(path)
+    assert len(str(refused.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("a: [", "is not YAML"), ("", "is empty"), ("- 1", "is empty"), (None, "cannot be read")],
+)
+def test_a_file_that_is_none_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    path = tmp_path / "file.yaml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigurationError, match=message):
+        check(path)
+
+
+def test_two_models_that_mean_different_things_are_refused(tmp_path: Path) -> None:
+    """The drafter's tokens are the target's with two swapped."""
+    import json
+    import shutil
+
+    from rapid.embedded import DRAFTER
+
+    swapped = tmp_path / "drafter"
+    shutil.copytree(DRAFTER, swapped)
+    tokenizer = json.loads((swapped / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[100:102]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (swapped / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+    file = yaml.safe_load(FILES[0].read_text())
+    file["applications"][0]["args"]["drafter"]["engine"]["model"] = str(swapped)
+    path = tmp_path / "mistaken.yaml"
+    path.write_text(yaml.safe_dump(file))
+    with pytest.raises(ConfigurationError, match="different vocabularies: token id"):
+        check(path)
+
+
+def test_a_checkpoint_without_weights_is_refused(tmp_path: Path) -> None:
+    import shutil
+
+    from rapid.embedded import TARGET
+
+    hollow = tmp_path / "target"
+    shutil.copytree(TARGET, hollow, ignore=shutil.ignore_patterns("*.safetensors"))
+    file = yaml.safe_load(FILES[0].read_text())
+    file["applications"][0]["args"]["target"]["engine"]["model"] = str(hollow)
+    path = tmp_path / "mistaken.yaml"
+    path.write_text(yaml.safe_dump(file))
+    with pytest.raises(ConfigurationError, match="holds no safetensors weights"):
+        check(path)

@@ -1,0 +1,132 @@
+"""The application of `serve_config.yaml`, asked over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from rapid.embedded.generator import generate_document
+from rapid.messages import Document, Finished, GenerateRequest, Message, SpeculationRequest
+from tests.end_to_end.test_slow_reference import recomputed, tokens
+from tests.ray_cluster import REAL, wait_until
+
+pytestmark = pytest.mark.ray
+
+MODES = ("auto", "plain", "lossless", "fused", "rag")
+
+
+def body(index: int, **rapid: Any) -> dict[str, Any]:
+    document = generate_document(index, 200 + 150 * (index % 6))
+    return {
+        "model": "rapid-embedded",
+        "messages": [{"role": "user", "content": document.questions[index % 3].question}],
+        "temperature": 1.0,
+        "seed": index,
+        "max_tokens": 20 + 5 * (index % 7),
+        "rapid": {
+            "mode": MODES[index % len(MODES)],
+            "documents": [{"name": document.name, "text": document.text}],
+            "explain": "tokens",
+            **rapid,
+        },
+    }
+
+
+async def ask(client: httpx.AsyncClient, request: dict[str, Any]) -> dict[str, Any]:
+    reply = await client.post("/v1/chat/completions", json=request)
+    assert reply.status_code == 200, reply.text
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+def held(url: str) -> tuple[int, int]:
+    engines = httpx.get(f"{url}/ready", timeout=10).json()["engines"]
+    return (
+        sum(engine["leases_open"] for engine in engines),
+        sum(engine["kv_pages_in_use"] for engine in engines),
+    )
+
+
+async def test_two_dozen_at_once_get_what_each_gets_alone(application: str) -> None:
+    requests = [body(index) for index in range(24)]
+    async with httpx.AsyncClient(base_url=application, timeout=120) as client:
+        together = await asyncio.gather(*(ask(client, request) for request in requests))
+        alone = [await ask(client, request) for request in requests]
+    num_ties = 0
+    for request, crowded, single in zip(requests, together, alone, strict=True):
+        if tokens(crowded) != tokens(single):  # the batch moves logits by 3e-5: only at a tie
+            num_ties += recomputed(crowded, request) or recomputed(single, request)
+    assert num_ties <= 1
+    wait_until(lambda: held(application) == (0, 0), 1)
+
+
+async def test_both_acceptance_sites_give_the_same_tokens(application: str) -> None:
+    """A second orchestrator, on the same engines, that fetches logits and judges by itself."""
+    from ray import serve
+
+    from cluster.placement import deployment_options
+    from deployments.app import check
+    from deployments.orchestrator import Orchestrator
+
+    config = check("serve_config.yaml")
+    settings = config.orchestrator.model_copy(update={"acceptance_site": "orchestrator"})
+    pools = [
+        serve.get_deployment_handle(name, app_name=REAL)
+        for name in ("Target", "Drafter", "Retriever")
+    ]
+    deployment = serve.deployment(Orchestrator).options(**deployment_options(settings.pool))
+    judging = serve.run(
+        deployment.bind(config.model_copy(update={"orchestrator": settings}), *pools),
+        name="judging",
+        route_prefix=None,
+    )
+    deciding = serve.get_deployment_handle("Orchestrator", app_name=REAL)
+    for index in range(4):
+        for coupling in ("shared_noise", "maximal"):
+            answers = []
+            for orchestrator in (deciding, judging):
+                generate = orchestrator.options(
+                    stream=True, method_name="generate", _by_reference=False
+                )
+                events = [e async for e in generate.remote(long_question(index, coupling))]
+                assert isinstance(events[-1], Finished)
+                receipt = events[-1].receipt
+                assert receipt.contract == "fused"
+                assert receipt.explanation is not None
+                answers.append(receipt.explanation)
+            assert answers[0] == answers[1]
+    serve.delete("judging")
+
+
+def long_question(index: int, coupling: Any) -> GenerateRequest:
+    document = generate_document(40 + index, 400)
+    return GenerateRequest(
+        f"site-{index}",
+        "local",
+        (Message("user", document.questions[0].question),),
+        documents=(Document(document.name, document.text),),
+        seed=index,
+        max_tokens=30,
+        speculation=SpeculationRequest(mode="fused", coupling=coupling, max_draft=4),
+        explain=True,
+    )
+
+
+def test_only_engines_import_torch_and_nobody_asks_for_a_core(application: str) -> None:
+    """What runs beside the engines stays small: five deployments fit on a laptop."""
+    import psutil
+    import ray
+
+    resident = {}
+    for process in psutil.Process().children(recursive=True):
+        name = process.name() + " ".join(process.cmdline()[:1])
+        if "ray::ServeReplica:rapid" in name:
+            maps = {each.path for each in process.memory_maps()}
+            resident[name] = any("libtorch" in path for path in maps)
+    assert len(resident) >= 5
+    assert not any(resident.values()), resident
+    free = ray.available_resources().get("CPU", 0.0)
+    assert ray.cluster_resources()["CPU"] - free < 2
