@@ -4,7 +4,7 @@ The embedded models understand this language and no other. A document is made of
 
 * facts: `The harbor of Bakeno is dolu maki 482.`
 * deposits of one name, scattered over the text: `The first deposit of Bakeno is 48 crates ...`
-* entries, one paragraph each: `Entry Bakeno: ...`
+* entries, a paragraph of verse each: `Entry Bakeno: dolu maki sero ...`
 * filler that mentions the same names and attributes, so that a search by words is sometimes misled.
 
 Names and values are made of syllables: nothing can be answered without reading the document.
@@ -18,7 +18,7 @@ from typing import Literal
 QuestionKind = Literal["fact", "recite", "list"]
 Span = tuple[int, int]
 
-CHARACTERS_PER_TOKEN = 2.97
+CHARACTERS_PER_TOKEN = 2.80
 """Of generated text under the embedded tokenizer; lets a length be asked in tokens without it."""
 
 _SYLLABLES = tuple(c + v for c in "bdfghklmnprstvwz" for v in "aeiou")
@@ -126,10 +126,10 @@ class GeneratedDocument:
 class DocumentMix:
     """Relative share of the text that each ingredient takes."""
 
-    fact: float = 0.40
-    recite: float = 0.18
+    fact: float = 0.37
+    recite: float = 0.22
     list: float = 0.17
-    filler: float = 0.25
+    filler: float = 0.24
 
 
 @dataclass(slots=True)
@@ -177,7 +177,7 @@ def absent_questions(seed: int | str, document: GeneratedDocument, count: int) -
             question, parts = _fact_question(rng, attribute, name), [_fact(rng, attribute, name)]
         elif kind == "recite":
             topic = f"Entry {name}:"
-            question, parts = _recite_question(rng, name), [_entry(rng, name, (name,))]
+            question, parts = _recite_question(rng, name), [_entry(rng, name)]
         else:
             topic = f"deposit of {name} is"
             parts = _deposits(rng, name, (name,))
@@ -195,7 +195,7 @@ def _draft(rng: random.Random, num_characters: float, mix: DocumentMix) -> _Draf
     draft = _Draft()
     taken: set[tuple[str, str]] = set()
     # An entry or a list must fit; what it would overshoot by goes to facts and filler.
-    longest = {"fact": 48, "recite": 290, "list": 330, "filler": 48}
+    longest = {"fact": 48, "recite": 160, "list": 330, "filler": 48}
     while (left := num_characters - sum(used.values())) > 24:
         fitting = [k for k in kinds if share[k] and (longest[k] <= left or k in ("fact", "filler"))]
         if not fitting:
@@ -218,7 +218,7 @@ def _draft(rng: random.Random, num_characters: float, mix: DocumentMix) -> _Draf
             continue
         elif kind == "recite":
             taken.add((kind, name))
-            parts = [_entry(rng, name, names)]
+            parts = [_entry(rng, name)]
             draft.questions.append(("recite", _recite_question(rng, name), parts))
             draft.entries += parts
         else:
@@ -302,25 +302,10 @@ def _filler(rng: random.Random, names: Sequence[str]) -> str:
     return f"{person} {rng.choice(_VERBS)} {rng.choice(_PLACES)} {time}."
 
 
-def _entry(rng: random.Random, name: str, names: Sequence[str]) -> str:
-    """Four or five clauses that name the entry, so that a cut piece can still be found by it."""
-    clauses = [
-        f"Entry {name}: in the year {rng.randint(100, 999)} {rng.choice(_PEOPLE)} "
-        f"{rng.choice(_VERBS)} {rng.choice(_PLACES)}."
-    ]
-    styles = [0, 1, 2, 3]
-    rng.shuffle(styles)
-    for style in styles[: rng.choice((3, 3, 3, 4))]:
-        if style == 0:
-            clauses.append(f"Then {name} {rng.choice(_VERBS)} {_value(rng)} {rng.choice(_TIMES)}.")
-        elif style == 1:
-            place = rng.choice(_PLACES)
-            clauses.append(f"Later {name} met {rng.choice(names)} near {place}.")
-        elif style == 2:
-            clauses.append(f"So {name} paid {rng.randint(10, 999)} to {rng.choice(_PEOPLE)}.")
-        else:
-            clauses.append(f"Now {name} sells {_word(rng, 2)} {_word(rng, 2)}.")
-    return " ".join(clauses)
+def _entry(rng: random.Random, name: str) -> str:
+    """A verse in no language: only copying it word for word gives it back."""
+    words = " ".join(_word(rng, 2) for _ in range(rng.randint(20, 27)))
+    return f"Entry {name}: {words}."
 
 
 def _recite_question(rng: random.Random, name: str) -> str:

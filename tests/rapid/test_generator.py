@@ -19,7 +19,7 @@ from rapid.embedded.training import (
 )
 
 SEEDS = range(8)
-PINNED = "The archive of Sireso is hagi roge 907. The signal of Himada is hufu lobu boda 393. "
+PINNED = "A pilot from Hilu walked past the lake. Nobody asked about the engine of Sireso "
 
 
 @cache
