@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.table import Table
 
-from deployments.cli.terminal import err, fail, note, out
+from deployments.cli.terminal import DEFAULT_URL, err, fail, note, out
 
 if TYPE_CHECKING:
     import httpx
@@ -42,7 +42,7 @@ def ask(
     ] = None,
     url: Annotated[
         str, typer.Option(envvar="RAPID_URL", help="Where the server is.")
-    ] = "http://127.0.0.1:8000",
+    ] = DEFAULT_URL,
     api_key: Annotated[
         str | None, typer.Option(envvar="RAPID_API_KEY", help="If the server wants one.")
     ] = None,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deployments.cli.terminal import err, fail, note, rapid_command
+from deployments.cli.terminal import DEFAULT_URL, err, fail, note, rapid_command
 
 if TYPE_CHECKING:
     from deployments.cli.server_process import ServerProcess
@@ -107,11 +107,11 @@ def _say_what_next(server: ServerProcess, config: ServeConfig, seconds: float) -
         f"[bold green]ready[/] after {seconds:.0f} s: {server.url}/v1, model {config.api.model!r}",
         highlight=False,
     )
-    url = "" if server.url.endswith(":8000") else f" --url {server.url}"
+    note("In another shell:")
+    if server.url != DEFAULT_URL:
+        note(f"  export RAPID_URL={server.url}")
     if "embedded:" in config.target.engine.model:
-        note("These models understand generated documents only. In another shell:")
-        note(f"  {rapid} sample-document --out sample     (prints a question to ask{url})")
+        note(f"  {rapid} sample-document     # these models understand generated documents only")
     else:
-        note("In another shell:")
-        note(f'  {rapid} ask{url} --document FILE "question"')
+        note(f'  {rapid} ask --document FILE "question"')
     note(f"Ctrl-C here or '{rapid} stop' ends it. Ray's output is in {server.log_path}.")

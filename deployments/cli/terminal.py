@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+DEFAULT_URL = "http://127.0.0.1:8000"
+
 out = Console()
 err = Console(stderr=True)
 
