@@ -39,7 +39,7 @@ stop:                # ends what `make run` started, nothing else
 	@test ! -x $(BIN)/rapid || $(BIN)/rapid stop
 
 bench: install
-	$(BIN)/python benchmarks/round_trip.py && $(BIN)/python benchmarks/cpu_attention.py
+	$(BIN)/python benchmarks/rounds.py && $(BIN)/python benchmarks/startup.py && $(BIN)/python benchmarks/cpu_attention.py
 
 clean: stop
 	rm -rf .venv build *.egg-info .run
