@@ -208,16 +208,27 @@ def _speculative_decoding(receipt: Receipt) -> Json | None:
 
 
 def _acceptance(choices: Sequence[ChoiceStatistics]) -> Json:
-    rounds = sum(choice.rounds for choice in choices)
+    """Counters of the drafted rounds; what a target decoded alone is no part of them."""
     drafted = sum(choice.drafted for choice in choices)
     accepted = sum(choice.accepted for choice in choices)
-    committed = sum(choice.completion_tokens for choice in choices)
-    histograms = [choice.accepted_by_length for choice in choices]
+    committed = accepted + sum(choice.corrected for choice in choices)
+    lengths = sorted({length for choice in choices for length in choice.histogram})
+    by_length = {
+        length: _added(c.histogram[length] for c in choices if length in c.histogram)
+        for length in lengths
+    }
+    histogram = _added(by_length.values())
+    steps = sum(histogram)
     return {
-        "mean_acceptance_length": committed / rounds if rounds else 0.0,
+        "mean_acceptance_length": committed / steps if steps else 0.0,
         "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
-        "acceptance_histogram": [sum(counts) for counts in zip_longest(*histograms, fillvalue=0)],
-        "num_spec_steps": rounds,
+        "acceptance_histogram": histogram,
+        "acceptance_histogram_by_draft_length": {str(k): v for k, v in by_length.items()},
+        "num_spec_steps": steps,
         "num_accepted_draft_tokens": accepted,
         "num_draft_tokens": drafted,
     }
+
+
+def _added(histograms: Iterable[Sequence[int]]) -> list[int]:
+    return [sum(counts) for counts in zip_longest(*histograms, fillvalue=0)]

@@ -266,13 +266,18 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceStatistics:
-    """Counters of one choice's rounds."""
+    """Counters of one choice's rounds.
+
+    Attributes:
+        histogram: of drafted rounds: by block length, [i] counts those that accepted exactly i.
+    """
 
     rounds: int
     drafted: int
     accepted: int
+    corrected: int
     completion_tokens: int
-    accepted_by_length: tuple[int, ...]  # [i]: rounds that accepted exactly i drafted tokens
+    histogram: dict[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)

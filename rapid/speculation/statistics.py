@@ -9,7 +9,7 @@ from rapid.messages import ChoiceStatistics, Origin, Verdict
 
 @dataclass(slots=True)
 class RoundStatistics:
-    """Adds up verdicts; the histogram counts rounds by accepted length.
+    """Adds up verdicts; the histogram counts drafted rounds by block length and accepted tokens.
 
     Attributes:
         plain_from: the position from which a drafted answer went on without its drafter.
@@ -22,7 +22,7 @@ class RoundStatistics:
     verify_ms: float = 0.0
     token_ids: list[int] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
-    accepted_by_length: list[int] = field(default_factory=list)
+    histogram: dict[int, list[int]] = field(default_factory=dict)
 
     def observe(self, verdict: Verdict) -> None:
         """Count one round."""
@@ -34,9 +34,9 @@ class RoundStatistics:
         self.token_ids.extend(verdict.token_ids)
         self.origins.extend(verdict.origins)
         if verdict.num_drafted:
-            missing = verdict.num_accepted + 1 - len(self.accepted_by_length)
-            self.accepted_by_length.extend([0] * missing)
-            self.accepted_by_length[verdict.num_accepted] += 1
+            length = verdict.num_drafted
+            counts = self.histogram.setdefault(length, [0] * (length + 1))
+            counts[verdict.num_accepted] += 1
 
     @property
     def plain_from(self) -> int | None:
@@ -49,6 +49,7 @@ class RoundStatistics:
             rounds=self.rounds,
             drafted=self.drafted,
             accepted=self.accepted,
+            corrected=self.origins.count("corrected"),
             completion_tokens=len(self.token_ids),
-            accepted_by_length=tuple(self.accepted_by_length),
+            histogram={length: tuple(counts) for length, counts in self.histogram.items()},
         )

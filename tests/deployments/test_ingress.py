@@ -84,6 +84,7 @@ class TestWhole:
             "mean_acceptance_length": 8 / 3,
             "draft_acceptance_rate": 6 / 9,
             "acceptance_histogram": [0, 1, 1, 1],
+            "acceptance_histogram_by_draft_length": {"3": [0, 1, 1, 1]},
             "num_spec_steps": 3,
             "num_accepted_draft_tokens": 6,
             "num_draft_tokens": 9,

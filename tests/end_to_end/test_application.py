@@ -59,7 +59,7 @@ async def test_two_dozen_at_once_get_what_each_gets_alone(application: str) -> N
     for request, crowded, single in zip(requests, together, alone, strict=True):
         if tokens(crowded) != tokens(single):  # the batch moves logits by 3e-5: only at a tie
             num_ties += recomputed(crowded, request) or recomputed(single, request)
-    assert num_ties <= 1
+    assert num_ties <= len(requests) / 100
     wait_until(lambda: held(application) == (0, 0), 1)
 
 

@@ -133,8 +133,12 @@ async def test_choices_differ_and_statistics_add_up():
     assert first.token_ids != second.token_ids
     assert first.origins.count("drafted") == first.accepted
     assert len(first.token_ids) == LENGTH
-    assert sum(first.accepted_by_length) == first.rounds
-    assert sum(n * count for n, count in enumerate(first.accepted_by_length)) == first.accepted
+    histogram = first.of_choice().histogram
+    assert sum(sum(counts) for counts in histogram.values()) == first.rounds
+    assert sum(length * sum(counts) for length, counts in histogram.items()) == first.drafted
+    assert first.accepted == sum(
+        accepted * count for counts in histogram.values() for accepted, count in enumerate(counts)
+    )
 
 
 def test_a_greedy_proposal_is_the_best_candidate():
