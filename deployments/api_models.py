@@ -177,10 +177,11 @@ class RapidOptions(_Body):
     @field_validator("documents")
     @classmethod
     def _names_are_distinct(cls, documents: list[DocumentBody] | None) -> list[DocumentBody] | None:
-        names = [document.name for document in documents or ()]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            _refuse("documents", f"has two documents named {twice!r}: give each its own name")
+        names: set[str] = set()
+        for document in documents or ():
+            if document.name in names:
+                _refuse("documents", f"has two documents named {document.name!r}: rename one")
+            names.add(document.name)
         return documents
 
     def as_speculation(self) -> SpeculationRequest:
