@@ -38,8 +38,8 @@ run: install         # until Ctrl-C or `make stop`
 stop:                # ends what `make run` started, nothing else
 	@test ! -x $(BIN)/rapid || $(BIN)/rapid stop
 
-bench: install
-	$(BIN)/python benchmarks/rounds.py && $(BIN)/python benchmarks/startup.py && $(BIN)/python benchmarks/cpu_attention.py
+bench: install       # each script says what it measures; embedded_accuracy.py takes longest
+	for script in rounds startup cpu_attention embedded_accuracy; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 
 clean: stop
 	rm -rf .venv build *.egg-info .run
