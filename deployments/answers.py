@@ -41,6 +41,7 @@ class Answer:
                 token_ids=verdict.token_ids[:num_kept],
                 num_accepted=min(verdict.num_accepted, num_kept),
                 logprobs=verdict.logprobs[:num_kept],
+                is_finished=False,
             )
         self.statistics.observe(verdict)
         finish: FinishReason | None = None
@@ -51,7 +52,8 @@ class Answer:
         if finish:
             self.is_finished = True
             text += self._stream.finish()
-        logprobs = tuple(self._token_text(each) for each in verdict.logprobs)
+        shown = verdict.logprobs[:-1] if verdict.is_finished else verdict.logprobs  # no text of EOS
+        logprobs = tuple(self._token_text(each) for each in shown)
         return TextDelta(self.choice, text, logprobs, finish)
 
     def _token_text(self, token: TokenLogprobs) -> TokenText:
