@@ -1,0 +1,101 @@
+"""The unmodified OpenAI SDK against the real application."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from rapid.embedded.generator import generate_document
+
+pytestmark = pytest.mark.ray
+
+DOCUMENT = generate_document(7, 600)
+FACT = next(question for question in DOCUMENT.questions if question.kind == "fact")
+
+
+@pytest.fixture
+def client(application: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{application}/v1", api_key="local", timeout=60, max_retries=0)
+
+
+def asked(**fields: Any) -> dict[str, Any]:
+    documents = [{"name": DOCUMENT.name, "text": DOCUMENT.text}]
+    return {
+        "model": "rapid-embedded",
+        "messages": [{"role": "user", "content": FACT.question}],
+        "temperature": 0,
+        "extra_body": {"rapid": {"documents": documents}},
+        **fields,
+    }
+
+
+def test_an_answer_is_right_and_says_how_it_came_about(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(**asked(logprobs=True, top_logprobs=2))
+    assert answer.choices[0].message.content == FACT.answer
+    assert answer.choices[0].finish_reason == "stop"
+    logprobs = answer.choices[0].logprobs.content
+    assert "".join(entry.token for entry in logprobs) == FACT.answer
+    assert all(entry.top_logprobs[0].logprob >= entry.top_logprobs[1].logprob for entry in logprobs)
+    receipt = answer.model_extra["rapid"]
+    assert (receipt["mode"], receipt["contract"]) == ("fused", "fused")
+    assert set(receipt["timings_ms"]) == {
+        "queue", "retrieval", "target_prefill", "drafter_prefill", "draft", "verify"
+    }  # fmt: skip
+    assert all(ms > 0 for ms in receipt["timings_ms"].values())
+    for chunk in receipt["chunks"]:
+        assert chunk["document"] == DOCUMENT.name
+        assert 0 <= chunk["start"] < chunk["end"] <= len(DOCUMENT.text)
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    counters = answer.model_extra["metrics"]["speculative_decoding"]
+    assert counters["num_accepted_draft_tokens"] == receipt["accepted"] > 0
+
+
+def test_a_stream_brings_the_same_text_and_its_receipt(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(**asked(n=2))
+    chunks = list(
+        client.chat.completions.create(
+            **asked(n=2), stream=True, stream_options={"include_usage": True}
+        )
+    )
+    texts = ["", ""]
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [choice.message.content for choice in whole.choices]
+    finished = [c for c in chunks if any(choice.finish_reason for choice in c.choices)]
+    assert finished[-1].model_extra["rapid"]["contract"] == "fused"
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_a_stop_ends_the_text_before_it(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(**asked(stop=" is"))
+    assert answer.choices[0].message.content == FACT.answer.partition(" is")[0]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_what_is_wrong_is_named_and_nothing_stays_held(
+    client: openai.OpenAI, application: str
+) -> None:
+    for wrong, param in [
+        ({"model": "gpt-4"}, "model"),
+        ({"temperature": 3}, "temperature"),
+        ({"presence_penalty": 1.0}, "presence_penalty"),
+        ({"extra_body": {"rapid": {"etta": 1}}}, "rapid.etta"),
+    ]:
+        with pytest.raises((openai.BadRequestError, openai.NotFoundError)) as refused:
+            client.chat.completions.create(**asked(**wrong))
+        assert refused.value.param == param
+    long = generate_document(1, 6000).text
+    with pytest.raises(openai.BadRequestError, match=r"mode: rag") as refused:
+        client.chat.completions.create(
+            **asked(extra_body={"rapid": {"documents": [{"name": "long", "text": long}]}})
+        )
+    assert refused.value.code == "context_length_exceeded"
+    ready = httpx.get(f"{application}/ready", timeout=10).json()
+    assert set(ready["pools"]) == {"ingress", "orchestrator", "drafter", "target", "retriever"}
+    for engine in ready["engines"]:
+        assert engine["kv_pages_total"] > 0
+        assert (engine["leases_open"], engine["kv_pages_in_use"]) == (0, 0)
