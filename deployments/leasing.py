@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
@@ -62,7 +63,6 @@ class Leasing:
         self._sampling = sampling
         self._speculation = speculation
         self._account = account
-        self._num_taken = 0
 
     def fit(self, role: Role, num_prompt: int, max_tokens: int | None) -> int:
         """How long the answer may become on this engine.
@@ -91,9 +91,9 @@ class Leasing:
     ) -> Side:
         """Hold a lease until `held` is closed and begin its prefill."""
         pool = self._config.target if role == "target" else self._config.drafter_pool
-        self._num_taken += 1
         request = LeaseRequest(
-            lease_id=f"{self._request.request_id}/{role}{self._num_taken}",
+            # Unique beyond the request's id: a late call must never meet another lease.
+            lease_id=f"{self._request.request_id}/{role}-{secrets.token_hex(6)}",
             tenant=self._request.tenant,
             prompt_ids=prompt_ids,
             max_tokens=max_tokens,
