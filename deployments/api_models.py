@@ -33,6 +33,7 @@ MAX_CHOICES = 8
 
 # Fields that change the answer and are not built: each with the values that mean "as usual".
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": ([],),
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
@@ -43,7 +44,10 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "guided_json": (),
     "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
     "logit_bias": ({},),
     "min_p": (0,),
     "min_tokens": (0,),
@@ -57,7 +61,10 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "stop_token_ids": ([],),
     "structured_outputs": (),
     "tool_choice": ("none", "auto"),
+    "suffix": ("",),
     "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "typical_p": (1,),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
@@ -300,6 +307,13 @@ def parse_chat_request(body: bytes, *, max_choices: int = MAX_CHOICES) -> ChatRe
     if not isinstance(fields, dict):
         raise BadRequest("The request body must be a JSON object.")
     for name, value in fields.items():
+        if name in RapidOptions.model_fields and name not in ChatRequest.model_fields:
+            raise BadRequest(
+                f"{name} belongs into the object 'rapid' (with the OpenAI SDK: "
+                f"extra_body={{'rapid': {{'{name}': ...}}}}).",
+                name,
+                "unknown_parameter",
+            )
         usual = _UNSUPPORTED.get(name)
         if usual is not None and value is not None and value not in usual:
             raise BadRequest(f"{name} is not supported yet: leave it out.", name, "unsupported")

@@ -17,10 +17,10 @@ from pydantic_core import ErrorDetails
 
 from deployments.config import ServeConfig
 from deployments.preflight import preflight
+from deployments.tenants import check_bind
 from rapid.errors import ConfigurationError
 
 BUILDER = "deployments.app:build"
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def check(path: str | Path) -> ServeConfig:
@@ -35,7 +35,8 @@ def check(path: str | Path) -> ServeConfig:
         config = ServeConfig.model_validate(args)
     except ValidationError as error:
         raise ConfigurationError(readable(error, args, f"{path}: ")) from None
-    _check_bind(settings, config)
+    options = settings.get("http_options") or {}
+    check_bind(str(options.get("host", "127.0.0.1")), config.api.keys)
     return preflight(config)
 
 
@@ -73,16 +74,6 @@ def _application(settings: dict[str, Any]) -> dict[str, Any]:
             f"the file must have one application with import_path: {BUILDER}; it has {len(ours)}"
         )
     return ours[0]
-
-
-def _check_bind(settings: dict[str, Any], config: ServeConfig) -> None:
-    """Without keys everyone who reaches the port is the tenant `local`: this machine only."""
-    host = (settings.get("http_options") or {}).get("host", "127.0.0.1")
-    if host not in _LOOPBACK and not config.api.keys:
-        raise ConfigurationError(
-            f"http_options.host is {host}, which other machines can reach, and api.keys is empty: "
-            "list keys (`rapid hash-key`) or bind to 127.0.0.1"
-        )
 
 
 def _key(error: ErrorDetails, data: object) -> str:

@@ -75,7 +75,10 @@ def decide(asked: Mode, evidence: Evidence) -> Decision:
     if asked == "plain":
         return Decision("plain", "asked for", "target", is_drafted=False)
     if asked == "rag":
-        return Decision("rag", "asked for", "drafter", is_drafted=False)
+        reason = "asked for"
+        if not evidence.num_chunks:
+            reason = f"asked for, but {evidence.why_none}: the drafter answered without documents"
+        return Decision("rag", reason, "drafter", is_drafted=False)
     if asked == "lossless":
         if evidence.is_lost:
             return without_drafter(evidence.why_none)

@@ -30,6 +30,11 @@ class Retriever:
         """The first call opens the store and loads the embedder; until then nothing runs."""
         await self._opened()
 
+    async def __del__(self) -> None:
+        """Serve awaits this when the replica stops: its chunks leave a shared store with it."""
+        if self._opening is not None:
+            await (await self._opening).close()
+
     async def _opened(self) -> DocumentRetriever:
         if self._opening is None:
             self._opening = asyncio.create_task(open_retriever(self._config, self._tokens))

@@ -1,4 +1,4 @@
-"""Ask a running RAPID Serve with the plain OpenAI SDK: `python examples/client.py FILE QUESTION`."""
+"""Ask a running server with the plain OpenAI SDK: `python examples/client.py FILE QUESTION`."""
 
 from __future__ import annotations
 

@@ -155,3 +155,10 @@ def test_times_are_what_the_caller_saw():
     assert body["generation_time_ms"] == 1400
     assert body["mean_itl_ms"] == 200  # 8 tokens
     assert body["queue_time_ms"] == 1
+
+
+@pytest.mark.parametrize("field", ["documents", "mode", "eta"])
+def test_our_fields_at_the_top_are_sent_to_their_place(field):
+    with pytest.raises(BadRequest, match="belongs into the object 'rapid'") as refused:
+        generate(**{field: "anything"})
+    assert refused.value.param == field

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
+from deployments.app import compose
 from deployments.config import ServeConfig
 from deployments.config_file import check
 from rapid.errors import ConfigurationError
+from tests.deployments.test_app import graph
 
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "serve_config.yaml", *sorted((ROOT / "cluster" / "configs").glob("*.yaml"))]
@@ -26,7 +28,9 @@ def args_of(path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_configuration_of_the_repository_is_valid(path: Path) -> None:
     config = ServeConfig.model_validate(args_of(path))
-    assert config.drafter_pool.engine.model
+    deployments = graph(compose(config))
+    assert set(deployments) >= {"Ingress", "Orchestrator", "Target", "Retriever"}
+    assert ("Drafter" in deployments) == (config.drafter != "target")
 
 
 def test_the_four_configurations_are_what_they_say() -> None:
@@ -35,6 +39,8 @@ def test_the_four_configurations_are_what_they_say() -> None:
     upward = configs["llama-3.1-8b-with-70b-drafter"]
     assert upward.target.pool.num_gpus == 1
     assert upward.drafter_pool.pool.num_gpus == 4
+    drafter = graph(compose(upward))["Drafter"]._bound_deployment
+    assert drafter._replica_config.placement_group_bundles[0]["GPU"] == 4
     assert upward.drafter_pool.engine.device == "balanced"
     assert configs["one-gpu-self-speculation"].drafter == "target"
     assert configs["laptop-qwen2.5"].target.pool.num_gpus == 0
