@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from deployments.config import ServeConfig
 from deployments.preflight import preflight
-from deployments.tenants import check_bind
+from deployments.tenants import is_loopback
 from rapid.errors import ConfigurationError
 
 BUILDER = "deployments.app:build"
@@ -35,8 +35,7 @@ def check(path: str | Path) -> ServeConfig:
         config = ServeConfig.model_validate(args)
     except ValidationError as error:
         raise ConfigurationError(readable(error, args, f"{path}: ")) from None
-    options = settings.get("http_options") or {}
-    check_bind(str(options.get("host", "127.0.0.1")), config.api.keys)
+    _check_bind(settings, config)
     return preflight(config)
 
 
@@ -74,6 +73,16 @@ def _application(settings: dict[str, Any]) -> dict[str, Any]:
             f"the file must have one application with import_path: {BUILDER}; it has {len(ours)}"
         )
     return ours[0]
+
+
+def _check_bind(settings: dict[str, Any], config: ServeConfig) -> None:
+    """Without keys everyone who reaches the port is the tenant `local`: this machine only."""
+    host = str((settings.get("http_options") or {}).get("host", "127.0.0.1"))
+    if not config.api.keys and not is_loopback(host):
+        raise ConfigurationError(
+            f"http_options.host is {host}, which other machines can reach, and api.keys is empty: "
+            "list keys (`rapid hash-key`) or bind to 127.0.0.1"
+        )
 
 
 def _key(error: ErrorDetails, data: object) -> str:

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorUnavailableError, RayTaskError
+
+from cluster.failures import as_rapid_error, is_death_of, unwrapped
+from rapid.errors import DrafterUnavailable, EngineFailed, Overloaded, TargetUnavailable
+
+DRAFTER, TARGET = bytes(range(16)), bytes(range(16, 32))
+
+
+def actor(actor_id: bytes) -> Any:
+    return SimpleNamespace(_actor_id=SimpleNamespace(hex=actor_id.hex))
+
+
+def remote(cause: Exception, depth: int = 1) -> BaseException:
+    """What a caller catches when `cause` was raised in an actor, `depth` calls away."""
+    error: BaseException = cause
+    for _ in range(depth):
+        error = RayTaskError("verify", "Traceback ...", error).as_instanceof_cause()
+    return error
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_the_cause_is_found_below_every_wrapping(depth: int) -> None:
+    cause = Overloaded("full", 3.0)
+    assert unwrapped(remote(cause, depth)) is cause
+    assert as_rapid_error(remote(cause, depth), "target", TargetUnavailable) is cause
+
+
+def test_a_death_belongs_to_the_actor_that_it_names() -> None:
+    """A block whose drafter died fails the target's call with the drafter's id."""
+    death = remote(ActorUnavailableError("gone", DRAFTER))
+    assert is_death_of(death, actor(DRAFTER))
+    assert not is_death_of(death, actor(TARGET))
+    assert not is_death_of(ValueError(), actor(DRAFTER))
+
+
+def test_what_died_is_told_in_one_line() -> None:
+    death = ActorUnavailableError("gone\nwith a long story", DRAFTER)
+    error = as_rapid_error(death, "drafter", DrafterUnavailable)
+    assert isinstance(error, DrafterUnavailable)
+    assert "The drafter was lost" in str(error)
+    assert "\n" not in str(error)
+
+
+def test_a_bug_elsewhere_is_an_engine_that_failed() -> None:
+    error = as_rapid_error(remote(ZeroDivisionError("by zero")), "target", TargetUnavailable)
+    assert isinstance(error, EngineFailed)
+    assert "by zero" in str(error)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorUnavailableError, ObjectLostError, RayTaskError
+
+from cluster.leases import Lease
+from deployments.ray_ports import RayDrafter, RayVerifier
+from rapid.errors import (
+    DrafterUnavailable,
+    EngineFailed,
+    LeaseNotFound,
+    RapidError,
+    TargetUnavailable,
+)
+from rapid.messages import TokenLogprobs, Verdict
+
+DRAFTER, TARGET = bytes(range(16)), bytes(range(16, 32))
+
+
+class ScriptedEngine:
+    """An engine's actor handle whose methods all answer alike."""
+
+    def __init__(self, actor_id: bytes, answer: object = None) -> None:
+        self._actor_id = SimpleNamespace(hex=actor_id.hex)
+        self.answer = answer
+        self.calls: list[tuple[Any, ...]] = []
+        self.draft = self.verify = self.decode = self
+
+    def remote(self, *args: Any) -> Any:
+        self.calls.append(args)
+
+        async def answered() -> object:
+            if isinstance(self.answer, BaseException):
+                raise self.answer
+            return self.answer
+
+        return answered() if self.answer is not None else "reference"
+
+
+def verifier(answer: object) -> RayVerifier:
+    target = Lease("t", ScriptedEngine(TARGET, answer), 0.0)
+    return RayVerifier(target, Lease("d", ScriptedEngine(DRAFTER), 0.0))
+
+
+def remote(cause: Exception) -> BaseException:
+    return RayTaskError("verify", "Traceback ...", cause).as_instanceof_cause()
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        (ActorUnavailableError("gone", DRAFTER), DrafterUnavailable),
+        (ActorUnavailableError("gone", TARGET), TargetUnavailable),
+        (ObjectLostError("0" * 56, None, ""), DrafterUnavailable),
+        (remote(DrafterUnavailable("the drafter failed")), DrafterUnavailable),
+        (remote(LeaseNotFound("expired")), LeaseNotFound),
+        (remote(ValueError("a bug")), EngineFailed),
+    ],
+)
+async def test_a_failed_verify_tells_whose_failure_it_is(
+    failure: BaseException, kind: type[RapidError]
+) -> None:
+    with pytest.raises(kind) as raised:
+        await verifier(failure).verify("block")
+    assert type(raised.value) is kind
+
+
+async def test_a_block_is_a_reference_that_nobody_opens_here() -> None:
+    engine = ScriptedEngine(DRAFTER)
+    logprobs = (TokenLogprobs(5, -0.1),)
+    verdict = Verdict("t", 2, 0, (5,), 1, 1, False, logprobs)
+    assert RayDrafter(Lease("d", engine, 0.0), choice=2).draft(verdict, 10) == "reference"
+    ((lease_id, choice, sent, num_tokens),) = engine.calls
+    assert (lease_id, choice, num_tokens) == ("d", 2, 10)
+    assert sent.token_ids == (5,)
+    assert sent.logprobs == ()  # a drafter has no use for them
