@@ -39,6 +39,7 @@ _log = logging.getLogger(__name__)
 
 _CLIENT_LEFT_STATUS = 499  # as proxies log it; nobody receives it
 _DRAINED_BODIES = 4
+_FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 _READY_TIMEOUT_S = 10.0
 
 Handler = Callable[[Request, str], Awaitable[Response]]
@@ -120,7 +121,12 @@ class Ingress:
     def _identify(self, request: Request) -> str:
         headers = request.headers
         client = request.client.host if request.client else None
-        return self._tenants.identify(headers.get("authorization"), client, headers.get("host"))
+        return self._tenants.identify(
+            headers.get("authorization"),
+            client,
+            headers.get("host"),
+            is_forwarded=any(name in headers for name in _FORWARDED),
+        )
 
     async def _chat(self, request: Request, tenant: str) -> Response:
         began = self._clock()

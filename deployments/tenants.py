@@ -38,20 +38,29 @@ class Tenants:
     def __init__(self, keys: Sequence[KeyHash] = ()) -> None:
         self._keys = tuple(keys)
 
-    def identify(self, authorization: str | None, client: str | None, host: str | None) -> str:
+    def identify(
+        self,
+        authorization: str | None,
+        client: str | None,
+        host: str | None,
+        *,
+        is_forwarded: bool = False,
+    ) -> str:
         """The tenant of a request.
 
         Args:
             authorization: the header.
             client: the peer's address; None for a local socket.
             host: the Host header.
+            is_forwarded: a proxy says that it speaks for someone else, who may be anywhere.
 
         Raises:
             Unauthorized: the key is missing or unknown, or there are no keys and this is no
                 request from this machine.
         """
         if not self._keys:
-            if (client is None or is_loopback(client)) and is_loopback(_hostname(host)):
+            is_here = (client is None or is_loopback(client)) and is_loopback(_hostname(host))
+            if is_here and not is_forwarded:
                 return LOCAL_TENANT
             raise Unauthorized(
                 "This server has no API keys, so it answers on this machine only: configure "

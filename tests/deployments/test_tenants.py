@@ -50,6 +50,12 @@ def test_without_keys_others_are_nobody(client, host):
         Tenants().identify(None, client, host)
 
 
+def test_whoever_comes_through_a_proxy_needs_a_key():
+    with pytest.raises(Unauthorized, match=r"api\.keys"):
+        Tenants().identify(None, "127.0.0.1", "127.0.0.1:8000", is_forwarded=True)
+    assert Tenants(KEYS).identify("Bearer sk-1", "127.0.0.1", "localhost", is_forwarded=True)
+
+
 @pytest.mark.parametrize(
     ("host", "is_local"),
     [
