@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -99,6 +100,31 @@ async def test_both_acceptance_sites_give_the_same_tokens(application: str) -> N
                 answers.append(receipt.explanation)
             assert answers[0] == answers[1]
     serve.delete("judging")
+
+
+async def test_an_answer_outlives_its_target(application: str) -> None:
+    """New leases replay what was committed, and the text stays the same."""
+    import ray
+    from ray import serve
+
+    from deployments.engine_actor import engines_of
+
+    orchestrator = serve.get_deployment_handle("Orchestrator", app_name=REAL)
+    generate = orchestrator.options(stream=True, method_name="generate", _by_reference=False)
+    request = replace(long_question(7, "shared_noise"), max_tokens=60, temperature=1.5)
+    undisturbed = [event async for event in generate.remote(request)]
+    disturbed = []
+    async for event in generate.remote(request):
+        disturbed.append(event)
+        if len(disturbed) == 3:
+            for name, engine in engines_of(REAL).items():
+                if "/Target/" in name:
+                    ray.kill(engine)
+    first, second = undisturbed[-1].receipt, disturbed[-1].receipt
+    assert len(first.explanation.token_ids[0]) > 20
+    assert second.explanation.token_ids == first.explanation.token_ids
+    assert second.plain_from == (None,)
+    wait_until(lambda: held(application) == (0, 0), 1)
 
 
 def long_question(index: int, coupling: Any) -> GenerateRequest:
