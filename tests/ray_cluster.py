@@ -38,6 +38,7 @@ def ray_cluster() -> Iterator[str]:
         warnings.simplefilter("ignore")
         ray.init(
             num_cpus=4,
+            num_gpus=5,  # logical: for placement, nothing computes on them
             include_dashboard=False,
             log_to_driver=False,
             namespace="rapid-tests",
