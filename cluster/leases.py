@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorDiedError, RayActorError
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 
-from cluster.failures import unwrapped
-from rapid.errors import LeaseNotFound, Overloaded, TargetUnavailable
+from cluster.failures import as_rapid_error, has_gone_away, unwrapped
+from rapid.errors import LeaseNotFound, Overloaded, RapidError, TargetUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -105,20 +105,21 @@ async def hold(
     *,
     timeout_s: float,
     renew_every_s: float,
+    lost: type[RapidError] = TargetUnavailable,
 ) -> AsyncIterator[Lease]:
     """The caller's end: hold a lease for the duration of the block, renewed, always released.
 
     Args:
         timeout_s: the longest wait for room.
         renew_every_s: well below the engine's time-to-live.
+        lost: raised when the replicas that were asked died or none can be reached.
 
     Raises:
         Overloaded: no replica had room within `timeout_s`.
-        TargetUnavailable: the replicas that were asked died.
-        RapidError: the engine refused the request.
+        RapidError: `lost`, or the engine refused the request. Nothing else is raised.
     """
     started = time.monotonic()
-    lease_id, stream, engine = await _acquire(pool, request, timeout_s)
+    lease_id, stream, engine = await _acquire(pool, request, timeout_s, lost)
     lease = Lease(lease_id, engine, time.monotonic() - started)
     renewal = asyncio.create_task(_renew(lease, renew_every_s))
     try:
@@ -130,12 +131,12 @@ async def hold(
 
 
 async def _acquire(
-    pool: DeploymentHandle, request: HasLeaseId, timeout_s: float
+    pool: DeploymentHandle, request: HasLeaseId, timeout_s: float, lost: type[RapidError]
 ) -> tuple[str, Any, ActorHandle]:
     lease = pool.options(stream=True, method_name="lease", _by_reference=False)
     name = pool.deployment_name
     attempts = itertools.count()
-    death: RayActorError | None = None
+    death: BaseException | None = None
     try:
         async with asyncio.timeout(timeout_s):
             while True:
@@ -144,24 +145,23 @@ async def _acquire(
                 stream = lease.remote(named)
                 try:
                     return named.lease_id, stream, await anext(stream)
-                except RayActorError as error:
+                except BaseException as error:
+                    stream.cancel()
+                    if not has_gone_away(error):
+                        raise
                     logger.warning("lease %s: the replica died: %s", named.lease_id, error)
                     death = error
-                    stream.cancel()
-                except BaseException:
-                    stream.cancel()
-                    raise
                 await asyncio.sleep(_RETRY_S)
     except TimeoutError:
         if death is not None:
-            raise TargetUnavailable(f"The {name} pool has no replica that lives.") from death
+            raise lost(f"The {name} pool has no replica that lives.") from death
         raise Overloaded(
             f"The {name} pool is full: no room within {timeout_s:g} s.", timeout_s
         ) from None
     except BackPressureError:
         raise Overloaded(f"The {name} pool's queue is full.", timeout_s) from None
-    except RayError as error:
-        raise unwrapped(error) from None
+    except Exception as error:
+        raise as_rapid_error(error, f"{name} pool", lost) from None
 
 
 async def _renew(lease: Lease, every_s: float) -> None:
@@ -169,6 +169,8 @@ async def _renew(lease: Lease, every_s: float) -> None:
         await asyncio.sleep(every_s)
         try:
             await lease.engine.renew.remote(lease.lease_id)
-        except (RayError, LeaseNotFound) as error:
-            logger.info("lease %s: not renewed: %s", lease.lease_id, unwrapped(error))
-            return
+        except Exception as error:
+            cause = unwrapped(error)
+            logger.info("lease %s: not renewed: %s", lease.lease_id, cause)
+            if isinstance(cause, LeaseNotFound | ActorDiedError):
+                return

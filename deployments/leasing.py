@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
 from cluster.failures import as_rapid_error
@@ -91,6 +90,7 @@ class Leasing:
     ) -> Side:
         """Hold a lease until `held` is closed and begin its prefill."""
         pool = self._config.target if role == "target" else self._config.drafter_pool
+        lost = self._lost(role)
         request = LeaseRequest(
             # Unique beyond the request's id: a late call must never meet another lease.
             lease_id=f"{self._request.request_id}/{role}-{secrets.token_hex(6)}",
@@ -109,17 +109,22 @@ class Leasing:
                 request,
                 timeout_s=timeout_s,
                 renew_every_s=pool.engine.lease_ttl_s / _RENEWALS_PER_TTL,
+                lost=lost,
             )
         )
         self._account.timings_ms["queue"] += 1e3 * lease.queued_s
-        return Side(lease, background(held, self._prefill(role, lease)))
+        return Side(lease, background(held, self._prefill(role, lease, lost)))
 
-    async def _prefill(self, role: Role, lease: Lease) -> PrefillReceipt:
+    def _lost(self, role: Role) -> type[RapidError]:
+        """What the loss of an engine means, by what it does: in `rag` the drafter decides alone."""
+        is_helper = role == "drafter" and self._request.speculation.mode != "rag"
+        return DrafterUnavailable if is_helper else TargetUnavailable
+
+    async def _prefill(self, role: Role, lease: Lease, lost: type[RapidError]) -> PrefillReceipt:
         started = time.monotonic()
         try:
             receipt: PrefillReceipt = await lease.engine.prefill.remote(lease.lease_id)
-        except (RayError, RapidError) as error:
-            lost = TargetUnavailable if role == "target" else DrafterUnavailable
+        except Exception as error:
             raise as_rapid_error(error, role, lost) from None
         self._account.timings_ms[f"{role}_prefill"] += 1e3 * (time.monotonic() - started)
         return receipt

@@ -7,9 +7,9 @@ of a request reaches retrieval.
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 
-from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
 from cluster.failures import as_rapid_error
@@ -20,8 +20,11 @@ from rapid.messages import GenerateRequest, Int32Array, as_prompt
 from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, target_messages
 from retrieval import Query, RetrievalConfig, RetrievedChunk, RetrievedContext, choose_query
 
+logger = logging.getLogger(__name__)
+
 _NOTHING = Evidence(0, "there is nothing to retrieve from")
 _BELOW_FLOOR = Evidence(0, "retrieval found nothing above its floor")
+_LOST = Evidence(0, "retrieval did not answer", is_lost=True)
 _NO_ROOM = Evidence(0, "no retrieved chunk fits the budget")
 
 
@@ -68,7 +71,9 @@ class Prompter:
             try:
                 context = await self._retrieve(request, plan, query, budget)
             except RapidError as error:
-                evidence = Evidence(0, f"retrieval failed ({error})", is_lost=True)
+                # Only for the log: a store's error can carry its address, keys and answers.
+                logger.warning("request %s: no retrieval: %s", request.request_id, error)
+                evidence = _LOST
             else:
                 chunks = context.chunks
                 evidence = _evidence_of(context)
@@ -107,7 +112,7 @@ class Prompter:
         except TimeoutError:
             response.cancel()
             raise DrafterUnavailable(f"no answer within {self._timeout_s:g} s") from None
-        except (RayError, RapidError) as error:
+        except Exception as error:
             raise as_rapid_error(error, "retriever", DrafterUnavailable) from None
         except asyncio.CancelledError:
             response.cancel()

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ray import ObjectRef
-from ray.exceptions import ObjectLostError, RayError
+from ray.exceptions import ObjectLostError
 
 from cluster.failures import as_rapid_error, is_death_of, unwrapped
 from cluster.leases import Lease
@@ -57,10 +57,10 @@ class RayVerifier:
     async def _ask(self, method: Any, *args: object) -> Any:
         try:
             return await method.remote(self._target.lease_id, *args)
-        except (RayError, RapidError) as error:
+        except Exception as error:
             raise self._classified(error) from None
 
-    def _classified(self, error: BaseException) -> RapidError:
+    def _classified(self, error: Exception) -> RapidError:
         """Whose failure it is: a block that never came fails the target's call."""
         cause = unwrapped(error)
         drafter = self._drafter

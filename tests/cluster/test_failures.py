@@ -3,8 +3,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import grpc  # type: ignore[import-untyped]
 import pytest
 from ray.exceptions import ActorUnavailableError, RayTaskError
+from ray.serve.exceptions import DeploymentUnavailableError
 
 from cluster.failures import as_rapid_error, is_death_of, unwrapped
 from rapid.errors import DrafterUnavailable, EngineFailed, Overloaded, TargetUnavailable
@@ -43,11 +45,27 @@ def test_what_died_is_told_in_one_line() -> None:
     death = ActorUnavailableError("gone\nwith a long story", DRAFTER)
     error = as_rapid_error(death, "drafter", DrafterUnavailable)
     assert isinstance(error, DrafterUnavailable)
-    assert "The drafter was lost" in str(error)
-    assert "\n" not in str(error)
+    assert str(error) == "The drafter was lost."
+
+
+class Refused(grpc.RpcError):
+    """What gRPC raises when a call does not get through."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Refused(),
+        DeploymentUnavailableError("Drafter"),  # type: ignore[arg-type]
+        RuntimeError("Unexpected error (StatusCode.CANCELLED): the server is closing."),
+    ],
+)
+def test_who_cannot_be_reached_is_lost_as_well(error: Exception) -> None:
+    assert isinstance(as_rapid_error(error, "drafter", DrafterUnavailable), DrafterUnavailable)
 
 
 def test_a_bug_elsewhere_is_an_engine_that_failed() -> None:
-    error = as_rapid_error(remote(ZeroDivisionError("by zero")), "target", TargetUnavailable)
-    assert isinstance(error, EngineFailed)
-    assert "by zero" in str(error)
+    for bug in (remote(ZeroDivisionError("by zero")), RuntimeError("by zero")):
+        error = as_rapid_error(bug, "target", TargetUnavailable)
+        assert isinstance(error, EngineFailed)
+        assert "by zero" not in str(error)  # that is for the log

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.serve.exceptions import DeploymentUnavailableError as NoPool
 
 from deployments.prompting import Prompter
 from rapid.engines.text import ChatText
@@ -88,7 +89,9 @@ async def test_without_documents_nobody_is_asked(chat_text: ChatText) -> None:
     [
         (context(cleared_floor=False), "nothing above its floor", False),
         (context(cleared_floor=True), "no retrieved chunk fits the budget", False),
-        (StoreUnavailable("Qdrant is away."), "Qdrant is away.", True),
+        (StoreUnavailable("http://me:secret@qdrant is away."), "retrieval did not answer", True),
+        (ValueError("a bug in the replica"), "retrieval did not answer", True),
+        (NoPool("Retriever"), "retrieval did not answer", True),
     ],
 )
 async def test_no_chunk_is_no_evidence_and_says_why(
@@ -97,6 +100,7 @@ async def test_no_chunk_is_no_evidence_and_says_why(
     prompt = await prompter(chat_text, ScriptedRetriever(answer)).drafter_prompt(request(ATLAS))
     assert prompt.evidence.num_chunks == 0
     assert why in prompt.evidence.why_none
+    assert "secret" not in prompt.evidence.why_none
     assert prompt.evidence.is_lost == is_lost
 
 
@@ -104,5 +108,4 @@ async def test_a_retriever_that_hangs_is_not_waited_for(chat_text: ChatText) -> 
     retriever = ScriptedRetriever(context(FOUND), delay_s=5)
     prompt = await prompter(chat_text, retriever).drafter_prompt(request(ATLAS))
     assert prompt.evidence.is_lost
-    assert "no answer within 0.2 s" in prompt.evidence.why_none
     assert retriever.num_cancelled == 1

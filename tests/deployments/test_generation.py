@@ -1,0 +1,125 @@
+"""The life of a request when things fail: real loop and leases over pools within this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from grpc import StatusCode  # type: ignore[import-untyped]
+from grpc.aio import AioRpcError, Metadata  # type: ignore[import-untyped]
+from ray.serve.exceptions import DeploymentUnavailableError
+
+from rapid.errors import DrafterUnavailable
+from rapid.messages import Document, Finished, GenerationEvent, Receipt, TextDelta
+from tests.fakes import FakeEngine, scripted_token
+from tests.local_pools import LocalApplication
+from tests.ray_cluster import question
+
+ATLAS = (Document("atlas", "The lighthouse of Varo guards the northern strait.\n\n" * 8),)
+
+BROKEN = [
+    DeploymentUnavailableError("Drafter"),  # type: ignore[arg-type]
+    RuntimeError("Unexpected error (StatusCode.CANCELLED): closing."),
+    ValueError("a bug in the replica"),
+    AioRpcError(StatusCode.RESOURCE_EXHAUSTED, Metadata(), Metadata(), "full"),
+]
+
+
+def receipt(events: list[GenerationEvent]) -> Receipt:
+    assert isinstance(events[-1], Finished)
+    return events[-1].receipt
+
+
+def tokens(events: list[GenerationEvent], choice: int = 0) -> tuple[int, ...]:
+    explanation = receipt(events).explanation
+    assert explanation is not None
+    return explanation.token_ids[choice]
+
+
+def script(seed: int, length: int, choice: int = 0) -> tuple[int, ...]:
+    return tuple(scripted_token(seed, choice, position) for position in range(length))
+
+
+def finished(events: Iterable[GenerationEvent]) -> list[int]:
+    return [e.choice for e in events if isinstance(e, TextDelta) and e.finish_reason]
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("mode", ["auto", "lossless"])
+async def test_a_broken_drafter_pool_leaves_the_answer_to_the_target(
+    broken: Exception, mode: str
+) -> None:
+    app = LocalApplication()
+    app.drafter.fail = broken
+    events = await app.answered(
+        question("r", mode=mode, documents=ATLAS, seed=5, max_tokens=12, explain=True)
+    )
+    assert (receipt(events).mode, receipt(events).contract) == ("plain", "target")
+    assert receipt(events).reason == "no drafter could be had: the target went on alone"
+    assert tokens(events) == script(5, 12)
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda error: type(error).__name__)
+async def test_fused_cannot_do_without_one_and_says_so(broken: Exception) -> None:
+    app = LocalApplication()
+    app.drafter.fail = broken
+    with pytest.raises(DrafterUnavailable, match="No drafter could be had"):
+        await app.answered(question("r", mode="fused", documents=ATLAS))
+
+
+@pytest.mark.parametrize("mode", ["auto", "lossless"])
+async def test_a_broken_retriever_leaves_the_answer_to_the_target(mode: str) -> None:
+    app = LocalApplication()
+    app.retriever.fail = ValueError("http://me:secret@qdrant:6333 answered 500")
+    end = receipt(await app.answered(question("r", mode=mode, documents=ATLAS)))
+    assert (end.mode, end.contract) == ("plain", "target")
+    assert end.reason.startswith("retrieval did not answer")
+
+
+class DiesAtPrefill(FakeEngine):
+    """Its process ends when it is first asked to read a prompt."""
+
+    async def prefill(self, lease_id: str):
+        self.end()
+        return await super().prefill(lease_id)
+
+
+async def test_rag_goes_on_elsewhere_when_its_engine_dies_while_reading() -> None:
+    app = LocalApplication()
+    app.drafter.load = lambda: DiesAtPrefill(app.config.drafter_pool.engine)
+    app.drafter.start()
+
+    def end() -> None:
+        app.drafter.engine.kill()
+        app.drafter.load = lambda: FakeEngine(app.config.drafter_pool.engine)
+        app.drafter.start()
+
+    DiesAtPrefill.end = staticmethod(end)
+    events = await app.answered(
+        question("r", mode="rag", documents=ATLAS, seed=5, max_tokens=12, explain=True)
+    )
+    assert receipt(events).contract == "drafter"
+    assert tokens(events) == script(5, 12)
+
+
+async def test_a_target_that_dies_costs_no_text_of_any_choice() -> None:
+    app = LocalApplication()
+    request = question("r", mode="plain", seed=2_005, max_tokens=60, num_choices=3, explain=True)
+    events: list[GenerationEvent] = []
+    async for event in app.generate(request):
+        events.append(event)
+        if len(events) == 3:
+            dead = app.target.engine
+            app.target.start()
+            dead.kill()
+    whole = await app.answered(replace(request, request_id="again"))
+    assert sorted(finished(events)) == [0, 1, 2]
+    for choice in range(3):
+        assert tokens(events, choice) == script(5, 60, choice)
+        assert text(events, choice) == text(whole, choice)
+
+
+def text(events: list[GenerationEvent], choice: int) -> str:
+    deltas = [event for event in events if isinstance(event, TextDelta)]
+    return "".join(delta.text for delta in deltas if delta.choice == choice)

@@ -1,0 +1,176 @@
+"""Pools without Ray: the real leases, loop and engine actors, called within the test's process.
+
+Handles and actors look as Ray's do, as far as the code under test looks. Every engine is a
+`FakeEngine` unless a test puts another in; `fail` makes a pool raise instead of answering.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+from ray.exceptions import ActorUnavailableError
+
+from cluster.leases import LeasingReplica
+from deployments.config import ServeConfig
+from deployments.engine_actor import EngineActor
+from deployments.generation import Generation, Services
+from deployments.prompting import Prompter
+from rapid.config import EngineConfig
+from rapid.engines.text import ChatText
+from rapid.messages import GenerateRequest, GenerationEvent
+from retrieval import RetrievedChunk
+from tests.fakes import FakeEngine
+from tests.ray_cluster import FAKE_CONFIG
+
+FOUND = RetrievedChunk("d:0", "atlas", 0, 33, "The lighthouse of Varo is white. ", 9, 2.5)
+
+
+class LocalActor:
+    """An actor handle: calls run as tasks, and arguments that are references are awaited first."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+        self._id = os.urandom(16)
+        self._actor_id = SimpleNamespace(hex=self._id.hex)
+        self.is_dead = False
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=lambda *args: self._start(name, args))
+
+    def kill(self) -> None:
+        """Die: calls in progress and calls to come fail with this actor's id."""
+        self.is_dead = True
+        for task in self._running:
+            task.cancel()
+
+    def _start(self, name: str, args: tuple[Any, ...]) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(self._call(name, args))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+    async def _call(self, name: str, args: tuple[Any, ...]) -> Any:
+        ready = [await arg if isinstance(arg, asyncio.Future) else arg for arg in args]
+        call = asyncio.ensure_future(getattr(self.actor, name)(*ready))
+        self._running.add(call)
+        try:
+            if self.is_dead:
+                call.cancel()
+            return await call
+        except asyncio.CancelledError:
+            if self.is_dead:
+                raise ActorUnavailableError(f"{name}: died", self._id) from None
+            raise
+        finally:
+            self._running.discard(call)
+
+
+class LocalPool:
+    """A Serve handle to one replica; `fail` is raised by every new lease."""
+
+    def __init__(self, name: str, load: Callable[[], Any]) -> None:
+        self.deployment_name = name
+        self.load = load
+        self.fail: Exception | None = None
+        self.num_streams = 0
+        self.start()
+
+    def start(self) -> None:
+        """A new replica with a new engine."""
+        self.engine = LocalActor(EngineActor(None, lambda _: self.load()))  # type: ignore[arg-type]
+        self.replica = LeasingReplica(lambda: self.engine)
+
+    def options(self, **_: Any) -> LocalPool:
+        return self
+
+    def remote(self, request: Any) -> LocalStream:
+        self.num_streams += 1
+        return LocalStream(self._lease(request))
+
+    async def _lease(self, request: Any) -> AsyncIterator[Any]:
+        if self.fail is not None:
+            raise self.fail
+        async for engine in self.replica.lease(request):
+            yield engine
+
+
+class LocalStream:
+    """The caller's end of a streaming call; cancelling it closes the generator."""
+
+    def __init__(self, items: Any) -> None:
+        self._items = items
+        self._pending: asyncio.Task[Any] | None = None
+
+    async def __anext__(self) -> Any:
+        first = await anext(self._items)
+        self._pending = asyncio.ensure_future(self._drain())
+        return first
+
+    async def _drain(self) -> None:
+        async for _ in self._items:
+            pass
+
+    def cancel(self) -> None:
+        if self._pending is not None:
+            self._pending.cancel()
+
+
+class LocalRetriever:
+    """Finds one chunk, or fails."""
+
+    def __init__(self) -> None:
+        self.fail: Exception | None = None
+        self.retrieve = self
+
+    def remote(self, *_: Any) -> Any:
+        return self
+
+    def cancel(self) -> None:
+        pass
+
+    def __await__(self) -> Any:
+        yield from asyncio.sleep(0).__await__()
+        if self.fail is not None:
+            raise self.fail
+        return SimpleNamespace(chunks=(FOUND,), cleared_floor=True)
+
+
+class LocalApplication:
+    """The orchestrator's work over two local pools, or one that drafts for itself."""
+
+    def __init__(
+        self,
+        *,
+        is_shared: bool = False,
+        engine: dict[str, Any] | None = None,
+        load: Callable[[EngineConfig], Any] = FakeEngine,
+        **orchestrator: Any,
+    ) -> None:
+        settings = copy.deepcopy(FAKE_CONFIG)
+        settings["orchestrator"].update(orchestrator)
+        settings["target"]["engine"].update(engine or {})
+        if is_shared:
+            settings["drafter"] = "target"
+        self.config = ServeConfig.model_validate(settings)
+        self.target = LocalPool("Target", lambda: load(self.config.target.engine))
+        self.drafter = self.target
+        if not is_shared:
+            self.drafter = LocalPool("Drafter", lambda: load(self.config.drafter_pool.engine))
+        self.retriever = LocalRetriever()
+        text = ChatText.load("embedded:target")
+        self._services = Services(
+            self.config,
+            {"target": self.target, "drafter": self.drafter},
+            Prompter(text, text, self.retriever, self.config.retriever.retrieval, 1.0),
+        )
+
+    def generate(self, request: GenerateRequest) -> Any:
+        return Generation(self._services, request).events()
+
+    async def answered(self, request: GenerateRequest) -> list[GenerationEvent]:
+        return [event async for event in self.generate(request)]
