@@ -65,7 +65,11 @@ class Answer:
 async def merged(
     answers: Sequence[AsyncIterator[TextDelta]],
 ) -> AsyncGenerator[TextDelta]:
-    """The deltas of several choices as they come; the first failure ends all."""
+    """The deltas of several choices as they come; the first failure ends all.
+
+    What an answer has counted as generated is never generated again, not even after a failover. So
+    every delta that was made before the failure comes out before the failure does.
+    """
     if len(answers) == 1:
         async for delta in answers[0]:
             yield delta
@@ -86,6 +90,12 @@ async def merged(
         while num_left:
             event = await deltas.get()
             if isinstance(event, BaseException):
+                for task in pumps:
+                    task.cancel()
+                await asyncio.wait(pumps)  # now nobody takes another verdict
+                while not deltas.empty():
+                    if isinstance(left := deltas.get_nowait(), TextDelta):
+                        yield left
                 raise event
             if event is None:
                 num_left -= 1

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from deployments.answers import Answer, merged
 from rapid.engines.text import ChatText
+from rapid.errors import TargetUnavailable
 from rapid.messages import TextDelta, TokenLogprobs, Verdict
 
 
@@ -73,3 +75,35 @@ async def test_the_deltas_of_choices_are_merged_and_the_first_failure_ends_all()
     assert sorted(delta.text for delta in deltas) == ["a", "a", "b", "b"]
     with pytest.raises(ZeroDivisionError):
         _ = [delta async for delta in merged([good(), bad()])]
+
+
+async def test_a_failure_waits_for_what_other_choices_had_to_say() -> None:
+    """Their tokens are counted and not generated again after a failover, so their text must go."""
+    told = asyncio.Event()
+
+    async def quick() -> AsyncIterator[TextDelta]:
+        yield TextDelta(0, "a")
+        yield TextDelta(0, "b", finish_reason="stop")
+        told.set()
+
+    async def failing() -> AsyncIterator[TextDelta]:
+        yield TextDelta(1, "c")
+        raise TargetUnavailable("gone")
+
+    async def slow() -> AsyncIterator[TextDelta]:
+        await told.wait()
+        yield TextDelta(2, "d")
+        await asyncio.sleep(60)
+        raise AssertionError("it was not stopped")
+
+    seen: list[TextDelta] = []
+
+    async def read_slowly() -> None:
+        async for delta in merged([failing(), quick(), slow()]):
+            await asyncio.sleep(0.01)  # meanwhile all have spoken
+            seen.append(delta)
+
+    with pytest.raises(TargetUnavailable):
+        await read_slowly()
+    assert sorted(delta.text for delta in seen) == ["a", "b", "c", "d"]
+    assert [delta.finish_reason for delta in seen if delta.choice == 0] == [None, "stop"]
