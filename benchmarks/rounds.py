@@ -252,7 +252,7 @@ def main() -> None:
     report |= {
         "date": date.today().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "load_before_and_after": [round(each, 1) for each in os.getloadavg()],
+        "load_average_1_5_15_min": [round(each, 1) for each in os.getloadavg()],
         "ray": ray.__version__,
     }
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
