@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from ray.serve import Application
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
@@ -66,3 +69,22 @@ def test_a_replica_holds_as_many_leases_as_its_engine() -> None:
         deployment = deployments[name]._bound_deployment
         assert deployment.max_ongoing_requests == pool.engine.max_leases
         assert deployment.ray_actor_options["num_cpus"] <= 0.1
+
+
+@pytest.mark.parametrize(
+    ("code", "too_heavy"),
+    [
+        ("import deployments.app", {"torch"}),
+        (
+            "from deployments.config_file import check; check('serve_config.yaml')",
+            {"torch", "ray"},
+        ),
+    ],
+)
+def test_nothing_but_an_engine_imports_torch(code: str, too_heavy: set[str]) -> None:
+    """It costs every process 170 MiB and, on two cores, seconds of the start."""
+    code = f"import sys; {code}; sys.exit(str(set(sys.modules) & {too_heavy}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stderr.strip() == "set()"
