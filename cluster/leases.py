@@ -130,6 +130,49 @@ async def hold(
         stream.cancel()
 
 
+@contextlib.asynccontextmanager
+async def hold_beside(
+    first: Lease,
+    request: HasLeaseId,
+    *,
+    timeout_s: float,
+    renew_every_s: float,
+    lost: type[RapidError],
+) -> AsyncIterator[Lease]:
+    """Hold a second lease on the engine of `first`, which drafts for itself.
+
+    It has no stream of its own, as it ends with `first`; and so it waits for none of the replica's
+    slots, which may be full of requests that wait for their first lease.
+
+    Args:
+        timeout_s: the longest wait for room.
+        renew_every_s: well below the engine's time-to-live.
+        lost: raised when the engine died.
+
+    Raises:
+        Overloaded: there was no room within `timeout_s`.
+        RapidError: `lost`, or the engine refused the request. Nothing else is raised.
+    """
+    started = time.monotonic()
+    engine = first.engine
+    try:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await engine.open.remote(request)
+        except TimeoutError:
+            raise Overloaded(f"The engine is full: no room within {timeout_s:g} s.") from None
+        except Exception as error:
+            raise as_rapid_error(error, "engine", lost) from None
+        lease = Lease(request.lease_id, engine, time.monotonic() - started)
+        renewal = asyncio.create_task(_renew(lease, renew_every_s))
+        try:
+            yield lease
+        finally:
+            renewal.cancel()
+    finally:  # also an open that is still to come
+        engine.release.remote(request.lease_id)
+
+
 async def _acquire(
     pool: DeploymentHandle, request: HasLeaseId, timeout_s: float, lost: type[RapidError]
 ) -> tuple[str, Any, ActorHandle]:

@@ -110,7 +110,7 @@ class ServeConfig(Frozen):
 
     Attributes:
         drafter: its own pool, or ``target``: the target's engines draft for themselves, with one
-            copy of the weights.
+            copy of the weights and two of their leases a request.
         speculation: defaults for what a request does not say.
     """
 
@@ -125,6 +125,15 @@ class ServeConfig(Frozen):
     def drafter_pool(self) -> EnginePool:
         """The pool that drafts."""
         return self.target if self.drafter == "target" else self.drafter
+
+    @model_validator(mode="after")
+    def _a_shared_engine_holds_two_leases(self) -> Self:
+        if self.drafter == "target" and self.target.engine.max_leases < 2:
+            raise ValueError(
+                "an engine that drafts for itself holds two leases a request: raise "
+                "target.engine.max_leases"
+            )
+        return self
 
     @model_validator(mode="after")
     def _drafter_has_room_for_the_retrieved_text(self) -> Self:

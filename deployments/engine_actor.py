@@ -1,8 +1,8 @@
 """An engine as a Ray actor: the child of a pool's replica, called by whoever holds a lease.
 
 The actor adds three things to `rapid.engines.engine.Engine`: a release that also undoes an ``open``
-still in the queue, the rule that a failed ``draft`` is a lost drafter, and a name under which
-readiness finds the engines of all replicas.
+still in the queue or on its way, and whatever was opened beside the lease; the rule that a failed
+``draft`` is a lost drafter; and a name under which readiness finds the engines of all replicas.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 NAMESPACE = "rapid"
 _CONCURRENT_CALLS = 1000
+_RELEASES_REMEMBERED = 10_000
 
 
 EngineFactory = Callable[[EngineConfig], "Engine"]
@@ -54,6 +55,8 @@ class EngineActor:
     def __init__(self, config: EngineConfig, load: EngineFactory = load_engine) -> None:
         self._engine = load(config)
         self._opening: dict[str, asyncio.Task[None]] = {}
+        self._companions: dict[str, set[str]] = {}
+        self._released: dict[str, None] = {}  # in order; a lease's id is never used again
 
     async def ping(self) -> int:
         """Answer with the process id: the model is loaded and the event loop turns."""
@@ -64,16 +67,30 @@ class EngineActor:
         await asyncio.Event().wait()
 
     async def open(self, request: LeaseRequest) -> None:
-        """Wait for room, then hold it under ``request.lease_id``."""
+        """Wait for room, then hold it under ``request.lease_id``.
+
+        Raises:
+            LeaseNotFound: it was released meanwhile, or before: calls of an actor on an event loop
+                may overtake each other, and ``open`` carries the long prompt.
+        """
+        lease_id = request.lease_id
+        self._check_wanted(lease_id)
+        if request.beside is not None:
+            self._check_wanted(request.beside)
+            self._companions.setdefault(request.beside, set()).add(lease_id)
         opening = asyncio.ensure_future(self._engine.open(request))
-        self._opening[request.lease_id] = opening
+        self._opening[lease_id] = opening
         try:
             await opening
-            if request.lease_id not in self._opening:  # released in the meantime
-                self._engine.release(request.lease_id)
-                raise LeaseNotFound(f"Lease {request.lease_id!r} was given up while it waited.")
         finally:
-            self._opening.pop(request.lease_id, None)
+            del self._opening[lease_id]
+        if lease_id in self._released:
+            self._engine.release(lease_id)
+        self._check_wanted(lease_id)
+
+    def _check_wanted(self, lease_id: str) -> None:
+        if lease_id in self._released:
+            raise LeaseNotFound(f"Lease {lease_id!r} was given up before it was opened.")
 
     async def wait_closed(self, lease_id: str) -> None:
         """Return when the lease is over: released, or silent for its time-to-live."""
@@ -81,10 +98,14 @@ class EngineActor:
             await self._engine.wait_closed(lease_id)
 
     async def release(self, lease_id: str) -> None:
-        """Free a lease, queued, held or gone."""
-        if opening := self._opening.pop(lease_id, None):
-            opening.cancel()
-        self._engine.release(lease_id)
+        """Free a lease, queued, held, gone or still to come, and those beside it."""
+        for each in (lease_id, *self._companions.pop(lease_id, ())):
+            self._released[each] = None
+            if opening := self._opening.get(each):
+                opening.cancel()
+            self._engine.release(each)
+        while len(self._released) > _RELEASES_REMEMBERED:
+            del self._released[next(iter(self._released))]
 
     async def renew(self, lease_id: str) -> None:
         """The caller is alive."""

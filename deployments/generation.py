@@ -79,6 +79,7 @@ class Generation:
 
     def __init__(self, services: Services, request: GenerateRequest) -> None:
         self._settings = services.config.orchestrator
+        self._is_shared = services.config.drafter == "target"
         self._prompter = services.prompter
         self._request = request
         self._sampling = sampling_of(request)
@@ -151,7 +152,7 @@ class Generation:
         try:
             self._leasing.fit("drafter", len(prompt.prompt_ids), self._max_tokens)
             self._use(prompt)
-            return decision, Opened(verifier, await self._take("drafter", held))
+            return decision, Opened(verifier, await self._take("drafter", held, verifier))
         except PromptTooLong:
             if asked == "fused":
                 raise
@@ -172,22 +173,33 @@ class Generation:
         if not decision.is_drafted or lost:
             return Opened(verifier)
         try:
-            return Opened(verifier, await self._take("drafter", held))
+            return Opened(verifier, await self._take("drafter", held, verifier))
         except RapidError as error:
             logger.warning("request %s: no drafter again: %s", self._request.request_id, error)
             return Opened(verifier)
 
-    async def _take(self, role: Role, held: AsyncExitStack) -> Side:
-        is_helper = role == "drafter" and self._request.speculation.mode != "rag"
+    async def _take(self, role: Role, held: AsyncExitStack, verifier: Side | None = None) -> Side:
+        """A lease; `verifier` is given for the drafter that is to help it."""
         settings = self._settings
+        prompt_ids = self._account.prompts[role]
+        companion_tokens = 0
+        if self._is_shared and self._may_draft(role):
+            companion_tokens = self._prompter.longest_drafter_prompt(self._request, prompt_ids)
         return await self._leasing.take(
             held,
             role,
-            self._account.prompts[role],
+            prompt_ids,
             self._max_tokens,
-            timeout_s=settings.drafter_wait_s if is_helper else settings.target_wait_s,
+            timeout_s=settings.drafter_wait_s if verifier else settings.target_wait_s,
             committed=tuple(tuple(each.statistics.token_ids) for each in self._answers),
+            companion_tokens=companion_tokens,
+            first=verifier.lease if verifier and self._is_shared else None,
         )
+
+    def _may_draft(self, role: Role) -> bool:
+        """Whether a lease of this role may be followed by a drafter's."""
+        is_lost = any(answer.statistics.plain_from is not None for answer in self._answers)
+        return role == "target" and self._request.speculation.mode != "plain" and not is_lost
 
     async def _read(self) -> DrafterPrompt:
         started = time.monotonic()

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from ray.serve.handle import DeploymentHandle
 
 from cluster.failures import as_rapid_error
-from cluster.leases import Lease, hold
+from cluster.leases import Lease, hold, hold_beside
 from deployments.config import ServeConfig
 from deployments.receipts import Account
 from deployments.resolution import answer_tokens
@@ -87,8 +87,21 @@ class Leasing:
         *,
         timeout_s: float,
         committed: Committed = (),
+        companion_tokens: int = 0,
+        first: Lease | None = None,
     ) -> Side:
-        """Hold a lease until `held` is closed and begin its prefill."""
+        """Hold a lease until `held` is closed and begin its prefill.
+
+        Args:
+            held: what the lease hangs on.
+            role: the pool to ask.
+            prompt_ids: what the engine reads.
+            max_tokens: longest answer.
+            timeout_s: the longest wait for room.
+            committed: per choice, tokens already generated on a lease that was lost.
+            companion_tokens: about how long the prompt of a second lease on this engine will be.
+            first: the request's lease on an engine that drafts for itself, to take this one beside.
+        """
         pool = self._config.target if role == "target" else self._config.drafter_pool
         lost = self._lost(role)
         request = LeaseRequest(
@@ -102,16 +115,18 @@ class Leasing:
             num_choices=self._request.num_choices,
             num_logprobs=self._request.num_logprobs,
             committed=committed,
+            companion_tokens=companion_tokens,
+            beside=first.lease_id if first else None,
         )
-        lease = await held.enter_async_context(
-            hold(
-                self._handles[role],
-                request,
-                timeout_s=timeout_s,
-                renew_every_s=pool.engine.lease_ttl_s / _RENEWALS_PER_TTL,
-                lost=lost,
-            )
-        )
+        options = {
+            "timeout_s": timeout_s,
+            "renew_every_s": pool.engine.lease_ttl_s / _RENEWALS_PER_TTL,
+        }
+        if first is None:
+            holding = hold(self._handles[role], request, **options, lost=lost)
+        else:
+            holding = hold_beside(first, request, **options, lost=lost)
+        lease = await held.enter_async_context(holding)
         self._account.timings_ms["queue"] += 1e3 * lease.queued_s
         return Side(lease, background(held, self._prefill(role, lease, lost)))
 

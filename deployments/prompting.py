@@ -81,6 +81,11 @@ class Prompter:
         prompt_ids = await asyncio.to_thread(self.drafter.encode_chat, messages)
         return DrafterPrompt(as_prompt(prompt_ids), chunks, evidence)
 
+    def longest_drafter_prompt(self, request: GenerateRequest, target_prompt: Int32Array) -> int:
+        """About how many tokens the drafter will read at most, before retrieval has spoken."""
+        budget = request.retrieval_tokens or self._retrieval.budget_for(len(target_prompt))
+        return min(len(target_prompt), 2 * budget)
+
     def _plan(self, request: GenerateRequest) -> tuple[int, Query, DrafterPlan]:
         budget = request.retrieval_tokens or self._retrieval.budget_tokens
         if budget is None:

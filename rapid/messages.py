@@ -89,6 +89,9 @@ class LeaseRequest:
         max_tokens: longest answer; pages for it are reserved at once, so nothing is preempted.
         num_logprobs: None for none, else how many alternatives beside the committed token.
         committed: per choice, tokens already generated elsewhere (it replaces a failed lease).
+        companion_tokens: with an engine that drafts for itself, about how long the drafter's prompt
+            will be; room for a second lease of this request is kept. 0: there will be none.
+        beside: the request's first lease on this engine, which keeps room for this one.
     """
 
     lease_id: str
@@ -100,6 +103,8 @@ class LeaseRequest:
     num_choices: int = 1
     num_logprobs: int | None = None
     committed: tuple[tuple[int, ...], ...] = ()
+    companion_tokens: int = 0
+    beside: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +22,10 @@ from deployments.engine_actor import EngineActor
 from deployments.generation import Generation, Services
 from deployments.prompting import Prompter
 from rapid.config import EngineConfig
+from rapid.engines.kv_cache import PagePool
+from rapid.engines.leases import LeaseLedger
 from rapid.engines.text import ChatText
-from rapid.messages import GenerateRequest, GenerationEvent
+from rapid.messages import GenerateRequest, GenerationEvent, LeaseRequest
 from retrieval import RetrievedChunk
 from tests.fakes import FakeEngine
 from tests.ray_cluster import FAKE_CONFIG
@@ -118,6 +121,35 @@ class LocalStream:
     def cancel(self) -> None:
         if self._pending is not None:
             self._pending.cancel()
+
+
+class QueueingEngine(FakeEngine):
+    """A fake whose room is kept by the real ledger, in its order."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.ledger = LeaseLedger(
+            PagePool(self.pages_total),
+            config.page_tokens,
+            config.max_leases,
+            config.max_context or config.kv_cache_tokens,
+            config.lease_ttl_s,
+            time.monotonic,
+        )
+
+    async def open(self, request: LeaseRequest) -> None:
+        admitted = asyncio.get_running_loop().create_future()
+        waiter = self.ledger.submit(request, admitted.set_result)
+        try:
+            await admitted
+        except asyncio.CancelledError:
+            self.ledger.withdraw(waiter)
+            raise
+        await super().open(request)
+
+    def release(self, lease_id: str) -> None:
+        super().release(lease_id)
+        self.ledger.release(lease_id)
 
 
 class LocalRetriever:

@@ -3,6 +3,11 @@
 A lease carries all choices of a request and gets all pages it can ever need at once, so a lease
 that runs never waits for another and nothing is preempted. Leases that do not fit wait in the order
 they came. Time comes from an injected clock.
+
+An engine that drafts for itself gives a request two leases, the second when its evidence is found.
+First leases alone could fill the engine, and every draft would wait for an answer to end. So one is
+let in only with the room that its own companion and all earlier ones still need beside it, and a
+companion goes before everybody who waits for a first lease.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ class Lease:
         sequences: one per choice.
         busy: choices with a call in progress; a lease at work does not expire.
         waited_s: time in the queue before its pages were there.
+        expects_companion: room is kept for a second lease of the same request.
     """
 
     request: LeaseRequest
@@ -33,6 +39,7 @@ class Lease:
     runs: list[tuple[Run, ...]]  # what each choice holds, as the pool counts it
     last_used: float
     waited_s: float
+    expects_companion: bool
     busy: set[int] = field(default_factory=set)
 
     @property
@@ -73,10 +80,15 @@ class LeaseLedger:
             BadRequest: the request is malformed.
             PromptTooLong: it can never fit.
             OutOfStep: the id is taken.
+            LeaseNotFound: the lease it belongs beside is not open.
         """
         self._check(request)
         waiter = Waiter(request, on_open, self.clock())
-        self._waiting.append(waiter)
+        if request.beside is None:
+            self._waiting.append(waiter)
+        else:
+            num_companions = sum(each.request.beside is not None for each in self._waiting)
+            self._waiting.insert(num_companions, waiter)
         self.admit()
         return waiter
 
@@ -90,13 +102,13 @@ class LeaseLedger:
 
     def admit(self) -> None:
         """Open leases from the head of the queue while they fit."""
-        while self._waiting and len(self._open) < self.max_leases:
-            waiter = self._waiting[0]
-            if self._num_pages(waiter.request) > self.pool.num_free:
-                return
-            self._waiting.popleft()
+        while self._waiting and self._fits(self._waiting[0].request):
+            waiter = self._waiting.popleft()
             lease = self._reserve(waiter)
             self._open[lease.lease_id] = lease
+            first = self._open.get(waiter.request.beside or "")
+            if first is not None:
+                first.expects_companion = False
             waiter.on_open(lease)
 
     def get(self, lease_id: str) -> Lease:
@@ -162,15 +174,15 @@ class LeaseLedger:
         self.pool.check_integrity(runs for lease in self._open.values() for runs in lease.runs)
         if len(self._open) > self.max_leases:
             raise AssertionError("lease ledger: more leases open than allowed")
-        if self._waiting and len(self._open) < self.max_leases:
-            head = self._waiting[0].request
-            if self._num_pages(head) <= self.pool.num_free:
-                raise AssertionError(f"lease ledger: {head.lease_id!r} waits though it fits")
+        if self._waiting and self._fits(head := self._waiting[0].request):
+            raise AssertionError(f"lease ledger: {head.lease_id!r} waits though it fits")
 
     def _check(self, request: LeaseRequest) -> None:
         lease_id = request.lease_id
         if lease_id in self._open or any(w.request.lease_id == lease_id for w in self._waiting):
             raise OutOfStep(f"lease {lease_id!r} is open already")
+        if request.beside is not None:
+            self.get(request.beside)
         num_prompt = len(request.prompt_ids)
         if num_prompt == 0:
             raise BadRequest("the prompt is empty", "messages")
@@ -186,7 +198,7 @@ class LeaseLedger:
                 f"the prompt has {num_prompt} tokens and the answer may have {request.max_tokens}: "
                 f"{over} more than this model's context of {self.max_context}"
             )
-        pages = self._num_pages(request)
+        pages = self._num_pages(request, num_prompt)
         if pages > self.pool.num_pages:
             raise PromptTooLong(
                 f"{num_prompt} prompt tokens with {request.num_choices} answers of up to "
@@ -194,25 +206,38 @@ class LeaseLedger:
                 f"the engine has {self.pool.num_pages * self.page_tokens}"
             )
 
-    def _capacity(self, request: LeaseRequest) -> int:
+    def _fits(self, request: LeaseRequest) -> bool:
+        """Whether there is room for a lease, beside what is kept for companions to come."""
+        num_leases, num_pages = 1, self._num_pages(request, len(request.prompt_ids))
+        if request.beside is None and self._open:  # an empty engine takes whoever fits at all
+            kept = [each.request for each in self._open.values() if each.expects_companion]
+            for each in (request, *kept):
+                if each.companion_tokens:
+                    num_leases += 1
+                    num_pages += self._num_pages(each, each.companion_tokens)
+        is_place_left = len(self._open) + num_leases <= self.max_leases
+        return is_place_left and num_pages <= self.pool.num_free
+
+    def _capacity(self, request: LeaseRequest, num_prompt: int) -> int:
         """Tokens one choice may come to hold: the last block may reach past the answer's end."""
-        longest = len(request.prompt_ids) + request.max_tokens + request.speculation.max_draft
+        longest = num_prompt + request.max_tokens + request.speculation.max_draft
         return min(longest, self.max_context)
 
-    def _num_shared(self, request: LeaseRequest) -> int:
+    def _num_shared(self, request: LeaseRequest, num_prompt: int) -> int:
         """Pages that hold nothing but prompt all choices have in common (not its last token)."""
-        return (len(request.prompt_ids) - 1) // self.page_tokens if request.num_choices > 1 else 0
+        return (num_prompt - 1) // self.page_tokens if request.num_choices > 1 else 0
 
-    def _num_pages(self, request: LeaseRequest) -> int:
-        shared = self._num_shared(request)
-        each = -(-self._capacity(request) // self.page_tokens)
+    def _num_pages(self, request: LeaseRequest, num_prompt: int) -> int:
+        shared = self._num_shared(request, num_prompt)
+        each = -(-self._capacity(request, num_prompt) // self.page_tokens)
         return shared + request.num_choices * (each - shared)
 
     def _reserve(self, waiter: Waiter) -> Lease:
         request = waiter.request
-        capacity = self._capacity(request)
+        num_prompt = len(request.prompt_ids)
+        capacity = self._capacity(request, num_prompt)
         num_pages = -(-capacity // self.page_tokens)
-        num_shared = self._num_shared(request)
+        num_shared = self._num_shared(request, num_prompt)
         first = self.pool.allocate(num_pages)
         held = [first]
         shared = _leading(first, num_shared)
@@ -226,7 +251,8 @@ class LeaseLedger:
             for runs, ids in zip(held, committed, strict=True)
         ]
         now = self.clock()
-        return Lease(request, sequences, held, now, now - waiter.since)
+        expects_companion = request.companion_tokens > 0
+        return Lease(request, sequences, held, now, now - waiter.since, expects_companion)
 
 
 def _leading(runs: tuple[Run, ...], num_pages: int) -> tuple[Run, ...]:

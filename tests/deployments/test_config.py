@@ -89,6 +89,13 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
         (lambda _, args: args.pop("target"), "target: Field required"),
         (lambda _, args: args.update(drafter="nobody"), "drafter: Input should be 'target'"),
         (
+            lambda _, args: (
+                args.update(drafter="target"),
+                args["target"]["engine"].update(max_leases=1),
+            ),
+            "two leases a request: raise target.engine.max_leases",
+        ),
+        (
             lambda _, args: args["retriever"]["pool"].update(max_replicas=2),
             "a local store lives in one retriever: set retriever.pool.max_replicas to 1",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from rapid.errors import DrafterUnavailable
 from rapid.messages import Document, Finished, GenerationEvent, Receipt, TextDelta
 from tests.fakes import FakeEngine, scripted_token
-from tests.local_pools import LocalApplication
+from tests.local_pools import LocalApplication, QueueingEngine
 from tests.ray_cluster import question
 
 ATLAS = (Document("atlas", "The lighthouse of Varo guards the northern strait.\n\n" * 8),)
@@ -123,3 +124,22 @@ async def test_a_target_that_dies_costs_no_text_of_any_choice() -> None:
 def text(events: list[GenerationEvent], choice: int) -> str:
     deltas = [event for event in events if isinstance(event, TextDelta)]
     return "".join(delta.text for delta in deltas if delta.choice == choice)
+
+
+async def test_a_crowd_on_an_engine_that_drafts_for_itself_keeps_its_drafts() -> None:
+    """First leases never take the places or the pages that the drafts need."""
+    for room in ({"max_leases": 4}, {"max_leases": 64, "kv_cache_tokens": 1024}):
+        app = LocalApplication(is_shared=True, engine=room, load=QueueingEngine, drafter_wait_s=2)
+        crowd = [
+            question(f"r{i}", mode=mode, documents=ATLAS, seed=2_005, max_tokens=24, explain=True)
+            for i, mode in enumerate(("auto", "lossless", "fused", "plain") * 4)
+        ]
+        for request, events in zip(
+            crowd, await asyncio.gather(*map(app.answered, crowd)), strict=True
+        ):
+            assert tokens(events) == script(5, 24)
+            is_drafted = request.speculation.mode != "plain"
+            assert bool(receipt(events).choices[0].drafted) == is_drafted, receipt(events).reason
+        await asyncio.sleep(0.05)
+        ledger = app.target.engine.actor._engine.ledger
+        assert (ledger.status().leases_open, ledger.status().kv_pages_in_use) == (0, 0)

@@ -75,6 +75,45 @@ def test_a_place_is_needed_as_well_as_pages() -> None:
     assert ledger.status().leases_open == 0
 
 
+def test_first_leases_leave_room_for_their_companions() -> None:
+    """An engine that drafts for itself: of four places, two requests get two each."""
+    ledger = Ledger()
+    for request in "abc":
+        ledger.ask(request, 24, companion_tokens=10)
+    assert ledger.admitted == ["a", "b"]
+    ledger.check_integrity()
+    for request in "ab":  # ahead of c, which has waited longer
+        ledger.ask(f"{request}-draft", 24, beside=request)
+    assert ledger.admitted == ["a", "b", "a-draft", "b-draft"]
+    ledger.release("a")  # one place is not enough for c and its companion
+    assert len(ledger.admitted) == 4
+    ledger.release("a-draft")
+    assert ledger.admitted[4:] == ["c"]
+    ledger.check_integrity()
+
+
+def test_first_leases_leave_pages_for_their_companions() -> None:
+    ledger = Ledger(num_pages=20, max_leases=16)
+    for request in "abc":  # 6 pages each, and 3 for its companion
+        ledger.ask(request, 48, companion_tokens=10)
+    assert ledger.admitted == ["a", "b"]
+    ledger.ask("b-draft", 24, beside="b")
+    ledger.ask("plain", 16)
+    assert ledger.admitted == ["a", "b", "b-draft"]  # c is first in the line
+    ledger.ask("a-draft", 24, beside="a")
+    assert ledger.admitted[3:] == ["a-draft"]
+    ledger.check_integrity()
+
+
+def test_an_empty_engine_takes_a_lease_that_leaves_no_room_for_its_companion() -> None:
+    ledger = Ledger(num_pages=16)
+    ledger.ask("a", 128, companion_tokens=10)
+    ledger.ask("a-draft", 24, beside="a")  # waits; its caller goes on without
+    assert ledger.admitted == ["a"]
+    with pytest.raises(LeaseNotFound):
+        ledger.ask("x-draft", 24, beside="x")
+
+
 def test_withdrawing_the_head_lets_the_next_in() -> None:
     ledger = Ledger()
     ledger.ask("a", 80)
