@@ -78,7 +78,8 @@ class Runner:
         self, model: torch.nn.Module, cache: KVCache, device: torch.device, vocab_size: int
     ) -> None:
         self.cache = cache
-        self._model = model
+        self._layers = model.get_submodule("model")
+        self._lm_head = model.get_submodule("lm_head")
         self._device = device
         self._vocab_size = vocab_size
 
@@ -86,15 +87,19 @@ class Runner:
     def run(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
         """Compute the feeds' rows in one forward.
 
+        The last layer may lie on another device than the first (``device: balanced``): rows are
+        chosen where the hidden states are, and the logits come back to where the inputs were.
+
         Returns:
             Per feed its wanted logits, float32, cut to the shared vocabulary [num_wanted, vocab].
         """
         batch = assemble(feeds, self.cache, self._device)
-        logits = self._model(
+        hidden = self._layers(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
             use_cache=False,
-            logits_to_keep=batch.wanted,
             ragged=batch.rows,
-        ).logits[0, :, : self._vocab_size]
-        return list(logits.float().split([feed.num_wanted for feed in feeds]))
+        ).last_hidden_state
+        wanted = hidden[:, batch.wanted.to(hidden.device)]
+        logits = self._lm_head(wanted)[0, :, : self._vocab_size].to(self._device).float()
+        return list(logits.split([feed.num_wanted for feed in feeds]))
