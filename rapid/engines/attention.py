@@ -9,11 +9,12 @@
 * the parts are merged by their log-sum-exp.
 
 On a CPU a part is one fused flash kernel call over a strided view. Elsewhere it is `plain_partial`,
-written out, in blocks of keys; the same function is the specification in tests.
+written out, in blocks; the same function is the specification in tests.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -184,12 +185,35 @@ def partial(
 def blockwise_partial(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
 ) -> Partial:
-    """`plain_partial` in blocks of keys, so that scores of a long past stay small."""
+    """`plain_partial` in blocks, so that no more than about `MAX_SCORES` scores are held at once.
+
+    Without a mask the blocks are of keys. Causally they are of rows: each sees the keys before it
+    without a mask and its own causally.
+    """
     if is_causal:
-        return plain_partial(query, key, value, scale, is_causal=True)
+        return _blockwise_causal(query, key, value, scale)
     block = max(1, MAX_SCORES // query.shape[:-1].numel())
     blocks = zip(torch.split(key, block, dim=2), torch.split(value, block, dim=2), strict=True)
     return merge([plain_partial(query, k, v, scale, is_causal=False) for k, v in blocks])
+
+
+def _blockwise_causal(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> Partial:
+    rows = query.shape[2]
+    block = max(1, math.isqrt(MAX_SCORES // query.shape[:2].numel()))
+    outputs, lses = [], []
+    for start in range(0, rows, block):
+        own = slice(start, start + block)
+        mine = query[:, :, own]
+        parts = [plain_partial(mine, key[:, :, own], value[:, :, own], scale, is_causal=True)]
+        if start:
+            past = key[:, :, :start], value[:, :, :start]
+            parts.append(blockwise_partial(mine, *past, scale, is_causal=False))
+        output, lse = merge(parts)
+        outputs.append(output)
+        lses.append(lse)
+    return torch.cat(outputs, dim=2), torch.cat(lses, dim=2)
 
 
 def plain_partial(

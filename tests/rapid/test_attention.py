@@ -10,6 +10,7 @@ import torch
 
 from rapid.engines import attention
 from rapid.engines.attention import (
+    Partial,
     blockwise_partial,
     merge,
     partial,
@@ -125,6 +126,28 @@ def test_the_fused_kernel_follows_its_specification_on_strided_views(
     expected, expected_lse = plain_partial(query, key, value, SCALE, is_causal=is_causal)
     torch.testing.assert_close(output, expected, atol=2e-6, rtol=0)
     torch.testing.assert_close(lse, expected_lse, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_no_more_scores_than_the_limit_are_held_at_once(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most, limit = 0, 2 * 3 * 8 * 8
+
+    def counted(query: torch.Tensor, key: torch.Tensor, *args: object, **options: bool) -> Partial:
+        nonlocal most
+        most = max(most, query.shape[:-1].numel() * key.shape[2])
+        return plain_partial(query, key, *args, **options)
+
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 3, 45, HEAD_DIM).to(dtype) for _ in range(3))
+    expected, expected_lse = plain_partial(query, key, value, SCALE, is_causal=True)
+    monkeypatch.setattr(attention, "MAX_SCORES", limit)
+    monkeypatch.setattr(attention, "plain_partial", counted)
+    output, lse = blockwise_partial(query, key, value, SCALE, is_causal=True)
+    assert most == limit
+    torch.testing.assert_close(output.to(dtype), expected, atol=TOLERANCE[dtype], rtol=0)
+    torch.testing.assert_close(lse, expected_lse, atol=TOLERANCE[dtype], rtol=0)
 
 
 def test_merging_any_split_of_the_keys_is_attention_over_all_of_them() -> None:
