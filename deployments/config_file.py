@@ -77,7 +77,10 @@ def _application(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _check_bind(settings: dict[str, Any], config: ServeConfig) -> None:
     """Without keys everyone who reaches the port is the tenant `local`: this machine only."""
-    host = str((settings.get("http_options") or {}).get("host", "127.0.0.1"))
+    options = settings.get("http_options") or {}
+    if not isinstance(options, Mapping):
+        raise ConfigurationError("http_options must be a mapping, such as host: 127.0.0.1")
+    host = str(options.get("host", "127.0.0.1"))
     if not config.api.keys and not is_loopback(host):
         raise ConfigurationError(
             f"http_options.host is {host}, which other machines can reach, and api.keys is empty: "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 Mode = Literal["plain", "lossless", "fused", "rag", "auto"]
 Transfer = Literal["distill", "boost"]
@@ -13,18 +14,20 @@ Contract = Literal["target", "fused", "drafter"]
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
+LEAST_TEMPERATURE = 1e-5  # dividing logits by less leaves the best token alone, or overflows
+
 
 class Frozen(BaseModel):
-    """Base of every setting: immutable, unknown keys forbidden."""
+    """Base of every setting: immutable, unknown keys forbidden, no secret in an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class SamplingConfig(Frozen):
     """How a token is drawn from a distribution.
 
     Attributes:
-        temperature: divides the logits; 0 is greedy.
+        temperature: divides the logits; 0 is greedy, and below 1e-5 it is taken for 0.
         top_p: nucleus mass kept, in (0, 1].
         top_k: number of best tokens kept; None keeps all.
         seed: key of all randomness of the request.
@@ -34,6 +37,11 @@ class SamplingConfig(Frozen):
     top_p: Finite = Field(1.0, gt=0, le=1)
     top_k: int | None = Field(None, ge=1)
     seed: int = Field(0, ge=-(2**63), le=2**63 - 1)
+
+    @field_validator("temperature")
+    @classmethod
+    def _least_is_greedy(cls, temperature: float) -> float:
+        return 0.0 if temperature < LEAST_TEMPERATURE else temperature
 
 
 class SpeculationConfig(Frozen):
@@ -55,7 +63,7 @@ class SpeculationConfig(Frozen):
     coupling: Coupling = "maximal"
     plausibility: Finite = Field(0.1, ge=0, le=1)
     draft_top_k: int | None = Field(64, ge=1)
-    transfer_temperature: Finite = Field(1.0, gt=0, le=2)
+    transfer_temperature: Finite = Field(1.0, ge=LEAST_TEMPERATURE, le=2)
 
 
 class EngineConfig(Frozen):
@@ -64,7 +72,8 @@ class EngineConfig(Frozen):
     Attributes:
         model: a checkpoint directory, a hub name, ``embedded:target`` or ``embedded:drafter``.
         dtype: of weights and KV; ``auto`` is bfloat16 on CUDA and float32 on a CPU.
-        device: ``auto`` takes CUDA when present; ``balanced`` spreads layers with accelerate.
+        device: ``cpu``, ``cuda`` or ``cuda:1``; ``auto`` takes CUDA when present; ``balanced``
+            spreads layers with accelerate.
         rope_scaling: overrides the checkpoint's, for example YaRN for Qwen2.5 beyond 32K.
         max_context: longest prompt plus answer of one sequence, in tokens; None takes the model's.
         kv_cache_tokens: room of the KV pool, in tokens, shared by all sequences.
@@ -86,3 +95,13 @@ class EngineConfig(Frozen):
     step_tokens: int = Field(512, ge=16)
     lease_ttl_s: Finite = Field(60.0, gt=0)
     threads: int | None = Field(None, ge=1)
+
+    @field_validator("device")
+    @classmethod
+    def _is_supported(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|balanced|cpu|cuda(:\d+)?", device):
+            raise ValueError(
+                f"device {device!r} is not supported: use auto, balanced, cpu, cuda or cuda:0 "
+                "(mps cannot compute in float64, which judging needs)"
+            )
+        return device

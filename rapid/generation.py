@@ -46,7 +46,9 @@ def load(model: str, **settings: Any) -> LoadedModel:
 
     Args:
         model: a directory, a hub name, ``embedded:target`` or ``embedded:drafter``.
-        settings: fields of `rapid.config.EngineConfig`: dtype, device, rope_scaling, ...
+        settings: fields of `rapid.config.EngineConfig`: dtype, device, rope_scaling, threads, ...
+            `kv_cache_tokens` and `max_leases` are for services: `generate` makes room for exactly
+            its own request.
 
     Raises:
         ConfigurationError: the checkpoint is missing or not supported.
@@ -124,11 +126,11 @@ async def _generate(
     target: LoadedModel, drafter: LoadedModel | None, long: LeaseRequest, short: LeaseRequest
 ) -> Generation:
     vocab_size = check_same_vocabulary(target, drafter) if drafter else None
-    engines = [_engine(target, long, vocab_size)]
-    if drafter is not None:
-        engines.append(_engine(drafter, short, vocab_size))
-    statistics, verdicts = RoundStatistics(), list[Verdict]()
+    engines, statistics, verdicts = list[Engine](), RoundStatistics(), list[Verdict]()
     try:
+        engines.append(_engine(target, long, vocab_size))
+        if drafter is not None:
+            engines.append(_engine(drafter, short, vocab_size))
         for engine, request in zip(engines, (long, short), strict=False):
             await engine.open(request)
         await asyncio.gather(*(engine.prefill(long.lease_id) for engine in engines))
@@ -152,11 +154,15 @@ async def _generate(
 
 
 def _engine(loaded: LoadedModel, request: LeaseRequest, vocab_size: int | None) -> Engine:
-    """An engine with room for exactly this request."""
+    """An engine as the model was loaded for, with room for exactly this request."""
     num_tokens = len(request.prompt_ids) + request.max_tokens + request.speculation.max_draft
-    max_context = min(num_tokens, loaded.max_context)
-    config = EngineConfig(model=loaded.name, page_tokens=16, max_leases=1)
-    room = {"max_context": max_context, "kv_cache_tokens": max_context + config.page_tokens}
+    config = loaded.config
+    max_context = min(num_tokens, config.max_context or loaded.max_context)
+    room = {
+        "max_context": max_context,
+        "kv_cache_tokens": max_context + config.page_tokens,
+        "max_leases": 1,
+    }
     return Engine(loaded, config.model_copy(update=room), vocab_size=vocab_size)
 
 

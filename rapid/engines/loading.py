@@ -1,4 +1,4 @@
-"""Checkpoints: where they are, what of them is supported, on which device and in which dtype.
+"""Checkpoints with their weights: on which device and in which dtype.
 
 Device and dtype are decided here and nowhere else. Weights come from safetensors only and no code
 of a checkpoint is ever run.
@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from rapid.config import EngineConfig
 from rapid.engines import attention
 from rapid.engines.checkpoints import checkpoint_source, read_eos_ids
 from rapid.engines.kv_cache import KVLayout
+from rapid.engines.model_config import first_line, num_positions, read_model_config
 from rapid.engines.vocabulary import num_ids
 from rapid.errors import ConfigurationError
-
-FAMILIES = ("llama", "qwen2", "qwen3")
-# These change angles with the longest sequence seen, so KV already stored would no longer fit.
-LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +27,7 @@ class LoadedModel:
     """A model ready for engines; several engines may share one.
 
     Attributes:
+        config: what it was loaded for.
         model: the transformers model, its attention set to ours.
         eos_ids: tokens that end an answer.
         vocab_size: ids that mean something; logits beyond are padding of the checkpoint.
@@ -41,7 +37,7 @@ class LoadedModel:
         kv_layout: keys and values, layer by layer.
     """
 
-    name: str
+    config: EngineConfig
     model: torch.nn.Module
     tokenizer: Any
     eos_ids: frozenset[int]
@@ -60,7 +56,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         ConfigurationError: with one sentence about the checkpoint or setting at fault.
     """
     source = checkpoint_source(config.model)
-    model_config = _model_config(config)
+    model_config = read_model_config(config)
     tokenizer = load_tokenizer(config)
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
@@ -75,19 +71,19 @@ def load_model(config: EngineConfig) -> LoadedModel:
         )
     except OSError as error:
         raise ConfigurationError(
-            f"model {config.model!r}: no safetensors weights could be read ({_first_line(error)})"
+            f"model {config.model!r}: no safetensors weights could be read ({first_line(error)})"
         ) from error
     if config.device != "balanced":
         model = model.to(device)
     model = model.eval().requires_grad_(False)
     return LoadedModel(
-        name=config.model,
+        config=config,
         model=model,
         tokenizer=tokenizer,
         eos_ids=read_eos_ids(source, tokenizer),
         vocab_size=min(model_config.vocab_size, num_ids(tokenizer)),
         embedding_rows=model_config.vocab_size,
-        max_context=_max_context(config, model_config),
+        max_context=num_positions(config, model_config),
         device=device,
         dtype=dtype,
         kv_layout=KVLayout(
@@ -105,74 +101,14 @@ def load_tokenizer(config: EngineConfig) -> Any:
         return PreTrainedTokenizerFast.from_pretrained(checkpoint_source(config.model))
     except (OSError, ValueError, TypeError) as error:
         raise ConfigurationError(
-            f"model {config.model!r} has no usable tokenizer: {_first_line(error)}"
+            f"model {config.model!r} has no usable tokenizer: {first_line(error)}"
         ) from error
-
-
-def _model_config(config: EngineConfig) -> Any:
-    source = checkpoint_source(config.model)
-    if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
-        raise ConfigurationError(f"model {config.model!r}: the directory holds no config.json")
-    try:
-        model_config = AutoConfig.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"model {config.model!r} is neither a checkpoint directory nor a model the hub "
-            f"provides: {_first_line(error)}"
-        ) from error
-    if model_config.model_type not in FAMILIES:
-        raise ConfigurationError(
-            f"model {config.model!r} is of the family {model_config.model_type!r}; "
-            f"supported are {', '.join(FAMILIES)}"
-        )
-    layer_types = set(getattr(model_config, "layer_types", None) or ["full_attention"])
-    if layer_types != {"full_attention"}:
-        raise ConfigurationError(f"model {config.model!r} uses sliding windows: not supported")
-    if config.rope_scaling is not None:
-        _override_rope(config, model_config)
-    rope_type = model_config.rope_parameters["rope_type"]
-    if rope_type in LENGTH_DEPENDENT_ROPE:
-        raise ConfigurationError(
-            f"model {config.model!r}: rope type {rope_type!r} changes stored keys: not supported"
-        )
-    return model_config
-
-
-def _override_rope(config: EngineConfig, model_config: Any) -> None:
-    """Replace the checkpoint's rope scaling, keeping its base (`rope_parameters` in version 5)."""
-    scaling = dict(config.rope_scaling or {})
-    scaling["rope_type"] = scaling.pop("rope_type", None) or scaling.pop("type", "default")
-    scaling.pop("type", None)
-    scaling.setdefault("rope_theta", model_config.rope_parameters["rope_theta"])
-    if scaling["rope_type"] not in {"default", *ROPE_INIT_FUNCTIONS}:
-        raise ConfigurationError(
-            f"rope_scaling: rope_type {scaling['rope_type']!r} is unknown; "
-            f"known are default, {', '.join(ROPE_INIT_FUNCTIONS)}"
-        )
-    model_config.rope_parameters = scaling
-    try:
-        model_config.standardize_rope_params()
-        model_config.validate_rope()
-    except (KeyError, ValueError, TypeError) as error:
-        raise ConfigurationError(f"rope_scaling: {_first_line(error)}") from error
-
-
-def _max_context(config: EngineConfig, model_config: Any) -> int:
-    positions = int(model_config.max_position_embeddings)
-    if config.rope_scaling is None:
-        return positions
-    rope = model_config.rope_parameters
-    original = int(rope.get("original_max_position_embeddings", positions))
-    return max(positions, int(original * float(rope.get("factor", 1.0))))
 
 
 def _device(name: str) -> torch.device:
     if name in ("auto", "balanced"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigurationError(f"device {name!r}: {_first_line(error)}") from error
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError(f"device {name!r}: no CUDA device is visible")
     return device
@@ -199,7 +135,3 @@ def _layer_device(layer: torch.nn.Module, main: torch.device) -> torch.device:
 def _head_dim(model_config: Any) -> int:
     explicit = getattr(model_config, "head_dim", None)
     return int(explicit or model_config.hidden_size // model_config.num_attention_heads)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [error.__class__.__name__])[0]

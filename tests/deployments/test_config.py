@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from deployments.app import compose
 from deployments.config import ServeConfig
@@ -117,6 +118,34 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
             lambda file, _: file["http_options"].update(host="0.0.0.0"),
             "api.keys is empty",
         ),
+        (
+            lambda file, _: file.update(http_options=["host: 0.0.0.0"]),
+            "http_options must be a mapping",
+        ),
+        (
+            lambda _, args: args["target"]["engine"].update(max_context=9000, kv_cache_tokens=9000),
+            "target.engine: max_context 9000 is beyond the 8192 positions of 'embedded:target'",
+        ),
+        (
+            lambda _, args: args["drafter"]["engine"].update(kv_cache_tokens=2063, page_tokens=999),
+            "drafter.engine: KV pool too small for one sequence of 'embedded:drafter'",
+        ),
+        (
+            lambda _, args: args["target"]["engine"].update(
+                rope_scaling={"type": "dynamic", "factor": 2.0}
+            ),
+            "rope type 'dynamic' changes stored keys",
+        ),
+        (
+            lambda _, args: args["target"]["engine"].update(
+                rope_scaling={"type": "linear", "factor": "abc"}
+            ),
+            "rope_scaling: factor must be a number of at least 1, not 'abc'",
+        ),
+        (
+            lambda _, args: args["target"]["engine"].update(device="mps"),
+            "target.engine.device: device 'mps' is not supported",
+        ),
         (lambda file, _: file.update(applications=[]), "one application with import_path"),
     ],
 )
@@ -194,3 +223,53 @@ def test_a_checkpoint_without_weights_is_refused(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(file))
     with pytest.raises(ConfigurationError, match="holds no safetensors weights"):
         check(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "supported are llama, qwen2, qwen3"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0,
+             "sliding_window": 64},
+            "sliding windows",
+        ),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_that_engines_cannot_run_is_refused(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    import json
+    import shutil
+
+    from rapid.embedded import TARGET
+
+    other = tmp_path / "target"
+    shutil.copytree(TARGET, other)
+    settings = {k: v for k, v in json.loads((other / "config.json").read_text()).items()
+                if k != "layer_types"}  # fmt: skip
+    (other / "config.json").write_text(json.dumps(settings | changes))
+    file = yaml.safe_load(FILES[0].read_text())
+    file["applications"][0]["args"]["target"]["engine"]["model"] = str(other)
+    path = tmp_path / "mistaken.yaml"
+    path.write_text(yaml.safe_dump(file))
+    with pytest.raises(ConfigurationError, match=f"target.engine: .*{message}"):
+        check(path)
+
+
+def test_a_gpu_may_be_on_another_machine(tmp_path: Path) -> None:
+    file = yaml.safe_load(FILES[0].read_text())
+    file["applications"][0]["args"]["target"]["engine"]["device"] = "cuda"
+    path = tmp_path / "elsewhere.yaml"
+    path.write_text(yaml.safe_dump(file))
+    assert check(path).target.engine.device == "cuda"
+
+
+def test_no_error_shows_a_stores_key() -> None:
+    args = args_of(FILES[0])
+    store = {"kind": "server", "url": "qdrant:6333", "api_key": "SECRETKEY"}
+    args["retriever"]["retrieval"]["store"] = store
+    with pytest.raises(ValidationError) as refused:
+        ServeConfig.model_validate(args)
+    assert "SECRETKEY" not in str(refused.value)
+    assert "store.url 'qdrant:6333' is no URL" in str(refused.value)

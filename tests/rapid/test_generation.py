@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import math
+import threading
 
 import pytest
 
 import rapid
+from rapid import generation
+from rapid.engines.engine import Engine
 from rapid.errors import ConfigurationError, PromptTooLong
 from tests import reference
-from tests.rapid.tiny_models import EOS, VOCAB, checkpoint, loaded, random_prompt
+from tests.rapid.tiny_models import EOS, VOCAB, checkpoint, engine_config, loaded, random_prompt
 
 LONG, SHORT = random_prompt(90, seed=1).tolist(), random_prompt(30, seed=2).tolist()
 NUM_TOKENS = 40
@@ -87,6 +92,45 @@ def test_an_answer_can_be_made_again_from_its_seed():
 async def test_it_works_inside_a_running_loop():
     assert rapid.generate(loaded(), None, LONG, max_tokens=3, temperature=0).token_ids
     await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-8])
+def test_a_temperature_of_almost_nothing_is_greedy(temperature):
+    for drafter, eta in ((None, 10.0), (loaded(seed=1), 0.0), (loaded(seed=1), 10.0)):
+        greedy, almost = (
+            rapid.generate(
+                loaded(), drafter, LONG, SHORT, max_tokens=12, temperature=each, eta=eta, seed=5,
+                num_logprobs=2,
+            )
+            for each in (0.0, temperature)
+        )  # fmt: skip
+        assert almost.token_ids == greedy.token_ids
+        for entry in almost.logprobs:
+            logprobs = [entry.logprob, *(logprob for _, logprob in entry.top)]
+            assert not any(math.isnan(logprob) for logprob in logprobs)
+
+
+def test_engines_are_made_as_the_models_were_loaded_for(monkeypatch):
+    made = []
+
+    def engine(loaded, config, **options):
+        made.append(config)
+        return Engine(loaded, config, **options)
+
+    monkeypatch.setattr(generation, "Engine", engine)
+    settings = {"threads": 1, "step_tokens": 32, "page_tokens": 4, "max_context": 110}
+    model = rapid.load(str(checkpoint()), device="cpu", dtype="float32", **settings)
+    assert rapid.generate(model, None, LONG, max_tokens=3, temperature=0).token_ids
+    assert (made[0].threads, made[0].step_tokens, made[0].page_tokens) == (1, 32, 4)
+    with pytest.raises(PromptTooLong):
+        rapid.generate(model, None, LONG, max_tokens=30)
+
+
+def test_no_engine_is_left_behind_when_the_second_cannot_be_made():
+    cramped = dataclasses.replace(loaded(), config=engine_config(max_context=10**6), max_context=16)
+    with pytest.raises(ConfigurationError, match="beyond the 16 positions"):
+        rapid.generate(loaded(), cramped, LONG, SHORT)
+    assert "rapid-engine" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_what_cannot_be_done_is_said():

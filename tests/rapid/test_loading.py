@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from rapid.config import EngineConfig
 from rapid.engines.engine import Engine
 from rapid.engines.loading import load_model, load_tokenizer
+from rapid.engines.model_config import num_positions, read_model_config
 from rapid.errors import ConfigurationError
 from tests.rapid.tiny_models import EOS, checkpoint, engine_config, loaded
 
@@ -69,6 +71,19 @@ def test_rope_scaling_is_overridden_and_lengthens_the_context() -> None:
     assert scaled.model.config.rope_parameters["rope_theta"] == 10000.0
 
 
+def test_a_rope_without_scaling_reaches_no_further() -> None:
+    config = EngineConfig(
+        model=str(checkpoint()), rope_scaling={"rope_type": "default", "factor": 4.0}
+    )
+    assert num_positions(config, read_model_config(config)) == 1024
+
+
+@pytest.mark.parametrize("device", ["mps", "mps:0", "warp:3", ""])
+def test_devices_that_cannot_judge_are_refused(device: str) -> None:
+    with pytest.raises(ValidationError, match="use auto, balanced, cpu, cuda or cuda:0"):
+        EngineConfig(model="embedded:target", device=device)
+
+
 def test_loading_again_leaves_other_models_attention_alone() -> None:
     ours = loaded().model.config
     assert ours._attn_implementation == "rapid_ragged"
@@ -83,9 +98,12 @@ def test_loading_again_leaves_other_models_attention_alone() -> None:
         ({"model": "/no/such/place"}, "no such checkpoint directory"),
         ({"model": "./nor/here"}, "no such checkpoint directory"),
         ({"model": "embedded:judge"}, "embedded models are embedded:target"),
-        ({"device": "warp:3"}, "device 'warp:3'"),
         ({"rope_scaling": {"type": "spiral"}}, "rope_type 'spiral' is unknown"),
+        ({"rope_scaling": {"factor": 2.0}}, "rope_type None is unknown"),
+        ({"rope_scaling": {"type": ["yarn"]}}, "is unknown"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling"),
+        ({"rope_scaling": {"type": "linear", "factor": "abc"}}, "factor must be a number"),
+        ({"rope_scaling": {"type": "linear", "factor": float("inf")}}, "factor must be a number"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "changes stored keys"),
     ],
 )
@@ -135,6 +153,10 @@ def test_an_empty_directory_is_no_checkpoint(tmp_path: Path) -> None:
     [
         ({"kv_cache_tokens": 128, "max_context": 256}, "KV pool too small for one sequence"),
         ({"max_context": None, "kv_cache_tokens": 512}, "max_context is 1024"),
+        (
+            {"max_context": 260, "kv_cache_tokens": 263, "page_tokens": 16},
+            "gives 16 pages of 16 tokens, max_context is 260",
+        ),
         ({"max_context": 2048}, "beyond the 1024 positions"),
     ],
 )
