@@ -3,7 +3,8 @@
 A replica that holds a model is two actors: the Serve replica, which only keeps leases, and its
 engine, which computes. On a CPU both are small logical shares. With GPUs the pair gets one bundle
 of a placement group, so that the GPUs of a replica are on one machine and wait for nobody else;
-the replica takes `num_cpus` of the bundle and the engine the rest.
+the replica takes `num_cpus` of the bundle and the engine the rest. A replica without an engine, as
+the retriever's, has its GPU itself.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class PoolConfig(Frozen):
         downscale_delay_s: how long it must stay low before they are removed.
         graceful_shutdown_timeout_s: how long a removed replica may finish what it holds.
         num_cpus: logical CPUs of the replica; it reserves, it does not limit.
-        num_gpus: of the engine; a fraction shares one, more than one is a group on one machine.
+        num_gpus: of the engine, or of the replica where there is none; a fraction shares one, more
+            than one is a group on one machine.
         accelerator: Ray's name of the GPU type, for a cluster that has several.
         engine_cpus: logical CPUs of the engine when it has a GPU.
     """
@@ -64,15 +66,15 @@ class PoolConfig(Frozen):
         return self
 
 
-def deployment_options(pool: PoolConfig, max_ongoing: int | None = None) -> dict[str, Any]:
+def deployment_options(pool: PoolConfig, max_leases: int | None = None) -> dict[str, Any]:
     """The keyword arguments of ``serve.deployment(...)`` for a pool.
 
     Args:
-        max_ongoing: what a replica can hold at once when its engine decides it.
+        max_leases: of the engine that each replica starts; None for a pool without engines.
     """
     options: dict[str, Any] = {
         "ray_actor_options": {"num_cpus": pool.num_cpus},
-        "max_ongoing_requests": max_ongoing or pool.max_ongoing_requests,
+        "max_ongoing_requests": max_leases or pool.max_ongoing_requests,
         "graceful_shutdown_timeout_s": pool.graceful_shutdown_timeout_s,
         "graceful_shutdown_wait_loop_s": 0.5,
         "health_check_period_s": _HEALTH_CHECK_PERIOD_S,
@@ -86,7 +88,9 @@ def deployment_options(pool: PoolConfig, max_ongoing: int | None = None) -> dict
             "look_back_period_s": max(2 * _METRICS_INTERVAL_S, pool.upscale_delay_s),
         },
     }
-    if pool.num_gpus:
+    if pool.num_gpus and max_leases is None:
+        options["ray_actor_options"] |= _gpus(pool)
+    elif pool.num_gpus:
         options["placement_group_bundles"] = [_bundle(pool)]
         options["placement_group_strategy"] = "STRICT_PACK"
     return options
@@ -100,10 +104,15 @@ def engine_options(pool: PoolConfig) -> dict[str, Any]:
     """
     if not pool.num_gpus:
         return {"num_cpus": 0}
-    options: dict[str, Any] = {"num_cpus": pool.engine_cpus, "num_gpus": pool.num_gpus}
+    return {"num_cpus": pool.engine_cpus} | _gpus(pool)
+
+
+def _gpus(pool: PoolConfig) -> dict[str, Any]:
+    """A pool's GPUs as the options of an actor."""
+    gpus: dict[str, Any] = {"num_gpus": pool.num_gpus}
     if pool.accelerator:
-        options["accelerator_type"] = pool.accelerator
-    return options
+        gpus["accelerator_type"] = pool.accelerator
+    return gpus
 
 
 def _bundle(pool: PoolConfig) -> dict[str, float]:

@@ -63,5 +63,5 @@ def _engines(role: type[LeasingReplica], pool: EnginePool, load: EngineFactory) 
     return deployment.bind(pool.engine, pool.pool, load)
 
 
-def _deployment(cls: type, pool: PoolConfig, max_ongoing: int | None = None) -> serve.Deployment:
-    return serve.deployment(cls).options(**deployment_options(pool, max_ongoing))
+def _deployment(cls: type, pool: PoolConfig, max_leases: int | None = None) -> serve.Deployment:
+    return serve.deployment(cls).options(**deployment_options(pool, max_leases))

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
+from ray import serve
 
 from cluster.placement import PoolConfig, deployment_options, engine_options
 
 
 def test_on_a_cpu_an_engine_asks_for_nothing_beside_its_replica() -> None:
     pool = PoolConfig(num_cpus=0.05)
-    options = deployment_options(pool, max_ongoing=16)
+    options = deployment_options(pool, max_leases=16)
     assert options["ray_actor_options"] == {"num_cpus": 0.05}
     assert options["max_ongoing_requests"] == 16
     assert "placement_group_bundles" not in options
@@ -17,7 +18,7 @@ def test_on_a_cpu_an_engine_asks_for_nothing_beside_its_replica() -> None:
 
 def test_a_gpu_group_is_one_bundle_that_holds_replica_and_engine() -> None:
     pool = PoolConfig(num_gpus=4, engine_cpus=8, num_cpus=0.5)
-    options = deployment_options(pool)
+    options = deployment_options(pool, max_leases=16)
     assert options["placement_group_bundles"] == [{"CPU": 8.5, "GPU": 4}]
     assert options["placement_group_strategy"] == "STRICT_PACK"
     assert engine_options(pool) == {"num_cpus": 8, "num_gpus": 4}
@@ -31,9 +32,21 @@ def test_two_pools_may_share_a_gpu_but_not_a_group() -> None:
 
 def test_a_gpu_type_is_asked_of_both() -> None:
     pool = PoolConfig(num_gpus=1, accelerator="H100")
-    (bundle,) = deployment_options(pool)["placement_group_bundles"]
+    (bundle,) = deployment_options(pool, max_leases=16)["placement_group_bundles"]
     assert bundle["accelerator_type:H100"] > 0
     assert engine_options(pool)["accelerator_type"] == "H100"
+
+
+def test_a_replica_without_an_engine_has_its_gpu_itself() -> None:
+    pool = PoolConfig(num_cpus=1, num_gpus=0.5, accelerator="L4")
+    options = deployment_options(pool)
+    assert options["ray_actor_options"] == {
+        "num_cpus": 1,
+        "num_gpus": 0.5,
+        "accelerator_type": "L4",
+    }
+    assert "placement_group_bundles" not in options
+    serve.deployment(PoolConfig).options(**options)  # Serve knows these options
 
 
 def test_the_autoscaler_counts_what_the_pool_says() -> None:
