@@ -27,11 +27,10 @@ class RemoteOrchestrator:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
         """The events of a request; closing the iterator releases everything it holds."""
-        texts = [each.text for each in request.documents] + [m.content for m in request.messages]
         generate = self._handle.options(
             stream=True,
             method_name="generate",
-            _by_reference=sum(map(len, texts)) > _MAX_GRPC_CHARS,
+            _by_reference=_num_chars(request) > _MAX_GRPC_CHARS,
         )
         stream = generate.remote(request)
         try:
@@ -44,6 +43,16 @@ class RemoteOrchestrator:
         """Pools and engines."""
         state: dict[str, Any] = await self._handle.ready.remote()
         return state
+
+
+def _num_chars(request: GenerateRequest) -> int:
+    """Of every text that the caller may make as long as the body."""
+    texts = [request.query or "", request.tenant, *request.stop]
+    for document in request.documents:
+        texts += [document.name, document.text]
+    for message in request.messages:
+        texts += [message.role, message.content]
+    return sum(map(len, texts))
 
 
 class IngressReplica:
