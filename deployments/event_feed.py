@@ -61,6 +61,9 @@ class EventFeed:
                 async for event in events:
                     self._queue.put_nowait(event)
             self._queue.put_nowait(EngineFailed("The answer ended without its receipt."))
+        except asyncio.CancelledError:  # if it is our own end, nobody reads this any more
+            self._queue.put_nowait(EngineFailed("The answer was cancelled on the server."))
+            raise
         except Exception as error:
             self._queue.put_nowait(error)
 

@@ -11,7 +11,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import AsyncExitStack
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -262,23 +262,36 @@ class _EventStream(Response):
         """Send the chunks as they come."""
         async with self._stack:
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-            await send(start)
             try:
-                async for chunk in self._chunks:
-                    await _send(send, b": ping\n\n" if chunk is None else _event(chunk))
-                await _send(send, b"data: [DONE]\n\n")
-            except (ClientLeft, OSError):
+                await _send(send, start)
+                await self._send_events(send)
+                await _send(send, _body(b"", is_last=True))
+            except ClientLeft:
                 _log.info("request %s: the caller left", self._request_id)
-                return
-            except Exception as error:
-                failure = http_error(error)
-                _log_failure(error, failure.status, self._request_id)
-                await _send(send, _event(failure.body))
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_events(self, send: Send) -> None:
+        try:
+            async for chunk in self._chunks:
+                await _send(send, _body(b": ping\n\n" if chunk is None else _event(chunk)))
+            await _send(send, _body(b"data: [DONE]\n\n"))
+        except ClientLeft:
+            raise
+        except Exception as error:
+            failure = http_error(error)
+            _log_failure(error, failure.status, self._request_id)
+            await _send(send, _body(_event(failure.body)))
 
 
-async def _send(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+async def _send(send: Send, message: MutableMapping[str, Any]) -> None:
+    """Send; an OSError here is the caller's connection, anywhere else it is a failure of ours."""
+    try:
+        await send(message)
+    except OSError as error:
+        raise ClientLeft from error
+
+
+def _body(part: bytes, *, is_last: bool = False) -> MutableMapping[str, Any]:
+    return {"type": "http.response.body", "body": part, "more_body": not is_last}
 
 
 def _event(body: Json) -> bytes:

@@ -19,7 +19,7 @@ from rapid.messages import (
     TokenText,
 )
 
-Step = GenerationEvent | Exception | float | asyncio.Event
+Step = GenerationEvent | BaseException | float | asyncio.Event
 
 
 class ScriptedOrchestrator:
@@ -41,7 +41,7 @@ class ScriptedOrchestrator:
         is_done = False
         try:
             for step in answer(request) if self.script is None else self.script:
-                if isinstance(step, Exception):
+                if isinstance(step, BaseException):
                     raise step
                 if isinstance(step, float):
                     await asyncio.sleep(step)

@@ -188,6 +188,20 @@ class TestStream:
         assert response.status_code == 200
         assert events(response)[-1]["error"]["message"] == "The target failed."
 
+    @pytest.mark.parametrize("error", [TimeoutError("inside"), ConnectionResetError("inside")])
+    async def test_a_broken_connection_elsewhere_is_not_the_callers(self, error):
+        script = (STARTED, TextDelta(0, "Hel"), error)
+        response = await post(ingress(ScriptedOrchestrator(*script)), ASK | {"stream": True})
+        assert events(response)[-1]["error"]["code"] == "internal_error"
+
+    async def test_a_generation_that_is_cancelled_from_elsewhere_is_an_error(self):
+        script = (STARTED, TextDelta(0, "Hel"), asyncio.CancelledError())
+        for is_stream in (True, False):
+            asked = ASK | {"stream": is_stream}
+            request = post(ingress(ScriptedOrchestrator(*script)), asked)
+            response = await asyncio.wait_for(request, 5)
+            assert "engine_failed" in response.text
+
     async def test_an_answer_without_a_receipt_is_an_error(self):
         script = (STARTED, TextDelta(0, "Hello", (), "stop"))
         response = await post(ingress(ScriptedOrchestrator(*script)), ASK | {"stream": True})
