@@ -20,7 +20,7 @@ from ray.actor import ActorHandle
 
 from cluster.placement import PoolConfig, engine_options
 from rapid.config import EngineConfig
-from rapid.errors import DrafterUnavailable, LeaseNotFound, RapidError
+from rapid.errors import DrafterUnavailable, LeaseNotFound
 from rapid.messages import (
     DraftBlock,
     EngineStatus,
@@ -126,7 +126,7 @@ class EngineActor:
         """
         try:
             return await self._engine.draft(lease_id, choice, verdict, num_tokens)
-        except RapidError as error:
+        except Exception as error:
             raise DrafterUnavailable(f"The drafter failed: {error}") from error
 
     async def verify(self, lease_id: str, choice: int, block: DraftBlock) -> Verdict:

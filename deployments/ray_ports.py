@@ -7,7 +7,7 @@ opened here; only the small verdict comes back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Set
+from collections.abc import Awaitable, Set
 from dataclasses import replace
 from typing import Any
 
@@ -55,8 +55,11 @@ class RayVerifier:
         return verdict
 
     async def _ask(self, method: Any, *args: object) -> Any:
+        return await self._answered(method.remote(self._target.lease_id, *args))
+
+    async def _answered(self, reference: Awaitable[Any]) -> Any:
         try:
-            return await method.remote(self._target.lease_id, *args)
+            return await reference
         except Exception as error:
             raise self._classified(error) from None
 
@@ -90,7 +93,8 @@ class JudgingVerifier(RayVerifier):
     async def verify(self, block: ObjectRef) -> Verdict:
         """Judge a block; see `rapid.ports.Verifier`."""
         scored: TargetLogits = await self._ask(self._target.engine.score, self._choice, block)
-        verdict = await asyncio.to_thread(self._judge, await block, scored)
+        drafted: DraftBlock = await self._answered(block)
+        verdict = await asyncio.to_thread(self._judge, drafted, scored)
         await self._ask(self._target.engine.commit, verdict)
         return verdict
 

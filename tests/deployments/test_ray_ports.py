@@ -7,7 +7,8 @@ import pytest
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RayTaskError
 
 from cluster.leases import Lease
-from deployments.ray_ports import RayDrafter, RayVerifier
+from deployments.ray_ports import JudgingVerifier, RayDrafter, RayVerifier
+from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import (
     DrafterUnavailable,
     EngineFailed,
@@ -66,6 +67,26 @@ async def test_a_failed_verify_tells_whose_failure_it_is(
     with pytest.raises(kind) as raised:
         await verifier(failure).verify("block")
     assert type(raised.value) is kind
+
+
+@pytest.mark.parametrize(
+    "failure", [ObjectLostError("0" * 56, None, ""), ActorUnavailableError("gone", DRAFTER)]
+)
+async def test_a_block_that_is_lost_on_its_way_here_is_a_lost_drafter(failure: Exception) -> None:
+    """Judged in the orchestrator, a block is fetched a second time."""
+    target = ScriptedEngine(TARGET, "logits")
+    target.score = target
+    judging = JudgingVerifier(
+        Lease("t", target, 0.0),
+        Lease("d", ScriptedEngine(DRAFTER), 0.0),
+        0,
+        SamplingConfig(),
+        SpeculationConfig(),
+        {2},
+        None,
+    )
+    with pytest.raises(DrafterUnavailable):
+        await judging.verify(ScriptedEngine(DRAFTER, failure).remote())
 
 
 async def test_a_block_is_a_reference_that_nobody_opens_here() -> None:
