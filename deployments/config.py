@@ -126,6 +126,17 @@ class ServeConfig(Frozen):
         """The pool that drafts."""
         return self.target if self.drafter == "target" else self.drafter
 
+    @property
+    def pools(self) -> dict[str, PoolConfig]:
+        """The replicas of every deployment, by its name in lower case."""
+        return {
+            "target": self.target.pool,
+            "drafter": self.drafter_pool.pool,
+            "retriever": self.retriever.pool,
+            "orchestrator": self.orchestrator.pool,
+            "ingress": self.api.pool,
+        }
+
     @model_validator(mode="after")
     def _a_shared_engine_holds_two_leases(self) -> Self:
         if self.drafter == "target" and self.target.engine.max_leases < 2:

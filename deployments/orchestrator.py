@@ -46,4 +46,6 @@ class Orchestrator:
 
     async def ready(self) -> dict[str, Any]:
         """Pools with their replicas and engines with their ledgers, for ``GET /ready``."""
-        return await readiness(serve.get_replica_context().app_name)
+        pools = self._services.config.pools
+        may_rest = {name for name, pool in pools.items() if pool.min_replicas == 0}
+        return await readiness(serve.get_replica_context().app_name, may_rest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container
 from typing import Any
 
 from ray import serve
@@ -15,8 +16,12 @@ from rapid.messages import EngineStatus
 _TIMEOUT_S = 5.0
 
 
-async def readiness(app: str) -> dict[str, Any]:
-    """Pools and engines of an application; engines that do not answer are listed as such."""
+async def readiness(app: str, may_rest: Container[str] = ()) -> dict[str, Any]:
+    """Pools and engines of an application; engines that do not answer are listed as such.
+
+    Args:
+        may_rest: pools that have no replica while nobody asks.
+    """
     status, actors = await asyncio.gather(
         asyncio.to_thread(serve.status), asyncio.to_thread(engines_of, app)
     )
@@ -32,7 +37,7 @@ async def readiness(app: str) -> dict[str, Any]:
     }
     engines = await asyncio.gather(*(_ledger(name, actor) for name, actor in actors.items()))
     is_ready = application.status == ApplicationStatus.RUNNING and all(
-        pool["replicas"] for pool in pools.values()
+        pool["replicas"] or name in may_rest for name, pool in pools.items()
     )
     return {"ready": is_ready, "pools": pools, "engines": sorted(engines, key=lambda e: e["name"])}
 
