@@ -115,7 +115,8 @@ async def hold(
         lost: raised when the replicas that were asked died or none can be reached.
 
     Raises:
-        Overloaded: no replica had room within `timeout_s`.
+        Overloaded: no replica had room within `timeout_s`, which is also its ``retry_after_s``:
+            a bound that is known, where the end of the running answers is not.
         RapidError: `lost`, or the engine refused the request. Nothing else is raised.
     """
     started = time.monotonic()

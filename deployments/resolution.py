@@ -1,7 +1,12 @@
 """From what the caller asked to what is done: sampling, the method's settings, mode and contract.
 
-Evidence chooses the contract, never load: an `auto` request with a seed gives the same answer on an
-idle and on a busy system. Pure functions.
+Evidence chooses the contract: `auto` is `fused` when retrieval found something, else the target's
+own distribution. So an `auto` request with a seed gives the same answer on an idle and on a busy
+system, as long as both have a drafter for it. There is one exception, and the reply names it: when
+no drafter can be had (none within `drafter_wait_s`, none alive, or retrieval does not answer),
+`auto` is answered as `plain`, also where it would have been `fused`. `lossless` promises the same
+distribution either way; `fused` asked for by name is refused instead. A drafter lost on the way
+leaves the rest of the answer to the target: ``plain_from`` says from which token. Pure functions.
 """
 
 from __future__ import annotations
