@@ -222,6 +222,7 @@ def main() -> None:
             rows.append({"length": length, "kind": kind, **summary(chosen)})
         sys.stdout.write(table(rows[-4:]))
         sys.stdout.flush()
+    rows.sort(key=lambda row: row["length"])  # stable: the kinds keep their order
     settings = {
         name: getattr(options, name)
         for name in ("items", "budget_tokens", "chunk_tokens", "eta", "transfer", "seed")

@@ -4,7 +4,7 @@
     python -m rapid.embedded.training target
     python -m rapid.embedded.training drafter
 
-Each model takes one CPU core a little more than an hour. Two things make looking facts up learnable
+Each model takes one CPU core an hour. Two things make looking facts up learnable
 at all in that time: most of a row is questions and answers about one document, and documents start
 short. Questions without an answer in the text come last: from the start they would teach guessing.
 """
