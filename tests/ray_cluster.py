@@ -150,7 +150,7 @@ FAKE_CONFIG: dict[str, Any] = {
         },
         "pool": {
             "max_replicas": 3,
-            "target_ongoing_requests": 4,
+            "target_ongoing_requests": 3,
             "upscale_delay_s": 0.5,
             "downscale_delay_s": 2,
             "num_cpus": 0.05,
