@@ -8,7 +8,7 @@ from deployments.config import EnginePool, ServeConfig
 from rapid.config import EngineConfig
 from rapid.engines.checkpoints import checkpoint_source
 from rapid.engines.memory import plan_pages
-from rapid.engines.model_config import num_positions, read_model_config
+from rapid.engines.model_config import read_model_facts
 from rapid.engines.text import ChatText
 from rapid.engines.vocabulary import check_same_vocabulary
 from rapid.errors import ConfigurationError
@@ -37,8 +37,7 @@ def _checked(role: str, pool: EnginePool) -> EnginePool:
     engine = pool.engine
     try:
         _check_weights(engine)
-        positions = num_positions(engine, read_model_config(engine))
-        max_context, _ = plan_pages(engine, positions)
+        max_context, _ = plan_pages(engine, read_model_facts(engine).num_positions)
     except ConfigurationError as error:
         raise ConfigurationError(f"{role}.engine: {error}") from error
     filled = engine.model_copy(update={"max_context": max_context})

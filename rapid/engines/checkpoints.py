@@ -34,6 +34,8 @@ def read_json(source: str, filename: str) -> dict[str, Any] | None:
         found = cached_file(source, filename)
     except OSError:
         return None
+    if found is None:
+        return None
     content: dict[str, Any] = json.loads(Path(found).read_text(encoding="utf-8"))
     return content
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from rapid.config import EngineConfig
 from rapid.engines import attention
 from rapid.engines.checkpoints import checkpoint_source, read_eos_ids
 from rapid.engines.kv_cache import KVLayout
-from rapid.engines.model_config import first_line, num_positions, read_model_config
+from rapid.engines.model_config import ModelFacts, read_model_facts
 from rapid.engines.vocabulary import num_ids
 from rapid.errors import ConfigurationError
 
@@ -56,7 +56,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
         ConfigurationError: with one sentence about the checkpoint or setting at fault.
     """
     source = checkpoint_source(config.model)
-    model_config = read_model_config(config)
+    facts = read_model_facts(config)
+    model_config = _transformers_config(source, facts)
     tokenizer = load_tokenizer(config)
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
@@ -71,7 +72,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         )
     except OSError as error:
         raise ConfigurationError(
-            f"model {config.model!r}: no safetensors weights could be read ({first_line(error)})"
+            f"model {config.model!r}: no safetensors weights could be read ({_first_line(error)})"
         ) from error
     if config.device != "balanced":
         model = model.to(device)
@@ -83,7 +84,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         eos_ids=read_eos_ids(source, tokenizer),
         vocab_size=min(model_config.vocab_size, num_ids(tokenizer)),
         embedding_rows=model_config.vocab_size,
-        max_context=num_positions(config, model_config),
+        max_context=facts.num_positions,
         device=device,
         dtype=dtype,
         kv_layout=KVLayout(
@@ -101,8 +102,24 @@ def load_tokenizer(config: EngineConfig) -> Any:
         return PreTrainedTokenizerFast.from_pretrained(checkpoint_source(config.model))
     except (OSError, ValueError, TypeError) as error:
         raise ConfigurationError(
-            f"model {config.model!r} has no usable tokenizer: {first_line(error)}"
+            f"model {config.model!r} has no usable tokenizer: {_first_line(error)}"
         ) from error
+
+
+def _transformers_config(source: str, facts: ModelFacts) -> Any:
+    """The library's own configuration, its rope replaced (`rope_parameters` in version 5)."""
+    try:
+        model_config = AutoConfig.from_pretrained(source)
+        if facts.rope_override is not None:
+            theta = model_config.rope_parameters["rope_theta"]
+            model_config.rope_parameters = {"rope_theta": theta} | facts.rope_override
+            model_config.standardize_rope_params()
+            model_config.validate_rope()
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        raise ConfigurationError(
+            f"the configuration of {source} cannot be used: {_first_line(error)}"
+        ) from error
+    return model_config
 
 
 def _device(name: str) -> torch.device:
@@ -135,3 +152,7 @@ def _layer_device(layer: torch.nn.Module, main: torch.device) -> torch.device:
 def _head_dim(model_config: Any) -> int:
     explicit = getattr(model_config, "head_dim", None)
     return int(explicit or model_config.hidden_size // model_config.num_attention_heads)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [error.__class__.__name__])[0]

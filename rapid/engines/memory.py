@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError
 
-if TYPE_CHECKING:  # preflight plans without loading, and `loading` takes long to import
+if TYPE_CHECKING:  # preflight plans without torch
     from rapid.engines.loading import LoadedModel
 
 
@@ -49,6 +47,8 @@ def plan_kv_pages(loaded: LoadedModel, config: EngineConfig) -> tuple[int, int]:
     room = num_pages * config.page_tokens
     per_token = loaded.kv_layout.bytes_per_token
     if loaded.device.type == "cuda" and len(set(loaded.kv_layout.devices)) == 1:
+        import torch
+
         free, _ = torch.cuda.mem_get_info(loaded.device)
         if room * per_token > free:
             raise ConfigurationError(

@@ -1,92 +1,122 @@
-"""What a checkpoint says of its model, read without its weights: is it one that engines can run?"""
+"""What a checkpoint's ``config.json`` says of its model: can engines run it, and how far?
+
+Without torch and without the weights, so that preflight and loading refuse the same things.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
 from rapid.config import EngineConfig
-from rapid.engines.checkpoints import checkpoint_source
+from rapid.engines.checkpoints import checkpoint_source, read_json
 from rapid.errors import ConfigurationError
 
 FAMILIES = ("llama", "qwen2", "qwen3")
+# Rope types, and what each must be given.
+ROPES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "yarn": ("factor",),
+    "llama3": (
+        "factor",
+        "original_max_position_embeddings",
+        "low_freq_factor",
+        "high_freq_factor",
+    ),
+}
 # These change angles with the longest sequence seen, so KV already stored would no longer fit.
-LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+LENGTH_DEPENDENT_ROPES = ("dynamic", "longrope")
 
 
-def read_model_config(config: EngineConfig) -> Any:
-    """The transformers configuration of a supported model, with `rope_scaling` in it.
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What engines must know of a model before it is loaded.
+
+    Attributes:
+        num_positions: it was made for, after `rope_scaling`.
+        rope_override: `rope_scaling` with its type under ``rope_type``; None keeps the
+            checkpoint's own.
+    """
+
+    num_positions: int
+    rope_override: dict[str, Any] | None
+
+
+def read_model_facts(config: EngineConfig) -> ModelFacts:
+    """Read ``config.json``.
 
     Raises:
         ConfigurationError: with one sentence about the checkpoint or setting at fault.
     """
-    source = checkpoint_source(config.model)
-    if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
-        raise ConfigurationError(f"model {config.model!r}: the directory holds no config.json")
-    try:
-        model_config = AutoConfig.from_pretrained(source)
-    except (OSError, ValueError) as error:
+    model = f"model {config.model!r}"
+    settings = _read(config.model)
+    if settings.get("model_type") not in FAMILIES:
         raise ConfigurationError(
-            f"model {config.model!r} is neither a checkpoint directory nor a model the hub "
-            f"provides: {first_line(error)}"
-        ) from error
-    if model_config.model_type not in FAMILIES:
-        raise ConfigurationError(
-            f"model {config.model!r} is of the family {model_config.model_type!r}; "
+            f"{model} is of the family {settings.get('model_type')!r}; "
             f"supported are {', '.join(FAMILIES)}"
         )
-    layer_types = set(getattr(model_config, "layer_types", None) or ["full_attention"])
-    if layer_types != {"full_attention"}:
-        raise ConfigurationError(f"model {config.model!r} uses sliding windows: not supported")
-    if config.rope_scaling is not None:
-        _override_rope(config, model_config)
-    rope_type = model_config.rope_parameters["rope_type"]
-    if rope_type in LENGTH_DEPENDENT_ROPE:
-        raise ConfigurationError(
-            f"model {config.model!r}: rope type {rope_type!r} changes stored keys: not supported"
-        )
-    return model_config
-
-
-def _override_rope(config: EngineConfig, model_config: Any) -> None:
-    """Replace the checkpoint's rope scaling, keeping its base (`rope_parameters` in version 5)."""
-    scaling = dict(config.rope_scaling or {})
-    scaling["rope_type"] = scaling.get("rope_type") or scaling.get("type")
-    scaling.pop("type", None)
-    scaling.setdefault("rope_theta", model_config.rope_parameters["rope_theta"])
-    if scaling["rope_type"] not in ("default", *ROPE_INIT_FUNCTIONS):
-        raise ConfigurationError(
-            f"rope_scaling: rope_type {scaling['rope_type']!r} is unknown; "
-            f"known are default, {', '.join(ROPE_INIT_FUNCTIONS)}"
-        )
-    for name in ("factor", "original_max_position_embeddings"):
-        value = scaling.get(name, 1)
-        if not isinstance(value, (int, float)) or not 1 <= value < math.inf:
-            raise ConfigurationError(
-                f"rope_scaling: {name} must be a number of at least 1, not {value!r}"
-            )
-    model_config.rope_parameters = scaling
-    try:
-        model_config.standardize_rope_params()
-        model_config.validate_rope()
-    except (KeyError, ValueError, TypeError) as error:
-        raise ConfigurationError(f"rope_scaling: {first_line(error)}") from error
-
-
-def num_positions(config: EngineConfig, model_config: Any) -> int:
-    """Positions the model was made for, after `rope_scaling`."""
-    positions = int(model_config.max_position_embeddings)
-    rope = model_config.rope_parameters
-    if config.rope_scaling is None or rope["rope_type"] == "default":
-        return positions
+    layer_types = settings.get("layer_types")
+    if (set(layer_types) != {"full_attention"}) if layer_types else _slides(settings):
+        raise ConfigurationError(f"{model} uses sliding windows: not supported")
+    positions = settings.get("max_position_embeddings")
+    if not isinstance(positions, int):
+        raise ConfigurationError(f"{model}: its config.json has no max_position_embeddings")
+    if config.rope_scaling is None:
+        own = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+        _checked_rope(own, f"{model}: ", otherwise="default")
+        return ModelFacts(positions, None)
+    rope = _checked_rope(config.rope_scaling, "rope_scaling: ")
+    if rope["rope_type"] == "default":
+        return ModelFacts(positions, rope)
     original = rope.get("original_max_position_embeddings", positions)
-    return max(positions, int(original * rope.get("factor", 1)))
+    return ModelFacts(max(positions, int(original * rope.get("factor", 1))), rope)
 
 
-def first_line(error: BaseException) -> str:
-    """An error of a library, short enough for a sentence of ours."""
-    return (str(error).strip().splitlines() or [error.__class__.__name__])[0]
+def _read(model: str) -> dict[str, Any]:
+    source = checkpoint_source(model)
+    try:
+        settings = read_json(source, "config.json")
+    except ValueError as error:
+        raise ConfigurationError(f"model {model!r}: its config.json is no JSON: {error}") from error
+    if settings is None and Path(source).is_dir():
+        raise ConfigurationError(f"model {model!r}: the directory holds no config.json")
+    if settings is None:
+        raise ConfigurationError(
+            f"model {model!r} is neither a checkpoint directory nor a model the hub provides"
+        )
+    return settings
+
+
+def _slides(settings: dict[str, Any]) -> bool:
+    """Qwen2 and Qwen3 without `layer_types`: layers from `max_window_layers` on have a window."""
+    first = settings.get("max_window_layers", 28)
+    return bool(settings.get("use_sliding_window")) and first < settings["num_hidden_layers"]
+
+
+def _checked_rope(
+    rope: Mapping[str, Any], prefix: str, otherwise: str | None = None
+) -> dict[str, Any]:
+    """The parameters, once they are known to make sense; older files write ``type``."""
+    rope_type = rope.get("rope_type") or rope.get("type") or otherwise
+    if rope_type in LENGTH_DEPENDENT_ROPES:
+        raise ConfigurationError(
+            f"{prefix}rope_type {rope_type!r} changes stored keys: not supported"
+        )
+    if rope_type not in tuple(ROPES):
+        raise ConfigurationError(
+            f"{prefix}rope_type {rope_type!r} is unknown; known are {', '.join(ROPES)}"
+        )
+    for name in ("factor", "original_max_position_embeddings", *ROPES[rope_type]):
+        value = rope.get(name, None if name in ROPES[rope_type] else 1)
+        least = 0 if name.endswith("freq_factor") else 1
+        if not isinstance(value, (int, float)) or not least <= value < math.inf:
+            raise ConfigurationError(
+                f"{prefix}{name} must be a number of at least {least}, not {value!r}"
+            )
+    return {name: value for name, value in rope.items() if name != "type"} | {
+        "rope_type": rope_type
+    }

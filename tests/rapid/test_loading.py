@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rapid.config import EngineConfig
 from rapid.engines.engine import Engine
 from rapid.engines.loading import load_model, load_tokenizer
-from rapid.engines.model_config import num_positions, read_model_config
+from rapid.engines.model_config import read_model_facts
 from rapid.errors import ConfigurationError
 from tests.rapid.tiny_models import EOS, checkpoint, engine_config, loaded
 
@@ -75,7 +75,7 @@ def test_a_rope_without_scaling_reaches_no_further() -> None:
     config = EngineConfig(
         model=str(checkpoint()), rope_scaling={"rope_type": "default", "factor": 4.0}
     )
-    assert num_positions(config, read_model_config(config)) == 1024
+    assert read_model_facts(config).num_positions == 1024
 
 
 @pytest.mark.parametrize("device", ["mps", "mps:0", "warp:3", ""])
@@ -120,7 +120,9 @@ def test_a_setting_that_cannot_work_is_one_sentence(
     ("changes", "sentence"),
     [
         ({"model_type": "gpt2"}, "supported are llama, qwen2, qwen3"),
-        ({"model_type": "no-such-type"}, "neither a checkpoint directory"),
+        ({"model_type": "no-such-type"}, "supported are llama, qwen2, qwen3"),
+        ({"max_position_embeddings": None}, "no max_position_embeddings"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "changes stored keys"),
         (
             {"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2,
              "use_sliding_window": True},
