@@ -36,7 +36,11 @@ def uniforms(seed: int, choice: int, position: int, purpose: Purpose, count: int
         counter=np.array([0, position, 0, 0], dtype=np.uint64),
     )
     raw: npt.NDArray[np.uint64] = generator.random_raw(count)
-    return ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    raw >>= np.uint64(11)  # in place: the vocabulary is long, and most of the time is memory's
+    numbers = raw.astype(np.float64)
+    numbers += 0.5
+    numbers *= 2.0**-53
+    return numbers
 
 
 def race(probs: Float64Array, noise: Float64Array) -> int:
