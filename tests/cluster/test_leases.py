@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
 
-from cluster.leases import hold
+from cluster.leases import Lease, hold, hold_beside
 from rapid.config import SamplingConfig, SpeculationConfig
-from rapid.errors import LeaseNotFound, Overloaded, PromptTooLong
+from rapid.errors import DrafterUnavailable, LeaseNotFound, Overloaded, PromptTooLong
 from rapid.messages import LeaseRequest
 from tests.ray_cluster import Fakes, wait_until
 
@@ -92,5 +94,52 @@ async def test_a_caller_that_is_killed_frees_its_lease_at_once(fakes: Fakes) -> 
     caller = Caller.remote()
     await caller.take.remote(fakes.target, room("g"))
     assert fakes.held() == (1, 8)
+    ray.kill(caller)
+    assert wait_until(lambda: fakes.held() == (0, 0), 1.5) < 1
+
+
+def beside(first: Lease, lease_id: str, timeout_s: float = 10) -> Any:
+    """A second lease on the engine of `first`."""
+    request = replace(room(lease_id), beside=first.lease_id)
+    return hold_beside(
+        first, request, timeout_s=timeout_s, renew_every_s=0.5, lost=DrafterUnavailable
+    )
+
+
+async def test_a_second_lease_is_on_the_engine_of_the_first(fakes: Fakes) -> None:
+    async with hold(fakes.target, room("h"), timeout_s=10, renew_every_s=0.5) as first:
+        async with beside(first, "h-draft") as second:
+            assert second.engine._actor_id == first.engine._actor_id
+            status = await second.engine.status.remote()
+            assert (status.leases_open, status.kv_pages_in_use) == (2, 16)
+        wait_until(lambda: fakes.held() == (1, 8), 1)
+    wait_until(lambda: fakes.held() == (0, 0), 1)
+
+
+async def test_a_second_lease_that_finds_no_room_leaves_nothing(fakes: Fakes) -> None:
+    async with (
+        hold(fakes.target, room("i"), timeout_s=10, renew_every_s=0.5) as first,
+        contextlib.AsyncExitStack() as held,
+    ):
+        for index in range(7):
+            await held.enter_async_context(beside(first, f"i-{index}"))
+        with pytest.raises(Overloaded, match=r"no room within 0\.3 s"):
+            await held.enter_async_context(beside(first, "i-late", 0.3))
+    wait_until(lambda: fakes.held() == (0, 0), 1)
+
+
+async def test_a_caller_that_is_killed_frees_its_second_lease_as_well(fakes: Fakes) -> None:
+    @ray.remote(num_cpus=0)
+    class Caller:
+        async def take(self, pool: Any) -> None:
+            self._held = contextlib.AsyncExitStack()
+            first = await self._held.enter_async_context(
+                hold(pool, room("j"), timeout_s=10, renew_every_s=0.5)
+            )
+            await self._held.enter_async_context(beside(first, "j-draft"))
+
+    caller = Caller.remote()
+    await caller.take.remote(fakes.target)
+    assert fakes.held() == (2, 16)
     ray.kill(caller)
     assert wait_until(lambda: fakes.held() == (0, 0), 1.5) < 1
