@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from circumstances import circumstances
 from torch.nn.functional import scaled_dot_product_attention
 
 from rapid.engines.attention import ragged_attention
@@ -138,8 +137,8 @@ def main() -> None:
             f" difference {case['max_difference']:.1e}"
         )
     result = {
-        "date": date.today().isoformat(),
-        "machine": f"{platform.machine()}, {arguments.threads} thread(s) of torch",
+        **circumstances(),
+        "threads": arguments.threads,
         "torch": torch.__version__,
         "repeats": arguments.repeats,
         "shape": {"kv_heads": KV_HEADS, "group": GROUP, "head_dim": HEAD_DIM, "page_tokens": PAGE},

@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +23,7 @@ from statistics import fmean
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+from circumstances import circumstances
 
 import rapid
 from rapid.embedded import DRAFTER, TARGET
@@ -230,8 +229,8 @@ def main() -> None:
     different = sum(item.right["target"] != item.right["lossless"] for item in items)
     report = {
         "settings": settings,
-        "machine": {"cpu": _cpu(), "torch": torch.__version__, "threads": 1},
-        "commit": _commit(),
+        **circumstances(),
+        "torch": torch.__version__,
         "seconds": round(time.monotonic() - began, 1),
         "lossless_differs_from_target": different,
         "rows": rows,
@@ -249,18 +248,6 @@ def main() -> None:
     )
     (options.out / "embedded-accuracy.md").write_text(text)
     sys.stdout.write(crossings(items))
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
-
-
-def _commit() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -21,20 +21,23 @@ import asyncio
 import functools
 import json
 import os
-import platform
 import statistics
 import sys
 import time
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # Ray listens on loopback alone
+
 import ray
 from ray import serve
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+
+from circumstances import circumstances  # noqa: E402
 
 from cluster.leases import hold  # noqa: E402
 from deployments.answers import Answer  # noqa: E402
@@ -250,9 +253,7 @@ def main() -> None:
     serve.shutdown()
     ray.shutdown()
     report |= {
-        "date": date.today().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "load_average_1_5_15_min": [round(each, 1) for each in os.getloadavg()],
+        **circumstances(),
         "ray": ray.__version__,
     }
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")

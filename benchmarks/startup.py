@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import re
 import signal
 import statistics
@@ -21,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +28,8 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+
+from circumstances import circumstances  # noqa: E402
 
 from tests.ray_cluster import free_port  # noqa: E402
 
@@ -108,7 +107,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/startup.json")
     arguments = parser.parse_args()
-    load_before = os.getloadavg()[0]
+    found = circumstances()
     runs = [run_once() for _ in range(arguments.repeats)]
     sums = [sum(memory.values()) for _, memory in runs]
     report: dict[str, Any] = {
@@ -117,9 +116,7 @@ def main() -> None:
             "all": [round(seconds, 1) for seconds, _ in runs],
         },
         "pss_mib": {"median": statistics.median(sums), "all": sums, "last_by_kind": runs[-1][1]},
-        "date": date.today().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "load_before": round(load_before, 1),
+        **found,
     }
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
