@@ -5,7 +5,7 @@ BIN := .venv/bin
 CONFIG ?= serve_config.yaml
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: install lint check test test-slow test-gpu run stop bench clean
+.PHONY: install lint check test test-gpu run stop bench clean
 
 install: .venv/.installed
 
@@ -24,10 +24,7 @@ check: install       # style, types, import contracts
 	$(BIN)/mypy && $(BIN)/lint-imports
 
 test: install        # includes a real application on a local Ray
-	$(BIN)/python -m pytest -m 'not gpu and not slow'
-
-test-slow: install
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m 'not gpu'
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu
