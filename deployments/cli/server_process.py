@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -65,31 +66,23 @@ class ServerProcess:
             AlreadyRunning: a server started from this folder runs, or the port is taken.
         """
         RUN_FOLDER.mkdir(exist_ok=True)
-        lock = _LOCK.open("a+")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise AlreadyRunning(
-                f"a server started from this folder is running (process {running_pid()}): "
-                "`rapid stop` ends it"
-            ) from None
         host, port = _address(config)
-        with socket.socket() as probe:
-            if probe.connect_ex((host, port)) == 0:
+        with contextlib.ExitStack() as undone_on_error:
+            lock = undone_on_error.enter_context(_LOCK.open("a+"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
                 raise AlreadyRunning(
-                    f"something else answers at {host}:{port}: end it, or set http_options.port"
-                )
-        process = subprocess.Popen(
-            [str(SERVE_COMMAND), "run", str(config)],
-            stdin=subprocess.DEVNULL,
-            stdout=_LOG.open("wb"),
-            stderr=subprocess.STDOUT,
-            env=_environment(),
-            pass_fds=(lock.fileno(),),
-            start_new_session=True,  # Ctrl-C comes to us alone, and ends it in order
-            # A shell that starts us in the background has its children ignore SIGINT.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
+                    f"a server started from this folder is running (process {running_pid()}): "
+                    "`rapid stop` ends it"
+                ) from None
+            with socket.socket() as probe:
+                if probe.connect_ex((host, port)) == 0:
+                    raise AlreadyRunning(
+                        f"something else answers at {host}:{port}: end it, or set http_options.port"
+                    )
+            process = _serve_run(config, lock)
+            undone_on_error.pop_all()
         lock.truncate(0)
         lock.write(f"{os.getpid()} {process.pid}\n")
         lock.flush()
@@ -139,6 +132,7 @@ class ServerProcess:
         self._http.close()
         self._lock.truncate(0)
         self._lock.close()
+        self._http.close()
 
     def _status(self, path: str) -> int | None:
         try:
@@ -156,6 +150,21 @@ class ServerProcess:
 def _environment() -> dict[str, str]:
     joins_cluster = os.environ.get("RAY_ADDRESS", "local") != "local"
     return (_ENVIRONMENT if not joins_cluster else {}) | os.environ
+
+
+def _serve_run(config: Path, lock: IO[str]) -> subprocess.Popen[bytes]:
+    with _LOG.open("wb") as log:
+        return subprocess.Popen(
+            [str(SERVE_COMMAND), "run", str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=_environment(),
+            pass_fds=(lock.fileno(),),
+            start_new_session=True,  # Ctrl-C comes to us alone, and ends it in order
+            # A shell that starts us in the background has its children ignore SIGINT.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
 
 
 def running_pid() -> int | None:

@@ -23,6 +23,14 @@ def commands(name: str) -> list[list[str]]:
     return [shlex.split(line) for line in lines]
 
 
+def right_answer(folder: Path, asked: str | list[str]) -> str:
+    """The answer to the one question of the sample that `asked` holds."""
+    lines = (folder / "sample/questions.jsonl").read_text().splitlines()
+    questions = [json.loads(line) for line in lines]
+    (answer,) = [each["answer"] for each in questions if each["question"] in asked]
+    return answer
+
+
 def test_the_sample_is_answered_right(application: str, tmp_path: Path) -> None:
     (sample,) = commands("sample-document")
     (ask,) = commands("ask")
@@ -34,8 +42,7 @@ def test_the_sample_is_answered_right(application: str, tmp_path: Path) -> None:
         return done.stdout + done.stderr
 
     run(*sample)
-    questions = [json.loads(line) for line in (tmp_path / "sample/questions.jsonl").open()]
-    (want,) = [each["answer"] for each in questions if each["question"] in ask]
+    want = right_answer(tmp_path, ask)
     said = " ".join(run(*ask, "--url", application).split())
     assert want in said
     assert "fused" in said  # the receipt
@@ -47,8 +54,6 @@ def test_the_sdk_example_is_answered_right(
     (sample,) = commands("sample-document")
     subprocess.run([RAPID, *sample], cwd=tmp_path, check=True, capture_output=True, timeout=120)
     monkeypatch.chdir(tmp_path)
-    (example,) = re.findall(r"```python\n(from openai.*?)```", README, flags=re.DOTALL)
+    (example,) = re.findall(r"```python\n(from pathlib.*?)```", README, flags=re.DOTALL)
     exec(compile(example.replace("http://127.0.0.1:8000", application), "README", "exec"), {})
-    questions = [json.loads(line) for line in (tmp_path / "sample/questions.jsonl").open()]
-    (want,) = [each["answer"] for each in questions if each["question"] in example]
-    assert capsys.readouterr().out.startswith(want)
+    assert capsys.readouterr().out.startswith(right_answer(tmp_path, example))
