@@ -44,7 +44,10 @@ async def ask(client: httpx.AsyncClient, request: dict[str, Any]) -> dict[str, A
 
 
 def held(url: str) -> tuple[int, int]:
-    engines = httpx.get(f"{url}/ready", timeout=10).json()["engines"]
+    """Leases and pages in use; an engine that loads or leaves after the load has neither."""
+    listed = httpx.get(f"{url}/ready", timeout=10).json()["engines"]
+    engines = [engine for engine in listed if engine["status"] == "ok"]
+    assert {engine["pool"] for engine in engines} == {"drafter", "target"}
     return (
         sum(engine["leases_open"] for engine in engines),
         sum(engine["kv_pages_in_use"] for engine in engines),

@@ -96,6 +96,8 @@ def test_what_is_wrong_is_named_and_nothing_stays_held(
     assert refused.value.code == "context_length_exceeded"
     ready = httpx.get(f"{application}/ready", timeout=10).json()
     assert set(ready["pools"]) == {"ingress", "orchestrator", "drafter", "target", "retriever"}
-    for engine in ready["engines"]:
+    engines = [engine for engine in ready["engines"] if engine["status"] == "ok"]
+    assert {engine["pool"] for engine in engines} == {"drafter", "target"}
+    for engine in engines:
         assert engine["kv_pages_total"] > 0
         assert (engine["leases_open"], engine["kv_pages_in_use"]) == (0, 0)
