@@ -31,16 +31,11 @@ _RETRY_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """An error as a client sees it.
-
-    Attributes:
-        is_expected: the system works as intended; everything else belongs in the server's log.
-    """
+    """An error as a client sees it."""
 
     status: int
     body: dict[str, Any]
     headers: dict[str, str]
-    is_expected: bool
 
 
 def http_error(error: BaseException) -> HttpError:
@@ -65,9 +60,7 @@ def http_error(error: BaseException) -> HttpError:
         headers["www-authenticate"] = "Bearer"
     param = getattr(error, "param", None)
     code = getattr(error, "code", None) or code
-    return HttpError(
-        status, error_body(message, kind, param, code), headers, is_expected=status < 500
-    )
+    return HttpError(status, error_body(message, kind, param, code), headers)
 
 
 def error_body(

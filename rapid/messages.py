@@ -114,8 +114,6 @@ class PrefillReceipt:
     lease_id: str
     num_tokens: int
     num_cached_tokens: int
-    queue_ms: float
-    compute_ms: float
 
 
 # --- drafter -> target --------------------------------------------------------------------------

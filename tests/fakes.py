@@ -100,7 +100,7 @@ class FakeEngine:
     async def prefill(self, lease_id: str) -> PrefillReceipt:
         lease = self._lease(lease_id)
         await asyncio.sleep(self.prefill_s)
-        return PrefillReceipt(lease_id, len(lease.request.prompt_ids), 0, 0.0, 1e3 * self.prefill_s)
+        return PrefillReceipt(lease_id, len(lease.request.prompt_ids), 0)
 
     async def draft(
         self, lease_id: str, choice: int, verdict: Verdict | None, num_tokens: int

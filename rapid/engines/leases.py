@@ -30,7 +30,6 @@ class Lease:
     Attributes:
         sequences: one per choice.
         busy: choices with a call in progress; a lease at work does not expire.
-        waited_s: time in the queue before its pages were there.
         expects_companion: room is kept for a second lease of the same request.
     """
 
@@ -38,7 +37,6 @@ class Lease:
     sequences: list[Sequence]
     runs: list[tuple[Run, ...]]  # what each choice holds, as the pool counts it
     last_used: float
-    waited_s: float
     expects_companion: bool
     busy: set[int] = field(default_factory=set)
 
@@ -54,7 +52,6 @@ class Waiter:
 
     request: LeaseRequest
     on_open: Callable[[Lease | None], None]
-    since: float
 
 
 @dataclass
@@ -83,7 +80,7 @@ class LeaseLedger:
             LeaseNotFound: the lease it belongs beside is not open.
         """
         self._check(request)
-        waiter = Waiter(request, on_open, self.clock())
+        waiter = Waiter(request, on_open)
         if request.beside is None:
             self._waiting.append(waiter)
         else:
@@ -250,9 +247,8 @@ class LeaseLedger:
             Sequence(prompt_ids, ids, PageTable(runs, self.page_tokens), capacity)
             for runs, ids in zip(held, committed, strict=True)
         ]
-        now = self.clock()
         expects_companion = request.companion_tokens > 0
-        return Lease(request, sequences, held, now, now - waiter.since, expects_companion)
+        return Lease(request, sequences, held, self.clock(), expects_companion)
 
 
 def _leading(runs: tuple[Run, ...], num_pages: int) -> tuple[Run, ...]:

@@ -112,8 +112,6 @@ class Prefill(Work):
                     lease_id=request.lease_id,
                     num_tokens=len(request.prompt_ids),
                     num_cached_tokens=0,
-                    queue_ms=self.lease.waited_s * 1e3,
-                    compute_ms=self.elapsed_ms,
                 )
             )
 
