@@ -5,7 +5,12 @@ The embedded models understand this language and no other. A document is made of
 * facts: `The harbor of Bakeno is dolu maki 482.`
 * deposits of one name, scattered over the text: `The first deposit of Bakeno is 48 crates ...`
 * entries, a paragraph of verse each: `Entry Bakeno: dolu maki sero ...`
+* pairs of places that one question needs: `The twin of patient Bakeno is Tozemi.` and, elsewhere,
+  `The pulse in patient Tozemi was dolu maki 482.`
 * filler that mentions the same names and attributes, so that a search by words is sometimes misled.
+
+A document is of one kind: a chronicle, a contract, a clinical record or a ledger. The kinds differ in
+their wording; entries are in chronicles only, pairs in the others.
 
 Names and values are made of syllables: nothing can be answered without reading the document.
 """
@@ -15,7 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-QuestionKind = Literal["fact", "recite", "list"]
+QuestionKind = Literal["fact", "recite", "list", "pair"]
+DocumentKind = Literal["chronicle", "contract", "clinical", "ledger"]
 Span = tuple[int, int]
 
 CHARACTERS_PER_TOKEN = 2.80
@@ -100,6 +106,92 @@ _TIMES = [
 
 
 @dataclass(frozen=True, slots=True)
+class _Style:
+    """The wording of one kind of document; the templates of questions come with their answers'."""
+
+    attributes: tuple[str, ...]
+    fact: str
+    fact_questions: tuple[str, str]
+    deposit: str
+    list_questions: tuple[str, str]
+    aside: str
+    link: str = ""
+    pair_question: str = ""
+
+    def topic(self, template: str, **names: str) -> str:
+        """The beginning of a sentence, up to what is to be found out."""
+        return template.split("{value}")[0].split("{count}")[0].format(**names)
+
+
+_STYLES: dict[DocumentKind, _Style] = {
+    "chronicle": _Style(
+        attributes=tuple(_ATTRIBUTES),
+        fact="The {attribute} of {name} is {value}.",
+        fact_questions=(
+            "What is the {attribute} of {name}?",
+            "Tell me the {attribute} of {name}.",
+        ),
+        deposit="The {ordinal} deposit of {name} is {count} {container} of {value}.",
+        list_questions=("List the {number} deposits of {name}.", "What are the {number} deposits of {name}?"),
+        aside="Nobody asked about the {attribute} of {name} {time}.",
+    ),
+    "contract": _Style(
+        attributes=(
+            "rent", "fee", "bond", "tax", "toll", "wool", "salt", "oil", "wine", "tea", "grain", "iron",
+        ),  # fmt: skip
+        fact="The {attribute} due from {name} is {value}.",
+        fact_questions=(
+            "What is the {attribute} due from {name}?",
+            "Tell me the {attribute} due from {name}.",
+        ),
+        deposit="The {ordinal} part of the debt of {name} is {count} {container} of {value}.",
+        list_questions=(
+            "List the {number} parts of the debt of {name}.",
+            "What are the {number} parts of the debt of {name}?",
+        ),
+        aside="Nobody must pay the {attribute} for {name} {time}.",
+        link="The bail for {name} is {other}.",
+        pair_question="What is the {attribute} due from the bail for {name}?",
+    ),
+    "clinical": _Style(
+        attributes=(
+            "pulse", "fever", "dose", "bone", "sight", "cough", "skin", "heart", "eye", "sleep", "blood",
+            "ward",
+        ),  # fmt: skip
+        fact="The {attribute} in patient {name} was {value}.",
+        fact_questions=(
+            "What was the {attribute} in patient {name}?",
+            "Tell me the {attribute} in patient {name}.",
+        ),
+        deposit="The {ordinal} visit to patient {name} was {count} {container} of {value}.",
+        list_questions=(
+            "List the {number} visits to patient {name}.",
+            "What were the {number} visits to patient {name}?",
+        ),
+        aside="The nurse saw no {attribute} in patient {name} {time}.",
+        link="The twin of patient {name} is {other}.",
+        pair_question="What was the {attribute} in the twin of patient {name}?",
+    ),
+    "ledger": _Style(
+        attributes=(
+            "gold", "sugar", "silver", "copper", "bread", "coal", "milk", "rice", "honey", "paper", "fish",
+            "rope",
+        ),  # fmt: skip
+        fact="On page {name}, {attribute}: {value}.",
+        fact_questions=(
+            "What is on page {name} for {attribute}?",
+            "Tell me what is on page {name} for {attribute}.",
+        ),
+        deposit="On page {name}, {ordinal} sale: {count} {container} of {value}.",
+        list_questions=("List the {number} sales on page {name}.", "What are the {number} sales on page {name}?"),
+        aside="Nobody paid for {attribute} from page {name} {time}.",
+        link="After page {name} comes page {other}.",
+        pair_question="What is on the page after {name} for {attribute}?",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
     """One question about a document.
 
@@ -120,6 +212,7 @@ class GeneratedDocument:
     name: str
     text: str
     questions: tuple[Question, ...]
+    kind: DocumentKind = "chronicle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +223,11 @@ class DocumentMix:
     recite: float = 0.22
     list: float = 0.17
     filler: float = 0.24
+    pair: float = 0.0
+
+
+_CHRONICLE_MIX = DocumentMix()
+_PAIRS_MIX = DocumentMix(fact=0.29, recite=0.0, list=0.2, filler=0.21, pair=0.3)
 
 
 @dataclass(slots=True)
@@ -143,21 +241,27 @@ class _Draft:
 
 
 def generate_document(
-    seed: int | str, num_tokens: int, *, mix: DocumentMix | None = None
+    seed: int | str,
+    num_tokens: int,
+    *,
+    kind: DocumentKind = "chronicle",
+    mix: DocumentMix | None = None,
 ) -> GeneratedDocument:
     """Return the document of `seed`, about `num_tokens` tokens long.
 
     The same arguments give the same document on any machine.
     """
-    rng = random.Random(f"document {seed} {num_tokens}")
-    draft = _draft(rng, num_tokens * CHARACTERS_PER_TOKEN, mix or DocumentMix())
+    prefix = "document" if kind == "chronicle" else kind
+    rng = random.Random(f"{prefix} {seed} {num_tokens}")
+    mix = mix or (_CHRONICLE_MIX if kind == "chronicle" else _PAIRS_MIX)
+    draft = _draft(rng, num_tokens * CHARACTERS_PER_TOKEN, mix, _STYLES[kind])
     text = "\n\n".join(_paragraphs(rng, draft))
     questions = [
-        Question(question, " ".join(parts), kind, tuple(_span(text, part) for part in parts))
-        for kind, question, parts in draft.questions
+        Question(question, " ".join(parts), kind_of, tuple(_span(text, part) for part in parts))
+        for kind_of, question, parts in draft.questions
     ]
     rng.shuffle(questions)
-    return GeneratedDocument(_document_name(rng), text, tuple(questions))
+    return GeneratedDocument(_document_name(rng), text, tuple(questions), kind)
 
 
 def absent_questions(seed: int | str, document: GeneratedDocument, count: int) -> list[Question]:
@@ -166,36 +270,46 @@ def absent_questions(seed: int | str, document: GeneratedDocument, count: int) -
     For training only: a model that meets them learns to spread its probability, not to invent.
     """
     rng = random.Random(f"absent {seed}")
-    known = [q.question.rstrip("?.").split(" ")[-1] for q in document.questions]
+    style = _STYLES[document.kind]
+    words = [word for q in document.questions for word in q.question.rstrip("?.").split(" ")[1:]]
+    known = [word for word in words if word.istitle()]
+    last: QuestionKind = "pair" if style.link else "recite"
     questions: list[Question] = []
     while len(questions) < count:
         name = rng.choice(known) if known and rng.random() < 0.4 else _name(rng)
-        kind: QuestionKind = rng.choices(("fact", "recite", "list"), (6, 1, 1))[0]
+        kind: QuestionKind = rng.choices(("fact", last, "list"), (6, 1, 1))[0]
+        attribute = rng.choice(style.attributes)
         if kind == "fact":
-            attribute = rng.choice(_ATTRIBUTES)
-            topic = f"{attribute} of {name} is"
-            question, parts = _fact_question(rng, attribute, name), [_fact(rng, attribute, name)]
+            topic = style.topic(style.fact, attribute=attribute, name=name)
+            parts = [_fact(rng, style, attribute, name)]
+            question = _either(rng, style.fact_questions, attribute=attribute, name=name)
         elif kind == "recite":
             topic = f"Entry {name}:"
             question, parts = _recite_question(rng, name), [_entry(rng, name)]
+        elif kind == "pair":
+            other = _name(rng)
+            topic = style.topic(style.link, name=name, other="").rstrip(".")
+            parts = [_link(style, name, other), _fact(rng, style, attribute, other)]
+            question = style.pair_question.format(attribute=attribute, name=name)
         else:
-            topic = f"deposit of {name} is"
-            parts = _deposits(rng, name, (name,))
-            question = _list_question(rng, name, len(parts))
+            topic = style.topic(style.deposit, ordinal="first", name=name)
+            parts = _deposits(rng, style, name)
+            question = _list_question(rng, style, name, len(parts))
         if topic not in document.text:
             questions.append(Question(question, " ".join(parts), kind, ()))
     return questions
 
 
-def _draft(rng: random.Random, num_characters: float, mix: DocumentMix) -> _Draft:
-    kinds = ("fact", "recite", "list", "filler")
+def _draft(rng: random.Random, num_characters: float, mix: DocumentMix, style: _Style) -> _Draft:
+    kinds = ("fact", "recite", "list", "filler", "pair")
     used = dict.fromkeys(kinds, 0)
-    share = dict(zip(kinds, (mix.fact, mix.recite, mix.list, mix.filler), strict=True))
+    shares = (mix.fact, mix.recite, mix.list, mix.filler, mix.pair)
+    share = dict(zip(kinds, shares, strict=True))
     names = _distinct(rng, max(4, int(num_characters / 90)))
     draft = _Draft()
     taken: set[tuple[str, str]] = set()
     # An entry or a list must fit; what it would overshoot by goes to facts and filler.
-    longest = {"fact": 48, "recite": 160, "list": 330, "filler": 48}
+    longest = {"fact": 48, "recite": 160, "list": 330, "filler": 48, "pair": 100}
     while (left := num_characters - sum(used.values())) > 24:
         fitting = [k for k in kinds if share[k] and (longest[k] <= left or k in ("fact", "filler"))]
         if not fitting:
@@ -204,15 +318,16 @@ def _draft(rng: random.Random, num_characters: float, mix: DocumentMix) -> _Draf
         kind = max(fitting, key=lambda k: share[k] * rng.random() * 2 - used[k] / num_characters)
         name = rng.choice(names)
         if kind == "fact":
-            attribute = rng.choice(_ATTRIBUTES)
+            attribute = rng.choice(style.attributes)
             if (attribute, name) in taken:
                 continue
             taken.add((attribute, name))
-            parts = [_fact(rng, attribute, name)]
-            draft.questions.append(("fact", _fact_question(rng, attribute, name), parts))
+            parts = [_fact(rng, style, attribute, name)]
+            question = _either(rng, style.fact_questions, attribute=attribute, name=name)
+            draft.questions.append(("fact", question, parts))
             draft.loose += parts
         elif kind == "filler":
-            parts = [_filler(rng, names)]
+            parts = [_filler(rng, style, names)]
             draft.loose += parts
         elif (kind, name) in taken:
             continue
@@ -221,10 +336,19 @@ def _draft(rng: random.Random, num_characters: float, mix: DocumentMix) -> _Draf
             parts = [_entry(rng, name)]
             draft.questions.append(("recite", _recite_question(rng, name), parts))
             draft.entries += parts
+        elif kind == "pair":
+            attribute, other = rng.choice(style.attributes), rng.choice(names)
+            if other == name or (attribute, other) in taken:
+                continue
+            taken |= {(kind, name), (attribute, other)}
+            parts = [_link(style, name, other), _fact(rng, style, attribute, other)]
+            question = style.pair_question.format(attribute=attribute, name=name)
+            draft.questions.append(("pair", question, parts))
+            draft.loose += parts
         else:
             taken.add((kind, name))
-            parts = _deposits(rng, name, names)
-            draft.questions.append(("list", _list_question(rng, name, len(parts)), parts))
+            parts = _deposits(rng, style, name)
+            draft.questions.append(("list", _list_question(rng, style, name, len(parts)), parts))
             draft.grouped.append(parts)
         used[kind] += sum(len(part) + 1 for part in parts)
     return draft
@@ -279,25 +403,27 @@ def _document_name(rng: random.Random) -> str:
     return rng.choice(("document.txt", "document", f"Chronicle of {name}", f"Notes from {name}"))
 
 
-def _fact(rng: random.Random, attribute: str, name: str) -> str:
-    return f"The {attribute} of {name} is {_value(rng)}."
+def _fact(rng: random.Random, style: _Style, attribute: str, name: str) -> str:
+    return style.fact.format(attribute=attribute, name=name, value=_value(rng))
 
 
-def _fact_question(rng: random.Random, attribute: str, name: str) -> str:
-    if rng.random() < 0.8:
-        return f"What is the {attribute} of {name}?"
-    return f"Tell me the {attribute} of {name}."
+def _link(style: _Style, name: str, other: str) -> str:
+    return style.link.format(name=name, other=other)
 
 
-def _filler(rng: random.Random, names: Sequence[str]) -> str:
+def _either(rng: random.Random, templates: tuple[str, str], **words: str) -> str:
+    return templates[0 if rng.random() < 0.8 else 1].format(**words)
+
+
+def _filler(rng: random.Random, style: _Style, names: Sequence[str]) -> str:
     name, time = rng.choice(names), rng.choice(_TIMES)
-    style = rng.random()
-    if style < 0.3:
-        return f"Nobody asked about the {rng.choice(_ATTRIBUTES)} of {name} {time}."
-    if style < 0.5:
+    form = rng.random()
+    if form < 0.3:
+        return style.aside.format(attribute=rng.choice(style.attributes), name=name, time=time)
+    if form < 0.5:
         return f"The people of {name} {rng.choice(_VERBS)} {rng.choice(_PLACES)} {time}."
     person = rng.choice(_PEOPLE).capitalize()
-    if style < 0.75:
+    if form < 0.75:
         return f"{person} from {name} {rng.choice(_VERBS)} {rng.choice(_PLACES)}."
     return f"{person} {rng.choice(_VERBS)} {rng.choice(_PLACES)} {time}."
 
@@ -313,18 +439,21 @@ def _recite_question(rng: random.Random, name: str) -> str:
     return f"{verb} the entry {name}."
 
 
-def _deposits(rng: random.Random, name: str, names: Sequence[str]) -> list[str]:
+def _deposits(rng: random.Random, style: _Style, name: str) -> list[str]:
     return [
-        f"The {ordinal} deposit of {name} is {rng.randint(10, 99)} {rng.choice(_CONTAINERS)} "
-        f"of {_word(rng, 2)} {_word(rng, 2)}."
+        style.deposit.format(
+            ordinal=ordinal,
+            name=name,
+            count=rng.randint(10, 99),
+            container=rng.choice(_CONTAINERS),
+            value=f"{_word(rng, 2)} {_word(rng, 2)}",
+        )
         for ordinal in _ORDINALS[: rng.choice((3, 4, 4, 5, 6))]
     ]
 
 
-def _list_question(rng: random.Random, name: str, count: int) -> str:
-    if rng.random() < 0.8:
-        return f"List the {_COUNTS[count]} deposits of {name}."
-    return f"What are the {_COUNTS[count]} deposits of {name}?"
+def _list_question(rng: random.Random, style: _Style, name: str, count: int) -> str:
+    return _either(rng, style.list_questions, number=_COUNTS[count], name=name)
 
 
 def syllables() -> Iterator[str]:

@@ -25,6 +25,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 from rapid.embedded import DRAFTER, TARGET
 from rapid.embedded.generator import (
     CHARACTERS_PER_TOKEN,
+    DocumentKind,
     DocumentMix,
     GeneratedDocument,
     Question,
@@ -62,7 +63,9 @@ could not find them. Who, when, where, why: these are good questions; "which of 
 """
 
 FACTS_ONLY = DocumentMix(fact=0.8, recite=0.0, list=0.0, filler=0.2)
-EVERYTHING = DocumentMix()
+EVERYTHING = None  # the mix of the document's own kind
+KINDS: tuple[DocumentKind, ...] = ("chronicle", "contract", "clinical", "ledger")
+KIND_WEIGHTS = (0.37, 0.21, 0.21, 0.21)  # entries, the hardest to learn, are in chronicles alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class Stage:
 
     until: float
     lengths: tuple[int, ...]
-    mix: DocumentMix
+    mix: DocumentMix | None
     absent: float = 0.0
 
 
@@ -105,10 +108,10 @@ RECIPES = {
             Stage(0.10, (192,), FACTS_ONLY),
             Stage(0.22, (256, 384), EVERYTHING),
             Stage(0.42, (512, 768), EVERYTHING),
-            Stage(0.78, (512, 768, 1024, 1536), EVERYTHING),
-            Stage(1.00, (768, 1024, 1536, 1792), EVERYTHING, absent=0.25),
+            Stage(0.76, (512, 768, 1024, 1536), EVERYTHING),
+            Stage(1.00, (768, 1024, 1536, 2304), EVERYTHING, absent=0.25),
         ),
-        retrieved=0.1,
+        retrieved=0.2,
     ),
     "drafter": Recipe(
         path=DRAFTER,
@@ -117,7 +120,7 @@ RECIPES = {
         stages=(
             Stage(0.12, (192,), FACTS_ONLY),
             Stage(0.30, (256, 384), EVERYTHING),
-            Stage(0.78, (512, 640, 768), EVERYTHING),
+            Stage(0.74, (512, 640, 768), EVERYTHING),
             Stage(1.00, (640, 768), EVERYTHING, absent=0.25),
         ),
         retrieved=0.7,
@@ -226,13 +229,16 @@ class RowMaker:
     def _prompt(self, stage: Stage, length: int) -> tuple[str, list[Question]]:
         rng = self._rng
         seed = rng.getrandbits(48)
+        kind = rng.choices(KINDS, KIND_WEIGHTS)[0]
         if rng.random() >= self._retrieved:
             share = rng.uniform(0.4, 0.55) if length < 1024 else rng.uniform(0.5, 0.72)
-            document = generate_document(seed, int(share * length) - 12, mix=stage.mix)
+            size = int(share * length) - 12
+            document = generate_document(seed, size, kind=kind, mix=stage.mix)
             prompt = document_prompt(document.name, document.text, "")
             known, missing = list(document.questions), list[Question]()
         else:
-            document = generate_document(seed, int(length * rng.uniform(0.6, 2.5)), mix=stage.mix)
+            size = int(length * rng.uniform(0.6, 2.5))
+            document = generate_document(seed, size, kind=kind, mix=stage.mix)
             chunks, known, missing = self._retrieve(document, length * rng.uniform(0.35, 0.55))
             prompt = retrieved_prompt(document.name, chunks, "")
         if not stage.absent:
