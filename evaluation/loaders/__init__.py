@@ -1,0 +1,44 @@
+"""Items of a task, from the hub, a local file, or a generator.
+
+A loader is a module here with ``load(source, data) -> Iterator[Item]``; a task names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+
+from evaluation.items import Item
+from evaluation.tasks import Source, Task
+from rapid.errors import ConfigurationError
+
+LOADERS = ("dialogue", "generated", "infinitebench", "longbench_v2")
+
+Load = Callable[[Source, Path | None], Iterator[Item]]
+
+
+def load_items(task: Task, data: Path | None = None, limit: int | None = None) -> list[Item]:
+    """The first `limit` items of `task`; from the file `data` instead of its hub dataset, if given.
+
+    Raises:
+        ConfigurationError: no such loader, no items, or two items with one id.
+    """
+    name = task.source.loader
+    if name not in LOADERS:
+        raise ConfigurationError(
+            f"task {task.name}: there is no loader {name!r}; known: {', '.join(LOADERS)}"
+        )
+    load: Load = import_module(f"evaluation.loaders.{name}").load
+    items = list(islice(load(task.source, data), limit))
+    if not items:
+        raise ConfigurationError(f"task {task.name}: {data or task.source.hub} has no usable item")
+    seen: set[str] = set()
+    for item in items:
+        if item.id in seen:
+            raise ConfigurationError(
+                f"task {task.name}: two items have the id {item.id!r}; runs resume by it"
+            )
+        seen.add(item.id)
+    return items
