@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rapid.config import PromptLookup, WindowDrafting
     from rapid.generation import Generation, generate, load
 
-__all__ = ["Generation", "generate", "load"]
+__all__ = ["Generation", "PromptLookup", "WindowDrafting", "generate", "load"]
 
 
 def __getattr__(name: str) -> Any:

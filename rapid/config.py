@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from typing_extensions import Self
 
-Mode = Literal["plain", "lossless", "fused", "rag", "auto"]
+Mode = Literal["plain", "lossless", "fused", "paper", "rag", "auto"]
 Transfer = Literal["distill", "boost"]
 Coupling = Literal["maximal", "shared_noise"]
-Contract = Literal["target", "fused", "drafter"]
+Rule = Literal["exact", "paper"]
+Contract = Literal["target", "fused", "paper", "drafter"]
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 LEAST_TEMPERATURE = 1e-5  # dividing logits by less leaves the best token alone, or overflows
+PAPER = {"transfer": "distill", "coupling": "maximal", "draft_top_k": None}  # the reference's own
 
 
 class Frozen(BaseModel):
@@ -55,6 +58,9 @@ class SpeculationConfig(Frozen):
         plausibility: only tokens with draft probability >= this share of the best one are moved.
         draft_top_k: the drafter's proposal is cut to its best tokens; None keeps all.
         transfer_temperature: temperature of the distributions when the request is greedy.
+        rule: `exact` samples what the contract says; `paper` is the reference code's rule, which
+            samples neither p nor p_hat, for reproducing its tables. It has one transfer, one
+            coupling and no cut: left out, they are its own; others are refused.
     """
 
     transfer: Transfer = "boost"
@@ -64,6 +70,41 @@ class SpeculationConfig(Frozen):
     plausibility: Finite = Field(0.1, ge=0, le=1)
     draft_top_k: int | None = Field(64, ge=1)
     transfer_temperature: Finite = Field(1.0, ge=LEAST_TEMPERATURE, le=2)
+    rule: Rule = "exact"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _paper_has_its_own_defaults(cls, settings: Any) -> Any:
+        if isinstance(settings, dict) and settings.get("rule") == "paper":
+            return PAPER | settings
+        return settings
+
+    @model_validator(mode="after")
+    def _paper_has_no_variants(self) -> Self:
+        for name, value in PAPER.items():
+            if self.rule == "paper" and getattr(self, name) != value:
+                raise ValueError(
+                    f"rule 'paper' is the reference code's, with {name} {value!r}: leave {name} "
+                    "out, or take rule 'exact'"
+                )
+        return self
+
+
+class PromptLookup(Frozen):
+    """Draft without a model: copy what followed the same words in the target's own text."""
+
+
+class WindowDrafting(Frozen):
+    """Let the target draft for itself on a part of its own KV (MagicDec, arXiv 2408.11049).
+
+    Attributes:
+        num_sinks: tokens at the start of the prompt that every drafted row attends to.
+        window: the latest tokens that it attends to, its own among them. RAPID's paper (arXiv
+            2502.20330) runs this baseline with 4 sinks and 4096 tokens of KV.
+    """
+
+    num_sinks: int = Field(4, ge=0)
+    window: int = Field(512, ge=1)
 
 
 class EngineConfig(Frozen):

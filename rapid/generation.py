@@ -8,21 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rapid.config import Coupling, EngineConfig, SamplingConfig, SpeculationConfig, Transfer
+from rapid.config import (
+    Coupling,
+    EngineConfig,
+    PromptLookup,
+    SamplingConfig,
+    SpeculationConfig,
+    Transfer,
+    WindowDrafting,
+)
 from rapid.engines.engine import Engine
 from rapid.engines.loading import LoadedModel, load_model
-from rapid.engines.ports import EngineDrafter, EngineVerifier
+from rapid.engines.ports import EngineDrafter, EngineVerifier, WindowDrafter
 from rapid.engines.vocabulary import check_same_vocabulary
-from rapid.messages import LeaseRequest, TokenLogprobs, Verdict, as_prompt
+from rapid.errors import ConfigurationError
+from rapid.messages import DraftBlock, LeaseRequest, TokenLogprobs, Verdict, as_prompt
+from rapid.ports import Drafter
+from rapid.speculation.lookup import PromptIndex, PromptLookupDrafter
 from rapid.speculation.loop import speculate
 from rapid.speculation.statistics import RoundStatistics
 
 Result = TypeVar("Result")
+Drafting = LoadedModel | PromptLookup | WindowDrafting
+
+_ETA = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +72,12 @@ def load(model: str, **settings: Any) -> LoadedModel:
 
 def generate(
     target: LoadedModel,
-    drafter: LoadedModel | None,
+    drafter: Drafting | None,
     input_ids: Sequence[int],
     draft_input_ids: Sequence[int] = (),
     *,
     max_tokens: int = 256,
-    eta: float = 10.0,
+    eta: float | None = None,
     max_draft: int = 10,
     transfer: Transfer = "boost",
     coupling: Coupling | None = None,
@@ -81,17 +95,24 @@ def generate(
     Args:
         target: reads `input_ids`, the long context.
         drafter: reads `draft_input_ids`, the retrieved context; may be `target` itself. None
-            decodes plainly.
+            decodes plainly; `PromptLookup` and `WindowDrafting` read nothing but `input_ids`.
         max_tokens: longest answer.
-        eta: 0 samples the target's own distribution, above it the fused one.
+        eta: 0 samples the target's own distribution, above it the fused one. None is 10 with a
+            model that drafts; a drafter that reads nothing of its own has nothing to transfer.
         coupling: None is `shared_noise` when a seed is given, else `maximal`.
         num_logprobs: None for none, else alternatives beside each token.
 
     Raises:
-        ConfigurationError: the two models do not share a vocabulary.
+        ConfigurationError: the two models do not share a vocabulary, or the drafter has nothing to
+            transfer.
         PromptTooLong: prompt and answer exceed a model's context.
         pydantic.ValidationError: a setting is out of range.
     """
+    reads_alone = isinstance(drafter, LoadedModel)
+    if eta and not reads_alone and drafter is not None:
+        raise ConfigurationError(
+            f"{drafter!r} reads nothing that the target does not: set eta to 0, or leave it out"
+        )
     sampling = SamplingConfig(
         temperature=temperature,
         top_p=top_p,
@@ -100,7 +121,7 @@ def generate(
     )
     speculation = SpeculationConfig(
         transfer=transfer,
-        eta=eta,
+        eta=(_ETA if reads_alone else 0.0) if eta is None else eta,
         max_draft=max_draft,
         coupling=coupling or ("maximal" if seed is None else "shared_noise"),
         plausibility=plausibility,
@@ -123,19 +144,20 @@ def generate(
 
 
 async def _generate(
-    target: LoadedModel, drafter: LoadedModel | None, long: LeaseRequest, short: LeaseRequest
+    target: LoadedModel, drafter: Drafting | None, long: LeaseRequest, short: LeaseRequest
 ) -> Generation:
-    vocab_size = check_same_vocabulary(target, drafter) if drafter else None
+    model = drafter if isinstance(drafter, LoadedModel) else None
+    vocab_size = check_same_vocabulary(target, model) if model else None
     engines, statistics, verdicts = list[Engine](), RoundStatistics(), list[Verdict]()
     try:
         engines.append(_engine(target, long, vocab_size))
-        if drafter is not None:
-            engines.append(_engine(drafter, short, vocab_size))
+        if model is not None:
+            engines.append(_engine(model, short, vocab_size))
         for engine, request in zip(engines, (long, short), strict=False):
             await engine.open(request)
         await asyncio.gather(*(engine.prefill(long.lease_id) for engine in engines))
         async for verdict in speculate(
-            EngineDrafter(engines[1], short.lease_id, 0) if drafter else None,
+            _port(drafter, engines[-1], long),
             EngineVerifier(engines[0], long.lease_id, 0),
             max_tokens=long.max_tokens,
             max_draft=long.speculation.max_draft,
@@ -151,6 +173,19 @@ async def _generate(
         seed=long.sampling.seed,
         logprobs=tuple(entry for verdict in verdicts for entry in verdict.logprobs),
     )
+
+
+def _port(
+    drafter: Drafting | None, engine: Engine, request: LeaseRequest
+) -> Drafter[DraftBlock | Awaitable[DraftBlock]] | None:
+    """What drafts for `request`; the engine is the drafter's, or the target's if it has none."""
+    if drafter is None:
+        return None
+    if isinstance(drafter, PromptLookup):
+        return PromptLookupDrafter(PromptIndex(request.prompt_ids))
+    if isinstance(drafter, WindowDrafting):
+        return WindowDrafter(engine, request.lease_id, window=drafter)
+    return EngineDrafter(engine, request.lease_id)
 
 
 def _engine(loaded: LoadedModel, request: LeaseRequest, vocab_size: int | None) -> Engine:

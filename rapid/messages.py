@@ -17,7 +17,7 @@ from rapid.config import Contract, Coupling, Mode, SamplingConfig, SpeculationCo
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
-Origin = Literal["drafted", "corrected", "target"]
+Origin = Literal["drafted", "corrected", "bonus", "target"]
 FinishReason = Literal["stop", "length"]
 
 
@@ -161,8 +161,9 @@ class TokenLogprobs:
 class Verdict:
     """What one round committed: accepted draft tokens and, after a rejection, the corrected one.
 
-    A block has no bonus token, so ``len(token_ids)`` is at most the block's length. An
-    end-of-sequence token is the last of ``token_ids`` and sets ``is_finished``; nothing follows it.
+    Under the rule `exact` a block has no bonus token, so ``len(token_ids)`` is at most the block's
+    length; `paper` adds one to a block that was accepted whole. An end-of-sequence token is the
+    last of ``token_ids`` and sets ``is_finished``; nothing follows it.
 
     Attributes:
         token_ids: committed this round.
@@ -185,13 +186,15 @@ class Verdict:
     def origins(self) -> tuple[Origin, ...]:
         """Where each committed token came from."""
         rest: Origin = "corrected" if self.num_drafted else "target"
+        if self.num_drafted and self.num_accepted == self.num_drafted:
+            rest = "bonus"
         origins: list[Origin] = ["drafted"] * self.num_accepted
         return (*origins, *([rest] * (len(self.token_ids) - self.num_accepted)))
 
 
 @dataclass(frozen=True, slots=True)
 class TargetLogits:
-    """The target's logits of a block's positions, for judging elsewhere: float32 [k, vocab]."""
+    """The target's logits of a block, for judging elsewhere: float32 [max(k, 1), vocab]."""
 
     lease_id: str
     choice: int
@@ -279,6 +282,7 @@ class ChoiceStatistics:
     drafted: int
     accepted: int
     corrected: int
+    bonus: int
     completion_tokens: int
     histogram: dict[int, tuple[int, ...]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import numpy as np
 import torch
@@ -87,12 +87,12 @@ class ToyVerifier:
         self.choice, self.eos_ids = choice, eos_ids
         self.committed: list[int] = []
 
-    async def verify(self, block: asyncio.Future[DraftBlock]) -> Verdict:
-        drafted = await block
+    async def verify(self, block: DraftBlock | Awaitable[DraftBlock]) -> Verdict:
+        drafted = block if isinstance(block, DraftBlock) else await block
         assert drafted.position == len(self.committed)
         prefix = [*self.committed, *drafted.token_ids.tolist()]
         first = drafted.position
-        rows = [self.model.logits(prefix[: first + i]) for i in range(len(drafted))]
+        rows = [self.model.logits(prefix[: first + i]) for i in range(max(len(drafted), 1))]
         judgement = judge(
             drafted, torch.stack(rows), self.sampling, self.speculation, self.eos_ids, 2
         )

@@ -29,7 +29,7 @@ Partial = tuple[torch.Tensor, torch.Tensor]  # output [b, h, rows, d] and log-su
 
 @dataclass(slots=True)
 class Segment:
-    """Rows [start, stop) of the batch belong to one sequence, whose past lies in `past` slots.
+    """Rows [start, stop) of the batch belong to one sequence and attend to its `past` slots.
 
     `all_spans` also covers the new rows themselves.
     """

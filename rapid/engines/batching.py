@@ -19,12 +19,14 @@ class Feed:
         token_ids: what the rows consume.
         position: of the first, counted from the start of the prompt.
         num_wanted: how many of the last rows need logits; 0 for a prefill chunk.
+        unseen: earlier positions [a, b) that the rows do not attend to.
     """
 
     token_ids: Sequence[int]
     position: int
     table: PageTable
     num_wanted: int
+    unseen: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,15 @@ def assemble(feeds: Sequence[Feed], cache: KVCache, device: torch.device) -> Bat
             slots += range(*span)
         end = len(input_ids)
         wanted += range(end - feed.num_wanted, end)
+        before, after = feed.unseen
+        sinks = feed.table.spans(0, before)
         segments.append(
-            Segment(first, end, feed.table.spans(0, position), feed.table.spans(0, stop))
+            Segment(
+                first,
+                end,
+                sinks + feed.table.spans(after, position),
+                sinks + feed.table.spans(after, stop),
+            )
         )
     return Batch(
         input_ids=torch.tensor([input_ids], device=device),

@@ -61,24 +61,28 @@ class Draft(SequenceWork):
         sequence.draft_ids.append(token)
         self._proposals.append((ids, probs))
         if len(self._proposals) == self._num_tokens or token in self._eos_ids:
-            self.finish(self._block())
+            self.finish(draft_block(self, sequence.draft_ids, self._proposals))
 
-    def _block(self) -> DraftBlock:
-        shape = (len(self._proposals), max(len(ids) for ids, _ in self._proposals))
-        candidate_ids = np.full(shape, -1, dtype=np.int32)
-        candidate_probs = np.zeros(shape, dtype=np.float32)
-        for row, (ids, probs) in enumerate(self._proposals):
-            candidate_ids[row, : len(ids)] = ids
-            candidate_probs[row, : len(ids)] = probs
-        return DraftBlock(
-            lease_id=self.lease.lease_id,
-            choice=self.choice,
-            position=self.sequence.num_generated,
-            token_ids=np.asarray(self.sequence.draft_ids, dtype=np.int32),
-            candidate_ids=candidate_ids,
-            candidate_probs=candidate_probs,
-            draft_ms=self.elapsed_ms,
-        )
+
+def draft_block(
+    work: SequenceWork, token_ids: list[int], proposals: list[tuple[Int32Array, Float32Array]]
+) -> DraftBlock:
+    """Drafted tokens and their proposals, padded to one width, as a message."""
+    shape = (len(proposals), max(len(ids) for ids, _ in proposals))
+    candidate_ids = np.full(shape, -1, dtype=np.int32)
+    candidate_probs = np.zeros(shape, dtype=np.float32)
+    for row, (ids, probs) in enumerate(proposals):
+        candidate_ids[row, : len(ids)] = ids
+        candidate_probs[row, : len(ids)] = probs
+    return DraftBlock(
+        lease_id=work.lease.lease_id,
+        choice=work.choice,
+        position=work.sequence.num_generated,
+        token_ids=np.asarray(token_ids, dtype=np.int32),
+        candidate_ids=candidate_ids,
+        candidate_probs=candidate_probs,
+        draft_ms=work.elapsed_ms,
+    )
 
 
 class Decode(SequenceWork):

@@ -20,7 +20,7 @@ from typing import Literal, TypeVar, cast
 
 import torch
 
-from rapid.config import EngineConfig
+from rapid.config import EngineConfig, WindowDrafting
 from rapid.engines.batching import Feed, Runner
 from rapid.engines.drafting import Decode, Draft
 from rapid.engines.kv_cache import KVCache, PagePool
@@ -30,6 +30,7 @@ from rapid.engines.memory import plan_kv_pages
 from rapid.engines.replies import Reply
 from rapid.engines.scheduling import Scheduler
 from rapid.engines.verifying import Score, Verify
+from rapid.engines.window_drafting import WindowDraft
 from rapid.engines.work import Commit, Prefill, Work
 from rapid.errors import BadRequest, EngineFailed, LeaseNotFound, OutOfStep, RapidError
 from rapid.messages import (
@@ -189,6 +190,20 @@ class Engine:
         eos_ids = self._eos_ids
         return await self._call(
             lease_id, lambda lease: Draft(lease, choice, verdict, num_tokens, eos_ids), DraftBlock
+        )
+
+    async def draft_in_window(
+        self, lease_id: str, choice: int, window: WindowDrafting, num_tokens: int
+    ) -> DraftBlock:
+        """Draft up to `num_tokens` on a part of the KV; leaves the lease's sequence as it is.
+
+        The block is for the same lease to `verify`. It ends as in `draft`.
+        """
+        eos_ids = self._eos_ids
+        return await self._call(
+            lease_id,
+            lambda lease: WindowDraft(lease, choice, window, num_tokens, eos_ids),
+            DraftBlock,
         )
 
     async def verify(self, lease_id: str, choice: int, block: DraftBlock) -> Verdict:

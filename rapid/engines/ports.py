@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 
+from rapid.config import WindowDrafting
 from rapid.engines.engine import Engine
 from rapid.errors import DrafterUnavailable, RapidError
 from rapid.messages import DraftBlock, Verdict
@@ -25,6 +26,28 @@ class EngineDrafter:
         )
 
 
+class WindowDrafter:
+    """Drafts one choice on the verifier's own lease, which has committed the verdicts already."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        lease_id: str,
+        choice: int = 0,
+        window: WindowDrafting = WindowDrafting(),  # noqa: B008 (frozen)
+    ) -> None:
+        self._engine = engine
+        self._lease_id = lease_id
+        self._choice = choice
+        self._window = window
+
+    def draft(self, verdict: Verdict | None, num_tokens: int) -> asyncio.Task[DraftBlock]:
+        """Start drafting; see `rapid.ports.Drafter`."""
+        return asyncio.create_task(
+            self._engine.draft_in_window(self._lease_id, self._choice, self._window, num_tokens)
+        )
+
+
 class EngineVerifier:
     """Judges one choice's blocks and decodes on its own."""
 
@@ -33,10 +56,10 @@ class EngineVerifier:
         self._lease_id = lease_id
         self._choice = choice
 
-    async def verify(self, block: Awaitable[DraftBlock]) -> Verdict:
+    async def verify(self, block: DraftBlock | Awaitable[DraftBlock]) -> Verdict:
         """Judge a block; see `rapid.ports.Verifier`."""
         try:
-            drafted = await block
+            drafted = block if isinstance(block, DraftBlock) else await block
         except RapidError as error:
             raise DrafterUnavailable(f"the drafter gave no block: {error}") from error
         return await self._engine.verify(self._lease_id, self._choice, drafted)

@@ -16,7 +16,10 @@ from rapid.speculation.acceptance import judge
 
 
 class Judging(SequenceWork):
-    """One forward over ``[last committed, d_1 .. d_{K-1}]``: the logits of a block's positions."""
+    """One forward over ``[last committed, d_1 .. d_{K-1}]``: the logits of a block's positions.
+
+    Of an empty block it is the last committed token alone, whose row decodes the next one.
+    """
 
     def __init__(self, lease: Lease, choice: int, block: DraftBlock, num_ids: int) -> None:
         super().__init__(lease, choice)
@@ -28,17 +31,17 @@ class Judging(SequenceWork):
         super().begin()
         block, sequence = self._block, self.sequence
         self._check_position("block", block.position, block.choice)
-        if not 0 < len(block) <= sequence.capacity - len(sequence.token_ids) + 1:
+        if self._num_wanted() > sequence.capacity - len(sequence.token_ids) + 1:
             raise OutOfStep(f"a block of {len(block)} tokens does not fit the lease's room")
         token_ids = block.token_ids.tolist()
-        if min(token_ids) < 0 or max(token_ids) >= self._num_ids:
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._num_ids:
             raise BadRequest("the block holds a token id beyond the vocabulary")
         sequence.drop_speculation()
         sequence.draft_ids = token_ids[:-1]
 
     @override
     def _num_wanted(self) -> int:
-        return len(self._block)
+        return max(len(self._block), 1)
 
 
 class Score(Judging):

@@ -102,12 +102,19 @@ def judge(
 ) -> Judgement:
     """Judge a block against the target's logits of its positions.
 
+    An empty block proposed nothing: its one row commits a token of the target's own distribution.
+
     Args:
         block: k drafted tokens with their proposals.
-        logits: the target's rows for the same positions, on any device [k, vocab].
+        logits: the target's rows for the same positions, on any device [max(k, 1), vocab].
         eos_ids: tokens that end the answer; rows after one are ignored.
         num_logprobs: None for none; alternatives beside each committed token otherwise.
     """
+    if not len(block):
+        token, own = decode_token(
+            logits[0], sampling, speculation, block.choice, block.position, num_logprobs
+        )
+        return Judgement((token,), 0, token in eos_ids, () if own is None else (own,))
     draft = _dense(block, logits)
     unfiltered = fused_probs(
         logits,

@@ -12,7 +12,8 @@ class RoundStatistics:
     """Adds up verdicts; the histogram counts drafted rounds by block length and accepted tokens.
 
     Attributes:
-        plain_from: the position from which a drafted answer went on without its drafter.
+        plain_from: where a drafted answer went on without its drafter; of a drafter that may have
+            nothing to propose (prompt lookup), where that was so first.
     """
 
     rounds: int = 0
@@ -50,6 +51,7 @@ class RoundStatistics:
             drafted=self.drafted,
             accepted=self.accepted,
             corrected=self.origins.count("corrected"),
+            bonus=self.origins.count("bonus"),
             completion_tokens=len(self.token_ids),
             histogram={length: tuple(counts) for length, counts in self.histogram.items()},
         )

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from rapid.config import SpeculationConfig
+from rapid.config import SpeculationConfig, WindowDrafting
 from rapid.messages import DraftBlock, Verdict
 from tests.rapid.tiny_models import (
     VOCAB,
@@ -49,13 +49,19 @@ async def test_a_random_walk_never_loses_the_committed_prefix(seed: int) -> None
         return Verdict("a", 0, position(), ids, len(drafted), kept, False)
 
     judged: Verdict | None = None
-    for move in rng.choice(["draft", "verify", "score", "decode"], 14):
+    for move in rng.choice(["draft", "window", "verify", "score", "decode"], 18):
         if move == "draft":
             drafted = await engine.draft("a", 0, None, int(rng.integers(1, 6)))
             assert drafted.token_ids.tolist() == reference_greedy(token_ids, len(drafted))
             judged = verdict(drafted.token_ids.tolist())
             if rng.random() < 0.5:  # else the draft is forgotten
                 await engine.commit("a", judged)
+                token_ids += judged.token_ids
+        elif move == "window":  # leaves nothing behind, used or not
+            drafted = await engine.draft_in_window("a", 0, WindowDrafting(window=4), 5)
+            if rng.random() < 0.5:
+                judged = await engine.verify("a", 0, drafted)
+                assert list(judged.token_ids) == reference_greedy(token_ids, len(judged.token_ids))
                 token_ids += judged.token_ids
         elif move == "score":
             asked = block()

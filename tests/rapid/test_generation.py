@@ -72,10 +72,14 @@ def test_lossless_equals_plain_and_the_slow_reference():
     assert lossless.statistics.drafted > 0
 
 
-def test_a_model_may_draft_for_itself():
-    itself = rapid.generate(
-        loaded(), loaded(), LONG, LONG, max_tokens=NUM_TOKENS, eta=0, temperature=0.8, seed=5
-    )
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_drafter_may_read_all_that_the_target_reads(temperature):
+    common = {"max_tokens": NUM_TOKENS, "temperature": temperature, "seed": 5}
+    plain = rapid.generate(loaded(), None, LONG, **common)
+    naive = rapid.generate(loaded(), loaded(seed=1), LONG, LONG, eta=0, **common)
+    itself = rapid.generate(loaded(), loaded(), LONG, LONG, eta=0, **common)
+    assert plain.token_ids == naive.token_ids == itself.token_ids
+    assert naive.statistics.accepted < naive.statistics.drafted
     assert itself.statistics.accepted == itself.statistics.drafted
     assert set(itself.statistics.origins) == {"drafted"}
 

@@ -1,0 +1,78 @@
+"""MagicDec: the target drafts for itself on attention sinks and a recent window of its own KV.
+
+MagicDec (arXiv 2408.11049), with the fixed part of the KV that StreamingLLM keeps (Xiao et al.,
+arXiv 2309.17453). There is no second lease and no second prefill: the drafted rows
+read the keys and values that the target computed in full attention, and their own lie behind the
+committed tokens, where `Verify` computes the same rows again, in full attention. Positions are the
+true ones: the keys carry them already. (StreamingLLM counts positions within the part it keeps.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import torch
+from typing_extensions import override
+
+from rapid.config import WindowDrafting
+from rapid.engines.batching import Feed
+from rapid.engines.drafting import draft_block
+from rapid.engines.leases import Lease
+from rapid.engines.work import SequenceWork
+from rapid.errors import OutOfStep
+from rapid.messages import Float32Array, Int32Array
+from rapid.speculation.acceptance import propose
+from rapid.speculation.sampling import proposal
+
+
+class WindowDraft(SequenceWork):
+    """Sample a block token by token; each row attends to the sinks and to the last `window` tokens.
+
+    The sequence stays as it is, with the last committed token left to compute: what these rows
+    write is right for nobody else, and is not counted as computed.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        choice: int,
+        window: WindowDrafting,
+        num_tokens: int,
+        eos_ids: Set[int],
+    ) -> None:
+        super().__init__(lease, choice)
+        self._window = window
+        self._num_tokens = num_tokens
+        self._eos_ids = eos_ids
+        self._token_ids: list[int] = []
+        self._proposals: list[tuple[Int32Array, Float32Array]] = []
+
+    @override
+    def begin(self) -> None:
+        super().begin()
+        sequence = self.sequence
+        sequence.drop_speculation()
+        room = sequence.capacity - len(sequence.token_ids) + 1
+        self._num_tokens = min(self._num_tokens, room)
+        if self._num_tokens < 1:
+            raise OutOfStep(f"lease {self.lease.lease_id!r} has no room to draft in")
+
+    @override
+    def feed(self, limit: int) -> Feed:
+        sequence = self.sequence
+        last = (self._token_ids or sequence.token_ids)[-1]
+        position = len(sequence.token_ids) - 1 + len(self._token_ids)
+        before, after = self._window.num_sinks, position + 1 - self._window.window
+        unseen = (before, after) if before < after else (0, 0)
+        return Feed([last], position, sequence.table, num_wanted=1, unseen=unseen)
+
+    @override
+    def take(self, logits: torch.Tensor) -> None:
+        request = self.lease.request
+        position = self.sequence.num_generated + len(self._token_ids)
+        ids, probs = proposal(logits[0], request.sampling, request.speculation)
+        token = propose(ids, probs, request.sampling, request.speculation, self.choice, position)
+        self._token_ids.append(token)
+        self._proposals.append((ids, probs))
+        if len(self._token_ids) == self._num_tokens or token in self._eos_ids:
+            self.finish(draft_block(self, self._token_ids, self._proposals))
