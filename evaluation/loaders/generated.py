@@ -1,0 +1,179 @@
+"""Questions on the documents of `rapid.embedded.generator`: what the embedded models can read.
+
+An item is the first question of its kind about a document of its own. Items alternate between
+lengths and between pairs of document kind and question kind, so that the first n are balanced too.
+``Source.split`` is part of every document's seed: eta is chosen on ``dev``, results are of
+``test``, and the training of the models draws from neither.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import count, cycle, islice
+from pathlib import Path
+from typing import Annotated, get_args
+
+from pydantic import Field, ValidationError
+
+from evaluation.items import Item
+from evaluation.tasks import Source
+from rapid.config import Frozen
+from rapid.embedded.generator import (
+    CHARACTERS_PER_TOKEN,
+    DocumentKind,
+    GeneratedDocument,
+    Question,
+    QuestionKind,
+    generate_document,
+)
+from rapid.errors import ConfigurationError
+from rapid.messages import Document, Message
+from rapid.prompts import target_messages
+
+SPLITS = ("dev", "test")
+DOCUMENT_SHARE = 0.6
+"""Of a conversation; earlier questions and answers fill the rest, as in the models' training."""
+
+
+class Options(Frozen):
+    """``Source.options`` of a task on generated documents.
+
+    Attributes:
+        lengths: tokens, about, to number of items.
+        documents: their kinds.
+        questions: their kinds; recite is asked of chronicles, pair of the others.
+        conversations: 0 asks one question about an attached document. Above it the long text is a
+            dialogue of so many conversations, each about a document that its first turn quotes; the
+            last one ends in the item's question.
+    """
+
+    lengths: dict[Annotated[int, Field(ge=200)], Annotated[int, Field(ge=1)]] = Field(min_length=1)
+    documents: tuple[DocumentKind, ...] = Field(get_args(DocumentKind), min_length=1)
+    questions: tuple[QuestionKind, ...] = Field(get_args(QuestionKind), min_length=1)
+    conversations: int = Field(0, ge=0)
+
+
+def load(source: Source, data: Path | None) -> Iterator[Item]:
+    """Yield the items of `source`, the same on any machine.
+
+    Raises:
+        ConfigurationError: options that do not fit, an unknown split, or a file to read.
+    """
+    if data is not None:
+        raise ConfigurationError(f"generated documents are read from no file: leave out {data}")
+    if source.split not in SPLITS:
+        raise ConfigurationError(
+            f"source.split is {source.split!r}; use one of {', '.join(SPLITS)}"
+        )
+    try:
+        options = Options.model_validate(source.options)
+    except ValidationError as error:
+        raise ConfigurationError(f"source.options of generated documents: {error}") from None
+    lengths = [_of_length(source.split, n, options) for n in options.lengths]
+    left = dict(enumerate(options.lengths.values()))
+    while left:
+        for index in list(left):
+            yield next(lengths[index])
+            left[index] -= 1
+            if not left[index]:
+                del left[index]
+
+
+def _of_length(split: str, num_tokens: int, options: Options) -> Iterator[Item]:
+    """Yield items of one length without end."""
+    pairs = [
+        (document, question)
+        for question in options.questions
+        for document in options.documents
+        if not (question == "recite" and document != "chronicle")
+        and not (question == "pair" and document == "chronicle")
+    ]
+    if not pairs:
+        raise ConfigurationError(
+            "source.options: these documents have no such questions; "
+            "recite is asked of chronicles, pair of the others"
+        )
+    for number, (kind, question) in enumerate(cycle(pairs)):
+        name = f"{split}-{num_tokens}-{kind}-{question}-{number // len(pairs):03}"
+        groups = {
+            "length": str(num_tokens),
+            "document": kind,
+            "question": question,
+            "places": "one" if question in ("fact", "recite") else "several",
+        }
+        if options.conversations:
+            yield _dialogue(name, groups, kind, question, num_tokens, options.conversations)
+        else:
+            yield _single(name, groups, kind, question, num_tokens)
+
+
+def _single(
+    name: str, groups: dict[str, str], kind: DocumentKind, question: QuestionKind, num_tokens: int
+) -> Item:
+    document, asked = _document_with(name, kind, question, num_tokens)
+    return Item(
+        id=name,
+        messages=(Message("user", asked.question),),
+        document=Document(document.name, document.text),
+        answers=(asked.answer,),
+        groups=groups,
+        evidence=asked.evidence,
+    )
+
+
+def _dialogue(
+    name: str,
+    groups: dict[str, str],
+    kind: DocumentKind,
+    question: QuestionKind,
+    num_tokens: int,
+    conversations: int,
+) -> Item:
+    share = num_tokens // conversations
+    size = int(DOCUMENT_SHARE * share)
+    document, asked = _document_with(name, kind, question, size)
+    rng = random.Random(name)
+    messages = list[Message]()
+    for number in range(conversations - 1):
+        other_kind = rng.choice(get_args(DocumentKind))
+        other = generate_document(f"{name} other {number}", size, kind=other_kind)
+        messages += _turns(other, list(other.questions), share)
+    others = [each for each in document.questions if each is not asked]
+    messages += _turns(document, others, share)
+    return Item(
+        id=name,
+        messages=(*messages, Message("user", asked.question)),
+        document=None,
+        answers=(asked.answer,),
+        groups=groups,
+    )
+
+
+def _turns(
+    document: GeneratedDocument, questions: list[Question], num_tokens: int
+) -> Iterator[Message]:
+    """Yield the document and questions with their answers until they are long enough."""
+    left = num_tokens * CHARACTERS_PER_TOKEN - len(document.text)
+    attached = [Document(document.name, document.text)]
+    for each in questions:
+        yield from target_messages([Message("user", each.question)], attached)
+        yield Message("assistant", each.answer)
+        attached = []
+        left -= len(each.question) + len(each.answer)
+        if left <= 0:
+            return
+
+
+def _document_with(
+    seed: str, kind: DocumentKind, question: QuestionKind, num_tokens: int
+) -> tuple[GeneratedDocument, Question]:
+    """The first document of `seed` that a question of this kind can be asked of."""
+    for attempt in islice(count(), 100):
+        document = generate_document(f"{seed} {attempt}", num_tokens, kind=kind)
+        for each in document.questions:
+            if each.kind == question:
+                return document, each
+    raise ConfigurationError(
+        f"documents of {num_tokens} tokens have no {question} question: ask for longer ones"
+    )
