@@ -63,9 +63,7 @@ def load(source: Source, data: Path | None) -> Iterator[Item]:
     if data is not None:
         raise ConfigurationError(f"generated documents are read from no file: leave out {data}")
     if source.split not in SPLITS:
-        raise ConfigurationError(
-            f"source.split is {source.split!r}; use one of {', '.join(SPLITS)}"
-        )
+        raise ConfigurationError(f"source.split is {source.split!r}; use {' or '.join(SPLITS)}")
     try:
         options = Options.model_validate(source.options)
     except ValidationError as error:
