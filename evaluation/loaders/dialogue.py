@@ -1,0 +1,93 @@
+"""Last turns of dialogues under a long history of other dialogues.
+
+After RAPID (arXiv 2502.20330), section 4: the last turns of 100 dialogues of MT-Bench-101 (arXiv
+2402.14762), each after a history padded from 500 other dialogues to about 122K tokens. Which
+dialogues those were is not published; here a seed draws them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pydantic import Field
+
+from evaluation.items import Item
+from evaluation.loaders.records import Record, read_records
+from evaluation.tasks import Source
+from rapid.config import Finite, Frozen
+from rapid.errors import ConfigurationError
+from rapid.messages import Message
+
+
+class DialogueOptions(Frozen):
+    """`options` of the source.
+
+    Attributes:
+        queries: dialogues whose last turn is asked.
+        padding: other dialogues that the history is padded from.
+        history_tokens: length of the padded history; counted at `characters_per_token`, because
+            items are made before there is a tokenizer.
+        seed: of the draw of queries, and of each item's padding.
+    """
+
+    queries: int = Field(100, ge=1)
+    padding: int = Field(500, ge=0)
+    history_tokens: int = Field(122_000, ge=0)
+    characters_per_token: Finite = Field(4.5, gt=0)
+    seed: int = 0
+
+
+def load(source: Source, data: Path | None) -> Iterator[Item]:
+    """Items of ``mtbench101.jsonl``: records with task, id and history, a list of user and bot.
+
+    `fields` holds the dialogue's own turns as text, which is what a judge reads; `answers` the
+    reply of the data set.
+    """
+    options = DialogueOptions.model_validate(source.options)
+    records = list(read_records(source, data, ("task", "id", "history"), id_key="id"))
+    turns = [_turns(record) for record in records]
+    order = list(range(len(records)))
+    random.Random(f"dialogues {options.seed}").shuffle(order)
+    queries, rest = order[: options.queries], order[options.queries :]
+    pool = [turns[index] for index in rest[: options.padding]]
+    for index in queries:
+        record, own = records[index], turns[index]
+        name = f"{record['task']}-{record['id']}"
+        characters = int(options.history_tokens * options.characters_per_token)
+        padding = _padding(pool, characters - _size(own), f"{name} {options.seed}")
+        yield Item(
+            id=name,
+            messages=(*padding, *own[:-1]),
+            document=None,
+            answers=(own[-1].content,),
+            fields={"dialogue": "\n\n".join(f"{turn.role}: {turn.content}" for turn in own[:-1])},
+            groups={"task": record["task"]},
+        )
+
+
+def _turns(record: Record) -> list[Message]:
+    turns: list[Message] = []
+    for turn in record["history"]:
+        if not isinstance(turn, dict) or not {"user", "bot"} <= turn.keys():
+            raise ConfigurationError(f"item {record['id']}: a turn of it lacks user or bot")
+        turns += [Message("user", turn["user"]), Message("assistant", turn["bot"])]
+    if not turns:
+        raise ConfigurationError(f"item {record['id']}: its history is empty")
+    return turns
+
+
+def _padding(pool: Sequence[Sequence[Message]], characters: int, seed: str) -> list[Message]:
+    """Whole dialogues of `pool` in an order of their own, as many as fit `characters`."""
+    padding: list[Message] = []
+    for dialogue in random.Random(f"padding {seed}").sample(pool, len(pool)):
+        size = _size(dialogue)
+        if size <= characters:
+            characters -= size
+            padding += dialogue
+    return padding
+
+
+def _size(dialogue: Sequence[Message]) -> int:
+    return sum(len(turn.content) for turn in dialogue)

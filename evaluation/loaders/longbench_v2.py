@@ -1,0 +1,31 @@
+"""LongBench v2 (arXiv 2412.15204): 503 questions with four choices over 8K to 2M words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from evaluation.items import Item
+from evaluation.loaders.records import read_records
+from evaluation.tasks import Source
+from rapid.messages import Document, Message
+
+GROUPS = ("difficulty", "length", "domain", "sub_domain")
+CHOICES = ("choice_A", "choice_B", "choice_C", "choice_D")
+
+
+def load(source: Source, data: Path | None) -> Iterator[Item]:
+    """Items of ``data.json``; texts are stripped, and retrieval searches without the choices."""
+    keys = ("_id", *GROUPS, "question", *CHOICES, "answer", "context")
+    for record in read_records(source, data, keys, id_key="_id"):
+        fields = {key: record[key].strip() for key in ("question", *CHOICES)}
+        choices = "\n".join(f"({key[-1]}) {fields[key]}" for key in CHOICES)
+        yield Item(
+            id=record["_id"],
+            messages=(Message("user", f"{fields['question']}\n{choices}"),),
+            document=Document("text", record["context"].strip()),
+            answers=(record["answer"],),
+            query=fields["question"],
+            fields=fields,
+            groups={key: record[key] for key in GROUPS},
+        )
