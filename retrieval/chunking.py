@@ -64,7 +64,8 @@ def chunk_text(
     """Cut `text` into chunks; every character is in exactly one.
 
     Chunks are filled greedily and end, within their second half, at the last paragraph break, else
-    the last sentence or line end, else the last word end, else at the bound. Time is linear.
+    the last sentence or line end, else the last word end, else at the bound. A paragraph that fits
+    into one chunk is not cut. Time is linear.
 
     Args:
         text: The document.
@@ -130,7 +131,9 @@ def _ranges(
     start = 0
     while start < len(text):
         bound = _bound(len(text), starts, start, max_tokens, max_chars)
-        end = bound if bound == len(text) else _nicest_cut(text, starts, start, bound)
+        end = bound
+        if bound < len(text):
+            end = _nicest_cut(text, starts, start, bound, max_tokens, max_chars)
         yield start, end
         start = end
 
@@ -148,12 +151,27 @@ def _bound(length: int, starts: Sequence[int], start: int, max_tokens: int, max_
     return starts[reach - 1] if reach and starts[reach - 1] > start else start + max_chars
 
 
-def _nicest_cut(text: str, starts: Sequence[int], start: int, bound: int) -> int:
-    """The best token start in the second half of ``text[start:bound]``, or `bound`."""
+def _nicest_cut(
+    text: str, starts: Sequence[int], start: int, bound: int, max_tokens: int, max_chars: int
+) -> int:
+    """The best token start in the second half of ``text[start:bound]``, or `bound`.
+
+    The paragraph that the bound falls into is left to the next chunk, from the first half too, when
+    it fits into one.
+    """
     half = start + (bound - start) // 2
     for pattern in (_PARAGRAPH_END, _SENTENCE_END, _WORD_END):
-        for match in reversed(list(pattern.finditer(text, half, bound + 1))):
+        since = start if pattern is _PARAGRAPH_END else half
+        for match in reversed(list(pattern.finditer(text, since, bound + 1))):
             token = bisect_left(starts, match.end())
-            if token < len(starts) and half < starts[token] <= bound:
-                return starts[token]
+            if token == len(starts) or not start < starts[token] <= bound:
+                continue
+            cut = starts[token]
+            if cut > half:
+                return cut
+            if pattern is _PARAGRAPH_END:
+                reach = _bound(len(text), starts, cut, max_tokens, max_chars)
+                if reach == len(text) or pattern.search(text, cut, reach + 2):
+                    return cut
+                break
     return bound

@@ -74,6 +74,17 @@ def test_chunks_end_at_paragraphs_then_sentences_then_words():
     ]
 
 
+def test_a_paragraph_that_fits_into_one_chunk_is_not_cut():
+    def chunks(text):
+        return [c.text for c in chunk_text(text, tokens.words, max_tokens=8)]
+
+    verse = "a b c d e f g"
+    assert chunks(f"One.\n\n{verse}\n\nTwo.") == ["One.\n\n", f"{verse}\n\n", "Two."]
+    assert chunks(f"One.\n\n{verse}") == ["One.\n\n", verse]
+    longer = "a b c d e f g h i"  # is cut anyway: no reason to leave a chunk short
+    assert chunks(f"One.\n\n{longer}") == ["One.\n\na b c d e f g ", "h i"]
+
+
 def test_a_word_keeps_its_tokens_together():
     """Byte-level tokens own the space before a word; a cut after that space would tear the word."""
     text = "aa bbbbcccc " * 40
