@@ -1,0 +1,176 @@
+"""Retrieval gone wrong on purpose: unrelated, partly replaced, or contradicted chunks.
+
+Pure, and seeded by the item alone: every system and every eta meets the same corrupted chunks.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import ceil
+
+from evaluation.items import Item
+from evaluation.tasks import Condition
+from retrieval import Chunk, RetrievedChunk
+
+Span = tuple[int, int]
+
+_SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
+_DIGITS = re.compile(r"\d+")
+_MADE_UP = re.compile(r"\b(?:[bdfghklmnprstvwz][aeiou]){2}\b")
+"""What the values in generated documents are made of; other words of this form are told apart by
+being in the question, or more than once in the document."""
+
+
+def corrupt(
+    chunks: Sequence[RetrievedChunk],
+    condition: Condition,
+    item: Item,
+    spare: Sequence[Chunk],
+    *,
+    budget_tokens: int,
+    count_tokens: Callable[[str], int],
+) -> list[RetrievedChunk]:
+    """What the drafter gets to read instead of `chunks`, in the same order and budget.
+
+    Args:
+        chunks: What retrieval found for `item`, in document order.
+        condition: `unrelated` replaces every chunk, `replaced` a share of them (rounded up, and
+            whatever they hold), `contradicting` adds copies of the item's evidence that say
+            something else. Where the evidence is not known, the best chunk's sentences with a
+            number are taken for it.
+        item: Its id seeds every choice.
+        spare: All chunks of what `unrelated_item` chose.
+        budget_tokens: The most tokens of the result. Replacements that would exceed it are passed
+            over; additions push out the chunks of least score.
+        count_tokens: Of the target's tokenizer.
+    """
+    rng = random.Random(item.id)
+    match condition.corruption:
+        case "none":
+            return list(chunks)
+        case "unrelated":
+            return _replaced(rng, chunks, len(chunks), spare, budget_tokens)
+        case "replaced":
+            number = ceil(condition.share * len(chunks))
+            return _replaced(rng, chunks, number, spare, budget_tokens)
+        case "contradicting":
+            return _contradicted(rng, chunks, item, budget_tokens, count_tokens)
+
+
+def unrelated_item(item: Item, items: Sequence[Item]) -> Item:
+    """One of `items` about another text, the same for `item` whenever `items` are the same.
+
+    Raises:
+        ValueError: they are all about one text.
+    """
+    others = [each for each in items if _text(each) != _text(item)]
+    if not others:
+        raise ValueError("unrelated chunks need a second item that is about another text")
+    return random.Random(f"unrelated {item.id}").choice(others)
+
+
+def contradiction(rng: random.Random, item: Item, sentence: str) -> str:
+    """`sentence` with other numbers and other made-up words; unchanged where it has neither."""
+    text, question = _text(item), item.messages[-1].content
+
+    def other_number(found: re.Match[str]) -> str:
+        return _other(found[0], lambda: "".join(rng.choice("123456789") for _ in found[0]))
+
+    def other_word(found: re.Match[str]) -> str:
+        if text.count(found[0]) > 1 or found[0] in question:
+            return found[0]
+        return _other(found[0], lambda: _syllable(rng) + _syllable(rng))
+
+    return _MADE_UP.sub(other_word, _DIGITS.sub(other_number, sentence))
+
+
+def _replaced(
+    rng: random.Random,
+    chunks: Sequence[RetrievedChunk],
+    number: int,
+    spare: Sequence[Chunk],
+    budget_tokens: int,
+) -> list[RetrievedChunk]:
+    # The same order for every share: what 25 % replaces, 50 % replaces too.
+    places = sorted(rng.sample(range(len(chunks)), len(chunks))[:number])
+    room = budget_tokens - sum(c.num_tokens for i, c in enumerate(chunks) if i not in places)
+    chosen: list[Chunk] = []
+    for each in rng.sample(spare, len(spare)):
+        if len(chosen) < len(places) and each.num_tokens <= room:
+            chosen.append(each)
+            room -= each.num_tokens
+    chosen.sort(key=lambda chunk: chunk.start)
+    # A replacement keeps the identity of what it stands for: it is shown under the same name.
+    instead = {
+        place: replace(chunks[place], text=each.text, num_tokens=each.num_tokens)
+        for place, each in zip(places, chosen, strict=False)
+    }
+    kept = {i: chunk for i, chunk in enumerate(chunks) if i not in places}
+    return [chunk for _, chunk in sorted((kept | instead).items())]
+
+
+def _contradicted(
+    rng: random.Random,
+    chunks: Sequence[RetrievedChunk],
+    item: Item,
+    budget_tokens: int,
+    count_tokens: Callable[[str], int],
+) -> list[RetrievedChunk]:
+    if not chunks:
+        return []
+    best = max(chunks, key=lambda chunk: chunk.score)
+    added: dict[tuple[int, int], list[str]] = {}
+    evidence = [(*span, _text(item)[slice(*span)]) for span in item.evidence] or _numbers_of(best)
+    for start, _, sentence in evidence:
+        changed = contradiction(rng, item, sentence)
+        if changed != sentence:
+            # Beside the chunk that holds the sentence, or would: the liar may come first.
+            place = max((i for i, c in enumerate(chunks) if c.start <= start), default=0)
+            added.setdefault((place, rng.choice((-1, 1))), []).append(changed)
+    order = {(place, 0): chunk for place, chunk in enumerate(chunks)}
+    for key, sentences in added.items():
+        text = " ".join(sentences)
+        order[key] = replace(best, text=text, num_tokens=count_tokens(text))
+    spans = [(start, end) for start, end, _ in evidence]
+    room = budget_tokens - sum(chunk.num_tokens for chunk in order.values())
+    for key in sorted(order, key=lambda key: _worth(order[key], spans, added=key in added)):
+        if room >= 0:
+            break
+        room += order.pop(key).num_tokens
+    return [chunk for _, chunk in sorted(order.items(), key=lambda entry: entry[0])]
+
+
+def _worth(chunk: RetrievedChunk, evidence: Sequence[Span], *, added: bool) -> tuple[bool, float]:
+    """What has to make room goes in this order: by score, the evidence and its copies last."""
+    holds = any(chunk.start < end and start < chunk.end for start, end in evidence)
+    return added or holds, chunk.score
+
+
+def _numbers_of(chunk: RetrievedChunk) -> list[tuple[int, int, str]]:
+    """Place and text of the sentences of `chunk` that have a number."""
+    return [
+        (chunk.start + found.start(), chunk.start + found.end(), found[0].strip())
+        for found in _SENTENCE.finditer(chunk.text)
+        if _DIGITS.search(found[0])
+    ]
+
+
+def _text(item: Item) -> str:
+    """The long text of `item`."""
+    if item.document is not None:
+        return item.document.text
+    return "\n\n".join(message.content for message in item.messages)
+
+
+def _other(old: str, draw: Callable[[], str]) -> str:
+    """The first draw that is not `old`."""
+    while (new := draw()) == old:
+        pass
+    return new
+
+
+def _syllable(rng: random.Random) -> str:
+    return rng.choice("bdfghklmnprstvwz") + rng.choice("aeiou")
