@@ -1,0 +1,93 @@
+"""Floating-point operations of an answer, from the models' shapes and the lengths alone.
+
+A multiplication with its addition counts as two. Counted are the matrix products: 2 per weight and
+position (Kaplan et al., arXiv 2001.08361, section 2.1), and attention's two products, 4 per layer,
+head dimension and (query, key) pair, keys after the query left out. Embedding look-ups, norms and
+softmax are not. The `paper_*` functions are the formulas of RAPID's Table 4 (arXiv 2502.20330) in
+its own counting, for comparison: without attention, and with the context read for each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import Field
+
+from rapid.config import Frozen
+
+
+class ModelShape(Frozen):
+    """What `config.json` says of a Llama, Qwen2 or Qwen3 model."""
+
+    layers: int = Field(ge=1)
+    hidden: int = Field(ge=1)
+    heads: int = Field(ge=1)
+    kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    intermediate: int = Field(ge=1)
+    vocabulary: int = Field(ge=1)
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """The shape in the words of a checkpoint's `config.json`."""
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        return cls(
+            layers=config["num_hidden_layers"],
+            hidden=hidden,
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or hidden // heads,
+            intermediate=config["intermediate_size"],
+            vocabulary=config["vocab_size"],
+        )
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of all layers' matrices: queries and output, keys and values, gated MLP."""
+        attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def head_weights(self) -> int:
+        """Weights of the matrix that makes logits."""
+        return self.hidden * self.vocabulary
+
+    def prefill(self, tokens: int) -> float:
+        """Of reading a prompt, with logits of its last position only."""
+        pairs = tokens * (tokens + 1) / 2
+        return 2.0 * (tokens * self.layer_weights + self.head_weights) + self._attention(pairs)
+
+    def decode(self, positions: float, keys: float) -> float:
+        """Of `positions` after the prompt, with logits of each, that read `keys` each on average.
+
+        Drafts that were rejected are positions too: they were computed.
+        """
+        weights = self.layer_weights + self.head_weights
+        return 2.0 * positions * weights + self._attention(positions * keys)
+
+    def _attention(self, pairs: float) -> float:
+        return 4.0 * self.layers * self.heads * self.head_dim * pairs
+
+
+def paper_plain(target_weights: float, context: float, tokens: float) -> float:
+    """Table 4, "LC": ``2 g T L + g^2 T``."""
+    return 2 * tokens * target_weights * context + tokens**2 * target_weights
+
+
+def paper_rag(drafter_weights: float, retrieved: float, tokens: float) -> float:
+    """Table 4, "RAG": ``2 g D L_R + g^2 D``."""
+    return paper_plain(drafter_weights, retrieved, tokens)
+
+
+def paper_speculative(
+    target_weights: float,
+    drafter_weights: float,
+    context: float,
+    retrieved: float,
+    block: float,
+    acceptance: float,
+) -> float:
+    """Table 4, "SD" and "RAPID": ``(2 g D L_R + g^2 D + 2 T (L + g)) / beta``."""
+    step = paper_rag(drafter_weights, retrieved, block) + 2 * target_weights * (context + block)
+    return step / acceptance
