@@ -20,7 +20,12 @@ Load = Callable[[Source, Path | None], Iterator[Item]]
 
 
 def load_items(task: Task, data: Path | None = None, limit: int | None = None) -> list[Item]:
-    """The first `limit` items of `task`; from the file `data` instead of its hub dataset, if given.
+    """The first `limit` items of `task`; from `data` instead of its hub dataset, if given.
+
+    Args:
+        task: Its source says where items come from.
+        data: A file, or a directory that holds the source's `file`.
+        limit: None takes all.
 
     Raises:
         ConfigurationError: no such loader, no items, or two items with one id.
@@ -30,6 +35,8 @@ def load_items(task: Task, data: Path | None = None, limit: int | None = None) -
         raise ConfigurationError(
             f"task {task.name}: there is no loader {name!r}; known: {', '.join(LOADERS)}"
         )
+    if data is not None and data.is_dir() and task.source.file is not None:
+        data = data / task.source.file
     load: Load = import_module(f"evaluation.loaders.{name}").load
     items = list(islice(load(task.source, data), limit))
     if not items:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from evaluation.items import Item
 from evaluation.loaders.records import Record, read_records
@@ -45,7 +45,10 @@ def load(source: Source, data: Path | None) -> Iterator[Item]:
     `fields` holds the dialogue's own turns as text, which is what a judge reads; `answers` the
     reply of the data set.
     """
-    options = DialogueOptions.model_validate(source.options)
+    try:
+        options = DialogueOptions.model_validate(source.options)
+    except ValidationError as error:
+        raise ConfigurationError(f"source.options of dialogues: {error}") from None
     records = list(read_records(source, data, ("task", "id", "history"), id_key="id"))
     turns = [_turns(record) for record in records]
     order = list(range(len(records)))

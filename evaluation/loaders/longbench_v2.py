@@ -4,20 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
 
 from evaluation.items import Item
 from evaluation.loaders.records import read_records
 from evaluation.tasks import Source
+from rapid.config import Frozen
+from rapid.errors import ConfigurationError
 from rapid.messages import Document, Message
 
 GROUPS = ("difficulty", "length", "domain", "sub_domain")
 CHOICES = ("choice_A", "choice_B", "choice_C", "choice_D")
 
 
+class LongBenchOptions(Frozen):
+    """`options` of the source.
+
+    Attributes:
+        length: keep only the items of one length, as RAPID's Table 3 does.
+    """
+
+    length: Literal["short", "medium", "long"] | None = None
+
+
 def load(source: Source, data: Path | None) -> Iterator[Item]:
     """Items of ``data.json``; texts are stripped, and retrieval searches without the choices."""
+    try:
+        length = LongBenchOptions.model_validate(source.options).length
+    except ValidationError as error:
+        raise ConfigurationError(f"source.options of LongBench v2: {error}") from None
     keys = ("_id", *GROUPS, "question", *CHOICES, "answer", "context")
     for record in read_records(source, data, keys, id_key="_id"):
+        if length not in (None, record["length"]):
+            continue
         fields = {key: record[key].strip() for key in ("question", *CHOICES)}
         choices = "\n".join(f"({key[-1]}) {fields[key]}" for key in CHOICES)
         yield Item(
