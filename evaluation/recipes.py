@@ -1,0 +1,133 @@
+"""One recipe per row of the results that RAPID's authors publish beside their code.
+
+The rows (20 of LongBench v2, 10 of InfiniteBench) are in ``recipe_files/published.yaml``: models,
+eta, and their numbers, to be shown beside ours. How items are asked is in the task files.
+
+RAPID's rows run with method `paper`, the reference code's own rule, and blocks of ten. Not repeated
+is that it ends a block early where its drafter is unsure (probability under 0.1), and that it takes
+the best chunks by dense vectors up to a number; ours fill a budget of tokens by BGE-M3's dense and
+lexical scores.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from evaluation.systems import System
+from evaluation.tasks import Task, load_task
+from rapid.config import EngineConfig, Finite, Frozen
+from rapid.config_errors import read_yaml, readable
+from rapid.errors import ConfigurationError
+
+RECIPE_FILE = Path(__file__).parent / "recipe_files" / "published.yaml"
+MAX_DRAFT = 10
+
+
+class Recipe(Frozen):
+    """A published row.
+
+    Attributes:
+        name: of the recipe.
+        tasks: one after the other; names of task files.
+        target, drafter: the models; no drafter where nobody drafts, or the target itself.
+        system: the one system that answers.
+        published: the authors' numbers, in percent, by column of their table.
+    """
+
+    name: str
+    tasks: tuple[str, ...]
+    target: EngineConfig
+    drafter: EngineConfig | None
+    system: System
+    published: Mapping[str, float]
+
+    def load_tasks(self) -> list[Task]:
+        """The tasks, each with the recipe's system alone."""
+        return [
+            load_task(name).model_copy(update={"systems": (self.system,)}) for name in self.tasks
+        ]
+
+
+def recipe_names() -> list[str]:
+    """All recipes, in the order of the published tables."""
+    return list(_recipes())
+
+
+def load_recipe(name: str) -> Recipe:
+    """A recipe.
+
+    Raises:
+        ConfigurationError: there is none of that name.
+    """
+    recipes = _recipes()
+    if name not in recipes:
+        near = difflib.get_close_matches(name, recipes, n=1)
+        meant = f"did you mean {near[0]}?" if near else f"known are {', '.join(recipes)}"
+        raise ConfigurationError(f"there is no recipe {name!r}: {meant}")
+    return recipes[name]
+
+
+class _Table(Frozen):
+    """What rows of one table share."""
+
+    tasks: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+class _Row(Frozen):
+    """A row as the file has it; `drafter` and `eta` are absent in the rows of a target alone."""
+
+    name: str
+    rows: str
+    target: str
+    drafter: str | None = None
+    eta: Finite | None = Field(None, ge=0)
+    published: tuple[Finite, ...]
+
+
+class _File(Frozen):
+    rows: dict[str, _Table]
+    models: dict[str, EngineConfig]
+    recipes: tuple[_Row, ...]
+
+
+@cache
+def _recipes() -> Mapping[str, Recipe]:
+    settings = read_yaml(RECIPE_FILE, "the one that came with the package")
+    try:
+        file = _File.model_validate(settings)
+    except ValidationError as error:
+        raise ConfigurationError(
+            readable(error, settings, _File, prefix=f"{RECIPE_FILE}: ", top="recipes")
+        ) from None
+    return {row.name: _recipe(row, file) for row in file.recipes}
+
+
+def _recipe(row: _Row, file: _File) -> Recipe:
+    table = file.rows[row.rows]
+    is_self = row.drafter == row.target
+    return Recipe(
+        name=row.name,
+        tasks=table.tasks,
+        target=file.models[row.target],
+        drafter=None if is_self or row.drafter is None else file.models[row.drafter],
+        system=_system(row, is_self),
+        published=dict(zip(table.columns, row.published, strict=True)),
+    )
+
+
+def _system(row: _Row, is_self: bool) -> System:
+    if row.drafter is None:
+        return System(name="plain", method="plain")
+    return System(
+        name="rapid-self-paper" if is_self else "rapid-paper",
+        method="paper",
+        drafts="target" if is_self else "drafter",
+        eta=row.eta,
+        max_draft=MAX_DRAFT,
+    )
