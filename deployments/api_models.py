@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from rapid.config import Coupling, Finite, Mode, Transfer
+from rapid.config import PAPER, Coupling, Finite, Mode, Transfer
 from rapid.errors import BadRequest
 from rapid.messages import Document, GenerateRequest, Message, SpeculationRequest
 
@@ -173,6 +173,14 @@ class RapidOptions(_Body):
     documents: list[DocumentBody] | None = None
     query: Text | None = None
     explain: Literal["tokens", "none"] | None = None
+
+    @field_validator(*PAPER)
+    @classmethod
+    def _paper_has_no_variants(cls, value: object, info: ValidationInfo) -> object:
+        own = PAPER[info.field_name or ""]
+        if info.data.get("mode") == "paper" and value not in (None, own):
+            _refuse("paper", f"must be left out with mode 'paper', whose own is {own!r}")
+        return value
 
     @field_validator("query")
     @classmethod

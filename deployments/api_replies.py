@@ -1,9 +1,9 @@
 """Response bodies of the HTTP API: OpenAI's shapes, vLLM's metrics, our receipt.
 
 Plain dictionaries, since OpenAI's clients are the schema. ``metrics.speculative_decoding`` has
-vLLM's names with one difference of meaning: our blocks have no bonus token, so
-``mean_acceptance_length`` is committed tokens per round. It sums over all choices; with more than
-one, ``choices`` in it has an entry for each.
+vLLM's names with one difference of meaning: our blocks have no bonus token (but for mode `paper`),
+so ``mean_acceptance_length`` is committed tokens per round. It sums over all choices; with more
+than one, ``choices`` in it has an entry for each.
 """
 
 from __future__ import annotations
@@ -173,6 +173,7 @@ def rapid_receipt(receipt: Receipt) -> Json:
         "rounds": sum(choice.rounds for choice in receipt.choices),
         "drafted": sum(choice.drafted for choice in receipt.choices),
         "accepted": sum(choice.accepted for choice in receipt.choices),
+        "bonus": sum(choice.bonus for choice in receipt.choices),
         "plain_from": list(receipt.plain_from),
         "chunks": [asdict(chunk) for chunk in receipt.chunks],
         "timings_ms": dict(receipt.timings_ms),
@@ -211,7 +212,7 @@ def _acceptance(choices: Sequence[ChoiceStatistics]) -> Json:
     """Counters of the drafted rounds; what a target decoded alone is no part of them."""
     drafted = sum(choice.drafted for choice in choices)
     accepted = sum(choice.accepted for choice in choices)
-    committed = accepted + sum(choice.corrected for choice in choices)
+    committed = accepted + sum(choice.corrected + choice.bonus for choice in choices)
     lengths = sorted({length for choice in choices for length in choice.histogram})
     by_length = {
         length: _added(c.histogram[length] for c in choices if length in c.histogram)

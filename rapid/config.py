@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from typing_extensions import Self
 
 Mode = Literal["plain", "lossless", "fused", "paper", "rag", "auto"]
 Transfer = Literal["distill", "boost"]

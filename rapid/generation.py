@@ -11,12 +11,14 @@ import secrets
 from collections.abc import Awaitable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any, TypeVar
 
 from rapid.config import (
     Coupling,
     EngineConfig,
     PromptLookup,
+    Rule,
     SamplingConfig,
     SpeculationConfig,
     Transfer,
@@ -79,10 +81,11 @@ def generate(
     max_tokens: int = 256,
     eta: float | None = None,
     max_draft: int = 10,
-    transfer: Transfer = "boost",
+    rule: Rule = "exact",
+    transfer: Transfer | None = None,
     coupling: Coupling | None = None,
     plausibility: float = 0.1,
-    draft_top_k: int | None = 64,
+    draft_top_k: int | EllipsisType | None = ...,
     transfer_temperature: float = 1.0,
     temperature: float = 1.0,
     top_p: float = 1.0,
@@ -99,12 +102,16 @@ def generate(
         max_tokens: longest answer.
         eta: 0 samples the target's own distribution, above it the fused one. None is 10 with a
             model that drafts; a drafter that reads nothing of its own has nothing to transfer.
-        coupling: None is `shared_noise` when a seed is given, else `maximal`.
+        rule: `paper` is the reference code's, for reproducing its tables.
+        transfer: None is the default of `rapid.config.SpeculationConfig`; `paper` has `distill`.
+        coupling: None is `shared_noise` when a seed is given, else `maximal`; `paper` has no other.
+        draft_top_k: None keeps the whole proposal, as `paper` does; left out it is 64 otherwise.
         num_logprobs: None for none, else alternatives beside each token.
 
     Raises:
-        ConfigurationError: the two models do not share a vocabulary, or the drafter has nothing to
-            transfer.
+        ConfigurationError: the two models do not share a vocabulary, the drafter has nothing to
+            transfer, or `paper` has no model that drafts.
+        BadRequest: `paper` at temperature 0.
         PromptTooLong: prompt and answer exceed a model's context.
         pydantic.ValidationError: a setting is out of range.
     """
@@ -113,21 +120,26 @@ def generate(
         raise ConfigurationError(
             f"{drafter!r} reads nothing that the target does not: set eta to 0, or leave it out"
         )
+    if rule == "paper" and not reads_alone:
+        raise ConfigurationError("rule 'paper' needs a drafter model, as the reference does")
     sampling = SamplingConfig(
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
         seed=secrets.randbits(63) if seed is None else seed,
     )
-    speculation = SpeculationConfig(
-        transfer=transfer,
-        eta=(_ETA if reads_alone else 0.0) if eta is None else eta,
-        max_draft=max_draft,
-        coupling=coupling or ("maximal" if seed is None else "shared_noise"),
-        plausibility=plausibility,
-        draft_top_k=draft_top_k,
-        transfer_temperature=transfer_temperature,
-    )
+    shares_noise = seed is not None and rule == "exact"
+    settings = {
+        "rule": rule,
+        "transfer": transfer or ...,
+        "eta": (_ETA if reads_alone else 0.0) if eta is None else eta,
+        "max_draft": max_draft,
+        "coupling": coupling or ("shared_noise" if shares_noise else "maximal"),
+        "plausibility": plausibility,
+        "draft_top_k": draft_top_k,
+        "transfer_temperature": transfer_temperature,
+    }
+    speculation = SpeculationConfig(**{k: v for k, v in settings.items() if v is not ...})
     requests = [
         LeaseRequest(
             lease_id="generate",

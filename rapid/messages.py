@@ -194,7 +194,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class TargetLogits:
-    """The target's logits of a block, for judging elsewhere: float32 [max(k, 1), vocab]."""
+    """The target's logits of a block, for judging elsewhere: float32 [rows, vocab]."""
 
     lease_id: str
     choice: int

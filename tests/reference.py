@@ -98,14 +98,14 @@ def proposal(logits: np.ndarray, settings: Settings) -> tuple[np.ndarray, float]
     probs, distance = keep(softmax(logits / temperature), settings.top_k, settings.top_p)
     order = np.argsort(-probs, kind="stable")
     best = order[: settings.draft_top_k or len(order)]
-    cut = np.zeros_like(probs, dtype=np.float32)
+    cut = np.zeros_like(probs, dtype=np.float32)  # as it is sent; the rule normalises in float64
     cut[best] = probs[best]
     distance = min(distance, edge(probs[order], settings.draft_top_k))
     if settings.plausibility:
         offered = cut[cut > 0]
         margins = np.log(offered) - np.log(offered.max() * settings.plausibility)
         distance = min(distance, float(np.abs(margins).min()))
-    return (cut / cut.sum()).astype(np.float64), distance
+    return cut.astype(np.float64) / cut.sum(dtype=np.float64), distance
 
 
 def step(target: np.ndarray, draft: np.ndarray | None, position: int, settings: Settings) -> Step:

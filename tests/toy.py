@@ -12,7 +12,7 @@ import torch
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import DrafterUnavailable
 from rapid.messages import DraftBlock, Verdict
-from rapid.speculation.acceptance import decode_token, judge, propose
+from rapid.speculation.acceptance import decode_token, ends_block, judge, num_rows, propose
 from rapid.speculation.sampling import proposal
 
 
@@ -60,6 +60,8 @@ class ToyDrafter:
                 propose(ids, probs, self.sampling, self.speculation, self.choice, len(tokens))
             )
             rows.append((ids, probs))
+            if ends_block(tokens[-1], ids, probs, self.speculation):
+                break
         width = max(len(ids) for ids, _ in rows)
         pad = lambda row, fill: np.pad(row, (0, width - len(row)), constant_values=fill)  # noqa: E731
         return DraftBlock(
@@ -73,7 +75,7 @@ class ToyDrafter:
 
 
 class ToyVerifier:
-    """A verifier port over a toy model."""
+    """A verifier port over a toy model; `max_tokens` is the longest answer."""
 
     def __init__(
         self,
@@ -82,9 +84,10 @@ class ToyVerifier:
         speculation: SpeculationConfig,
         choice: int = 0,
         eos_ids: frozenset[int] = frozenset(),
+        max_tokens: int = 40,
     ) -> None:
         self.model, self.sampling, self.speculation = model, sampling, speculation
-        self.choice, self.eos_ids = choice, eos_ids
+        self.choice, self.eos_ids, self.max_tokens = choice, eos_ids, max_tokens
         self.committed: list[int] = []
 
     async def verify(self, block: DraftBlock | Awaitable[DraftBlock]) -> Verdict:
@@ -92,7 +95,8 @@ class ToyVerifier:
         assert drafted.position == len(self.committed)
         prefix = [*self.committed, *drafted.token_ids.tolist()]
         first = drafted.position
-        rows = [self.model.logits(prefix[: first + i]) for i in range(max(len(drafted), 1))]
+        num_wanted = num_rows(len(drafted), self.max_tokens - first, self.speculation)
+        rows = [self.model.logits(prefix[: first + i]) for i in range(num_wanted)]
         judgement = judge(
             drafted, torch.stack(rows), self.sampling, self.speculation, self.eos_ids, 2
         )

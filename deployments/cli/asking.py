@@ -50,14 +50,15 @@ def ask(
         str | None, typer.Option(help="By default the one that the server has.")
     ] = None,
     mode: Annotated[
-        str | None, typer.Option(help="plain, lossless, fused, rag or auto (the default).")
+        str | None, typer.Option(help="plain, lossless, fused, paper, rag or auto (the default).")
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float | None, typer.Option(help="Nucleus mass kept.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed, the same answer.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
     eta: Annotated[
-        float | None, typer.Option(help="How far the drafter moves the target; fused only.")
+        float | None,
+        typer.Option(help="How far the drafter moves the target; fused, paper."),
     ] = None,
     transfer: Annotated[str | None, typer.Option(help="boost or distill.")] = None,
     max_draft: Annotated[int | None, typer.Option(help="Tokens drafted per round.")] = None,

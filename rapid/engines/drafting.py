@@ -12,7 +12,7 @@ from rapid.engines.leases import Lease
 from rapid.engines.work import SequenceWork
 from rapid.errors import OutOfStep
 from rapid.messages import DraftBlock, Float32Array, Int32Array, TokenLogprobs, Verdict
-from rapid.speculation.acceptance import decode_token, propose
+from rapid.speculation.acceptance import decode_token, ends_block, propose
 from rapid.speculation.sampling import proposal
 
 
@@ -60,7 +60,8 @@ class Draft(SequenceWork):
         token = propose(ids, probs, request.sampling, request.speculation, self.choice, position)
         sequence.draft_ids.append(token)
         self._proposals.append((ids, probs))
-        if len(self._proposals) == self._num_tokens or token in self._eos_ids:
+        is_last = token in self._eos_ids or ends_block(token, ids, probs, request.speculation)
+        if is_last or len(self._proposals) == self._num_tokens:
             self.finish(draft_block(self, sequence.draft_ids, self._proposals))
 
 

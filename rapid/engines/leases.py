@@ -185,6 +185,12 @@ class LeaseLedger:
             raise BadRequest("the prompt is empty", "messages")
         if request.num_choices < 1 or request.max_tokens < 1:
             raise BadRequest("a lease needs at least one choice and one token", "max_tokens")
+        if request.speculation.rule == "paper" and request.sampling.temperature == 0:
+            raise BadRequest(
+                "the paper's rule draws at random also where a request is greedy: set a "
+                "temperature (the paper used 0.1 and 1.0)",
+                "temperature",
+            )
         if request.committed and len(request.committed) != request.num_choices:
             raise BadRequest("`committed` needs one entry per choice", "n")
         if any(len(ids) > request.max_tokens for ids in request.committed):

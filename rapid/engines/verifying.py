@@ -12,13 +12,14 @@ from rapid.engines.leases import Lease
 from rapid.engines.work import SequenceWork
 from rapid.errors import BadRequest, OutOfStep
 from rapid.messages import DraftBlock, TargetLogits
-from rapid.speculation.acceptance import judge
+from rapid.speculation.acceptance import judge, num_rows
 
 
 class Judging(SequenceWork):
     """One forward over ``[last committed, d_1 .. d_{K-1}]``: the logits of a block's positions.
 
-    Of an empty block it is the last committed token alone, whose row decodes the next one.
+    Of an empty block it is the last committed token alone, whose row decodes the next one. In
+    `paper` ``d_K`` is among the inputs, if the bonus token of its row fits.
     """
 
     def __init__(self, lease: Lease, choice: int, block: DraftBlock, num_ids: int) -> None:
@@ -37,11 +38,13 @@ class Judging(SequenceWork):
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._num_ids:
             raise BadRequest("the block holds a token id beyond the vocabulary")
         sequence.drop_speculation()
-        sequence.draft_ids = token_ids[:-1]
+        sequence.draft_ids = token_ids[: self._num_wanted() - 1]
 
     @override
     def _num_wanted(self) -> int:
-        return max(len(self._block), 1)
+        request = self.lease.request
+        num_left = request.max_tokens - self.sequence.num_generated
+        return num_rows(len(self._block), num_left, request.speculation)
 
 
 class Score(Judging):

@@ -7,6 +7,12 @@ with p_hat in the place of p, so each position follows p_hat exactly. Under `sha
 result is the winner of p_hat's race on the noise the drafter used for q's; greedy takes the best
 token of p_hat. Both keep the draft exactly when it is that token. There is no bonus token: every
 committed position was offered by the drafter and went through this rule.
+
+The rule `paper` is the reference code's: a rejection is made good with what p lacks, not p_hat, and
+a block that was kept whole is followed by a bonus token from p (``docs/algorithm.md``).
+
+Under `maximal` every random decision is one call of `accepts` or of `race`: the proofs put an
+oracle in their place, which takes every branch in turn.
 """
 
 from __future__ import annotations
@@ -20,8 +26,10 @@ import torch
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.messages import DraftBlock, Float32Array, Int32Array, TokenLogprobs, Verdict
 from rapid.speculation.fusion import fused_probs
-from rapid.speculation.noise import Float64Array, Purpose, race, uniforms
+from rapid.speculation.noise import Float64Array, Purpose, accepts, race, uniforms
 from rapid.speculation.sampling import distribution_temperature, filter_probs, probabilities
+
+_SURE = 0.1  # the reference's evaluation script: assistant_confidence_threshold
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +57,23 @@ class Judgement:
         )
 
 
-def acceptance_probs(fused: Float64Array, draft: Float64Array) -> Float64Array:
-    """``min(1, p_hat / q)`` per token [vocab]; 1 where q is zero (never offered)."""
-    ratio = np.ones_like(fused)
-    np.divide(fused, draft, out=ratio, where=draft > 0)
-    return np.minimum(ratio, 1.0)
+def acceptance_probability(fused: float, draft: float) -> float:
+    """``min(1, p_hat(x) / q(x))`` of a drafted token x."""
+    return 1.0 if fused >= draft else fused / draft
 
 
-def residual(fused: Float64Array, draft: Float64Array) -> Float64Array:
-    """``norm(max(p_hat - q, 0))`` [vocab]; p_hat itself when the two coincide numerically.
+def residual(wanted: Float64Array, kept: Float64Array) -> Float64Array:
+    """``norm(max(wanted - kept, 0))`` [vocab]; `wanted` itself when the two coincide numerically.
 
-    A rejection has probability ``sum(max(q - p_hat, 0))``, which is the residual's mass, so the
-    fallback is reached only through rounding.
+    With p_hat and q it is speculative sampling's: a rejection has probability
+    ``sum(max(q - p_hat, 0))``, which is the residual's mass, so the fallback is reached only
+    through rounding. The paper's ``norm(max(p - q, p - p_hat, 0))`` is the one of p and
+    ``min(q, p_hat)``.
     """
-    excess = np.maximum(fused - draft, 0.0)
+    excess = np.maximum(wanted - kept, 0.0)
     mass = excess.sum()
     if mass <= 0:
-        return fused
+        return wanted
     normalised: Float64Array = excess / mass
     return normalised
 
@@ -92,6 +100,33 @@ def propose(
     return int(candidate_ids[race(candidate_probs.astype(np.float64), noise[candidate_ids])])
 
 
+def ends_block(
+    token: int,
+    candidate_ids: Int32Array,
+    candidate_probs: Float32Array,
+    speculation: SpeculationConfig,
+) -> bool:
+    """Whether drafting stops after this token: in `paper`, when the drafter gave it less than 0.1.
+
+    The token stays in the block and is judged. `exact` never stops for what was drawn.
+    """
+    if speculation.rule == "exact":
+        return False
+    return bool(candidate_probs[candidate_ids == token][0] < _SURE)
+
+
+def num_rows(num_drafted: int, num_left: int, speculation: SpeculationConfig) -> int:
+    """Rows of target logits that a block is judged with: one a drafted token, at least one.
+
+    In `paper` it is one more where a bonus token fits.
+
+    Args:
+        num_left: tokens that may still be generated, the drafted ones among them.
+    """
+    has_bonus = speculation.rule == "paper" and num_drafted < num_left
+    return max(num_drafted + has_bonus, 1)
+
+
 def judge(
     block: DraftBlock,
     logits: torch.Tensor,
@@ -102,54 +137,55 @@ def judge(
 ) -> Judgement:
     """Judge a block against the target's logits of its positions.
 
-    An empty block proposed nothing: its one row commits a token of the target's own distribution.
+    A row beyond the block's positions gives a token of the target's own distribution, when all of
+    the block was kept: the bonus token of `paper`, or the one token that an empty block commits.
 
     Args:
         block: k drafted tokens with their proposals.
-        logits: the target's rows for the same positions, on any device [max(k, 1), vocab].
+        logits: the target's rows for the same positions, as `num_rows` counts them, on any device
+            [rows, vocab].
         eos_ids: tokens that end the answer; rows after one are ignored.
         num_logprobs: None for none; alternatives beside each committed token otherwise.
     """
-    if not len(block):
-        token, own = decode_token(
-            logits[0], sampling, speculation, block.choice, block.position, num_logprobs
-        )
-        return Judgement((token,), 0, token in eos_ids, () if own is None else (own,))
-    draft = _dense(block, logits)
-    unfiltered = fused_probs(
-        logits,
-        draft,
-        temperature=distribution_temperature(sampling, speculation),
-        transfer=speculation.transfer,
-        eta=speculation.eta,
-        plausibility=speculation.plausibility,
-    )
-    fused = _to_numpy(filter_probs(unfiltered, sampling.top_k, sampling.top_p))
-    draft_rows = _to_numpy(draft)
+    rows, further = logits[: len(block)], logits[len(block) :]
+    dense = _dense(block, rows)
+    draft = _to_numpy(dense)
+    unfiltered, fused, wanted = _distributions(rows, dense, sampling, speculation)
     token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
     num_accepted = 0
     is_finished = False
     for row, drafted in enumerate(block.token_ids.tolist()):
         token, accepted = _settle(
             drafted,
+            draft[row],
             fused[row],
-            draft_rows[row],
+            wanted[row],
             sampling,
             speculation,
             block.choice,
             block.position + row,
         )
         token_ids.append(token)
+        if num_logprobs is not None:
+            logprobs.append(_logprobs(unfiltered[row], token, num_logprobs))
         num_accepted += accepted
         is_finished = token in eos_ids
         if not accepted or is_finished:
             break
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    if num_logprobs is not None:
-        logprobs = tuple(
-            _logprobs(unfiltered[row], token, num_logprobs) for row, token in enumerate(token_ids)
+    if len(further) and num_accepted == len(block) and not is_finished:
+        token, entry = decode_token(
+            further[0],
+            sampling,
+            speculation,
+            block.choice,
+            block.position + len(block),
+            num_logprobs,
         )
-    return Judgement(tuple(token_ids), num_accepted, is_finished, logprobs)
+        token_ids.append(token)
+        logprobs += [entry] if entry else []
+        is_finished = token in eos_ids
+    return Judgement(tuple(token_ids), num_accepted, is_finished, tuple(logprobs))
 
 
 def decode_token(
@@ -176,10 +212,45 @@ def decode_token(
     return token, None if num_logprobs is None else _logprobs(probs, token, num_logprobs)
 
 
+def _distributions(
+    logits: torch.Tensor,
+    draft: torch.Tensor,
+    sampling: SamplingConfig,
+    speculation: SpeculationConfig,
+) -> tuple[torch.Tensor, Float64Array, Float64Array]:
+    """What a block is judged by, each [k, vocab].
+
+    Returns:
+        What logprobs describe, before filters: p_hat; in `paper` p.
+        p_hat, which the drafted token is accepted by.
+        What a rejection makes good: p_hat; in `paper` p. The reference filters p before it fuses.
+    """
+    temperature = distribution_temperature(sampling, speculation)
+
+    def fuse(logits: torch.Tensor) -> torch.Tensor:
+        return fused_probs(
+            logits,
+            draft,
+            temperature=temperature,
+            transfer=speculation.transfer,
+            eta=speculation.eta,
+            plausibility=speculation.plausibility,
+        )
+
+    if speculation.rule == "exact":
+        unfiltered = fuse(logits)
+        fused = _to_numpy(filter_probs(unfiltered, sampling.top_k, sampling.top_p))
+        return unfiltered, fused, fused
+    target = probabilities(logits, temperature)
+    kept = filter_probs(target, sampling.top_k, sampling.top_p)
+    return target, _to_numpy(fuse(logits.masked_fill(kept == 0, -torch.inf))), _to_numpy(kept)
+
+
 def _settle(
     drafted: int,
-    fused: Float64Array,
     draft: Float64Array,
+    fused: Float64Array,
+    wanted: Float64Array,
     sampling: SamplingConfig,
     speculation: SpeculationConfig,
     choice: int,
@@ -196,17 +267,24 @@ def _settle(
     if speculation.coupling == "shared_noise":
         token = race(fused, noise(Purpose.RESULT))
         return token, token == drafted
-    if noise(Purpose.ACCEPT, 1)[0] * draft[drafted] < fused[drafted]:
+    chance = acceptance_probability(fused[drafted], draft[drafted])
+    if accepts(chance, noise(Purpose.ACCEPT, 1)[0]):
         return drafted, True
-    return race(residual(fused, draft), noise(Purpose.RESIDUAL)), False
+    kept = np.minimum(draft, fused) if speculation.rule == "paper" else draft
+    return race(residual(wanted, kept), noise(Purpose.RESIDUAL)), False
 
 
 def _dense(block: DraftBlock, logits: torch.Tensor) -> torch.Tensor:
-    """The block's proposals over the whole vocabulary, float64 [k, vocab]; padding adds zero."""
+    """The block's proposals over the whole vocabulary, float64 [k, vocab]; padding adds zero.
+
+    They were made in float32 and sum to one within 1e-7; here they do in float64, so that what is
+    judged is what the race drew from.
+    """
     ids = torch.as_tensor(block.candidate_ids.astype(np.int64), device=logits.device)
     probs = torch.as_tensor(block.candidate_probs.astype(np.float64), device=logits.device)
     dense = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
-    return dense.scatter_add_(-1, ids.clamp(min=0), probs)
+    dense.scatter_add_(-1, ids.clamp(min=0), probs)
+    return dense / dense.sum(dim=-1, keepdim=True)
 
 
 def _to_numpy(probs: torch.Tensor) -> Float64Array:

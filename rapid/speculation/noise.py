@@ -43,6 +43,11 @@ def uniforms(seed: int, choice: int, position: int, purpose: Purpose, count: int
     return numbers
 
 
+def accepts(probability: float, uniform: float) -> bool:
+    """True with `probability`, decided by a number in (0, 1)."""
+    return bool(uniform < probability)
+
+
 def race(probs: Float64Array, noise: Float64Array) -> int:
     """The index that wins the race: a draw from `probs` (need not be normalised) [n].
 

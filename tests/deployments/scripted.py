@@ -94,7 +94,7 @@ def receipt(num_choices: int = 1, *, is_explained: bool = False) -> Receipt:
         transfer_temperature=1.0,
         prompt_tokens=100,
         cached_tokens=0,
-        choices=(ChoiceStatistics(3, 9, 6, 2, 8, {3: (0, 1, 1, 1)}),) * num_choices,
+        choices=(ChoiceStatistics(3, 9, 6, 2, 0, 8, {3: (0, 1, 1, 1)}),) * num_choices,
         chunks=(ChunkUsed("doc:0", "notes", 1.5, 0, 40),),
         timings_ms={"queue": 1.0, "retrieval": 2.0},
         plain_from=(None,) * num_choices,

@@ -105,6 +105,7 @@ class TestWhole:
             "rounds": 3,
             "drafted": 9,
             "accepted": 6,
+            "bonus": 0,
             "plain_from": [None],
             "chunks": [{"id": "doc:0", "document": "notes", "score": 1.5, "start": 0, "end": 40}],
             "timings_ms": {"queue": 1.0, "retrieval": 2.0},

@@ -14,7 +14,7 @@ import rapid
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import ConfigurationError
 from rapid.messages import Verdict
-from rapid.speculation.acceptance import acceptance_probs, decode_token, judge, residual
+from rapid.speculation.acceptance import acceptance_probability, decode_token, judge, residual
 from rapid.speculation.lookup import MAX_NGRAM, PromptIndex, PromptLookupDrafter
 from rapid.speculation.loop import speculate
 from rapid.speculation.sampling import probabilities
@@ -82,7 +82,7 @@ def outcomes(answer: tuple[int, ...], left: int) -> Iterator[tuple[tuple[int, ..
         kept = (*answer, *drafted[:position])
         probs = probabilities(TARGET.logits(kept), 1.0).numpy()
         sure = np.eye(TARGET.vocab)[token]
-        accept = acceptance_probs(probs, sure)[token]
+        accept = acceptance_probability(probs[token], sure[token])
         for other, chance in enumerate(residual(probs, sure)):
             for rest, prob in outcomes((*kept, other), left - position - 1):
                 yield rest, reached * (1 - accept) * chance * prob
