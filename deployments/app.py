@@ -7,7 +7,8 @@
                          request       ───────── Retriever  (chunks, embeddings, Qdrant)
 
 Each is a deployment with its own pool; classes are plain and become deployments here alone. With
-``drafter: target`` there is no Drafter and the target's engines draft for themselves.
+``drafter: target`` there is no Drafter and the target's engines draft for themselves; with
+``drafter: prompt_lookup`` there is no Retriever either, and the orchestrator drafts.
 
 No ``from __future__ import annotations`` here: Serve turns ``args`` into `ServeConfig` only when
 the builder's annotation is the class itself, and hands over a bare dict when it is a string.
@@ -43,13 +44,15 @@ def compose(
 ) -> Application:
     """The graph above; tests put other engines in."""
     target = _engines(Target, config.target, load_target)
+    drafter = retriever = None
     if config.drafter == "target":
         drafter = target
-    else:
+    elif config.drafter != "prompt_lookup":
         drafter = _engines(Drafter, config.drafter, load_drafter)
-    retriever = _deployment(Retriever, config.retriever.pool).bind(
-        config.retriever.retrieval, config.target.engine.model
-    )
+    if drafter is not None:
+        retriever = _deployment(Retriever, config.retriever.pool).bind(
+            config.retriever.retrieval, config.target.engine.model
+        )
     orchestrator = _deployment(Orchestrator, config.orchestrator.pool).bind(
         config, target, drafter, retriever
     )

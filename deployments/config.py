@@ -100,8 +100,9 @@ class ApiConfig(Frozen):
 
 
 Drafters = Annotated[
-    Annotated[EnginePool, Tag("pool of its own")] | Annotated[Literal["target"], Tag("shared")],
-    Discriminator(lambda drafter: "shared" if isinstance(drafter, str) else "pool of its own"),
+    Annotated[EnginePool, Tag("pool of its own")]
+    | Annotated[Literal["target", "prompt_lookup"], Tag("no pool")],
+    Discriminator(lambda drafter: "no pool" if isinstance(drafter, str) else "pool of its own"),
 ]
 
 
@@ -109,8 +110,9 @@ class ServeConfig(Frozen):
     """The whole application.
 
     Attributes:
-        drafter: its own pool, or ``target``: the target's engines draft for themselves, with one
-            copy of the weights and two of their leases a request.
+        drafter: its own pool; or ``target``: the target's engines draft for themselves, with one
+            copy of the weights and two of their leases a request; or ``prompt_lookup``: no model
+            drafts and nothing is retrieved, what followed the same words in the prompt is proposed.
         speculation: defaults for what a request does not say.
     """
 
@@ -123,19 +125,37 @@ class ServeConfig(Frozen):
 
     @property
     def drafter_pool(self) -> EnginePool:
-        """The pool that drafts."""
-        return self.target if self.drafter == "target" else self.drafter
+        """The pool that drafts, or the target's where there is no other."""
+        return self.target if isinstance(self.drafter, str) else self.drafter
 
     @property
     def pools(self) -> dict[str, PoolConfig]:
         """The replicas of every deployment, by its name in lower case."""
-        return {
+        pools = {
             "target": self.target.pool,
-            "drafter": self.drafter_pool.pool,
-            "retriever": self.retriever.pool,
             "orchestrator": self.orchestrator.pool,
             "ingress": self.api.pool,
         }
+        if self.drafter != "prompt_lookup":
+            pools |= {"drafter": self.drafter_pool.pool, "retriever": self.retriever.pool}
+        return pools
+
+    @model_validator(mode="after")
+    def _prompt_lookup_retrieves_nothing(self) -> Self:
+        if self.drafter == "prompt_lookup" and "retriever" in self.model_fields_set:
+            raise ValueError(
+                "drafter: prompt_lookup retrieves nothing: leave retriever out, or give drafter an "
+                "engine"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_request_chooses_the_rule(self) -> Self:
+        if self.speculation.rule != "exact":
+            raise ValueError(
+                "speculation.rule is not for servers: requests ask for rapid.mode 'paper'"
+            )
+        return self
 
     @model_validator(mode="after")
     def _a_shared_engine_holds_two_leases(self) -> Self:

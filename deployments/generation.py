@@ -13,6 +13,7 @@ dies later is replaced: new leases, the committed tokens replayed, the same answ
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -28,9 +29,11 @@ from deployments.prompting import DrafterPrompt, Prompter
 from deployments.ray_ports import JudgingVerifier, RayDrafter, RayVerifier
 from deployments.receipts import Account
 from deployments.resolution import (
+    FUSING,
     Decision,
     Evidence,
     decide,
+    decide_lookup,
     sampling_of,
     speculation_of,
     without_drafter,
@@ -46,10 +49,12 @@ from rapid.messages import (
     Finished,
     GenerateRequest,
     GenerationEvent,
+    Int32Array,
     Started,
     TextDelta,
     Verdict,
 )
+from rapid.speculation.lookup import PromptIndex, PromptLookupDrafter
 from rapid.speculation.loop import speculate
 
 logger = logging.getLogger(__name__)
@@ -80,10 +85,13 @@ class Generation:
     def __init__(self, services: Services, request: GenerateRequest) -> None:
         self._settings = services.config.orchestrator
         self._is_shared = services.config.drafter == "target"
+        self._looks_up = services.config.drafter == "prompt_lookup"
         self._prompter = services.prompter
         self._request = request
         self._sampling = sampling_of(request)
-        self._speculation = speculation_of(request, services.config.speculation)
+        self._speculation = speculation_of(
+            request, services.config.speculation, looks_up=self._looks_up
+        )
         self._account = Account()
         self._leasing = Leasing(
             services.config,
@@ -95,6 +103,7 @@ class Generation:
         )
         self._max_tokens = 0
         self._answers: list[Answer] = []
+        self._index: PromptIndex | None = None
 
     async def events(self) -> AsyncGenerator[GenerationEvent]:
         """`Started`, the deltas, `Finished`.
@@ -130,6 +139,8 @@ class Generation:
     async def _open(self, held: AsyncExitStack) -> tuple[Decision, Opened]:
         """Take the leases and settle the mode; all that can be refused is refused here."""
         asked = self._request.speculation.mode
+        if self._looks_up:
+            return await self._open_lookup(held, decide_lookup(asked))
         if asked == "rag":
             prompt = await self._read()
             self._use(prompt)
@@ -138,9 +149,7 @@ class Generation:
             )
             return decide(asked, prompt.evidence), Opened(await self._take("drafter", held))
 
-        target_prompt = await self._prompter.target_prompt(self._request)
-        self._account.prompts["target"] = target_prompt
-        self._max_tokens = self._leasing.fit("target", len(target_prompt), self._request.max_tokens)
+        await self._read_target()
         reading = background(held, self._read()) if asked != "plain" else None
         verifier = await self._take("target", held)
         if reading is None:
@@ -154,15 +163,32 @@ class Generation:
             self._use(prompt)
             return decision, Opened(verifier, await self._take("drafter", held, verifier))
         except PromptTooLong:
-            if asked == "fused":
+            if asked in FUSING:
                 raise
             why = "what the drafter would read does not fit its context"
         except RapidError as error:
-            if asked == "fused":
+            if asked in FUSING:
                 raise DrafterUnavailable(f"No drafter could be had: {error}") from None
             why = "no drafter could be had"
         self._account.drop_drafter()
         return without_drafter(why), Opened(verifier)
+
+    async def _open_lookup(
+        self, held: AsyncExitStack, decision: Decision
+    ) -> tuple[Decision, Opened]:
+        """A target lease is all that prompt lookup needs."""
+        prompt_ids = await self._read_target()
+        verifier = await self._take("target", held)
+        if decision.mode != "plain":
+            self._index = await asyncio.to_thread(PromptIndex, prompt_ids)
+        return decision, Opened(verifier)
+
+    async def _read_target(self) -> Int32Array:
+        """The target's prompt, which fits with its answer."""
+        prompt_ids = await self._prompter.target_prompt(self._request)
+        self._account.prompts["target"] = prompt_ids
+        self._max_tokens = self._leasing.fit("target", len(prompt_ids), self._request.max_tokens)
+        return prompt_ids
 
     async def _reopen(self, held: AsyncExitStack, decision: Decision) -> Opened:
         """New leases that continue where the answers stand."""
@@ -246,9 +272,15 @@ class Generation:
                 self._prompter.target.eos_ids,
                 self._request.num_logprobs,
             )
+        committed = answer.statistics.token_ids
+        port: RayDrafter | PromptLookupDrafter | None = None
+        if self._index is not None:
+            port = PromptLookupDrafter(self._index, answer.choice, committed)
+        elif lease is not None:
+            port = RayDrafter(lease, answer.choice)
         return speculate(
-            RayDrafter(lease, answer.choice) if lease else None,
+            port,
             judge,
-            max_tokens=self._max_tokens - len(answer.statistics.token_ids),
+            max_tokens=self._max_tokens - len(committed),
             max_draft=self._speculation.max_draft,
         )

@@ -31,6 +31,7 @@ _HINTS: dict[Role, str] = {
     "finds in attached documents.",
     "drafter": " Lower rapid.retrieval_tokens or max_tokens.",
 }
+_HINT_OF_LOOKUP = " Shorten it or lower max_tokens."
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +71,13 @@ class Leasing:
             PromptTooLong: by how many tokens, and what would work.
         """
         pool = self._config.target if role == "target" else self._config.drafter_pool
+        looks_up = self._config.drafter == "prompt_lookup"
         return answer_tokens(
             max_tokens,
             self._config.orchestrator.default_max_tokens,
             num_prompt,
             pool.engine.max_context or pool.engine.kv_cache_tokens,
-            hint=_HINTS[role],
+            hint=_HINT_OF_LOOKUP if looks_up else _HINTS[role],
         )
 
     async def take(

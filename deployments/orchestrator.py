@@ -25,9 +25,10 @@ class Orchestrator:
         self,
         config: ServeConfig,
         target: DeploymentHandle,
-        drafter: DeploymentHandle,
-        retriever: DeploymentHandle,
+        drafter: DeploymentHandle | None,
+        retriever: DeploymentHandle | None,
     ) -> None:
+        """With prompt lookup there is neither drafter nor retriever."""
         prompter = Prompter(
             ChatText.load(config.target.engine.model),
             ChatText.load(config.drafter_pool.engine.model),
@@ -35,7 +36,9 @@ class Orchestrator:
             config.retriever.retrieval,
             config.orchestrator.retrieval_wait_s,
         )
-        handles: dict[Role, DeploymentHandle] = {"target": target, "drafter": drafter}
+        handles: dict[Role, DeploymentHandle] = {"target": target}
+        if drafter is not None:
+            handles["drafter"] = drafter
         self._services = Services(config, handles, prompter)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationEvent]:

@@ -25,7 +25,7 @@ def preflight(config: ServeConfig) -> ServeConfig:
     """
     target = _checked("target", config.target)
     target_text = ChatText.load(config.target.engine.model)
-    if config.drafter == "target":
+    if isinstance(config.drafter, str):
         return config.model_copy(update={"target": target})
     drafter = _checked("drafter", config.drafter)
     check_same_vocabulary(target_text, ChatText.load(config.drafter.engine.model))

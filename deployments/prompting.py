@@ -44,7 +44,7 @@ class Prompter:
         self,
         target: ChatText,
         drafter: ChatText,
-        retriever: DeploymentHandle,
+        retriever: DeploymentHandle | None,
         retrieval: RetrievalConfig,
         timeout_s: float,
     ) -> None:
@@ -108,6 +108,8 @@ class Prompter:
     async def _retrieve(
         self, request: GenerateRequest, plan: DrafterPlan, query: Query, budget: int
     ) -> RetrievedContext:
+        if self._retriever is None:
+            raise DrafterUnavailable("no retriever is deployed")
         response = self._retriever.retrieve.remote(
             request.tenant, plan.documents, query.text, budget
         )

@@ -1,7 +1,8 @@
 """The loop's ports over Ray: one choice of a lease each.
 
 A block is an object reference. It goes from the drafter's engine to the target's without being
-opened here; only the small verdict comes back.
+opened here; only the small verdict comes back. A block of prompt lookup is made here and is sent
+along with the call.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class RayVerifier:
         self._drafter = drafter
         self._choice = choice
 
-    async def verify(self, block: ObjectRef) -> Verdict:
+    async def verify(self, block: ObjectRef | DraftBlock) -> Verdict:
         """Judge a block; see `rapid.ports.Verifier`."""
         verdict: Verdict = await self._ask(self._target.engine.verify, self._choice, block)
         return verdict
@@ -90,10 +91,10 @@ class JudgingVerifier(RayVerifier):
         super().__init__(target, drafter, choice)
         self._rule = (sampling, speculation, eos_ids, num_logprobs)
 
-    async def verify(self, block: ObjectRef) -> Verdict:
+    async def verify(self, block: ObjectRef | DraftBlock) -> Verdict:
         """Judge a block; see `rapid.ports.Verifier`."""
         scored: TargetLogits = await self._ask(self._target.engine.score, self._choice, block)
-        drafted: DraftBlock = await self._answered(block)
+        drafted = block if isinstance(block, DraftBlock) else await self._answered(block)
         verdict = await asyncio.to_thread(self._judge, drafted, scored)
         await self._ask(self._target.engine.commit, verdict)
         return verdict

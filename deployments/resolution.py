@@ -5,8 +5,9 @@ own distribution. So an `auto` request with a seed gives the same answer on an i
 system, as long as both have a drafter for it. There is one exception, and the reply names it: when
 no drafter can be had (none within `drafter_wait_s`, none alive, or retrieval does not answer),
 `auto` is answered as `plain`, also where it would have been `fused`. `lossless` promises the same
-distribution either way; `fused` asked for by name is refused instead. A drafter lost on the way
-leaves the rest of the answer to the target: ``plain_from`` says from which token. Pure functions.
+distribution either way; `fused` or `paper` asked for by name is refused instead. A drafter lost on
+the way leaves the rest of the answer to the target: ``plain_from`` says from which token. Pure
+functions.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
-from rapid.config import Contract, Mode, SamplingConfig, SpeculationConfig
-from rapid.errors import PromptTooLong
+from rapid.config import PAPER, Contract, Mode, SamplingConfig, SpeculationConfig
+from rapid.errors import BadRequest, PromptTooLong
 from rapid.messages import GenerateRequest
+
+FUSING: tuple[Mode, ...] = ("fused", "paper")  # asked for by name, they need a drafter
 
 _SEED_BITS = 53  # survives a client that reads JSON numbers as doubles
 
@@ -38,7 +41,11 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The mode as resolved, why, and what it promises."""
+    """The mode as resolved, why, and what it promises.
+
+    Attributes:
+        is_drafted: by an engine; prompt lookup needs none.
+    """
 
     mode: Mode
     reason: str
@@ -54,22 +61,27 @@ def sampling_of(request: GenerateRequest) -> SamplingConfig:
     )
 
 
-def speculation_of(request: GenerateRequest, defaults: SpeculationConfig) -> SpeculationConfig:
+def speculation_of(
+    request: GenerateRequest, defaults: SpeculationConfig, *, looks_up: bool = False
+) -> SpeculationConfig:
     """The method's settings: the request's, else the configured ones.
 
-    `lossless` and whatever has no drafter is eta 0. A request with a seed wants the same text
-    again, so its coupling is `shared_noise` unless it says otherwise.
+    `lossless`, prompt lookup and whatever has no drafter is eta 0. A request with a seed wants the
+    same text again, so its coupling is `shared_noise` unless it says otherwise. `paper` has its
+    own.
     """
     asked = request.speculation
+    own = PAPER | {"rule": "paper"} if asked.mode == "paper" else {}
+    seeded = "shared_noise" if request.seed is not None and not own else None
     given = {
         "transfer": asked.transfer,
-        "eta": 0.0 if asked.mode in ("lossless", "plain", "rag") else asked.eta,
+        "eta": 0.0 if looks_up or asked.mode in ("lossless", "plain", "rag") else asked.eta,
         "max_draft": asked.max_draft,
-        "coupling": asked.coupling or ("shared_noise" if request.seed is not None else None),
+        "coupling": asked.coupling or seeded,
         "plausibility": asked.plausibility,
         "draft_top_k": asked.draft_top_k,
     }
-    settings = defaults.model_dump() | {k: v for k, v in given.items() if v is not None}
+    settings = defaults.model_dump() | own | {k: v for k, v in given.items() if v is not None}
     if asked.all_draft_tokens:
         settings["draft_top_k"] = None
     return SpeculationConfig(**settings)
@@ -88,13 +100,37 @@ def decide(asked: Mode, evidence: Evidence) -> Decision:
         if evidence.is_lost:
             return without_drafter(evidence.why_none)
         return Decision("lossless", "asked for", "target", is_drafted=True)
+    if evidence.num_chunks and asked == "paper":
+        return Decision("paper", "asked for", "paper", is_drafted=True)
     if evidence.num_chunks:
         reason = "asked for" if asked == "fused" else "retrieval cleared its floor"
         return Decision("fused", reason, "fused", is_drafted=True)
-    if asked == "fused":
+    if asked in FUSING:
         reason = f"asked for, but {evidence.why_none}: nothing to fuse with"
-        return Decision("fused", reason, "target", is_drafted=False)
+        return Decision(asked, reason, "target", is_drafted=False)
     return Decision("plain", evidence.why_none, "target", is_drafted=False)
+
+
+def decide_lookup(asked: Mode) -> Decision:
+    """The mode where the prompt is looked up in instead of retrieved from.
+
+    Raises:
+        BadRequest: the mode needs a drafter that reads.
+    """
+    if asked == "plain":
+        return Decision("plain", "asked for", "target", is_drafted=False)
+    if asked not in ("auto", "lossless"):
+        raise BadRequest(
+            f"rapid.mode {asked!r} needs a drafter that reads what retrieval finds, and this "
+            "server drafts by prompt lookup: use 'lossless' or 'plain', or configure `drafter` "
+            "with an engine, or as `target`",
+            "rapid.mode",
+            "invalid_value",
+        )
+    reason = "asked for, drafted by prompt lookup"
+    if asked == "auto":
+        reason = "prompt lookup drafts: nothing to fuse with"
+    return Decision("lossless", reason, "target", is_drafted=False)
 
 
 def without_drafter(why: str) -> Decision:

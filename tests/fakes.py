@@ -134,7 +134,7 @@ class FakeEngine:
             raise OutOfStep(f"a block for position {block.position} at {start}")
         token_ids: list[int] = []
         num_accepted = 0
-        for drafted in block.token_ids.tolist():
+        for drafted in block.token_ids.tolist() or [None]:  # an empty block decodes one token
             token_ids.append(self._answer(lease, choice, start + len(token_ids)))
             num_accepted += token_ids[-1] == drafted
             if token_ids[-1] != drafted or token_ids[-1] == self.eos_id:
@@ -147,8 +147,8 @@ class FakeEngine:
         lease = self._lease(lease_id)
         await self._compute(lease)
         start = len(lease.committed[choice])
-        logits = np.zeros((len(block), self.vocab), np.float32)
-        for row in range(len(block)):
+        logits = np.zeros((max(len(block), 1), self.vocab), np.float32)
+        for row in range(len(logits)):
             logits[row, self._answer(lease, choice, start + row)] = 100.0
         return TargetLogits(lease_id, choice, start, logits)
 

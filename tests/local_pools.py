@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 from ray.exceptions import ActorUnavailableError
 
@@ -112,6 +112,7 @@ class LocalStream:
     async def __anext__(self) -> Any:
         first = await anext(self._items)
         self._pending = asyncio.ensure_future(self._drain())
+        self._pending.add_done_callback(lambda done: done.cancelled() or done.exception())
         return first
 
     async def _drain(self) -> None:
@@ -173,12 +174,12 @@ class LocalRetriever:
 
 
 class LocalApplication:
-    """The orchestrator's work over two local pools, or one that drafts for itself."""
+    """The orchestrator's work over two local pools, or over one where `drafter` names no other."""
 
     def __init__(
         self,
         *,
-        is_shared: bool = False,
+        drafter: Literal["target", "prompt_lookup"] | None = None,
         engine: dict[str, Any] | None = None,
         load: Callable[[EngineConfig], Any] = FakeEngine,
         **orchestrator: Any,
@@ -186,19 +187,23 @@ class LocalApplication:
         settings = copy.deepcopy(FAKE_CONFIG)
         settings["orchestrator"].update(orchestrator)
         settings["target"]["engine"].update(engine or {})
-        if is_shared:
-            settings["drafter"] = "target"
+        if drafter:
+            settings["drafter"] = drafter
+        if drafter == "prompt_lookup":
+            del settings["retriever"]
         self.config = ServeConfig.model_validate(settings)
         self.target = LocalPool("Target", lambda: load(self.config.target.engine))
         self.drafter = self.target
-        if not is_shared:
+        if not drafter:
             self.drafter = LocalPool("Drafter", lambda: load(self.config.drafter_pool.engine))
         self.retriever = LocalRetriever()
         text = ChatText.load("embedded:target")
+        looks_up = drafter == "prompt_lookup"
+        retriever = None if looks_up else self.retriever
         self._services = Services(
             self.config,
-            {"target": self.target, "drafter": self.drafter},
-            Prompter(text, text, self.retriever, self.config.retriever.retrieval, 1.0),
+            {"target": self.target} | ({} if looks_up else {"drafter": self.drafter}),
+            Prompter(text, text, retriever, self.config.retriever.retrieval, 1.0),
         )
 
     def generate(self, request: GenerateRequest) -> Any:

@@ -29,7 +29,8 @@ Config = Annotated[Path, typer.Argument(help="A Ray Serve configuration file.")]
 def check_config(config: Config = Path("serve_config.yaml")) -> None:
     """Check a configuration without starting anything: keys, ranges, checkpoints, the bind."""
     checked = _checked(config)
-    drafter = checked.drafter_pool.engine.model
+    looks_up = checked.drafter == "prompt_lookup"
+    drafter = "prompt lookup" if looks_up else checked.drafter_pool.engine.model
     typer.echo(
         f"{config} is fine: {checked.target.engine.model} answers as {checked.api.model!r}, "
         f"{drafter} drafts, {len(checked.api.keys) or 'no'} API keys"

@@ -62,6 +62,18 @@ def test_a_model_that_drafts_for_itself_is_one_pool() -> None:
     assert set(graph(app.compose(config))) == {"Ingress", "Orchestrator", "Target", "Retriever"}
 
 
+def test_prompt_lookup_is_one_pool_and_nothing_to_retrieve_with(tmp_path: Path) -> None:
+    file = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    args = file["applications"][0]["args"]
+    args["drafter"] = "prompt_lookup"
+    del args["retriever"]
+    path = tmp_path / "lookup.yaml"
+    path.write_text(yaml.safe_dump(file))
+    config = check(path)
+    assert set(graph(app.compose(config))) == {"Ingress", "Orchestrator", "Target"}
+    assert set(config.pools) == {"ingress", "orchestrator", "target"}
+
+
 def test_a_replica_holds_as_many_leases_as_its_engine() -> None:
     config = check(ROOT / "serve_config.yaml")
     deployments = graph(app.compose(config))

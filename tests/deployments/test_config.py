@@ -97,6 +97,10 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
             "two leases a request: raise target.engine.max_leases",
         ),
         (
+            lambda _, args: args.update(drafter="prompt_lookup"),
+            "prompt_lookup retrieves nothing: leave retriever out",
+        ),
+        (
             lambda _, args: args["retriever"]["pool"].update(max_replicas=2),
             "a local store lives in one retriever: set retriever.pool.max_replicas to 1",
         ),

@@ -11,7 +11,8 @@ from grpc import StatusCode  # type: ignore[import-untyped]
 from grpc.aio import AioRpcError, Metadata  # type: ignore[import-untyped]
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from rapid.errors import DrafterUnavailable
+from rapid.engines.text import ChatText
+from rapid.errors import BadRequest, DrafterUnavailable, PromptTooLong
 from rapid.messages import Document, Finished, GenerationEvent, Receipt, TextDelta
 from tests.fakes import FakeEngine, scripted_token
 from tests.local_pools import LocalApplication, QueueingEngine
@@ -129,7 +130,7 @@ def text(events: list[GenerationEvent], choice: int) -> str:
 async def test_a_crowd_on_an_engine_that_drafts_for_itself_keeps_its_drafts() -> None:
     """First leases never take the places or the pages that the drafts need."""
     for room in ({"max_leases": 4}, {"max_leases": 64, "kv_cache_tokens": 1024}):
-        app = LocalApplication(is_shared=True, engine=room, load=QueueingEngine, drafter_wait_s=2)
+        app = LocalApplication(drafter="target", engine=room, load=QueueingEngine, drafter_wait_s=2)
         crowd = [
             question(f"r{i}", mode=mode, documents=ATLAS, seed=2_005, max_tokens=24, explain=True)
             for i, mode in enumerate(("auto", "lossless", "fused", "plain") * 4)
@@ -143,3 +144,52 @@ async def test_a_crowd_on_an_engine_that_drafts_for_itself_keeps_its_drafts() ->
         await asyncio.sleep(0.05)
         ledger = app.target.engine.actor._engine.ledger
         assert (ledger.status().leases_open, ledger.status().kv_pages_in_use) == (0, 0)
+
+
+@pytest.mark.parametrize("site", ["target", "orchestrator"])
+@pytest.mark.parametrize("mode", ["auto", "lossless"])
+async def test_prompt_lookup_drafts_without_pool_or_retriever(mode: str, site: str) -> None:
+    app = LocalApplication(drafter="prompt_lookup", acceptance_site=site)
+    end_of_answer = ChatText.load("embedded:target").decode(script(5, 60)[40:])
+    request = question(
+        "r", mode=mode, text=end_of_answer, seed=5, max_tokens=60, num_choices=2, explain=True,
+        rapid={"eta": 7.0},
+    )  # fmt: skip
+    events = await app.answered(request)
+    end = receipt(events)
+    assert (end.mode, end.contract, end.eta) == ("lossless", "target", 0.0)
+    assert "prompt lookup" in end.reason
+    assert (end.chunks, end.plain_from) == ((), (None, None))
+    for choice in range(2):
+        assert tokens(events, choice) == script(5, 60, choice)
+    assert end.explanation is not None
+    assert {"drafted", "corrected", "target"} == set(end.explanation.origins[0])
+    assert end.choices[0].accepted > 5
+    assert end.explanation.drafter_prompt_ids == ()
+
+
+@pytest.mark.parametrize("mode", ["fused", "rag"])
+async def test_prompt_lookup_refuses_what_needs_a_reader(mode: str) -> None:
+    app = LocalApplication(drafter="prompt_lookup")
+    with pytest.raises(BadRequest, match="configure `drafter`") as refused:
+        await app.answered(question("r", mode=mode, documents=ATLAS))
+    assert refused.value.param == "rapid.mode"
+    assert app.target.num_streams == 0
+    with pytest.raises(PromptTooLong, match=r"Shorten it or lower max_tokens\.$"):
+        await app.answered(question("r", max_tokens=2000))
+    plain = receipt(await app.answered(question("r", mode="plain", seed=5, max_tokens=12)))
+    assert (plain.mode, plain.choices[0].drafted) == ("plain", 0)
+
+
+async def test_prompt_lookup_goes_on_where_a_dead_target_left_off() -> None:
+    app = LocalApplication(drafter="prompt_lookup")
+    request = question("r", mode="lossless", seed=2_005, max_tokens=60, explain=True)
+    events: list[GenerationEvent] = []
+    async for event in app.generate(request):
+        events.append(event)
+        if len(events) == 3:
+            dead = app.target.engine
+            app.target.start()
+            dead.kill()
+    assert app.target.num_streams == 2
+    assert tokens(events) == script(5, 60)

@@ -6,12 +6,13 @@ from deployments.resolution import (
     Evidence,
     answer_tokens,
     decide,
+    decide_lookup,
     sampling_of,
     speculation_of,
     without_drafter,
 )
 from rapid.config import Mode, SpeculationConfig
-from rapid.errors import PromptTooLong
+from rapid.errors import BadRequest, PromptTooLong
 from rapid.messages import GenerateRequest, Message, SpeculationRequest
 
 FOUND = Evidence(3)
@@ -47,6 +48,22 @@ def test_evidence_chooses_mode_and_contract(
     decision = decide(asked, evidence)
     assert (decision.mode, decision.contract, decision.is_drafted) == (mode, contract, is_drafted)
     assert decision.reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "mode"), [("auto", "lossless"), ("lossless", "lossless"), ("plain", "plain")]
+)
+def test_prompt_lookup_samples_the_target_in_every_mode(asked: Mode, mode: Mode) -> None:
+    decision = decide_lookup(asked)
+    assert (decision.mode, decision.contract, decision.is_drafted) == (mode, "target", False)
+    defaults = SpeculationConfig(eta=3.0)
+    assert speculation_of(request(mode=asked, eta=5.0), defaults, looks_up=True).eta == 0.0
+
+
+@pytest.mark.parametrize("asked", ["fused", "paper", "rag"])
+def test_prompt_lookup_cannot_do_what_needs_a_reader(asked: Mode) -> None:
+    with pytest.raises(BadRequest, match="this server drafts by prompt lookup"):
+        decide_lookup(asked)
 
 
 def test_without_a_drafter_the_target_goes_on_and_says_why() -> None:

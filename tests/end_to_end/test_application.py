@@ -105,6 +105,40 @@ async def test_both_acceptance_sites_give_the_same_tokens(application: str) -> N
     serve.delete("judging")
 
 
+async def test_prompt_lookup_drafts_what_plain_decodes(application: str) -> None:
+    """An orchestrator without drafter and retriever, on the same target engines."""
+    from ray import serve
+
+    from cluster.placement import deployment_options
+    from deployments.app import check
+    from deployments.orchestrator import Orchestrator
+
+    config = check("serve_config.yaml").model_copy(update={"drafter": "prompt_lookup"})
+    target = serve.get_deployment_handle("Target", app_name=REAL)
+    deployment = serve.deployment(Orchestrator).options(
+        **deployment_options(config.orchestrator.pool)
+    )
+    looking = serve.run(
+        deployment.bind(config, target, None, None), name="lookup", route_prefix=None
+    )
+    generate = looking.options(stream=True, method_name="generate", _by_reference=False)
+    num_accepted = 0
+    for index in range(4):
+        asked = replace(long_question(index, None), temperature=0.7)
+        receipts = {}
+        for mode in ("plain", "lossless"):
+            speculation = SpeculationRequest(mode=mode)  # type: ignore[arg-type]
+            events = [e async for e in generate.remote(replace(asked, speculation=speculation))]
+            receipts[mode] = events[-1].receipt
+        plain, lookup = receipts["plain"], receipts["lossless"]
+        assert lookup.explanation.token_ids == plain.explanation.token_ids
+        assert (lookup.mode, lookup.coupling, lookup.eta) == ("lossless", "shared_noise", 0.0)
+        assert (lookup.plain_from, plain.choices[0].drafted) == ((None,), 0)
+        num_accepted += lookup.choices[0].accepted
+    assert num_accepted > 0
+    serve.delete("lookup")
+
+
 async def test_an_answer_outlives_its_target(application: str) -> None:
     """New leases replay what was committed, and the text stays the same."""
     import ray
