@@ -5,7 +5,9 @@ it n-gram speculation. The last tokens of the text are looked for earlier in it,
 that is there at all first, and the tokens after its **latest** occurrence are proposed (Saxena
 takes the first one; in an answer that repeats itself the latest is the likelier). A proposal is a
 function of the committed text and certain of itself: one candidate a row, with probability 1. So
-verification is exact as with any drafter, and there is nothing to transfer: eta is 0.
+verification is exact as with any drafter, and there is nothing to transfer: eta is 0. Under
+`maximal` coupling the text depends on how it is split into blocks, for a position is looked up from
+where its block begins; its distribution does not.
 """
 
 from __future__ import annotations
