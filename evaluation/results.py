@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeGuard
+
+from pydantic import Field, ValidationError
 
 from rapid.config import Frozen
+from rapid.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+MADE = "made"
+"""Key of a configuration's date, commit and machine, in which a resumed run may differ."""
+
+Json = dict[str, Any]
 
 
 class Result(Frozen):
@@ -47,3 +62,112 @@ class Result(Frozen):
     def key(self) -> tuple[str, str, str]:
         """What a resumed run skips."""
         return self.item, self.system, self.condition
+
+
+class Log:
+    """Appends results to a run's file, one whole line at a time.
+
+    Attributes:
+        done: keys that need no answer any more. A result with an error does: another try may end
+            well, and its line then counts instead of the earlier one.
+    """
+
+    def __init__(self, path: Path, configuration: Json) -> None:
+        """Begin a run, or go on with it.
+
+        Raises:
+            ConfigurationError: the file is of another configuration; all that differs is told.
+        """
+        results: list[Result] = []
+        is_new = not path.exists() or path.stat().st_size == 0
+        if not is_new:
+            known, results = read(path)
+            if changes := differences(known, configuration):
+                raise ConfigurationError(
+                    f"{path} was made with another configuration; give another --out, or:\n"
+                    + "\n".join(f"  {each}" for each in changes)
+                )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.done = frozenset(each.key for each in results if each.error is None)
+        self._file = path.open("a", encoding="utf-8")
+        if is_new:
+            self._write({"configuration": configuration})
+        elif not path.read_bytes().endswith(b"\n"):  # the run was ended in the middle of a line
+            self._file.write("\n")
+
+    def append(self, result: Result) -> None:
+        """Add a line; it is on the disk when this returns."""
+        self._write(result.model_dump(mode="json"))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write(self, line: Json) -> None:
+        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def read(path: Path) -> tuple[Json, list[Result]]:
+    """The configuration of a run and its results, each key once: its last line counts.
+
+    A line that does not parse is named in the log and left out.
+
+    Raises:
+        ConfigurationError: there is no such file, or its first line is no configuration.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        configuration: Json = json.loads(lines[0])["configuration"]
+    except (IndexError, ValueError, KeyError, TypeError):
+        raise ConfigurationError(
+            f"{path}: line 1 is no configuration of a run; move the file away to begin anew"
+        ) from None
+    results: dict[tuple[str, str, str], Result] = {}
+    for number, line in enumerate(lines[1:], start=2):
+        if not line.strip():
+            continue
+        try:
+            result = Result.model_validate_json(line)
+        except ValidationError as error:
+            what = error.errors()[0]["msg"]
+            logger.warning("%s: line %d is no result and left out (%s)", path, number, what)
+        else:
+            results[result.key] = result
+    return configuration, list(results.values())
+
+
+def differences(old: object, new: object, key: str = "") -> list[str]:
+    """Where two configurations differ, a line each; `MADE` may."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        keys = [each for each in {**old, **new} if key or each != MADE]
+        return [
+            found
+            for each in keys
+            for found in differences(old.get(each), new.get(each), f"{key}.{each}".lstrip("."))
+        ]
+    if _is_list(old) and _is_list(new) and len(old) == len(new):
+        pairs = enumerate(zip(old, new, strict=True))
+        return [f for i, (a, b) in pairs for f in differences(a, b, f"{key}.{i}")]
+    if old == new:
+        return []
+    return [f"{key}: {_short(old)} then, {_short(new)} now"]
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(value, list | tuple)
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import difflib
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from rapid.config import Finite, Frozen, Transfer
+from rapid.config import Finite, Frozen, SpeculationConfig, Transfer
 
 Method = Literal["plain", "rag", "lossless", "fused", "paper"]
 DraftSource = Literal["drafter", "target", "naive", "window", "lookup"]
+
+LEAST_PAPER_TEMPERATURE = 0.1
+"""What the paper (arXiv 2502.20330, appendix C) runs LongBench v2 at."""
 
 
 class System(Frozen):
@@ -24,7 +28,8 @@ class System(Frozen):
             `window`: the target on sinks and a recent window of its own KV (MagicDec); `lookup`:
             n-grams of the prompt. The last three are `lossless` only.
         transfer: None takes the default of `rapid.config.SpeculationConfig`, as do the next two.
-        temperature: None takes the task's; `paper` cannot be greedy.
+        temperature: None takes the task's; `paper`, which cannot be greedy, then takes 0.1 for a
+            greedy task's 0, as the paper does on LongBench v2.
     """
 
     name: str = Field(min_length=1)
@@ -34,6 +39,67 @@ class System(Frozen):
     eta: Finite | None = Field(None, ge=0, le=1000)
     max_draft: int | None = Field(None, ge=1, le=64)
     temperature: Finite | None = Field(None, ge=0, le=2)
+
+    @model_validator(mode="after")
+    def _can_be(self) -> Self:
+        reads_nothing = self.drafts in ("naive", "window", "lookup")
+        if reads_nothing and self.method != "lossless":
+            raise ValueError(
+                f"system {self.name}: {self.drafts} reads nothing that the target does not: "
+                "its method is lossless"
+            )
+        if self.method == "paper" and self.temperature == 0:
+            raise ValueError(f"system {self.name}: method paper samples: raise its temperature")
+        return self
+
+    @property
+    def is_drafted(self) -> bool:
+        """Whether it speculates."""
+        return self.method not in ("plain", "rag")
+
+    @property
+    def needs_drafter(self) -> bool:
+        """Whether the other model than the target drafts, or answers."""
+        return self.method != "plain" and self.drafts in ("drafter", "naive")
+
+    @property
+    def fuses(self) -> bool:
+        """Whether the drafter moves what is sampled, by eta."""
+        return self.method in ("fused", "paper")
+
+    @property
+    def reads_retrieved(self) -> bool:
+        """Whether some model reads what retrieval found."""
+        return self.method != "plain" and self.drafts in ("drafter", "target")
+
+    @property
+    def block(self) -> int:
+        """Tokens drafted at once, at most."""
+        return self.max_draft or SpeculationConfig().max_draft
+
+    def temperature_in(self, task_temperature: float) -> float:
+        """At which it answers a task of that temperature."""
+        if self.temperature is not None:
+            return self.temperature
+        if self.method == "paper" and task_temperature == 0:
+            return LEAST_PAPER_TEMPERATURE
+        return task_temperature
+
+    def eta_in(self, eta: float | None) -> float:
+        """How strongly it fuses where a condition says `eta`."""
+        if not self.fuses:
+            return 0.0
+        if eta is not None:
+            return eta
+        return SpeculationConfig().eta if self.eta is None else self.eta
+
+    def speculation(self, eta: float | None = None) -> SpeculationConfig:
+        """Its settings; `eta` overrides that of a system that fuses."""
+        given = {"transfer": self.transfer, "max_draft": self.max_draft, "eta": self.eta_in(eta)}
+        settings: dict[str, object] = {key: each for key, each in given.items() if each is not None}
+        if self.method == "paper":
+            settings["rule"] = "paper"
+        return SpeculationConfig.model_validate(settings)
 
 
 BASELINES: dict[str, System] = {
@@ -56,3 +122,16 @@ BASELINES: dict[str, System] = {
     )
 }
 """Every baseline of the paper and RAPID in its three forms, self and upward."""
+
+
+def named(name: str) -> System:
+    """A baseline.
+
+    Raises:
+        ValueError: there is none of that name; the known ones are told.
+    """
+    if name not in BASELINES:
+        near = difflib.get_close_matches(name, BASELINES, n=1)
+        meant = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(BASELINES)}"
+        raise ValueError(f"unknown system {name!r}{meant}")
+    return BASELINES[name]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, field_validator
 
-from evaluation.systems import System
+from evaluation.systems import System, named
 from rapid.config import Finite, Frozen
+from rapid.config_errors import read_yaml, readable
+from rapid.errors import ConfigurationError
+
+TASK_FILES = Path(__file__).parent / "task_files"
 
 Corruption = Literal["none", "unrelated", "replaced", "contradicting"]
 
@@ -19,6 +24,7 @@ class Source(Frozen):
         loader: a function of `evaluation.loaders`, by name.
         hub: dataset name on the hub, where there is one.
         subset, split: of the hub dataset.
+        file: its official file, looked for where `--data` is a directory.
         options: what else the loader takes (generated documents: lengths, kinds, items, seed).
     """
 
@@ -26,6 +32,7 @@ class Source(Frozen):
     hub: str | None = None
     subset: str | None = None
     split: str | None = None
+    file: str | None = None
     options: dict[str, object] = Field(default_factory=dict)
 
 
@@ -89,6 +96,7 @@ class Task(Frozen):
         max_tokens: longest answer.
         extraction_tokens: longest answer of the second pass.
         temperature: 0 is greedy.
+        seed: with the item's id, of all randomness: the same for every system.
         context_tokens: longest context in tokens; longer ones lose their middle.
         groups: keys of the items' groups to report by.
         systems: names of `BASELINES`, or systems written out.
@@ -102,8 +110,63 @@ class Task(Frozen):
     max_tokens: int = Field(128, ge=1)
     extraction_tokens: int = Field(128, ge=1)
     temperature: Finite = Field(0.0, ge=0, le=2)
+    seed: int = 0
     context_tokens: int | None = Field(None, ge=16)
     retrieval: Retrieval = Retrieval()
     groups: tuple[str, ...] = ()
-    systems: tuple[str | System, ...] = ("plain",)
-    conditions: tuple[Condition, ...] = (Condition(),)
+    systems: tuple[System, ...] = Field((named("plain"),), min_length=1)
+    conditions: tuple[Condition, ...] = Field((Condition(),), min_length=1)
+
+    @field_validator("systems", mode="before")
+    @classmethod
+    def _by_name(cls, systems: object) -> object:
+        if not isinstance(systems, list | tuple):
+            return systems
+        return [named(each) if isinstance(each, str) else each for each in systems]
+
+    @field_validator("systems", "conditions")
+    @classmethod
+    def _names_are_distinct(
+        cls, given: tuple[System | Condition, ...]
+    ) -> tuple[System | Condition, ...]:
+        names = [each.name for each in given]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two are named {twice[0]!r}: results are kept by name")
+        return given
+
+
+def task_names() -> list[str]:
+    """The tasks that come with the package."""
+    return sorted(path.stem for path in TASK_FILES.glob("*.yaml"))
+
+
+def load_task(name_or_path: str | Path) -> Task:
+    """Read and check a task: one of `task_names`, or a file.
+
+    Raises:
+        ConfigurationError: naming the file and the key, a line for each mistake.
+    """
+    path = TASK_FILES / f"{name_or_path}.yaml"
+    if not path.is_file():
+        path = Path(name_or_path)
+        if path.suffix not in (".yaml", ".yml"):
+            raise ConfigurationError(
+                f"there is no task {str(name_or_path)!r}: known are {', '.join(task_names())}; "
+                "or give a .yaml file"
+            )
+    settings = read_yaml(path, f"a file of {TASK_FILES}")
+    try:
+        task = Task.model_validate(settings)
+    except ValidationError as error:
+        raise ConfigurationError(
+            readable(error, settings, Task, prefix=f"{path}: ", top="task")
+        ) from None
+    from evaluation.metrics import METRICS  # scorers take a second to import
+
+    for index, metric in enumerate(task.metrics):
+        if metric not in METRICS:
+            raise ConfigurationError(
+                f"{path}: metrics.{index}: unknown metric {metric!r}; known: "
+                f"{', '.join(sorted(METRICS))}"
+            )
+    return task

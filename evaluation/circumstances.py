@@ -1,0 +1,33 @@
+"""When, where and of which commit a result is: every kept result carries it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+
+def circumstances() -> dict[str, Any]:
+    """Date, commit, machine and its load."""
+    command = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(
+        command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    return {
+        "date": date.today().isoformat(),
+        "commit": commit.stdout.strip(),
+        "machine": f"{_cpu()}, {os.cpu_count()} cores",
+        "load_average_1_5_15_min": [round(load, 1) for load in os.getloadavg()],
+    }
+
+
+def _cpu() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

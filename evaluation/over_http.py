@@ -1,0 +1,273 @@
+"""Answers of a RAPID server, through the API that its users have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from pydantic import SecretStr
+
+from evaluation.answering import Work, by_position, seed_of
+from evaluation.items import Item
+from evaluation.prompting import target_chat, truncate_middle
+from evaluation.results import Json, Result
+from evaluation.systems import BASELINES, System
+from evaluation.tasks import Condition, Task
+from rapid.config import Frozen
+from rapid.engines.text import ChatText
+from rapid.errors import ConfigurationError, RapidError
+from rapid.messages import Document, Message
+
+_RETRIES = 8
+_MOST_PATIENCE_S = 60.0  # whatever Retry-After says
+_SILENCE_TIMEOUT_S = 3600.0  # a whole answer, behind others
+
+
+class Server(Frozen):
+    """A running server.
+
+    Attributes:
+        url: up to, and without, ``/v1``.
+        api_key: if it wants one.
+        tokenizer: a checkpoint whose tokens `context_tokens` counts; None where nothing is cut.
+    """
+
+    url: str
+    api_key: SecretStr | None = None
+    tokenizer: str | None = None
+
+    def public(self) -> Json:
+        """What a configuration tells of it."""
+        return {"url": self.url, "tokenizer": self.tokenizer}
+
+
+class ServerRefused(RapidError):
+    """The server gave no answer; says what it said."""
+
+
+def check_can_serve(systems: Sequence[System], conditions: Sequence[Condition]) -> None:
+    """Refuse what a server cannot be asked for.
+
+    Raises:
+        ConfigurationError: naming the systems or the condition, and what can be had.
+    """
+    if refused := [each.name for each in systems if not _can_serve(each)]:
+        able = [each.name for each in BASELINES.values() if _can_serve(each)]
+        raise ConfigurationError(
+            f"{', '.join(refused)} cannot be asked of a server, whose drafter is its own: "
+            f"leave out --url, or choose from {', '.join(able)}"
+        )
+    for condition in conditions:
+        if condition.corruption != "none":
+            raise ConfigurationError(
+                f"condition {condition.name}: what a server retrieves cannot be corrupted from "
+                "outside: leave out --url"
+            )
+
+
+def _can_serve(system: System) -> bool:
+    return system.method == "plain" or (system.method != "paper" and system.drafts == "drafter")
+
+
+class OverHttp:
+    """Asks a server; see `open_over_http`."""
+
+    def __init__(
+        self, task: Task, client: httpx.AsyncClient, model: str, text: ChatText | None
+    ) -> None:
+        self._task = task
+        self._client = client
+        self._model = model
+        self._text = text
+
+    async def answer(self, work: Work) -> Result:
+        """Answer; see `evaluation.answering.Backend`."""
+        item, system, condition, task = work.item, work.system, work.condition, self._task
+        document = self._context(item, condition)
+        speculation = system.speculation(condition.eta)
+        rapid: Json = {"mode": system.method}
+        if system.is_drafted:
+            rapid |= {"coupling": speculation.coupling, "max_draft": speculation.max_draft}
+        if system.fuses:
+            rapid |= {"transfer": speculation.transfer, "eta": speculation.eta}
+        if system.method != "plain":
+            rapid["retrieval_tokens"] = condition.retrieval_tokens or task.retrieval.tokens
+            rapid["query"] = item.query
+        messages: Sequence[Message] = item.messages
+        if task.templates is not None:
+            messages = target_chat(task, item, document)
+        elif document is not None:
+            rapid["documents"] = [{"name": document.name, "text": document.text}]
+        reply = await self._ask(work, messages, task.max_tokens, rapid)
+        reasoning, prediction = None, _text_of(reply)
+        if task.templates is not None and task.templates.extraction is not None:
+            reasoning = prediction
+            fields = {"reasoning": reasoning.strip()}
+            again = target_chat(task, item, document, task.templates.extraction, fields)
+            second = await self._ask(work, again, task.extraction_tokens, {"mode": "plain"})
+            prediction = _text_of(second)
+        receipt, usage = reply["rapid"], reply["usage"]
+        drafting = reply["metrics"]["speculative_decoding"] or {}
+        histogram = drafting.get("acceptance_histogram_by_draft_length", {})
+        return Result(
+            item=item.id,
+            system=system.name,
+            condition=condition.name,
+            prediction=prediction,
+            reasoning=reasoning,
+            groups=dict(item.groups),
+            seed=seed_of(task, item),
+            context_tokens=0 if system.method == "rag" else usage["prompt_tokens"],
+            retrieved_tokens=usage["prompt_tokens"] if system.method == "rag" else 0,
+            tokens=usage["completion_tokens"],
+            rounds=receipt["rounds"],
+            drafted=receipt["drafted"],
+            accepted=receipt["accepted"],
+            by_position=by_position({int(k): v for k, v in histogram.items()}),
+            ms=_times(receipt, reply["metrics"]),
+            evidence_found=_evidence_found(item, receipt["chunks"], work),
+        )
+
+    def _context(self, item: Item, condition: Condition) -> Document | None:
+        limits = [self._task.context_tokens, condition.context_tokens]
+        limit = min((each for each in limits if each is not None), default=None)
+        if limit is None or item.document is None:
+            return item.document
+        assert self._text is not None
+        text = truncate_middle(item.document.text, self._text.token_offsets, limit)
+        return Document(item.document.name, text)
+
+    async def _ask(
+        self, work: Work, messages: Sequence[Message], max_tokens: int, rapid: Json
+    ) -> Json:
+        body = {
+            "model": self._model,
+            "messages": [{"role": each.role, "content": each.content} for each in messages],
+            "max_completion_tokens": max_tokens,
+            "temperature": work.system.temperature_in(self._task.temperature),
+            "seed": seed_of(self._task, work.item),
+            "rapid": {key: value for key, value in rapid.items() if value is not None},
+        }
+        return await _posted(self._client, body)
+
+
+@asynccontextmanager
+async def open_over_http(
+    task: Task, server: Server, transport: httpx.AsyncBaseTransport | None = None
+) -> AsyncIterator[OverHttp]:
+    """Connect, and ask the server for its model.
+
+    Args:
+        task: what is asked.
+        server: whom.
+        transport: instead of the network.
+
+    Raises:
+        ConfigurationError: nobody answers there, or `check_can_serve` says no.
+    """
+    check_can_serve(task.systems, task.conditions)
+    text = None
+    if task.context_tokens or any(each.context_tokens for each in task.conditions):
+        if server.tokenizer is None:
+            raise ConfigurationError(
+                "context_tokens needs the served model's tokenizer: name it with --target"
+            )
+        text = ChatText.load(server.tokenizer)
+    headers = {}
+    if server.api_key is not None:
+        headers["authorization"] = f"Bearer {server.api_key.get_secret_value()}"
+    async with httpx.AsyncClient(
+        base_url=server.url,
+        headers=headers,
+        timeout=httpx.Timeout(_SILENCE_TIMEOUT_S, connect=5.0),
+        transport=transport,
+    ) as client:
+        yield OverHttp(task, client, await _only_model(client), text)
+
+
+async def _only_model(client: httpx.AsyncClient) -> str:
+    try:
+        response = await client.get("/v1/models")
+        response.raise_for_status()
+        models = [card["id"] for card in response.json()["data"]]
+    except httpx.HTTPStatusError as error:
+        raise ConfigurationError(
+            f"{client.base_url}: the server answered {_reason(error.response)}"
+        ) from None
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+        raise ConfigurationError(
+            f"no RAPID server answers at {client.base_url} ({error!r}): start one with "
+            "`rapid serve`, or correct --url"
+        ) from None
+    if len(models) != 1:
+        raise ConfigurationError(f"{client.base_url} serves {len(models)} models; one is expected")
+    return str(models[0])
+
+
+async def _posted(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Json:
+    """The reply; a server that is full or restarting is asked again when it says."""
+    for attempt in range(_RETRIES + 1):
+        pause = min(2.0**attempt, _MOST_PATIENCE_S)
+        try:
+            response = await client.post("/v1/chat/completions", json=body)
+        except httpx.TransportError as error:
+            reason = f"no answer ({error!r})"
+        else:
+            if response.status_code == 200:
+                reply: Json = response.json()
+                return reply
+            reason = _reason(response)
+            if response.status_code not in (429, 503):
+                break
+            pause = _retry_after(response, pause)
+        if attempt < _RETRIES:
+            await asyncio.sleep(pause)
+    raise ServerRefused(f"the server: {reason}")
+
+
+def _retry_after(response: httpx.Response, otherwise: float) -> float:
+    try:
+        return min(max(0.0, float(response.headers["retry-after"])), _MOST_PATIENCE_S)
+    except (KeyError, ValueError):
+        return otherwise
+
+
+def _reason(response: httpx.Response) -> str:
+    try:
+        return f"{response.status_code}, {response.json()['error']['message']}"
+    except (ValueError, LookupError, TypeError):
+        return f"{response.status_code}: is this a RAPID server?"
+
+
+def _text_of(reply: Json) -> str:
+    return str(reply["choices"][0]["message"]["content"])
+
+
+def _times(receipt: Json, metrics: Json) -> dict[str, float]:
+    """The receipt's times; `decode` from what the API tells, the first round estimated.
+
+    ``generation_time_ms`` begins with the first text, so it lacks the first round.
+    """
+    names = ("retrieval", "target_prefill", "drafter_prefill", "draft", "verify")
+    ms = {name: receipt["timings_ms"].get(name, 0.0) for name in names}
+    rounds = receipt["rounds"]
+    if rounds > 1:
+        ms["decode"] = round(metrics["generation_time_ms"] * rounds / (rounds - 1), 3)
+    else:
+        ms["decode"] = ms["draft"] + ms["verify"]
+    return ms
+
+
+def _evidence_found(item: Item, chunks: Sequence[Json], work: Work) -> bool | None:
+    """Whether the chunks, which the receipt names by their place in the document, cover it."""
+    whole = item.document
+    if whole is None or not item.evidence or not work.system.reads_retrieved:
+        return None
+    read = [(c["start"], c["end"]) for c in chunks if c["document"] == whole.name]
+    return all(
+        all(any(a <= at < b for a, b in read) for at in (start, end - 1))
+        for start, end in item.evidence
+    )

@@ -1,0 +1,86 @@
+"""What is wrong with a file of settings, in words of the file."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from rapid.errors import ConfigurationError
+
+
+def read_yaml(path: Path, example: str) -> dict[str, Any]:
+    """A YAML mapping.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is something else; `example` is named.
+    """
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        first = " ".join(str(error).split())
+        raise ConfigurationError(f"{path} is not YAML: {first}") from None
+    if not isinstance(settings, dict):
+        raise ConfigurationError(f"{path} is empty: start from {example}")
+    return settings
+
+
+def readable(
+    error: ValidationError, data: object, root: type[BaseModel], *, prefix: str = "", top: str = ""
+) -> str:
+    """Pydantic's findings, one line each: the key as written in the file, and what is wrong.
+
+    Args:
+        data: what was validated.
+        root: as what; its keys are suggested in place of unknown ones.
+        top: names the whole, where a finding is about no single key.
+    """
+    return "\n".join(
+        f"{prefix}{_key(each, data) or top}: {_what(each, root)}" for each in error.errors()
+    )
+
+
+def _key(error: ErrorDetails, data: object) -> str:
+    """Where it is, without the names that pydantic gives to members of a union."""
+    location = error["loc"]
+    path: list[str] = []
+    for index, part in enumerate(location):
+        is_absent = error["type"] == "missing" and index == len(location) - 1
+        if isinstance(data, Mapping) and (part in data or is_absent):
+            data = data.get(part)
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        else:
+            continue
+        path.append(str(part))
+    return ".".join(path)
+
+
+def _what(error: ErrorDetails, root: type[BaseModel]) -> str:
+    if error["type"] != "extra_forbidden":
+        return error["msg"].removeprefix("Value error, ")
+    near = difflib.get_close_matches(str(error["loc"][-1]), _known_keys(root), n=1)
+    return "unknown key" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _known_keys(root: type[BaseModel]) -> set[str]:
+    """Every key that a file may contain, anywhere."""
+    keys: set[str] = set()
+    for name, field in root.model_fields.items():
+        keys.add(name)
+        for inner in _models(field.annotation):
+            keys |= _known_keys(inner)
+    return keys
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [m for each in getattr(annotation, "__args__", ()) for m in _models(each)]
