@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deployments.answers import Answer
-from deployments.resolution import Decision
+from deployments.resolution import FUSING, Decision
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.messages import (
     ChunkUsed,
@@ -50,7 +50,7 @@ class Account:
         speculation: SpeculationConfig,
         answers: Sequence[Answer],
     ) -> Receipt:
-        """The receipt; without a fused contract eta is 0, whatever was asked for."""
+        """The receipt; where nothing was fused eta is 0, whatever was asked for."""
         counters = [answer.statistics for answer in answers]
         timings = self.timings_ms | {
             "draft": sum(each.draft_ms for each in counters),
@@ -63,7 +63,7 @@ class Account:
             seed=sampling.seed,
             coupling=speculation.coupling,
             transfer=speculation.transfer,
-            eta=speculation.eta if decision.contract == "fused" else 0.0,
+            eta=speculation.eta if decision.contract in FUSING else 0.0,
             max_draft=speculation.max_draft,
             plausibility=speculation.plausibility,
             draft_top_k=speculation.draft_top_k,

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+import itertools
+from typing import get_args
 
-from rapid.config import SamplingConfig, SpeculationConfig
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rapid.config import SamplingConfig, SpeculationConfig, Transfer
 from rapid.speculation.acceptance import propose
 from rapid.speculation.fusion import fused_probs
 from rapid.speculation.loop import speculate
@@ -45,7 +51,7 @@ async def test_lossless_with_shared_noise_is_plain_token_for_token(temperature, 
 
 
 @pytest.mark.parametrize("coupling", ["maximal", "shared_noise"])
-@pytest.mark.parametrize("transfer", ["distill", "boost"])
+@pytest.mark.parametrize("transfer", get_args(Transfer))
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_any_split_into_blocks_gives_the_same_text(coupling, transfer, temperature):
     for seed in range(5):
@@ -62,6 +68,42 @@ async def test_any_split_into_blocks_gives_the_same_text(coupling, transfer, tem
             for max_draft in (1, 2, 7, 10)
         ]
         assert all(text == texts[0] for text in texts)
+
+
+class Resized:
+    """A drafter whose blocks have these lengths, over and over."""
+
+    def __init__(self, drafter, lengths):
+        self._drafter, self._lengths = drafter, itertools.cycle(lengths)
+
+    def draft(self, verdict, num_tokens):
+        return self._drafter.draft(verdict, min(num_tokens, next(self._lengths)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6),
+    coupling=st.sampled_from(["maximal", "shared_noise"]),
+    transfer=st.sampled_from(get_args(Transfer)),
+    temperature=st.sampled_from([0.0, 0.5, 1.0]),
+    eta=st.sampled_from([0.0, 5.0, 50.0]),
+    seed=st.integers(0, 2**53),
+    eos_ids=st.sampled_from([frozenset(), frozenset({2})]),
+)
+def test_arbitrary_splits_give_the_same_text(
+    lengths, coupling, transfer, temperature, eta, seed, eos_ids
+):
+    sampling = SamplingConfig(temperature=temperature, seed=seed)
+    speculation = SpeculationConfig(eta=eta, transfer=transfer, coupling=coupling, max_draft=12)
+
+    async def text(lengths):
+        verifier = ToyVerifier(TARGET, sampling, speculation, eos_ids=eos_ids)
+        drafter = Resized(ToyDrafter(DRAFTER, sampling, speculation), lengths)
+        async for _ in speculate(drafter, verifier, max_tokens=LENGTH, max_draft=12):
+            pass
+        return verifier.committed
+
+    assert asyncio.run(text(lengths)) == asyncio.run(text([1]))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
