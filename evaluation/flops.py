@@ -14,7 +14,11 @@ from typing import Any, Self
 
 from pydantic import Field
 
-from rapid.config import Frozen
+from evaluation.results import Result
+from evaluation.systems import System
+from rapid.config import Frozen, WindowDrafting
+
+_WINDOW = WindowDrafting()  # what the evaluation runs MagicDec with
 
 
 class ModelShape(Frozen):
@@ -91,3 +95,31 @@ def paper_speculative(
     """Table 4, "SD" and "RAPID": ``(2 g D L_R + g^2 D + 2 T (L + g)) / beta``."""
     step = paper_rag(drafter_weights, retrieved, block) + 2 * target_weights * (context + block)
     return step / acceptance
+
+
+def of_answer(result: Result, system: System, target: ModelShape, drafter: ModelShape) -> float:
+    """Of one answer: prefills, drafts and verification; a second pass is not counted.
+
+    Every draft is verified, and a round without one decodes one token. What is generated is read
+    at half its length on average.
+    """
+    context, tokens = result.context_tokens, result.tokens
+    drafting = target if system.drafts == "target" else drafter
+    read = result.retrieved_tokens
+    if system.method == "plain":
+        return target.prefill(context) + target.decode(tokens, context + tokens / 2)
+    if system.method == "rag":
+        return drafting.prefill(read) + drafting.decode(tokens, read + tokens / 2)
+    with_draft = result.by_position[0][0] if result.by_position else 0
+    verified = result.drafted + result.rounds - with_draft
+    total = target.prefill(context) + target.decode(verified, context + tokens / 2)
+    match system.drafts:
+        case "lookup":
+            return total
+        case "window":
+            keys = min(_WINDOW.num_sinks + _WINDOW.window, context + tokens / 2)
+            return total + target.decode(result.drafted, keys)
+        case _:
+            read = context if system.drafts == "naive" else read
+            drafts = drafting.decode(result.drafted, read + tokens / 2)
+            return total + drafting.prefill(read) + drafts

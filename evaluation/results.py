@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import os
@@ -118,15 +119,20 @@ class Log:
 def read(path: Path) -> tuple[Json, list[Result]]:
     """The configuration of a run and its results, each key once: its last line counts.
 
-    A line that does not parse is named in the log and left out.
+    The file may be compressed (``.gz``). A line that does not parse is named in the log, and left
+    out.
 
     Raises:
         ConfigurationError: there is no such file, or its first line is no configuration.
     """
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        data = path.read_bytes()
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+    if path.suffix == ".gz":
+        data = gzip.decompress(data)
+    # Not splitlines(): an answer may hold other line separators.
+    lines = data.decode("utf-8", errors="replace").split("\n")
     try:
         configuration: Json = json.loads(lines[0])["configuration"]
     except (IndexError, ValueError, KeyError, TypeError):
