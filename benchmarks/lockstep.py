@@ -23,7 +23,7 @@ Rule = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(slots=True)
 class Layer:
-    """Keys and values of the prompt [heads, n, d] and of each row's own tokens [rows, heads, n, d]."""
+    """Keys and values of the prompt [heads, n, d], and of rows [rows, heads, n, d]."""
 
     prompt: tuple[torch.Tensor, torch.Tensor] | None = None
     rows: tuple[torch.Tensor, torch.Tensor] | None = None

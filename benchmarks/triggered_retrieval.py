@@ -5,7 +5,7 @@
 The drafter's context is refreshed with what retrieval finds for the question and the text so far:
 
 * `once`: never, the paper's way;
-* `rejected`: after a rejected draft (it ends a block anyway, so nothing depends on how text is split);
+* `rejected`: after a rejected draft; it ends a block anyway, so nothing depends on block lengths;
 * `twice rejected`: after the second rejection within eight tokens;
 * `unsure`: before a position is offered where the drafter's best token has less than half of q;
 * `sentence`: after every sentence, whatever was accepted: what blind refreshing would do.
@@ -151,7 +151,7 @@ def _answer(number: int) -> Outcome:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Right answers, difference to retrieving once, agreement and refreshes, by kind of question."""
+    """Right answers, against retrieving once, agreement and refreshes, by kind of question."""
     lines = [
         "| questions | items | trigger | right | against once | drafts agreed with | refreshes |",
         "| --- " * 7 + "|",
