@@ -101,6 +101,10 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
             "prompt_lookup retrieves nothing: leave retriever out",
         ),
         (
+            lambda _, args: args.update(speculation={"rule": "paper"}),
+            "speculation.rule is not for servers: requests ask for rapid.mode 'paper'",
+        ),
+        (
             lambda _, args: args["retriever"]["pool"].update(max_replicas=2),
             "a local store lives in one retriever: set retriever.pool.max_replicas to 1",
         ),

@@ -11,9 +11,11 @@ from grpc import StatusCode  # type: ignore[import-untyped]
 from grpc.aio import AioRpcError, Metadata  # type: ignore[import-untyped]
 from ray.serve.exceptions import DeploymentUnavailableError
 
+import rapid
+from deployments.engine_actor import load_engine
 from rapid.engines.text import ChatText
 from rapid.errors import BadRequest, DrafterUnavailable, PromptTooLong
-from rapid.messages import Document, Finished, GenerationEvent, Receipt, TextDelta
+from rapid.messages import Document, Finished, GenerationEvent, LeaseRequest, Receipt, TextDelta
 from tests.fakes import FakeEngine, scripted_token
 from tests.local_pools import LocalApplication, QueueingEngine
 from tests.ray_cluster import question
@@ -147,9 +149,56 @@ async def test_a_crowd_on_an_engine_that_drafts_for_itself_keeps_its_drafts() ->
 
 
 @pytest.mark.parametrize("site", ["target", "orchestrator"])
+async def test_the_papers_rule_is_served_as_it_runs_in_process(site: str) -> None:
+    app = LocalApplication(load=load_engine, acceptance_site=site)
+    request = question(
+        "r", mode="paper", documents=ATLAS, seed=5, max_tokens=40, explain=True, num_logprobs=0,
+        rapid={"eta": 7.0},
+    )  # fmt: skip
+    events = await app.answered(request)
+    for pool in (app.target, app.drafter):
+        pool.engine.actor._engine.close()
+    end = receipt(events)
+    assert (end.mode, end.contract, end.eta) == ("paper", "paper", 7.0)
+    assert (end.transfer, end.coupling, end.draft_top_k) == ("distill", "maximal", None)
+    assert end.explanation is not None
+    models = [rapid.load(f"embedded:{role}") for role in ("target", "drafter")]
+    prompts = end.explanation.target_prompt_ids, end.explanation.drafter_prompt_ids
+    in_process = rapid.generate(*models, *prompts, rule="paper", eta=7, seed=5, max_tokens=40)
+    assert tokens(events) == in_process.token_ids
+    assert end.explanation.origins == (tuple(in_process.statistics.origins),)
+    (choice,) = end.choices
+    assert choice.bonus > 0
+    assert choice.completion_tokens == choice.accepted + choice.corrected + choice.bonus
+    logprobs = [each for event in events if isinstance(event, TextDelta) for each in event.logprobs]
+    assert len(logprobs) in (40, choice.completion_tokens - 1)  # an end of sequence has no text
+
+
+async def test_the_papers_rule_is_refused_where_it_cannot_be_had() -> None:
+    app = LocalApplication(load=QueueingEngine)
+    greedy = question("r1", mode="paper", documents=ATLAS, temperature=0.0)
+    with pytest.raises(BadRequest, match="set a temperature") as refused:
+        await app.answered(greedy)
+    assert refused.value.param == "temperature"
+    app.drafter.fail = RuntimeError("away")
+    with pytest.raises(DrafterUnavailable):
+        await app.answered(question("r2", mode="paper", documents=ATLAS))
+
+
+class JudgesWithoutTransfer(FakeEngine):
+    """Refuses a lease whose blocks would move the target."""
+
+    async def open(self, request: LeaseRequest) -> None:
+        assert request.speculation.eta == 0
+        await super().open(request)
+
+
+@pytest.mark.parametrize("site", ["target", "orchestrator"])
 @pytest.mark.parametrize("mode", ["auto", "lossless"])
 async def test_prompt_lookup_drafts_without_pool_or_retriever(mode: str, site: str) -> None:
-    app = LocalApplication(drafter="prompt_lookup", acceptance_site=site)
+    app = LocalApplication(
+        drafter="prompt_lookup", load=JudgesWithoutTransfer, acceptance_site=site
+    )
     end_of_answer = ChatText.load("embedded:target").decode(script(5, 60)[40:])
     request = question(
         "r", mode=mode, text=end_of_answer, seed=5, max_tokens=60, num_choices=2, explain=True,
@@ -168,7 +217,7 @@ async def test_prompt_lookup_drafts_without_pool_or_retriever(mode: str, site: s
     assert end.explanation.drafter_prompt_ids == ()
 
 
-@pytest.mark.parametrize("mode", ["fused", "rag"])
+@pytest.mark.parametrize("mode", ["fused", "paper", "rag"])
 async def test_prompt_lookup_refuses_what_needs_a_reader(mode: str) -> None:
     app = LocalApplication(drafter="prompt_lookup")
     with pytest.raises(BadRequest, match="configure `drafter`") as refused:

@@ -35,6 +35,8 @@ def request(seed: int | None = None, **speculation: object) -> GenerateRequest:
         ("auto", LOST, "plain", "target", False),
         ("fused", FOUND, "fused", "fused", True),
         ("fused", NOTHING, "fused", "target", False),
+        ("paper", FOUND, "paper", "paper", True),
+        ("paper", NOTHING, "paper", "target", False),
         ("lossless", FOUND, "lossless", "target", True),
         ("lossless", NOTHING, "lossless", "target", True),
         ("lossless", LOST, "plain", "target", False),
@@ -84,6 +86,17 @@ def test_a_seed_asks_for_the_same_text_again() -> None:
     assert speculation_of(request(), defaults).coupling == "maximal"
     assert speculation_of(request(seed=7), defaults).coupling == "shared_noise"
     assert speculation_of(request(seed=7, coupling="maximal"), defaults).coupling == "maximal"
+
+
+def test_only_a_request_for_it_gets_the_papers_rule() -> None:
+    defaults = SpeculationConfig(eta=3.0, max_draft=6)
+    for mode in ("auto", "fused", "lossless", "plain", "rag"):
+        assert speculation_of(request(mode=mode), defaults).rule == "exact"
+    for asked in (request(mode="paper"), request(seed=7, mode="paper")):
+        speculation = speculation_of(asked, defaults)
+        assert speculation == SpeculationConfig(rule="paper", eta=3.0, max_draft=6)
+        assert speculation.coupling == "maximal"
+    assert speculation_of(request(mode="paper", eta=20.0), defaults).eta == 20.0
 
 
 def test_what_the_request_does_not_say_is_configured() -> None:
