@@ -57,11 +57,16 @@ async def test_a_random_walk_never_loses_the_committed_prefix(seed: int) -> None
             if rng.random() < 0.5:  # else the draft is forgotten
                 await engine.commit("a", judged)
                 token_ids += judged.token_ids
-        elif move == "window":  # leaves nothing behind, used or not
+        elif move == "window":  # leaves nothing behind, whether judged here, elsewhere or never
             drafted = await engine.draft_in_window("a", 0, WindowDrafting(window=4), 5)
-            if rng.random() < 0.5:
+            fate = rng.choice(["here", "elsewhere", "never"])
+            if fate == "here":
                 judged = await engine.verify("a", 0, drafted)
                 assert list(judged.token_ids) == reference_greedy(token_ids, len(judged.token_ids))
+                token_ids += judged.token_ids
+            elif fate == "elsewhere":
+                judged = verdict(drafted.token_ids.tolist())
+                await engine.commit("a", judged)
                 token_ids += judged.token_ids
         elif move == "score":
             asked = block()
