@@ -65,6 +65,7 @@ async def test_a_random_walk_never_loses_the_committed_prefix(seed: int) -> None
                 assert list(judged.token_ids) == reference_greedy(token_ids, len(judged.token_ids))
                 token_ids += judged.token_ids
             elif fate == "elsewhere":
+                await engine.score("a", 0, drafted)
                 judged = verdict(drafted.token_ids.tolist())
                 await engine.commit("a", judged)
                 token_ids += judged.token_ids
