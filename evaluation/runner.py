@@ -8,6 +8,7 @@ import multiprocessing
 import queue
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from evaluation.answering import Backend, Emit, Work, answer_all, work_left
 from evaluation.circumstances import circumstances
+from evaluation.flops import ModelShape
 from evaluation.in_process import Models, open_in_process
 from evaluation.items import Item
 from evaluation.judge import Judge, JudgeConfig
@@ -30,8 +32,8 @@ from evaluation.results import MADE, Json, Log, Result
 from evaluation.systems import System
 from evaluation.tasks import Condition, Task
 from rapid.config import EngineConfig
-from rapid.engines.checkpoints import checkpoint_source
-from rapid.errors import ConfigurationError
+from rapid.engines.checkpoints import checkpoint_source, read_json
+from rapid.errors import ConfigurationError, RapidError
 
 RESULTS = "results.jsonl"
 
@@ -49,6 +51,8 @@ class Plan:
         batch: answers at once, in each worker.
         workers: processes.
         judge: who scores where the task's metric is `judge`.
+        recipe: name of the published row that this repeats.
+        recipe: whose published numbers the report has beside ours.
     """
 
     task: Task
@@ -58,6 +62,7 @@ class Plan:
     batch: int = 1
     workers: int = 1
     judge: JudgeConfig | None = None
+    recipe: str | None = None
 
     @property
     def systems(self) -> Sequence[System]:
@@ -91,6 +96,7 @@ class Plan:
             "conditions": [each.model_dump(mode="json") for each in self.conditions],
             "models": models,
             "server": self.server.public() if self.server else None,
+            "recipe": self.recipe,
             "judge": self.judge.model_dump(mode="json") if self.judge else None,
             "settings": {"batch": self.batch, "workers": self.workers},
             "versions": {name: _version(name) for name in ("rapid-serve", "torch", "transformers")},
@@ -126,6 +132,9 @@ def run(plan: Plan, out: Path, console: Console) -> None:
 
 async def _answer(plan: Plan, works: Sequence[Sequence[Work]], emit: Emit) -> None:
     """Answer in this process."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # this run's own says more
     metrics = scorers(plan.task.metrics, None if plan.judge is None else Judge(plan.judge))
     backend: Backend
     if plan.server is not None:
@@ -149,10 +158,10 @@ async def _answer(plan: Plan, works: Sequence[Sequence[Work]], emit: Emit) -> No
 
 @dataclass(slots=True)
 class _Worker:
-    """A process with its share of the items."""
+    """A process with its share of the items: how many results each still lacks."""
 
     process: Any
-    left: list[Work]
+    left: Counter[str]
     is_done: bool = False
 
 
@@ -160,7 +169,7 @@ class _Worker:
 class _Ended:
     """The last message of a worker; `error` is why it could not answer."""
 
-    error: ConfigurationError | None = None
+    error: RapidError | None = None
 
 
 def _share(plan: Plan, works: Sequence[Sequence[Work]], count: int, emit: Emit) -> None:
@@ -172,7 +181,10 @@ def _share(plan: Plan, works: Sequence[Sequence[Work]], count: int, emit: Emit) 
         share = works[index::count]
         process = spawn.Process(target=_work, args=(plan, share, index, inbox), daemon=True)
         process.start()
-        workers.append(_Worker(process, list(chain.from_iterable(share))))
+        left = Counter[str]()
+        for work in chain.from_iterable(share):
+            left[work.item.id] += 1 + len(work.same)
+        workers.append(_Worker(process, left))
     try:
         while not all(worker.is_done for worker in workers):
             try:
@@ -183,8 +195,7 @@ def _share(plan: Plan, works: Sequence[Sequence[Work]], count: int, emit: Emit) 
                 continue
             worker = workers[index]
             if isinstance(message, Result):
-                key = (message.item, message.system)
-                worker.left = [w for w in worker.left if (w.item.id, w.system.name) != key]
+                worker.left[message.item] -= 1
                 emit(message)
             elif message.error is not None:
                 raise message.error
@@ -198,7 +209,7 @@ def _share(plan: Plan, works: Sequence[Sequence[Work]], count: int, emit: Emit) 
 
 def _check_alive(worker: _Worker) -> None:
     if not worker.is_done and worker.process.exitcode not in (None, 0):
-        items = list(dict.fromkeys(work.item.id for work in worker.left))[:3]
+        items = [item for item, lacks in worker.left.items() if lacks][:3]
         raise ConfigurationError(
             f"a worker ended with exit code {worker.process.exitcode} at one of the items "
             f"{', '.join(items)}: with too little memory, lower --batch or --workers"
@@ -213,7 +224,7 @@ def _work(plan: Plan, works: Sequence[Sequence[Work]], index: int, outbox: Any) 
     torch.set_num_threads(1)
     try:
         asyncio.run(_answer(plan, works, lambda result: outbox.put((index, result))))
-    except ConfigurationError as error:
+    except RapidError as error:
         outbox.put((index, _Ended(error)))
     else:
         outbox.put((index, _Ended()))
@@ -242,8 +253,12 @@ def _progress(console: Console, total: int, done: int) -> Iterator[Any]:
 
 
 def _model(config: EngineConfig) -> Json:
-    """A model as a configuration names it: what was set, and which weights they are."""
-    return config.model_dump(mode="json", exclude_defaults=True) | {"weights": _weights(config)}
+    """A model as a configuration names it: what was set, its shape, and which weights they are."""
+    settings = read_json(checkpoint_source(config.model), "config.json")
+    return config.model_dump(mode="json", exclude_defaults=True) | {
+        "shape": ModelShape.of(settings).model_dump() if settings else None,
+        "weights": _weights(config),
+    }
 
 
 def _weights(config: EngineConfig) -> str | None:

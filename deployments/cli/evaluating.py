@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from evaluation.recipes import Recipe
     from evaluation.runner import Plan
     from evaluation.systems import System
-    from evaluation.tasks import Task
+    from evaluation.tasks import Retrieval, Task
 
 _TARGET, _DRAFTER = "embedded:target", "embedded:drafter"
 _SHOWN = 600  # characters of each end of an example prompt
@@ -71,6 +72,13 @@ def evaluate(
     api_key: Annotated[
         str | None,
         typer.Option(envvar="RAPID_API_KEY", help="If the server wants one.", show_default=False),
+    ] = None,
+    embedder: Annotated[
+        str | None,
+        typer.Option(
+            help="lexical or bge-m3, instead of the task's; lexical needs no weights.",
+            show_default=False,
+        ),
     ] = None,
     judge_url: Annotated[
         str | None,
@@ -126,7 +134,8 @@ def evaluate(
     try:
         for loaded, row in _tasks(task, recipe):
             systems = _systems(loaded, system, mode, eta, transfer, max_draft)
-            chosen = loaded.model_copy(update={"systems": systems})
+            retrieval = _retrieval(loaded, embedder)
+            chosen = loaded.model_copy(update={"systems": systems, "retrieval": retrieval})
             name = recipe if recipe is not None else loaded.name
             folder = out_dir or Path(".eval") / name
             if row is not None and len(row.tasks) > 1:
@@ -134,6 +143,7 @@ def evaluate(
             plan = _plan(
                 chosen, row, target, drafter, url, api_key, judge_url, judge_model, batch, workers
             )
+            plan = replace(plan, recipe=recipe)
             if dry_run:
                 _show(plan, data, limit, folder)
             else:
@@ -188,6 +198,18 @@ def _systems(
         )
 
 
+def _retrieval(task: Task, embedder: str | None) -> Retrieval:
+    """The task's, or with another embedder, whose own floor then counts."""
+    from evaluation.tasks import Retrieval
+
+    if embedder not in (None, "lexical", "bge-m3"):
+        fail(f"--embedder {embedder}: give lexical or bge-m3")
+    if embedder in (None, task.retrieval.embedder):
+        return task.retrieval
+    settings = task.retrieval.model_dump() | {"embedder": embedder, "floor": None}
+    return Retrieval.model_validate(settings)
+
+
 def _plan(
     task: Task,
     row: Recipe | None,
@@ -220,7 +242,7 @@ def _plan(
         check_can_serve(task.systems, task.conditions)
         key = SecretStr(api_key) if api_key else None
         server = Server(url=url.rstrip("/"), api_key=key, tokenizer=target)
-        return Plan(task, (), None, server, batch or 8, 1, judge)
+        return Plan(task, (), None, server, batch or 8, 1, judge, row.name if row else None)
     drafted_by = row.drafter if row is not None else EngineConfig(model=_DRAFTER)
     reads = row.target if row is not None else EngineConfig(model=_TARGET)
     if target is not None:
@@ -238,6 +260,7 @@ def _plan(
         batch or (1 if is_cuda else 8),
         workers or (1 if is_cuda else os.cpu_count() or 1),
         judge,
+        row.name if row else None,
     )
 
 
@@ -248,8 +271,6 @@ def _has_cuda() -> bool:
 
 
 def _run(plan: Plan, data: Path | None, limit: int | None, folder: Path) -> None:
-    from dataclasses import replace
-
     from evaluation import runner
     from evaluation.loaders import load_items
 
@@ -269,8 +290,6 @@ def _run(plan: Plan, data: Path | None, limit: int | None, folder: Path) -> None
 
 def _show(plan: Plan, data: Path | None, limit: int | None, folder: Path) -> None:
     """A dry run: nothing is loaded, nothing is fetched."""
-    from dataclasses import replace
-
     from evaluation.loaders import load_items
 
     task = plan.task
