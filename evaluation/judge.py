@@ -41,7 +41,7 @@ RATING = re.compile(r"\[\[\s*(10|[1-9])(?:\.0+)?\s*\]\]")
 
 
 class JudgeFailed(RapidError):
-    """The judge could not be asked or gave no rating; the answer stays, without a score."""
+    """No rating: the answer counts as failed, and a resumed run answers it again."""
 
 
 class JudgeConfig(Frozen):

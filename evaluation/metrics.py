@@ -101,12 +101,8 @@ def rouge_l_sum(prediction: str, item: Item) -> float:
 
 @cache
 def _rouge() -> RougeScorer:
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ImportError as error:
-        raise ConfigurationError(
-            "the metric rouge_l_sum needs the package rouge-score: pip install rouge-score"
-        ) from error
+    from rouge_score.rouge_scorer import RougeScorer  # takes a second
+
     return RougeScorer(["rougeLsum"])
 
 
@@ -137,15 +133,13 @@ def scorers(names: Iterable[str], judged_by: Metric | None = None) -> dict[str, 
     """The metrics of `names`, ready to use, so that nothing is missing after hours of answers.
 
     Raises:
-        ConfigurationError: an unknown name, `judge` without an endpoint, or a package is missing.
+        ConfigurationError: an unknown name, or `judge` without an endpoint.
     """
     names = tuple(names)
     if unknown := [name for name in names if name not in METRICS]:
         raise ConfigurationError(
             f"unknown metric {', '.join(unknown)}; known are {', '.join(METRICS)}"
         )
-    if "rouge_l_sum" in names:
-        _rouge()
     if "judge" in names and judged_by is None:
         raise ConfigurationError(_NO_JUDGE)
     known = METRICS | ({"judge": judged_by} if judged_by else {})

@@ -78,13 +78,8 @@ def _from_hub(source: Source) -> Iterator[Record]:
         raise ConfigurationError(
             f"the loader {source.loader} has no dataset on the hub: give a file with --data"
         )
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{source.hub} is read with the package `datasets`: install it, "
-            "or give a local file with --data"
-        ) from error
+    from datasets import load_dataset  # takes a second
+
     try:
         yield from load_dataset(source.hub, source.subset, split=source.split)
     except (OSError, ValueError, RuntimeError) as error:
