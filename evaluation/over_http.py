@@ -23,6 +23,7 @@ from rapid.messages import Document, Message
 
 _RETRIES = 8
 _MOST_PATIENCE_S = 60.0  # whatever Retry-After says
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SILENCE_TIMEOUT_S = 3600.0  # a whole answer, behind others
 
 
@@ -184,6 +185,7 @@ async def open_over_http(
         headers=headers,
         timeout=httpx.Timeout(_SILENCE_TIMEOUT_S, connect=5.0),
         transport=transport,
+        trust_env=httpx.URL(server.url).host not in _LOOPBACK,  # no proxy leads back here
     ) as client:
         yield OverHttp(task, client, await _only_model(client), text)
 

@@ -175,5 +175,7 @@ def _is_list(value: object) -> TypeGuard[Sequence[object]]:
 
 
 def _short(value: object) -> str:
+    if _is_list(value) and all(isinstance(each, Mapping) for each in value):
+        return ", ".join(str(each.get("name")) for each in value if isinstance(each, Mapping))
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,119 @@
+"""Every baseline on the embedded models, in this process."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from evaluation import runner
+from evaluation.in_process import Models
+from evaluation.loaders import load_items
+from evaluation.results import Result, read
+from evaluation.runner import RESULTS, Plan
+from evaluation.systems import BASELINES
+from evaluation.tasks import Condition, Task
+from rapid.config import EngineConfig
+from tests.evaluation.tiny_task import tiny_task
+
+MODELS = Models(EngineConfig(model="embedded:target"), EngineConfig(model="embedded:drafter"))
+ByKey = dict[tuple[str, str, str], Result]
+
+
+def answered(task: Task, out: Path, *, models: Models = MODELS, workers: int = 1) -> ByKey:
+    plan = Plan(task, load_items(task), models, batch=4, workers=workers)
+    runner.run(plan, out, Console(file=io.StringIO()))
+    results = {each.key: each for each in read(out / RESULTS)[1]}
+    assert len(results) == plan.num_answers
+    return results
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> ByKey:
+    """Two items by every baseline, retrieval as it is and unrelated."""
+    conditions = [Condition(), Condition(name="unrelated", corruption="unrelated")]
+    task = tiny_task(systems=list(BASELINES), conditions=conditions)
+    return answered(task, tmp_path_factory.mktemp("run"))
+
+
+def of(results: ByKey, system: str, condition: str = "as is") -> list[Result]:
+    found = [
+        each for (_, name, under), each in results.items() if (name, under) == (system, condition)
+    ]
+    return sorted(found, key=lambda each: each.item)
+
+
+@pytest.mark.parametrize("condition", ["as is", "unrelated"])
+def test_lossless_systems_say_what_plain_says(results, condition):
+    expected = [each.prediction for each in of(results, "plain", condition)]
+    assert all(expected)
+    for name, system in BASELINES.items():
+        if system.method == "lossless":
+            assert [each.prediction for each in of(results, name, condition)] == expected, name
+
+
+def test_every_system_answers_and_counts(results):
+    for name, system in BASELINES.items():
+        for each in of(results, name):
+            assert each.error is None
+            assert 0 < each.tokens <= 24
+            assert (each.context_tokens == 0) == (system.method == "rag")
+            assert (each.retrieved_tokens > 0) == system.reads_retrieved
+            assert each.ms["decode"] >= each.ms["draft"] + each.ms["verify"] - 1
+            judged = sum(judged for judged, _ in each.by_position)
+            kept = sum(kept for _, kept in each.by_position)
+            assert kept == each.accepted <= judged <= each.drafted
+            if name not in ("plain", "rag-target", "rag-drafter", "prompt-lookup"):
+                assert each.drafted > 0
+
+
+def test_unrelated_retrieval_hides_the_evidence_and_leaves_the_target_alone(results):
+    assert all(each.evidence_found for each in of(results, "rag-drafter"))
+    assert not any(each.evidence_found for each in of(results, "rag-drafter", "unrelated"))
+    same = [(each.prediction, each.seed) for each in of(results, "plain")]
+    assert [(each.prediction, each.seed) for each in of(results, "plain", "unrelated")] == same
+
+
+def test_a_run_that_is_finished_is_not_run_again(tmp_path):
+    task = tiny_task(systems=["plain"])
+    before = answered(task, tmp_path)
+    lines = (tmp_path / RESULTS).read_text()
+    assert answered(task, tmp_path) == before
+    assert (tmp_path / RESULTS).read_text() == lines
+
+
+def test_workers_answer_what_one_process_answers(results, tmp_path):
+    task = tiny_task(systems=["plain", "rapid-boost"])
+    shared = answered(task, tmp_path, workers=2)
+    assert {key: each.prediction for key, each in shared.items()} == {
+        key: results[key].prediction for key in shared
+    }
+
+
+def test_without_a_drafter_the_target_is_its_own(results, tmp_path):
+    alone = answered(tiny_task(systems=["sd"]), tmp_path, models=Models(MODELS.target, None))
+    drafts = [(each.drafted, each.accepted) for each in of(alone, "sd")]
+    assert drafts == [(each.drafted, each.accepted) for each in of(results, "sd-self")]
+
+
+def test_a_second_pass_reads_the_first(tmp_path):
+    templates = {
+        "target": "{context}\n\n{question}",
+        "drafter": "{context}\n\n{question}",
+        "extraction": "It was said: {reasoning}\n\n{question}",
+    }
+    task = tiny_task(systems=["sd", "rag-drafter"], templates=templates, extraction_tokens=5)
+    for each in answered(task, tmp_path).values():
+        assert each.error is None
+        assert each.reasoning
+        assert each.prediction != each.reasoning
+
+
+def test_an_item_that_cannot_fit_is_an_error_with_numbers_and_the_others_are_answered(tmp_path):
+    task = tiny_task(systems=["plain", "rag-drafter"])
+    small = Models(EngineConfig(model="embedded:target", max_context=64), MODELS.drafter)
+    told = answered(task, tmp_path, models=small)
+    assert all("this model's context of 64" in str(each.error) for each in of(told, "plain"))
+    assert all(each.error is None for each in of(told, "rag-drafter"))
