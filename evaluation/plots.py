@@ -30,6 +30,7 @@ from evaluation.systems import System
 
 _STYLE: Any = {
     "svg.hashsalt": "rapid",
+    "svg.fonttype": "none",
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,

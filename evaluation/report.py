@@ -26,6 +26,7 @@ from evaluation.run_results import (
     acceptance,
     acceptance_at,
     in_group,
+    paired,
     speedup,
     tokens_per_round,
     tokens_per_second,
@@ -71,6 +72,12 @@ def merge(run_dirs: Sequence[Path], out_dir: Path) -> Path:
     return page
 
 
+def summary(out_dir: Path) -> str:
+    """What the page of a run begins with: how it was made, and its scores."""
+    run = RunResults.read(out_dir)
+    return f"{_made(run)}\n{_scores(run)}"
+
+
 def body(run: RunResults, pictures: Mapping[str, str]) -> str:
     """The page of a run without its title; `pictures` are links by the names of `plots.draw`."""
     metric = run.task.metrics[0]
@@ -85,7 +92,7 @@ def body(run: RunResults, pictures: Mapping[str, str]) -> str:
         ("Eta", _etas(run), "eta"),
         ("Items won and lost", _won_and_lost(run), "won_and_lost"),
         ("Drafts accepted", _acceptance(run), "acceptance"),
-        (f"Speed{by}", _speed(run), "speed"),
+        (f"Speed{by}", _speed(run), "speed" if _is_timed(run) else ""),
         ("Where the time goes", _phases(run), ""),
         ("FLOPs of an answer", _flops(run), ""),
         ("Published", _published(run), ""),
@@ -125,7 +132,7 @@ def _made(run: RunResults) -> str:
 
 def _scores(run: RunResults) -> str:
     found = _by_system(run, lambda _, results, __: _score(run.scores(results)))
-    return found + _evidence(run)
+    return found + _evidence(run) + _same_as_plain(run)
 
 
 def _evidence(run: RunResults) -> str:
@@ -140,6 +147,19 @@ def _evidence(run: RunResults) -> str:
         if known:
             shares.append(f"{column} {fmean(known.values()):.2f}")
     return f"\nAll evidence retrieved: {', '.join(shares)}.\n" if shares else ""
+
+
+def _same_as_plain(run: RunResults) -> str:
+    """How often what promises the target's own greedy answer gives another than plain decoding."""
+    lossless = [system for system in run.systems if system.method == "lossless"]
+    if run.plain is None or not lossless or run.task.temperature > 0:
+        return ""
+    told: list[str] = []
+    for system in lossless:
+        pairs = paired(*(run.of(each, run.conditions[0]) for each in (system, run.plain)))
+        others = sum(a.prediction != b.prediction for a, b in pairs)
+        told.append(f"{system.name} {others} of {len(pairs)}")
+    return f"\nAnswers that are not plain's, letter for letter: {', '.join(told)}.\n"
 
 
 def _differences(run: RunResults) -> str:
@@ -271,7 +291,15 @@ def _acceptance(run: RunResults) -> str:
     )
 
 
+def _is_timed(run: RunResults) -> bool:
+    """One answer at a time: its times are its own."""
+    batch: object = run.configuration["settings"]["batch"]
+    return batch == 1
+
+
 def _speed(run: RunResults) -> str:
+    if not _is_timed(run):
+        return "Not told: several answers were made at once, so that none has a time of its own.\n"
     condition = run.conditions[0]
     speeds = _by_system(run, lambda _, results, __: _number(tokens_per_second(results)))
     told = f"Tokens per second of decoding, prefills and retrieval left out:\n\n{speeds}"
@@ -288,6 +316,8 @@ def _speed(run: RunResults) -> str:
 
 
 def _phases(run: RunResults) -> str:
+    if not _is_timed(run):
+        return ""
     rows: list[list[str]] = []
     for system in run.systems:
         results = [r for r in run.of(system, run.conditions[0]).values() if r.error is None]

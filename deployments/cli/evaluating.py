@@ -284,7 +284,7 @@ def _run(plan: Plan, data: Path | None, limit: int | None, folder: Path) -> None
     from evaluation import report
 
     page = report.write(folder)
-    out.print(page.read_text(encoding="utf-8"), markup=False, highlight=False, soft_wrap=True)
+    out.print(report.summary(folder), markup=False, highlight=False, soft_wrap=True)
     note(f"written to {page}")
 
 

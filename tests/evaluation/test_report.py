@@ -44,6 +44,7 @@ def configuration(of: Task, **more: object) -> dict[str, object]:
         "conditions": [each.model_dump(mode="json") for each in of.conditions],
         "models": {"target": {"model": "t", "shape": SHAPE}},
         "server": None,
+        "settings": {"batch": 1, "workers": 1},
         "made": {"date": "2000-01-01", "commit": "abc"},
     } | more
 
@@ -164,6 +165,21 @@ def test_an_error_scores_nothing_and_is_told(tmp_path):
     page = write(run_dir(tmp_path, task("plain"), lines)).read_text()
     assert "1 answers ended in an error" in section(page, "Errors")
     assert row(section(page, "exact by length"), "plain")[1].startswith("0.500")
+
+
+def test_answers_that_should_be_plains_and_are_not_are_counted(tmp_path):
+    lines = [result(n, "plain", 1.0, prediction="yes") for n in range(3)]
+    lines += [result(n, "sd", 1.0, prediction="no" if n else "yes") for n in range(3)]
+    page = write(run_dir(tmp_path, task("plain", "sd"), lines)).read_text()
+    assert "letter for letter: sd 2 of 3." in page
+
+
+def test_times_of_answers_made_at_once_are_not_told(tmp_path):
+    settings = {"batch": 8, "workers": 1}
+    out = run_dir(tmp_path, task("plain"), [result(0, "plain", 1.0)], settings=settings)
+    page = write(out).read_text()
+    assert "Not told" in section(page, "Speed by length")
+    assert "Where the time goes" not in page
 
 
 def test_published_numbers_are_marked_as_theirs(tmp_path):
