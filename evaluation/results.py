@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeGuard
@@ -97,7 +96,7 @@ class Log:
             self._file.write("\n")
 
     def append(self, result: Result) -> None:
-        """Add a line; it is on the disk when this returns."""
+        """Add a line; it survives the end of this process."""
         self._write(result.model_dump(mode="json"))
 
     def close(self) -> None:
@@ -113,7 +112,6 @@ class Log:
     def _write(self, line: Json) -> None:
         self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
         self._file.flush()
-        os.fsync(self._file.fileno())
 
 
 def read(path: Path) -> tuple[Json, list[Result]]:

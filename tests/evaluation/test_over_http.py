@@ -1,0 +1,148 @@
+"""A server's answers as results: the real HTTP side, an orchestrator that follows a script."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import httpx
+import pytest
+from rich.console import Console
+
+from deployments.config import ApiConfig
+from deployments.ingress import Ingress
+from evaluation import runner
+from evaluation.answering import Work, seed_of
+from evaluation.in_process import Models
+from evaluation.items import Item
+from evaluation.loaders import load_items
+from evaluation.over_http import Server, ServerRefused, check_can_serve, open_over_http
+from evaluation.results import Result, read
+from evaluation.runner import Plan
+from evaluation.systems import BASELINES, System
+from evaluation.tasks import Condition, Task
+from rapid.config import EngineConfig
+from rapid.errors import ConfigurationError
+from rapid.messages import Document, Message
+from tests.deployments.scripted import ScriptedOrchestrator
+from tests.evaluation.tiny_task import tiny_task
+
+SERVER = Server(url="http://127.0.0.1:8000")
+ITEM = Item(
+    "one",
+    (Message("user", "What is the harbor of Bakeno?"),),
+    Document("notes", "The harbor of Bakeno is dolu. Nobody asked about the vault of Rowi."),
+    ("dolu",),
+    query="harbor Bakeno",
+    evidence=((0, 29),),
+)
+
+
+class Refusing(httpx.AsyncBaseTransport):
+    """Answers the first questions with errors, the others with the application."""
+
+    def __init__(self, orchestrator: ScriptedOrchestrator, *errors: httpx.Response) -> None:
+        app: Any = Ingress(orchestrator, ApiConfig(model="scripted"))  # type: ignore[arg-type]
+        self.asgi = httpx.ASGITransport(app)
+        self.errors = list(errors)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "POST" and self.errors:
+            return self.errors.pop(0)
+        return await self.asgi.handle_async_request(request)
+
+
+async def asked(
+    task: Task, system: str, condition: Condition, *errors: httpx.Response
+) -> tuple[Result, ScriptedOrchestrator]:
+    orchestrator = ScriptedOrchestrator()
+    task = task.model_copy(update={"systems": (BASELINES[system],)})
+    async with open_over_http(task, SERVER, Refusing(orchestrator, *errors)) as backend:
+        return await backend.answer(Work(ITEM, BASELINES[system], condition)), orchestrator
+
+
+async def test_a_request_carries_the_system_and_the_reply_becomes_a_result():
+    result, orchestrator = await asked(
+        tiny_task(), "rapid-distill", Condition(name="eta 5", eta=5, retrieval_tokens=64)
+    )
+    (request,) = orchestrator.requests
+    speculation = request.speculation
+    assert (speculation.mode, speculation.transfer, speculation.eta) == ("fused", "distill", 5)
+    assert (speculation.coupling, speculation.max_draft) == ("maximal", 10)
+    assert (request.messages, request.documents) == (ITEM.messages, (ITEM.document,))
+    assert (request.query, request.retrieval_tokens) == ("harbor Bakeno", 64)
+    assert (request.temperature, request.max_tokens) == (0.0, 24)
+    assert request.seed == result.seed == seed_of(tiny_task(), ITEM)
+    assert result.key == ("one", "rapid-distill", "eta 5")
+    assert result.prediction == "Hello, wörld!"
+    assert (result.rounds, result.drafted, result.accepted, result.tokens) == (3, 9, 6, 8)
+    assert result.by_position == ((3, 3), (3, 2), (2, 1))
+    assert (result.context_tokens, result.ms["retrieval"]) == (100, 2.0)
+    assert result.evidence_found
+
+
+async def test_templates_are_filled_in_here_and_the_second_pass_is_plain():
+    templates = {"target": "{context}? {question}", "drafter": "-", "extraction": "{reasoning}!"}
+    result, orchestrator = await asked(tiny_task(templates=templates), "sd", Condition())
+    first, second = orchestrator.requests
+    assert first.messages[0].content == f"{ITEM.document.text}? {ITEM.messages[0].content}"
+    assert (first.documents, first.speculation.mode) == ((), "lossless")
+    assert second.messages[0].content == "Hello, wörld!!"
+    assert second.speculation.mode == "plain"
+    assert result.reasoning == "Hello, wörld!"
+
+
+async def test_a_server_without_room_is_asked_again_when_it_says():
+    full = httpx.Response(503, headers={"retry-after": "0"}, json={"error": {"message": "full"}})
+    result, orchestrator = await asked(tiny_task(), "plain", Condition(), full, full)
+    assert result.prediction == "Hello, wörld!"
+    assert len(orchestrator.requests) == 1
+
+
+async def test_a_refusal_is_told_and_not_repeated():
+    refused = httpx.Response(400, json={"error": {"message": "the prompt is too long"}})
+    with pytest.raises(ServerRefused, match="400, the prompt is too long"):
+        await asked(tiny_task(), "plain", Condition(), refused)
+
+
+def test_what_a_server_cannot_do_is_refused_with_what_it_can():
+    with pytest.raises(ConfigurationError) as refused:
+        check_can_serve(list(BASELINES.values()), [])
+    cannot, _, can = str(refused.value).partition("cannot be asked")
+    for name in ("naive-sd", "magicdec", "prompt-lookup", "sd-self", "rapid-paper", "rag-target"):
+        assert name in cannot
+        assert name not in can
+    for name in ("plain", "rag-drafter", "sd", "rapid-boost", "rapid-distill"):
+        assert name in can
+    system = System(name="plain", method="plain")
+    with pytest.raises(ConfigurationError, match=r"condition wrong: .* cannot be corrupted"):
+        check_can_serve([system], [Condition(name="wrong", corruption="unrelated")])
+
+
+async def test_a_server_that_is_not_there_is_one_sentence():
+    with pytest.raises(ConfigurationError, match=r"no RAPID server answers at http://127.0.0.1:9"):
+        async with open_over_http(tiny_task(), Server(url="http://127.0.0.1:9")):
+            pass
+
+
+@pytest.mark.ray
+def test_a_server_says_what_this_process_says(application, tmp_path):
+    task = tiny_task(systems=["plain", "sd"])
+    items = load_items(task)
+    embedded = Models(EngineConfig(model="embedded:target"), EngineConfig(model="embedded:drafter"))
+    said = []
+    for name, plan in {
+        "here": Plan(task, items, embedded, batch=2),
+        "there": Plan(task, items, None, Server(url=application), batch=2),
+    }.items():
+        runner.run(plan, tmp_path / name, Console(file=io.StringIO()))
+        results = read(tmp_path / name / runner.RESULTS)[1]
+        assert not any(each.error for each in results)
+        said.append({each.key: (each.prediction, each.tokens) for each in results})
+    assert said[0] == said[1]
+
+
+async def test_cutting_contexts_needs_a_tokenizer():
+    task = tiny_task(context_tokens=16)
+    with pytest.raises(ConfigurationError, match="name it with --target"):
+        await asked(task, "plain", Condition())
