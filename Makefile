@@ -5,7 +5,7 @@ BIN := .venv/bin
 CONFIG ?= serve_config.yaml
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: install lint check test test-gpu run stop bench clean
+.PHONY: install lint check test test-gpu run stop bench eval eval-quick clean
 
 install: .venv/.installed
 
@@ -37,6 +37,17 @@ stop:                # ends what `make run` started, nothing else
 
 bench: install       # each script says what it measures; embedded_accuracy.py takes longest
 	for script in rounds startup cpu_attention embedded_accuracy; do $(BIN)/python benchmarks/$$script.py || exit 1; done
+
+LAPTOP := laptop laptop-robustness laptop-dialogue laptop-eta
+
+eval: install        # within two hours on two cores; goes on where it was interrupted
+	for task in $(LAPTOP); do $(BIN)/rapid eval --task $$task || exit 1; done
+	$(BIN)/rapid eval --task laptop-speed --batch 1 --workers 1
+	$(BIN)/python -m evaluation.report $(LAPTOP:%=.eval/%) .eval/laptop-speed --out benchmarks/results/eval
+
+eval-quick: install  # three minutes: every baseline on a few items
+	rm -rf .eval/laptop-quick
+	$(BIN)/rapid eval --task laptop-quick
 
 clean: stop
 	rm -rf .venv build *.egg-info .run

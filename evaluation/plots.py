@@ -126,12 +126,12 @@ def _two_panels(run: RunResults, curves: Sequence[Curve], what: str) -> Any:
     if not panels:
         return None
     figure, axes = pyplot.subplots(
-        1, len(panels), figsize=(4.6 * len(panels), 3.4), sharey=True, squeeze=False
+        1, len(panels), figsize=(4.6 * len(panels), 3.8), sharey=True, squeeze=False
     )
     for axis, (title, panel) in zip(axes[0], panels.items(), strict=True):
         _lines(axis, panel)
         axis.set(title=title, xlabel=run.task.groups[0] if run.task.groups else "")
-        axis.legend(fontsize=7)
+        axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
     axes[0][0].set_ylabel(what)
     return figure
 

@@ -1,0 +1,44 @@
+"""The laptop tasks ask all systems the same, and choose eta on documents of their own."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from evaluation.loaders.generated import load
+from evaluation.systems import BASELINES
+from evaluation.tasks import load_task, task_names
+
+LAPTOP = [name for name in task_names() if name.startswith("laptop")]
+
+
+@pytest.mark.parametrize("name", ["laptop", "laptop-quick", "laptop-speed"])
+def test_every_baseline_is_run(name):
+    assert {system.name for system in load_task(name).systems} == set(BASELINES)
+
+
+def test_the_headline_has_400_items_at_two_lengths():
+    lengths = load_task("laptop").source.options["lengths"]
+    assert sum(count >= 400 for count in lengths.values()) >= 2
+
+
+def test_eta_is_chosen_on_documents_that_no_result_is_of():
+    assert [n for n in LAPTOP if load_task(n).source.split == "dev"] == ["laptop-eta"]
+
+
+def test_wrong_retrieval_is_met_at_every_eta():
+    conditions = load_task("laptop-robustness").conditions
+    kinds = {(each.corruption, each.share) for each in conditions}
+    assert len(kinds) == 6
+    assert {(each.corruption, each.share, each.eta) for each in conditions} == {
+        (*kind, eta) for kind in kinds for eta in (0, 5, 10, 20, 30, 40, 50)
+    }
+
+
+@pytest.mark.parametrize("name", LAPTOP)
+def test_items_have_the_groups_that_are_reported(name):
+    task = load_task(name)
+    for item in islice(load(task.source, None), 12):
+        assert set(task.groups) <= set(item.groups)
+        assert (item.document is None) == (name == "laptop-dialogue")
