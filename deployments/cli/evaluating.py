@@ -21,72 +21,151 @@ if TYPE_CHECKING:
     from evaluation.tasks import Retrieval, Task
 
 _TARGET, _DRAFTER = "embedded:target", "embedded:drafter"
+_WHAT, _WHO, _HOW = "What is asked", "Who answers", "How it is run"
 _SHOWN = 600  # characters of each end of an example prompt
 
 
 def evaluate(
     task: Annotated[
-        str | None, typer.Option(help="Name (--list shows them) or .yaml file.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Name (--list shows them) or .yaml file.",
+            show_default=False,
+            rich_help_panel=_WHAT,
+            metavar="NAME|FILE",
+        ),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="The official file, instead of the hub's copy.", show_default=False),
+        typer.Option(
+            help="The official file, instead of the hub's copy.",
+            show_default=False,
+            rich_help_panel=_WHAT,
+            metavar="FILE",
+        ),
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(help="One published row: its tasks, models, settings.", show_default=False),
+        typer.Option(
+            help="One published row: its tasks, models, settings.",
+            show_default=False,
+            rich_help_panel=_WHAT,
+            metavar="NAME",
+        ),
     ] = None,
     system: Annotated[
         list[str] | None,
         typer.Option(
-            help="Which system answers; may be repeated. By default the task's.", show_default=False
+            help="Which system answers; may be repeated. By default the task's.",
+            show_default=False,
+            rich_help_panel=_WHO,
+            metavar="NAME",
         ),
     ] = None,
     mode: Annotated[
         str | None,
         typer.Option(
-            help="One system instead: plain, lossless, fused, paper or rag.", show_default=False
+            help="One system instead: plain, lossless, fused, paper or rag.",
+            show_default=False,
+            rich_help_panel=_WHO,
+            metavar="MODE",
         ),
     ] = None,
     eta: Annotated[
-        float | None, typer.Option(help="With --mode fused or paper.", show_default=False)
+        float | None,
+        typer.Option(
+            help="With --mode fused or paper.",
+            show_default=False,
+            rich_help_panel=_WHO,
+            metavar="NUMBER",
+        ),
     ] = None,
     transfer: Annotated[
-        str | None, typer.Option(help="With --mode fused: boost or distill.", show_default=False)
+        str | None,
+        typer.Option(
+            help="With --mode fused: boost or distill.",
+            show_default=False,
+            rich_help_panel=_WHO,
+            metavar="RULE",
+        ),
     ] = None,
     max_draft: Annotated[
-        int | None, typer.Option(help="With --mode: tokens per block.", show_default=False)
+        int | None,
+        typer.Option(
+            help="With --mode: tokens per block.",
+            show_default=False,
+            rich_help_panel=_WHO,
+            metavar="NUMBER",
+        ),
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(help=f"Checkpoint; by default {_TARGET}.", show_default=False),
+        typer.Option(
+            help=f"Checkpoint; by default {_TARGET}.",
+            show_default=False,
+            rich_help_panel=_WHO,
+            metavar="MODEL",
+        ),
     ] = None,
     drafter: Annotated[
         str | None,
-        typer.Option(help=f"Checkpoint; by default {_DRAFTER}.", show_default=False),
+        typer.Option(
+            help=f"Checkpoint; by default {_DRAFTER}.",
+            show_default=False,
+            rich_help_panel=_WHO,
+            metavar="MODEL",
+        ),
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(help="Ask a running server instead of loading models.", show_default=False),
+        typer.Option(
+            help="Ask a running server instead of loading models.",
+            show_default=False,
+            rich_help_panel=_WHO,
+            metavar="URL",
+        ),
     ] = None,
     api_key: Annotated[
         str | None,
-        typer.Option(envvar="RAPID_API_KEY", help="If the server wants one.", show_default=False),
+        typer.Option(
+            envvar="RAPID_API_KEY",
+            help="If the server wants one.",
+            show_default=False,
+            rich_help_panel=_WHO,
+            metavar="KEY",
+        ),
     ] = None,
     embedder: Annotated[
         str | None,
         typer.Option(
             help="lexical or bge-m3, instead of the task's; lexical needs no weights.",
             show_default=False,
+            rich_help_panel=_WHO,
+            metavar="NAME",
         ),
     ] = None,
     judge_url: Annotated[
         str | None,
-        typer.Option(help="OpenAI-compatible endpoint of the metric judge.", show_default=False),
+        typer.Option(
+            help="OpenAI-compatible endpoint of the metric judge.",
+            show_default=False,
+            rich_help_panel=_WHO,
+            metavar="URL",
+        ),
     ] = None,
-    judge_model: Annotated[str | None, typer.Option(help="Its model.", show_default=False)] = None,
+    judge_model: Annotated[
+        str | None,
+        typer.Option(help="Its model.", show_default=False, rich_help_panel=_WHO, metavar="MODEL"),
+    ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first items.", show_default=False)
+        int | None,
+        typer.Option(
+            min=1,
+            help="Only the first items.",
+            show_default=False,
+            rich_help_panel=_WHAT,
+            metavar="NUMBER",
+        ),
     ] = None,
     batch: Annotated[
         int | None,
@@ -94,12 +173,18 @@ def evaluate(
             min=1,
             help="Answers at once in a process; by default 8, on CUDA 1.",
             show_default=False,
+            rich_help_panel=_HOW,
+            metavar="NUMBER",
         ),
     ] = None,
     workers: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Processes; by default one per core, on CUDA 1.", show_default=False
+            min=1,
+            help="Processes; by default one per core, on CUDA 1.",
+            show_default=False,
+            rich_help_panel=_HOW,
+            metavar="NUMBER",
         ),
     ] = None,
     out_dir: Annotated[
@@ -110,13 +195,15 @@ def evaluate(
             help="Folder of the run; by default .eval/NAME. The same command goes on where it "
             "was interrupted.",
             show_default=False,
+            rich_help_panel=_HOW,
+            metavar="DIR",
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would be run.")
+        bool, typer.Option("--dry-run", help="Only show what would be run.", rich_help_panel=_HOW)
     ] = False,
     is_list: Annotated[
-        bool, typer.Option("--list", help="Show tasks, recipes and systems.")
+        bool, typer.Option("--list", help="Show tasks, recipes and systems.", rich_help_panel=_HOW)
     ] = False,
 ) -> None:
     """Compare modes and baselines on a task: quality, speed and cost, with intervals.
