@@ -130,7 +130,8 @@ class RunResults:
     @cached_property
     def _table(self) -> dict[tuple[str, str], dict[str, Result]]:
         table: dict[tuple[str, str], dict[str, Result]] = {}
-        for each in self.results:
+        # In one order for every system, whoever was answered first: resamples go by place.
+        for each in sorted(self.results, key=lambda result: result.item):
             table.setdefault((each.system, each.condition), {})[each.item] = each
         return table
 

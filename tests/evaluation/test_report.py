@@ -167,6 +167,16 @@ def test_an_error_scores_nothing_and_is_told(tmp_path):
     assert row(section(page, "exact by length"), "plain")[1].startswith("0.500")
 
 
+def test_equal_answers_have_equal_intervals_in_whatever_order_they_came(tmp_path):
+    scores = [float(number % 3 == 0) for number in range(30)]
+    lines = [result(n, "plain", score) for n, score in enumerate(scores)]
+    lines += reversed([result(n, "sd", score) for n, score in enumerate(scores)])
+    text = section(
+        write(run_dir(tmp_path, task("plain", "sd"), lines)).read_text(), "exact by length"
+    )
+    assert row(text, "plain")[1:] == row(text, "sd")[1:]
+
+
 def test_answers_that_should_be_plains_and_are_not_are_counted(tmp_path):
     lines = [result(n, "plain", 1.0, prediction="yes") for n in range(3)]
     lines += [result(n, "sd", 1.0, prediction="no" if n else "yes") for n in range(3)]
