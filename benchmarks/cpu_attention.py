@@ -18,9 +18,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from circumstances import circumstances
 from torch.nn.functional import scaled_dot_product_attention
 
+from evaluation.circumstances import circumstances
 from rapid.engines.attention import ragged_attention
 from rapid.engines.batching import Feed, assemble
 from rapid.engines.kv_cache import KVCache, KVLayout, PageTable, Run

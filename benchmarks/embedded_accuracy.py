@@ -23,9 +23,9 @@ from statistics import fmean
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from circumstances import circumstances
 
 import rapid
+from evaluation.circumstances import circumstances
 from rapid.embedded import DRAFTER, TARGET
 from rapid.embedded.generator import GeneratedDocument, Question, generate_document
 from rapid.messages import Document, Message

@@ -37,13 +37,12 @@ from ray import serve
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from circumstances import circumstances  # noqa: E402
-
 from cluster.leases import hold  # noqa: E402
 from deployments.answers import Answer  # noqa: E402
 from deployments.app import compose  # noqa: E402
 from deployments.config import ServeConfig  # noqa: E402
 from deployments.ray_ports import RayDrafter, RayVerifier  # noqa: E402
+from evaluation.circumstances import circumstances  # noqa: E402
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig  # noqa: E402
 from rapid.engines.text import ChatText  # noqa: E402
 from rapid.messages import (  # noqa: E402

@@ -29,8 +29,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from circumstances import circumstances  # noqa: E402
-
+from evaluation.circumstances import circumstances  # noqa: E402
 from tests.ray_cluster import free_port  # noqa: E402
 
 TIMEOUT_S = 180.0

@@ -35,10 +35,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from circumstances import circumstances
 from lockstep import Reader, decode
 
 import rapid
+from evaluation.circumstances import circumstances
 from evaluation.items import Item
 from evaluation.loaders import load_items
 from evaluation.prompting import open_prompter

@@ -30,11 +30,11 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from circumstances import circumstances
 from lockstep import Reader
 from transfer_rules import MAX_TOKENS, RESULTS, Rules, Variant, task_of
 
 import rapid
+from evaluation.circumstances import circumstances
 from evaluation.items import Item
 from evaluation.loaders import load_items
 from evaluation.prompting import Prompter, open_prompter
