@@ -16,9 +16,7 @@ from pydantic import Field
 
 from evaluation.results import Result
 from evaluation.systems import System
-from rapid.config import Frozen, WindowDrafting
-
-_WINDOW = WindowDrafting()  # what the evaluation runs MagicDec with
+from rapid.config import Frozen
 
 
 class ModelShape(Frozen):
@@ -117,7 +115,8 @@ def of_answer(result: Result, system: System, target: ModelShape, drafter: Model
         case "lookup":
             return total
         case "window":
-            keys = min(_WINDOW.num_sinks + _WINDOW.window, context + tokens / 2)
+            window = system.window_drafting
+            keys = min(window.num_sinks + window.window, context + tokens / 2)
             return total + target.decode(result.drafted, keys)
         case _:
             read = context if system.drafts == "naive" else read

@@ -140,7 +140,7 @@ class InProcess:
             if system.drafts == "lookup":
                 port = PromptLookupDrafter(PromptIndex(context))
             elif system.drafts == "window":
-                port = WindowDrafter(self._target, long.lease_id)
+                port = WindowDrafter(self._target, long.lease_id, window=system.window_drafting)
             else:
                 port = EngineDrafter(engine, lease.lease_id)
             return await _rounds(port, self._target, long, began, ms)

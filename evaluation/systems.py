@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rapid.config import Finite, Frozen, SpeculationConfig, Transfer
+from rapid.config import Finite, Frozen, SpeculationConfig, Transfer, WindowDrafting
 
 Method = Literal["plain", "rag", "lossless", "fused", "paper"]
 DraftSource = Literal["drafter", "target", "naive", "window", "lookup"]
@@ -30,6 +30,8 @@ class System(Frozen):
         transfer: None takes the default of `rapid.config.SpeculationConfig`, as do the next two.
         temperature: None takes the task's; `paper`, which cannot be greedy, then takes 0.1 for a
             greedy task's 0, as the paper does on LongBench v2.
+        window: of `drafts: window`; None takes the default of `rapid.config.WindowDrafting`. The
+            paper's is 4096.
     """
 
     name: str = Field(min_length=1)
@@ -39,6 +41,7 @@ class System(Frozen):
     eta: Finite | None = Field(None, ge=0, le=1000)
     max_draft: int | None = Field(None, ge=1, le=64)
     temperature: Finite | None = Field(None, ge=0, le=2)
+    window: int | None = Field(None, ge=1)
 
     @model_validator(mode="after")
     def _can_be(self) -> Self:
@@ -48,6 +51,8 @@ class System(Frozen):
                 f"system {self.name}: {self.drafts} reads nothing that the target does not: "
                 "its method is lossless"
             )
+        if self.window is not None and self.drafts != "window":
+            raise ValueError(f"system {self.name}: a window goes with drafts: window")
         if self.method == "paper" and self.temperature == 0:
             raise ValueError(f"system {self.name}: method paper samples: raise its temperature")
         if self.method == "paper" and self.transfer == "boost":
@@ -86,6 +91,11 @@ class System(Frozen):
         if self.method == "paper" and task_temperature == 0:
             return LEAST_PAPER_TEMPERATURE
         return task_temperature
+
+    @property
+    def window_drafting(self) -> WindowDrafting:
+        """What a window leaves in sight."""
+        return WindowDrafting() if self.window is None else WindowDrafting(window=self.window)
 
     def eta_in(self, eta: float | None) -> float:
         """How strongly it fuses where a condition says `eta`."""

@@ -98,6 +98,14 @@ def test_without_a_drafter_the_target_is_its_own(results, tmp_path):
     assert drafts == [(each.drafted, each.accepted) for each in of(results, "sd-self")]
 
 
+def test_a_window_that_leaves_everything_in_sight_drafts_what_the_target_says(tmp_path):
+    wide = {"name": "wide", "method": "lossless", "drafts": "window", "window": 4096}
+    narrow = wide | {"name": "narrow", "window": 8}
+    results = answered(tiny_task(systems=[wide, narrow]), tmp_path)
+    assert all(each.accepted == each.drafted for each in of(results, "wide"))
+    assert all(each.accepted < each.drafted for each in of(results, "narrow"))
+
+
 def test_a_second_pass_reads_the_first(tmp_path):
     templates = {
         "target": "{context}\n\n{question}",
