@@ -127,6 +127,8 @@ def _made(run: RunResults) -> str:
         "- intervals: 95 % bootstrap over items; ▲ and ▼: the whole interval of the paired"
         " difference is above or below zero",
     ]
+    if len(run.conditions) > 1:
+        lines.append(f"- where no condition is named: `{run.conditions[0].name}`")
     return "\n".join(lines) + "\n"
 
 
@@ -246,7 +248,12 @@ def _etas(run: RunResults) -> str:
         ]
         told = f"; {', '.join(levels)}" if levels else ""
         table = _table(["system", *(f"eta {each.eta:g}" for each in members)], rows)
-        tables.append(f"Retrieval {name}{told}:\n\n{table}")
+        rates = [
+            [system.name, *(_score(acceptance(run.of(system, each))) for each in members)]
+            for system in fusing
+        ]
+        accepted = _table(["drafts accepted", *(f"eta {each.eta:g}" for each in members)], rates)
+        tables.append(f"Retrieval {name}{told}:\n\n{table}\n{accepted}")
         for system in fusing:
             found = [(run.scores(run.of(system, each)), each.eta) for each in members]
             best = max((s.value, eta) for s, eta in found if s is not None and eta is not None)

@@ -28,7 +28,8 @@ def test_eta_is_chosen_on_documents_that_no_result_is_of():
 
 
 def test_wrong_retrieval_is_met_at_every_eta():
-    conditions = load_task("laptop-robustness").conditions
+    as_is, *conditions = load_task("laptop-robustness").conditions
+    assert as_is.eta is None
     kinds = {(each.corruption, each.share) for each in conditions}
     assert len(kinds) == 6
     assert {(each.corruption, each.share, each.eta) for each in conditions} == {
