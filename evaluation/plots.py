@@ -87,6 +87,8 @@ def _accuracy(run: RunResults) -> Any:
 def _speed(run: RunResults) -> Any:
     """Tokens per second by the first group, as a multiple of plain decoding where that was run."""
     plain = run.plain
+    if not run.is_timed:
+        return None
 
     def speed(column: str, results: ByItem) -> Estimate | None:
         if plain is None:

@@ -92,7 +92,7 @@ def body(run: RunResults, pictures: Mapping[str, str]) -> str:
         ("Eta", _etas(run), "eta"),
         ("Items won and lost", _won_and_lost(run), "won_and_lost"),
         ("Drafts accepted", _acceptance(run), "acceptance"),
-        (f"Speed{by}", _speed(run), "speed" if _is_timed(run) else ""),
+        (f"Speed{by}", _speed(run), "speed"),
         ("Where the time goes", _phases(run), ""),
         ("FLOPs of an answer", _flops(run), ""),
         ("Published", _published(run), ""),
@@ -298,14 +298,8 @@ def _acceptance(run: RunResults) -> str:
     )
 
 
-def _is_timed(run: RunResults) -> bool:
-    """One answer at a time: its times are its own."""
-    batch: object = run.configuration["settings"]["batch"]
-    return batch == 1
-
-
 def _speed(run: RunResults) -> str:
-    if not _is_timed(run):
+    if not run.is_timed:
         return "Not told: several answers were made at once, so that none has a time of its own.\n"
     condition = run.conditions[0]
     speeds = _by_system(run, lambda _, results, __: _number(tokens_per_second(results)))
@@ -323,7 +317,7 @@ def _speed(run: RunResults) -> str:
 
 
 def _phases(run: RunResults) -> str:
-    if not _is_timed(run):
+    if not run.is_timed:
         return ""
     rows: list[list[str]] = []
     for system in run.systems:

@@ -86,6 +86,12 @@ class RunResults:
         found = self._table.get((system.name, condition.name), {})
         return found if column == ALL else in_group(found, self.task.groups[0], column)
 
+    @property
+    def is_timed(self) -> bool:
+        """Answers were made one at a time: their times are their own."""
+        batch: object = self.configuration["settings"]["batch"]
+        return batch == 1
+
     @cached_property
     def plain(self) -> System | None:
         """The target alone, if it was run."""

@@ -190,6 +190,7 @@ def test_times_of_answers_made_at_once_are_not_told(tmp_path):
     page = write(out).read_text()
     assert "Not told" in section(page, "Speed by length")
     assert "Where the time goes" not in page
+    assert not (out / "plots" / "speed.svg").exists()
 
 
 def test_published_numbers_are_marked_as_theirs(tmp_path):
