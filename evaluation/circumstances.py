@@ -11,17 +11,24 @@ from typing import Any
 
 
 def circumstances() -> dict[str, Any]:
-    """Date, commit, machine and its load."""
-    command = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(
-        command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
+    """Date, commit (empty outside a checkout), machine and its load."""
     return {
         "date": date.today().isoformat(),
-        "commit": commit.stdout.strip(),
+        "commit": _commit(),
         "machine": f"{_cpu()}, {os.cpu_count()} cores",
         "load_average_1_5_15_min": [round(load, 1) for load in os.getloadavg()],
     }
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        told = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+        )
+    except OSError:  # no git
+        return ""
+    return told.stdout.strip()
 
 
 def _cpu() -> str:
