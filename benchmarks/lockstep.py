@@ -100,43 +100,42 @@ AttentionInterface.register(NAME, attention)
 
 @dataclass(slots=True)
 class Answer:
-    """Token ids with their end, and how many of them the drafter's greedy choice was."""
+    """Whether a variant was right, and how often it agreed with the drafter on the way."""
 
-    token_ids: list[int]
-    num_agreed: int
+    is_right: bool = False
+    num_tokens: int = 0
+    num_agreed: int = 0
 
 
 def decode(
-    target: Reader,
-    drafter: Reader,
-    rule: Rule,
-    num_variants: int,
-    *,
-    eos_ids: frozenset[int],
-    max_tokens: int,
+    target: Reader, drafter: Reader, rule: Rule, num_variants: int, right: Sequence[int]
 ) -> list[Answer]:
     """Answer under every variant of a rule; each step commits the best token of its scores.
 
+    A variant that leaves the right answer is wrong, and is not decoded further.
+
     Args:
-        rule: called with the logits of the variants that are unfinished, and their numbers.
+        rule: called with the logits of the variants that are still right, and their numbers.
+        right: token ids of the answer, with the end of sequence.
     """
-    answers = [Answer([], 0) for _ in range(num_variants)]
+    answers = [Answer() for _ in range(num_variants)]
     alive = torch.arange(num_variants)
     for reader in (target, drafter):
         reader.keep(torch.zeros(num_variants, dtype=torch.long))
-    for _ in range(max_tokens):
-        tokens = rule(target.logits, drafter.logits, alive).argmax(-1)
-        agreed = tokens == drafter.logits.argmax(-1)
-        for row, token, same in zip(alive.tolist(), tokens.tolist(), agreed.tolist(), strict=True):
-            answers[row].token_ids.append(token)
+    for position, token in enumerate(right):
+        chosen = rule(target.logits, drafter.logits, alive).argmax(-1)
+        agreed = chosen == drafter.logits.argmax(-1)
+        for row, same in zip(alive.tolist(), agreed.tolist(), strict=True):
+            answers[row].num_tokens += 1
             answers[row].num_agreed += same
-        going = torch.tensor([token not in eos_ids for token in tokens.tolist()])
-        if not going.any():
+        still = (chosen == token).nonzero()[:, 0]
+        alive = alive[still]
+        if not len(alive):
             break
-        if not going.all():
-            alive, tokens = alive[going], tokens[going]
-            target.keep(going.nonzero()[:, 0])
-            drafter.keep(going.nonzero()[:, 0])
-        target.feed(tokens)
-        drafter.feed(tokens)
+        if position + 1 < len(right):
+            for reader in (target, drafter):
+                reader.keep(still)
+                reader.feed(torch.full((len(alive),), token))
+    for row in alive.tolist():
+        answers[row].is_right = True
     return answers

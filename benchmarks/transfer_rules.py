@@ -149,7 +149,6 @@ WEIGHTS = {"as retrieved": 3, "half replaced": 1, "contradicted": 1, "unrelated"
 """Of the mean by which a rule's strength and temperature are chosen: half the work finds the right
 text, half does not."""
 DRAFTERS = ("upward", "self")
-MAX_TOKENS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +177,8 @@ class Study:
     def answer(self, number: int) -> list[tuple[Cell, str, list[bool], list[float]]]:
         """Of one item under all conditions: right or wrong by variant, and drafts agreed with."""
         item = self._items[number]
+        tokenizer = self._target.tokenizer
+        expected = [*tokenizer.encode(item.answers[0]), tokenizer.eos_token_id]
         told = []
         for condition in CONDITIONS:
             long = self._prompter.target_prompt(item, condition).tolist()
@@ -190,16 +191,11 @@ class Study:
                     Reader(model, short.tolist()),
                     self._rules,
                     len(self._variants),
-                    eos_ids=self._target.eos_ids,
-                    max_tokens=MAX_TOKENS,
+                    expected,
                 )
-                texts = [
-                    self._target.tokenizer.decode(answer.token_ids, skip_special_tokens=True)
-                    for answer in answers
-                ]
                 cell = Cell(drafter, condition.name, item.groups["length"])
-                right = [text.strip() in item.answers for text in texts]
-                agreed = [answer.num_agreed / len(answer.token_ids) for answer in answers]
+                right = [answer.is_right for answer in answers]
+                agreed = [answer.num_agreed / answer.num_tokens for answer in answers]
                 told.append((cell, item.groups["question"], right, agreed))
         return told
 

@@ -31,7 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from lockstep import Reader
-from transfer_rules import MAX_TOKENS, RESULTS, Rules, Variant, task_of
+from transfer_rules import RESULTS, Rules, Variant, task_of
 
 import rapid
 from evaluation.circumstances import circumstances
@@ -45,6 +45,7 @@ from rapid.engines.text import ChatText
 
 TRIGGERS = ("once", "rejected", "twice rejected", "unsure", "sentence")
 MAX_REFRESHES = 4
+MAX_TOKENS = 200
 LEAST_CERTAINTY = 0.5
 WINDOW = 8
 
