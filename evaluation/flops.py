@@ -51,6 +51,11 @@ class ModelShape(Frozen):
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
     @property
+    def weights(self) -> int:
+        """Weights that a position is multiplied with."""
+        return self.layer_weights + self.head_weights
+
+    @property
     def head_weights(self) -> int:
         """Weights of the matrix that makes logits."""
         return self.hidden * self.vocabulary
@@ -65,8 +70,7 @@ class ModelShape(Frozen):
 
         Drafts that were rejected are positions too: they were computed.
         """
-        weights = self.layer_weights + self.head_weights
-        return 2.0 * positions * weights + self._attention(positions * keys)
+        return 2.0 * positions * self.weights + self._attention(positions * keys)
 
     def _attention(self, pairs: float) -> float:
         return 4.0 * self.layers * self.heads * self.head_dim * pairs

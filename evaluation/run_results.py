@@ -9,7 +9,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from evaluation.flops import ModelShape, of_answer
+from evaluation.flops import (
+    ModelShape,
+    of_answer,
+    paper_plain,
+    paper_rag,
+    paper_speculative,
+)
 from evaluation.results import Result, read
 from evaluation.statistics import Estimate, mean, paired_difference, ratio, ratio_of_ratios
 from evaluation.systems import System
@@ -123,15 +129,40 @@ class RunResults:
             [self.score(a) for a, _ in pairs], [self.score(b) for _, b in pairs]
         )
 
-    def flops(self, system: System, results: ByItem) -> Estimate | None:
-        """Of an answer on average; None where the models' shapes are not known."""
+    @cached_property
+    def shapes(self) -> tuple[ModelShape, ModelShape] | None:
+        """Of target and drafter; None where they are not known (a server's)."""
         models = self.configuration["models"]
         target = models.get("target", {}).get("shape")
         drafter = models.get("drafter", models.get("target", {})).get("shape")
-        if target is None or drafter is None or not results:
+        if target is None or drafter is None:
             return None
-        shapes = ModelShape.model_validate(target), ModelShape.model_validate(drafter)
+        return ModelShape.model_validate(target), ModelShape.model_validate(drafter)
+
+    def flops(self, system: System, results: ByItem) -> Estimate | None:
+        """Of an answer on average."""
+        if self.shapes is None or not results:
+            return None
+        shapes = self.shapes
         return mean([of_answer(each, system, *shapes) for each in results.values()])
+
+    def paper_flops(self, system: System, results: ByItem) -> float | None:
+        """Of a block at the mean lengths of `results`, by the paper's formulas where it has one."""
+        if self.shapes is None or not results or system.drafts in ("naive", "window", "lookup"):
+            return None
+        target, drafter = (shape.weights for shape in self.shapes)
+        drafting = target if system.drafts == "target" else drafter
+        context = fmean(each.context_tokens for each in results.values())
+        retrieved = fmean(each.retrieved_tokens for each in results.values())
+        block = system.speculation().max_draft
+        if system.method == "plain":
+            return paper_plain(target, context, block)
+        if system.method == "rag":
+            return paper_rag(drafting, retrieved, block)
+        rate = acceptance(results)
+        if rate is None or not rate.value:
+            return None
+        return paper_speculative(target, drafting, context, retrieved, block, rate.value)
 
     @cached_property
     def _table(self) -> dict[tuple[str, str], dict[str, Result]]:

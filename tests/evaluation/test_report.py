@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from evaluation.flops import ModelShape
 from evaluation.report import merge, write
 from evaluation.results import Log, Result
 from evaluation.run_results import RunResults
@@ -129,6 +130,16 @@ def test_wins_speed_and_acceptance(small):
         "0.667",
         "0.500",
     ]
+
+
+def test_operations_are_counted_by_us_and_by_the_paper(small):
+    ours, theirs = section(write(small).read_text(), "FLOPs of an answer").split("By the formulas")
+    shape = ModelShape.model_validate(SHAPE)
+    alone = shape.prefill(500) + shape.decode(10, 505)
+    assert row(ours, "plain")[1].startswith(f"{alone:.2e} (")
+    fused = shape.prefill(500) + shape.prefill(100) + shape.decode(12, 105) + shape.decode(12, 505)
+    assert row(ours, "rapid-boost")[1].startswith(f"{fused:.2e} (")
+    assert row(theirs, "plain")[1] == f"{2 * 10 * shape.weights * 500 + 100 * shape.weights:.2e}"
 
 
 def test_a_system_with_fewer_items_says_so(tmp_path):
