@@ -24,7 +24,7 @@ class Source(Frozen):
         loader: a function of `evaluation.loaders`, by name.
         hub: dataset name on the hub, where there is one.
         subset, split: of the hub dataset.
-        file: its official file, looked for where `--data` is a directory.
+        file: its official file: of the hub's dataset, and looked for where `--data` is a directory.
         options: what else the loader takes (generated documents: lengths, kinds, items, seed).
     """
 

@@ -79,10 +79,13 @@ def _from_hub(source: Source) -> Iterator[Record]:
             f"the loader {source.loader} has no dataset on the hub: give a file with --data"
         )
     from datasets import load_dataset  # takes a second
+    from datasets.exceptions import DatasetsError
 
+    # The one file: a dataset's other splits may be gigabytes, or have other columns.
+    files = None if source.file is None else {source.split: source.file}
     try:
-        yield from load_dataset(source.hub, source.subset, split=source.split)
-    except (OSError, ValueError, RuntimeError) as error:
+        yield from load_dataset(source.hub, source.subset, data_files=files, split=source.split)
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         raise ConfigurationError(
             f"{source.hub} cannot be loaded from the hub ({error}): give a local file with --data"
         ) from error

@@ -1,7 +1,5 @@
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -145,23 +143,33 @@ def test_two_items_of_one_id_are_refused(tmp_path):
         load_items(load_task("longbench-v2"), file)
 
 
-def test_without_a_file_the_hub_is_asked(monkeypatch):
-    asked: list[tuple[object, ...]] = []
-
-    def load_dataset(name: str, subset: str | None, *, split: str):
-        asked.append((name, subset, split))
-        return json.loads((BENCHMARKS / "data.json").read_text())
-
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    assert len(load_items(load_task("longbench-v2"))) == 4
-    assert asked == [("THUDM/LongBench-v2", None, "train")]
+def test_without_data_the_one_file_of_the_hub_is_loaded(monkeypatch, tmp_path):
+    """Its other splits have answers of another type, which `datasets` does not put up with."""
+    (tmp_path / "longbook_qa_eng.jsonl").write_bytes(
+        (BENCHMARKS / "longbook_qa_eng.jsonl").read_bytes()
+    )
+    (tmp_path / "math_calc.jsonl").write_text('{"id": 0, "answer": [1, 2]}\n')
+    splits = "".join(
+        f"  - split: {name}\n    path: {name}.jsonl\n" for name in ("math_calc", "longbook_qa_eng")
+    )
+    (tmp_path / "README.md").write_text(
+        f"---\nconfigs:\n- config_name: default\n  data_files:\n{splits}---\n"
+    )
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    task = load_task("infinitebench-qa")
+    source = task.source.model_copy(update={"hub": str(tmp_path)})
+    from_hub = load_items(task.model_copy(update={"source": source}))
+    assert from_hub == load_items(task, BENCHMARKS)
+    whole = task.model_copy(update={"source": source.model_copy(update={"file": None})})
+    with pytest.raises(ConfigurationError, match="give a local file with --data"):
+        load_items(whole)
 
 
 def test_a_hub_that_cannot_be_reached_points_to_a_file(monkeypatch):
-    def load_dataset(name: str, subset: str | None, *, split: str):
+    def load_dataset(*_: object, **__: object):
         raise ConnectionError("no network")
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     with pytest.raises(ConfigurationError, match=r"no network.*--data"):
         load_items(load_task("longbench-v2"))
     with pytest.raises(ConfigurationError, match="no dataset on the hub: give a file with --data"):
