@@ -12,9 +12,9 @@ from pydantic import SecretStr
 
 from evaluation.answering import Work, by_position, seed_of
 from evaluation.items import Item
-from evaluation.prompting import target_chat, truncate_middle
+from evaluation.prompting import evidence_found, target_chat, truncate_middle
 from evaluation.results import Json, Result
-from evaluation.systems import BASELINES, System
+from evaluation.systems import BASELINES, DraftSource, System
 from evaluation.tasks import Condition, Task
 from rapid.config import Frozen
 from rapid.engines.text import ChatText
@@ -50,16 +50,15 @@ class ServerRefused(RapidError):
 
 
 def check_can_serve(systems: Sequence[System], conditions: Sequence[Condition]) -> None:
-    """Refuse what a server cannot be asked for.
+    """Refuse what no server can be asked for.
 
     Raises:
-        ConfigurationError: naming the systems or the condition, and what can be had.
+        ConfigurationError: naming the systems or the condition, and what to do.
     """
-    if refused := [each.name for each in systems if not _can_serve(each)]:
-        able = [each.name for each in BASELINES.values() if _can_serve(each)]
+    if refused := [each.name for each in systems if each.drafts in ("naive", "window")]:
         raise ConfigurationError(
-            f"{', '.join(refused)} cannot be asked of a server, whose drafter is its own: "
-            f"leave out --url, or choose from {', '.join(able)}"
+            f"{', '.join(refused)}: no server drafts in this way: leave out --url, or choose "
+            "other systems with --system"
         )
     for condition in conditions:
         if condition.corruption != "none":
@@ -69,8 +68,18 @@ def check_can_serve(systems: Sequence[System], conditions: Sequence[Condition]) 
             )
 
 
-def _can_serve(system: System) -> bool:
-    return system.method == "plain" or (system.method != "paper" and system.drafts == "drafter")
+def _check_drafts(systems: Sequence[System], drafts: DraftSource) -> None:
+    """Refuse systems that draft, or answer, with something else than this server has."""
+
+    def can_serve(system: System) -> bool:
+        return system.method == "plain" or system.drafts == drafts
+
+    if refused := [each.name for each in systems if not can_serve(each)]:
+        able = [each.name for each in BASELINES.values() if can_serve(each)]
+        raise ConfigurationError(
+            f"{', '.join(refused)} cannot be asked of this server, which drafts by {drafts}: "
+            f"choose with --system from {', '.join(able)}"
+        )
 
 
 class OverHttp:
@@ -91,18 +100,26 @@ class OverHttp:
         speculation = system.speculation(condition.eta)
         rapid: Json = {"mode": system.method}
         if system.is_drafted:
-            rapid |= {"coupling": speculation.coupling, "max_draft": speculation.max_draft}
+            rapid |= {
+                "coupling": speculation.coupling,
+                "max_draft": speculation.max_draft,
+                "plausibility": speculation.plausibility,
+                "draft_top_k": speculation.draft_top_k,
+            }
         if system.fuses:
             rapid |= {"transfer": speculation.transfer, "eta": speculation.eta}
-        if system.method != "plain":
+        if system.reads_retrieved:
             rapid["retrieval_tokens"] = condition.retrieval_tokens or task.retrieval.tokens
             rapid["query"] = item.query
         messages: Sequence[Message] = item.messages
+        attached = document if task.templates is None else None
         if task.templates is not None:
             messages = target_chat(task, item, document)
-        elif document is not None:
-            rapid["documents"] = [{"name": document.name, "text": document.text}]
+        if attached is not None:
+            rapid["documents"] = [{"name": attached.name, "text": attached.text}]
         reply = await self._ask(work, messages, task.max_tokens, rapid)
+        receipt, usage = reply["rapid"], reply["usage"]
+        _check_kept(receipt, system)
         reasoning, prediction = None, _text_of(reply)
         if task.templates is not None and task.templates.extraction is not None:
             reasoning = prediction
@@ -110,7 +127,6 @@ class OverHttp:
             again = target_chat(task, item, document, task.templates.extraction, fields)
             second = await self._ask(work, again, task.extraction_tokens, {"mode": "plain"})
             prediction = _text_of(second)
-        receipt, usage = reply["rapid"], reply["usage"]
         drafting = reply["metrics"]["speculative_decoding"] or {}
         histogram = drafting.get("acceptance_histogram_by_draft_length", {})
         return Result(
@@ -129,7 +145,7 @@ class OverHttp:
             accepted=receipt["accepted"],
             by_position=by_position({int(k): v for k, v in histogram.items()}),
             ms=_times(receipt, reply["metrics"]),
-            evidence_found=_evidence_found(item, receipt["chunks"], work),
+            evidence_found=_evidence_found(item, attached, receipt["chunks"], system),
         )
 
     def _context(self, item: Item, condition: Condition) -> Document | None:
@@ -159,7 +175,7 @@ class OverHttp:
 async def open_over_http(
     task: Task, server: Server, transport: httpx.AsyncBaseTransport | None = None
 ) -> AsyncIterator[OverHttp]:
-    """Connect, and ask the server for its model.
+    """Connect, and ask the server for its model and for what drafts there.
 
     Args:
         task: what is asked.
@@ -167,7 +183,7 @@ async def open_over_http(
         transport: instead of the network.
 
     Raises:
-        ConfigurationError: nobody answers there, or `check_can_serve` says no.
+        ConfigurationError: nobody answers there, or that server cannot be asked for a system.
     """
     check_can_serve(task.systems, task.conditions)
     text = None
@@ -187,14 +203,18 @@ async def open_over_http(
         transport=transport,
         trust_env=httpx.URL(server.url).host not in _LOOPBACK,  # no proxy leads back here
     ) as client:
-        yield OverHttp(task, client, await _only_model(client), text)
+        model, drafts = await _greeted(client)
+        _check_drafts(task.systems, drafts)
+        yield OverHttp(task, client, model, text)
 
 
-async def _only_model(client: httpx.AsyncClient) -> str:
+async def _greeted(client: httpx.AsyncClient) -> tuple[str, DraftSource]:
+    """The one model that is served, and what drafts for it, as the pools show."""
     try:
         response = await client.get("/v1/models")
         response.raise_for_status()
-        models = [card["id"] for card in response.json()["data"]]
+        models = [str(card["id"]) for card in response.json()["data"]]
+        pools = (await client.get("/ready")).json()["pools"]
     except httpx.HTTPStatusError as error:
         raise ConfigurationError(
             f"{client.base_url}: the server answered {_reason(error.response)}"
@@ -206,7 +226,9 @@ async def _only_model(client: httpx.AsyncClient) -> str:
         ) from None
     if len(models) != 1:
         raise ConfigurationError(f"{client.base_url} serves {len(models)} models; one is expected")
-    return str(models[0])
+    if "drafter" in pools:
+        return models[0], "drafter"
+    return models[0], "target" if "retriever" in pools else "lookup"
 
 
 async def _posted(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Json:
@@ -263,13 +285,26 @@ def _times(receipt: Json, metrics: Json) -> dict[str, float]:
     return ms
 
 
-def _evidence_found(item: Item, chunks: Sequence[Json], work: Work) -> bool | None:
-    """Whether the chunks, which the receipt names by their place in the document, cover it."""
-    whole = item.document
-    if whole is None or not item.evidence or not work.system.reads_retrieved:
+def _check_kept(receipt: Json, system: System) -> None:
+    """Refuse an answer that is another system's: one that had to do without its drafter.
+
+    Raises:
+        ServerRefused: saying what the server did instead, and why.
+    """
+    if receipt["mode"] != system.method:
+        raise ServerRefused(
+            f"the server answered as {receipt['mode']}, not {system.method}: {receipt['reason']}"
+        )
+    (alone_from,) = receipt["plain_from"]
+    if alone_from is not None:
+        raise ServerRefused(f"the server lost its drafter at token {alone_from}")
+
+
+def _evidence_found(
+    item: Item, attached: Document | None, chunks: Sequence[Json], system: System
+) -> bool | None:
+    """Whether the chunks, which the receipt names by their place in the document, hold it."""
+    if attached is None or not system.reads_retrieved:
         return None
-    read = [(c["start"], c["end"]) for c in chunks if c["document"] == whole.name]
-    return all(
-        all(any(a <= at < b for a, b in read) for at in (start, end - 1))
-        for start, end in item.evidence
-    )
+    read = [attached.text[c["start"] : c["end"]] for c in chunks if c["document"] == attached.name]
+    return evidence_found(item, "\n\n".join(read))

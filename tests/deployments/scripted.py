@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rapid.messages import (
@@ -69,7 +70,9 @@ def answer(request: GenerateRequest) -> list[GenerationEvent]:
     for text, finish in (("Hello", None), (", wörld", None), ("!", "stop")):
         for choice in range(request.num_choices):
             events.append(TextDelta(choice, text, token_texts(request, text), finish))
-    return [*events, Finished(receipt(request.num_choices, is_explained=request.explain))]
+    said = receipt(request.num_choices, is_explained=request.explain)
+    asked = request.speculation.mode
+    return [*events, Finished(said if asked == "auto" else replace(said, mode=asked))]
 
 
 def token_texts(request: GenerateRequest, text: str) -> tuple[TokenText, ...]:

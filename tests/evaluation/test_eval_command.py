@@ -84,7 +84,7 @@ def test_a_mode_is_a_system_of_its_own(task):
         (("--task", "TASK", "--judge-model", "x"), "--judge-url and --judge-model go together"),
         (
             ("--task", "TASK", "--url", "http://127.0.0.1:9", "--system", "naive-sd"),
-            "naive-sd cannot be asked of a server",
+            "naive-sd: no server drafts in this way",
         ),
         (("--task", "TASK", "--target", "./nowhere"), "no such checkpoint directory"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -23,8 +24,8 @@ from evaluation.systems import BASELINES, System
 from evaluation.tasks import Condition, Task
 from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError
-from rapid.messages import Document, Message
-from tests.deployments.scripted import ScriptedOrchestrator
+from rapid.messages import Document, Finished, Message, TextDelta
+from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
 from tests.evaluation.tiny_task import tiny_task
 
 SERVER = Server(url="http://127.0.0.1:8000")
@@ -52,10 +53,23 @@ class Refusing(httpx.AsyncBaseTransport):
         return await self.asgi.handle_async_request(request)
 
 
+POOLS = {  # of a server, by what drafts there
+    "drafter": {"target": {}, "drafter": {}, "retriever": {}},
+    "target": {"target": {}, "retriever": {}},
+    "lookup": {"target": {}},
+}
+
+
 async def asked(
-    task: Task, system: str, condition: Condition, *errors: httpx.Response
+    task: Task,
+    system: str,
+    condition: Condition,
+    *errors: httpx.Response,
+    orchestrator: ScriptedOrchestrator | None = None,
+    drafts: str = "drafter",
 ) -> tuple[Result, ScriptedOrchestrator]:
-    orchestrator = ScriptedOrchestrator()
+    orchestrator = orchestrator or ScriptedOrchestrator()
+    orchestrator.state = {"ready": True, "pools": POOLS[drafts], "engines": []}
     task = task.model_copy(update={"systems": (BASELINES[system],)})
     async with open_over_http(task, SERVER, Refusing(orchestrator, *errors)) as backend:
         return await backend.answer(Work(ITEM, BASELINES[system], condition)), orchestrator
@@ -69,6 +83,7 @@ async def test_a_request_carries_the_system_and_the_reply_becomes_a_result():
     speculation = request.speculation
     assert (speculation.mode, speculation.transfer, speculation.eta) == ("fused", "distill", 5)
     assert (speculation.coupling, speculation.max_draft) == ("maximal", 10)
+    assert (speculation.plausibility, speculation.draft_top_k) == (0.1, 64)
     assert (request.messages, request.documents) == (ITEM.messages, (ITEM.document,))
     assert (request.query, request.retrieval_tokens) == ("harbor Bakeno", 64)
     assert (request.temperature, request.max_tokens) == (0.0, 24)
@@ -105,15 +120,61 @@ async def test_a_refusal_is_told_and_not_repeated():
         await asked(tiny_task(), "plain", Condition(), refused)
 
 
-def test_what_a_server_cannot_do_is_refused_with_what_it_can():
+async def test_the_papers_rule_is_asked_for_with_what_is_its_own():
+    task = tiny_task(temperature=0.0)
+    _, orchestrator = await asked(task, "rapid-paper", Condition(eta=5))
+    (request,) = orchestrator.requests
+    speculation = request.speculation
+    assert (speculation.mode, speculation.eta) == ("paper", 5)
+    assert (speculation.transfer, speculation.draft_top_k) == ("distill", None)
+    assert request.temperature == 0.1
+
+
+@pytest.mark.parametrize(
+    ("system", "drafts"),
+    [
+        ("rapid-boost", "drafter"),
+        ("rag-target", "target"),
+        ("rapid-self-boost", "target"),
+        ("prompt-lookup", "lookup"),
+    ],
+)
+async def test_a_server_is_asked_for_what_its_own_drafter_does(system, drafts):
+    result, orchestrator = await asked(tiny_task(), system, Condition(), drafts=drafts)
+    (request,) = orchestrator.requests
+    assert request.speculation.mode == BASELINES[system].method
+    assert (request.retrieval_tokens is None) == (drafts == "lookup")
+    assert (result.evidence_found is None) == (drafts == "lookup")
+    for other in POOLS.keys() - {drafts}:
+        with pytest.raises(ConfigurationError) as refused:
+            await asked(tiny_task(), system, Condition(), drafts=other)
+        cannot, _, can = str(refused.value).partition("cannot be asked of this server")
+        assert system in cannot
+        assert "plain" in can
+        assert system not in can.split("from ")[1].split(", ")
+
+
+@pytest.mark.parametrize(
+    ("instead", "told"),
+    [
+        (
+            {"mode": "plain", "reason": "no drafter could be had"},
+            "as plain, not lossless: no drafter could be had",
+        ),
+        ({"mode": "lossless", "plain_from": (3,)}, "lost its drafter at token 3"),
+    ],
+)
+async def test_an_answer_without_its_drafter_is_no_answer_of_the_system(instead, told):
+    end = TextDelta(0, "Hello", (), "stop")
+    orchestrator = ScriptedOrchestrator(STARTED, end, Finished(replace(receipt(), **instead)))
+    with pytest.raises(ServerRefused, match=told):
+        await asked(tiny_task(), "sd", Condition(), orchestrator=orchestrator)
+
+
+def test_what_no_server_can_do_is_refused():
     with pytest.raises(ConfigurationError) as refused:
         check_can_serve(list(BASELINES.values()), [])
-    cannot, _, can = str(refused.value).partition("cannot be asked")
-    for name in ("naive-sd", "magicdec", "prompt-lookup", "sd-self", "rapid-paper", "rag-target"):
-        assert name in cannot
-        assert name not in can
-    for name in ("plain", "rag-drafter", "sd", "rapid-boost", "rapid-distill"):
-        assert name in can
+    assert str(refused.value).startswith("naive-sd, magicdec: no server drafts in this way")
     system = System(name="plain", method="plain")
     with pytest.raises(ConfigurationError, match=r"condition wrong: .* cannot be corrupted"):
         check_can_serve([system], [Condition(name="wrong", corruption="unrelated")])
@@ -127,7 +188,7 @@ async def test_a_server_that_is_not_there_is_one_sentence():
 
 @pytest.mark.ray
 def test_a_server_says_what_this_process_says(application, tmp_path):
-    task = tiny_task(systems=["plain", "sd"])
+    task = tiny_task(systems=["plain", "sd", "rapid-boost", "rapid-paper"])
     items = load_items(task)
     embedded = Models(EngineConfig(model="embedded:target"), EngineConfig(model="embedded:drafter"))
     said = []
