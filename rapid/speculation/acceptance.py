@@ -65,10 +65,10 @@ def acceptance_probability(fused: float, draft: float) -> float:
 def residual(wanted: Float64Array, kept: Float64Array) -> Float64Array:
     """``norm(max(wanted - kept, 0))`` [vocab]; `wanted` itself when the two coincide numerically.
 
-    With p_hat and q it is speculative sampling's: a rejection has probability
-    ``sum(max(q - p_hat, 0))``, which is the residual's mass, so the fallback is reached only
-    through rounding. The paper's ``norm(max(p - q, p - p_hat, 0))`` is the one of p and
-    ``min(q, p_hat)``.
+    Kept is ``min(q, p_hat)``. With p_hat wanted it is speculative sampling's
+    ``norm(max(p_hat - q, 0))``: a rejection has probability ``sum(max(q - p_hat, 0))``, which is
+    the residual's mass, so the fallback is reached only through rounding. With p wanted it is the
+    paper's ``norm(max(p - q, p - p_hat, 0))``.
     """
     excess = np.maximum(wanted - kept, 0.0)
     mass = excess.sum()
@@ -270,8 +270,8 @@ def _settle(
     chance = acceptance_probability(fused[drafted], draft[drafted])
     if accepts(chance, noise(Purpose.ACCEPT, 1)[0]):
         return drafted, True
-    kept = np.minimum(draft, fused) if speculation.rule == "paper" else draft
-    return race(residual(wanted, kept), noise(Purpose.RESIDUAL)), False
+    lacking = residual(wanted, np.minimum(draft, fused))
+    return race(lacking, noise(Purpose.RESIDUAL)), False
 
 
 def _dense(block: DraftBlock, logits: torch.Tensor) -> torch.Tensor:

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from rapid.config import SamplingConfig, SpeculationConfig, Transfer
+from rapid.config import Rule, SamplingConfig, SpeculationConfig, Transfer
+from rapid.speculation import acceptance
 from rapid.speculation.fusion import fused_probs
 from rapid.speculation.loop import speculate
+from rapid.speculation.noise import Purpose, uniforms
 from rapid.speculation.sampling import filter_probs, proposal
 from tests.branches import Branches, assert_same, branches
 from tests.reference import keep, softmax
@@ -203,3 +205,27 @@ async def test_plain_and_lossless_follow_the_target(branches: Branches, top_k, t
         speculation = SpeculationConfig(eta=0, max_draft=max_draft, draft_top_k=draft_top_k)
         got = await answers(branches, target, each, sampling, speculation, 2, frozenset({0}))
         assert_same(got, want)
+
+
+@pytest.mark.parametrize("rule", get_args(Rule))
+async def test_no_number_decides_two_things(rule, monkeypatch):
+    """What enumeration takes for granted: the decisions of an answer are independent."""
+    target, drafter = models(seed=5, vocab=4)
+    keys: list[tuple] = []
+
+    def recorded(seed, choice, position, purpose, count):
+        keys.append((seed, choice, position, purpose))
+        return uniforms(seed, choice, position, purpose, count)
+
+    monkeypatch.setattr(acceptance, "uniforms", recorded)
+    for seed in range(10):
+        sampling, speculation = SamplingConfig(seed=seed), SpeculationConfig(rule=rule, eta=5)
+        verifier = ToyVerifier(target, sampling, speculation)
+        proposer = ToyDrafter(drafter, sampling, speculation)
+        async for _ in speculate(proposer, verifier, max_tokens=40, max_draft=4):
+            pass
+    # A position behind a rejection is drafted again; what was drafted there before decided nothing.
+    judged = [key for key in keys if key[-1] != Purpose.DRAFT]
+    bonus = {Purpose.RESULT} if rule == "paper" else set()
+    assert {key[-1] for key in judged} == {Purpose.ACCEPT, Purpose.RESIDUAL} | bonus
+    assert len(judged) == len(set(judged))
