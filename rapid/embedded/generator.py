@@ -9,8 +9,8 @@ The embedded models understand this language and no other. A document is made of
   `The pulse in patient Tozemi was dolu maki 482.`
 * filler that mentions the same names and attributes, so that a search by words is sometimes misled.
 
-A document is of one kind: a chronicle, a contract, a clinical record or a ledger. The kinds differ in
-their wording; entries are in chronicles only, pairs in the others.
+A document is of one kind: a chronicle, a contract, a clinical record or a ledger. The kinds differ
+in their wording; entries are in chronicles only, pairs in the others.
 
 Names and values are made of syllables: nothing can be answered without reading the document.
 """
@@ -25,7 +25,10 @@ DocumentKind = Literal["chronicle", "contract", "clinical", "ledger"]
 Span = tuple[int, int]
 
 CHARACTERS_PER_TOKEN = 2.80
-"""Of generated text under the embedded tokenizer; lets a length be asked in tokens without it."""
+"""Of a chronicle under the embedded tokenizer; lets a length be asked in tokens without it.
+
+The tokenizer was made for chronicles: a contract has 2.5, a clinical record 2.35, a ledger 2.2.
+"""
 
 _SYLLABLES = tuple(c + v for c in "bdfghklmnprstvwz" for v in "aeiou")
 _ATTRIBUTES = [
@@ -54,6 +57,17 @@ _ATTRIBUTES = [
     "candle",
     "window",
 ]
+_DUES = (
+    "rent", "fee", "bond", "tax", "toll", "wool", "salt", "oil", "wine", "tea", "grain", "iron",
+)  # fmt: skip
+_FINDINGS = (
+    "pulse", "fever", "dose", "bone", "sight", "cough", "skin", "heart", "eye", "sleep",
+    "blood", "ward",
+)  # fmt: skip
+_GOODS = (
+    "gold", "sugar", "silver", "copper", "bread", "coal", "milk", "rice", "honey", "paper",
+    "fish", "rope",
+)  # fmt: skip
 _ORDINALS = ["first", "second", "third", "fourth", "fifth", "sixth"]
 _COUNTS = {3: "three", 4: "four", 5: "five", 6: "six"}
 _CONTAINERS = ["crates", "barrels", "bags", "boxes", "sheets", "rolls"]
@@ -132,13 +146,14 @@ _STYLES: dict[DocumentKind, _Style] = {
             "Tell me the {attribute} of {name}.",
         ),
         deposit="The {ordinal} deposit of {name} is {count} {container} of {value}.",
-        list_questions=("List the {number} deposits of {name}.", "What are the {number} deposits of {name}?"),
+        list_questions=(
+            "List the {number} deposits of {name}.",
+            "What are the {number} deposits of {name}?",
+        ),
         aside="Nobody asked about the {attribute} of {name} {time}.",
     ),
     "contract": _Style(
-        attributes=(
-            "rent", "fee", "bond", "tax", "toll", "wool", "salt", "oil", "wine", "tea", "grain", "iron",
-        ),  # fmt: skip
+        attributes=_DUES,
         fact="The {attribute} due from {name} is {value}.",
         fact_questions=(
             "What is the {attribute} due from {name}?",
@@ -154,10 +169,7 @@ _STYLES: dict[DocumentKind, _Style] = {
         pair_question="What is the {attribute} due from the bail for {name}?",
     ),
     "clinical": _Style(
-        attributes=(
-            "pulse", "fever", "dose", "bone", "sight", "cough", "skin", "heart", "eye", "sleep", "blood",
-            "ward",
-        ),  # fmt: skip
+        attributes=_FINDINGS,
         fact="The {attribute} in patient {name} was {value}.",
         fact_questions=(
             "What was the {attribute} in patient {name}?",
@@ -173,17 +185,17 @@ _STYLES: dict[DocumentKind, _Style] = {
         pair_question="What was the {attribute} in the twin of patient {name}?",
     ),
     "ledger": _Style(
-        attributes=(
-            "gold", "sugar", "silver", "copper", "bread", "coal", "milk", "rice", "honey", "paper", "fish",
-            "rope",
-        ),  # fmt: skip
+        attributes=_GOODS,
         fact="On page {name}, {attribute}: {value}.",
         fact_questions=(
             "What is on page {name} for {attribute}?",
             "Tell me what is on page {name} for {attribute}.",
         ),
         deposit="On page {name}, {ordinal} sale: {count} {container} of {value}.",
-        list_questions=("List the {number} sales on page {name}.", "What are the {number} sales on page {name}?"),
+        list_questions=(
+            "List the {number} sales on page {name}.",
+            "What are the {number} sales on page {name}?",
+        ),
         aside="Nobody paid for {attribute} from page {name} {time}.",
         link="After page {name} comes page {other}.",
         pair_question="What is on the page after {name} for {attribute}?",
@@ -247,10 +259,16 @@ def generate_document(
     kind: DocumentKind = "chronicle",
     mix: DocumentMix | None = None,
 ) -> GeneratedDocument:
-    """Return the document of `seed`, about `num_tokens` tokens long.
+    """Return the document of `seed`, about `num_tokens` tokens long if it is a chronicle.
 
-    The same arguments give the same document on any machine.
+    A contract of as many characters has about 13 % more tokens, a clinical record 20 %, a ledger
+    27 %. The same arguments give the same document on any machine.
+
+    Raises:
+        ValueError: `mix` asks for pairs in a chronicle.
     """
+    if mix and mix.pair and not _STYLES[kind].link:
+        raise ValueError(f"a {kind} has no pairs: take another kind, or a mix without them")
     prefix = "document" if kind == "chronicle" else kind
     rng = random.Random(f"{prefix} {seed} {num_tokens}")
     mix = mix or (_CHRONICLE_MIX if kind == "chronicle" else _PAIRS_MIX)
@@ -463,7 +481,10 @@ def syllables() -> Iterator[str]:
 
 
 def wording() -> Iterator[str]:
-    """Yield every fixed phrase of the language, without names and values."""
+    """Yield every fixed phrase of chronicles, without names and values.
+
+    The tokenizer is made of these, and stays what it is; it spells the other kinds' wording.
+    """
     phrases = [*_ATTRIBUTES, *_ORDINALS, *_COUNTS.values(), *_CONTAINERS]
     phrases += [*_PEOPLE, *_VERBS, *_PLACES, *_TIMES]
     for phrase in phrases:
