@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import multiprocessing
+import os
 import queue
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -51,8 +53,7 @@ class Plan:
         batch: answers at once, in each worker.
         workers: processes.
         judge: who scores where the task's metric is `judge`.
-        recipe: name of the published row that this repeats.
-        recipe: whose published numbers the report has beside ours.
+        recipe: name of the published row that this repeats; the report has its numbers beside ours.
     """
 
     task: Task
@@ -217,10 +218,11 @@ def _check_alive(worker: _Worker) -> None:
 
 
 def _work(plan: Plan, works: Sequence[Sequence[Work]], index: int, outbox: Any) -> None:
-    """A worker process: one compute thread, and the parent alone hears Ctrl-C."""
+    """A worker process: one compute thread; the parent alone hears Ctrl-C, and is not outlived."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     try:
         asyncio.run(_answer(plan, works, lambda result: outbox.put((index, result))))
@@ -228,6 +230,14 @@ def _work(plan: Plan, works: Sequence[Sequence[Work]], index: int, outbox: Any) 
         outbox.put((index, _Ended(error)))
     else:
         outbox.put((index, _Ended()))
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed takes nobody's results any more."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 @contextmanager

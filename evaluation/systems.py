@@ -53,6 +53,12 @@ class System(Frozen):
             )
         if self.window is not None and self.drafts != "window":
             raise ValueError(f"system {self.name}: a window goes with drafts: window")
+        counts = {"eta": self.fuses, "transfer": self.fuses, "max_draft": self.is_drafted}
+        for key, does_count in counts.items():
+            if getattr(self, key) is not None and not does_count:
+                raise ValueError(
+                    f"system {self.name}: {key} changes nothing where the method is {self.method}"
+                )
         if self.method == "paper" and self.temperature == 0:
             raise ValueError(f"system {self.name}: method paper samples: raise its temperature")
         if self.method == "paper" and self.transfer == "boost":

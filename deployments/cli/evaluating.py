@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _TARGET, _DRAFTER = "embedded:target", "embedded:drafter"
 _WHAT, _WHO, _HOW = "What is asked", "Who answers", "How it is run"
+_EXTRA = ("datasets", "matplotlib", "rouge_score")  # looked for before, not after, hours of answers
 _SHOWN = 600  # characters of each end of an example prompt
 
 
@@ -38,10 +40,10 @@ def evaluate(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="The official file, instead of the hub's copy.",
+            help="The official file, or a folder that holds it, instead of the hub's copy.",
             show_default=False,
             rich_help_panel=_WHAT,
-            metavar="FILE",
+            metavar="PATH",
         ),
     ] = None,
     recipe: Annotated[
@@ -220,6 +222,8 @@ def evaluate(
         fail("give --task or --recipe (--list shows what there is)")
     try:
         for loaded, row in _tasks(task, recipe):
+            if row is not None and len(row.tasks) > 1 and data is not None and not data.is_dir():
+                fail(f"--recipe {recipe} has {len(row.tasks)} tasks: give --data a folder of files")
             systems = _systems(loaded, system, mode, eta, transfer, max_draft)
             retrieval = _retrieval(loaded, embedder)
             chosen = loaded.model_copy(update={"systems": systems, "retrieval": retrieval})
@@ -228,9 +232,18 @@ def evaluate(
             if row is not None and len(row.tasks) > 1:
                 folder = folder / loaded.name
             plan = _plan(
-                chosen, row, target, drafter, url, api_key, judge_url, judge_model, batch, workers
+                chosen,
+                row,
+                target,
+                drafter,
+                url,
+                api_key,
+                embedder,
+                judge_url,
+                judge_model,
+                batch,
+                workers,
             )
-            plan = replace(plan, recipe=recipe)
             if dry_run:
                 _show(plan, data, limit, folder)
             else:
@@ -272,7 +285,7 @@ def _systems(
         if settings:
             fail(f"--{next(iter(settings)).replace('_', '-')} goes with --mode")
         known = {each.name: each for each in task.systems}
-        return tuple(known.get(name) or named(name) for name in names or known)
+        return tuple(known.get(name) or named(name) for name in dict.fromkeys(names or known))
     name = "-".join([mode, *(f"{key}-{value}" for key, value in settings.items())])
     try:
         return (System.model_validate({"name": name, "method": mode, **settings}),)
@@ -304,6 +317,7 @@ def _plan(
     drafter: str | None,
     url: str | None,
     api_key: str | None,
+    embedder: str | None,
     judge_url: str | None,
     judge_model: str | None,
     batch: int | None,
@@ -324,8 +338,9 @@ def _plan(
             fail("--judge-url and --judge-model go together")
         judge = JudgeConfig(url=judge_url, model=judge_model)
     if url is not None:
-        if drafter is not None:
-            fail("--drafter and --url do not go together: a server has its own")
+        for name, given in (("drafter", drafter), ("embedder", embedder), ("workers", workers)):
+            if given is not None:
+                fail(f"--{name} and --url do not go together: a server has its own")
         check_can_serve(task.systems, task.conditions)
         key = SecretStr(api_key) if api_key else None
         server = Server(url=url.rstrip("/"), api_key=key, tokenizer=target)
@@ -361,6 +376,8 @@ def _run(plan: Plan, data: Path | None, limit: int | None, folder: Path) -> None
     from evaluation import runner
     from evaluation.loaders import load_items
 
+    if missing := [name for name in _EXTRA if find_spec(name) is None]:
+        fail(f"{', '.join(missing)} cannot be imported: pip install 'rapid-serve[eval]'")
     plan = replace(plan, items=load_items(plan.task, data, limit))
     note(f"{plan.task.name}: {len(plan.items)} items, {plan.num_answers} answers, to {folder}")
     try:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from deployments.cli import app
+from deployments.cli import app, evaluating
+from evaluation.results import read
 from tests.evaluation.tiny_task import SETTINGS
+from tests.ray_cluster import wait_until
 
 
 def rapid_eval(*arguments: str) -> Result:
@@ -86,7 +92,16 @@ def test_a_mode_is_a_system_of_its_own(task):
             ("--task", "TASK", "--url", "http://127.0.0.1:9", "--system", "naive-sd"),
             "naive-sd: no server drafts in this way",
         ),
+        (
+            ("--task", "TASK", "--url", "http://127.0.0.1:9", "--embedder", "lexical"),
+            "--embedder and --url do not go together",
+        ),
+        (("--task", "TASK", "--mode", "plain", "--eta", "3"), "eta changes nothing"),
         (("--task", "TASK", "--target", "./nowhere"), "no such checkpoint directory"),
+        (
+            ("--recipe", "infinitebench-llama-3.1-8b", "--data", "longbook_qa_eng.jsonl"),
+            "has 3 tasks: give --data a folder",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(task, arguments, told):
@@ -102,6 +117,41 @@ def test_an_unknown_metric_is_refused_before_anything_is_loaded(tmp_path):
     result = rapid_eval("--task", str(path))
     assert result.exit_code == 1
     assert "metrics.0: unknown metric 'exakt'; known:" in words(result)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_ended_run_leaves_its_answers_and_no_worker(tmp_path, number):
+    path, results = tmp_path / "long.yaml", tmp_path / "run" / "results.jsonl"
+    long = {"source": SETTINGS["source"] | {"options": {"lengths": {300: 400}}}}
+    path.write_text(yaml.safe_dump(SETTINGS | long))
+    command = [sys.executable, "-c", "from deployments.cli import app; app()", "eval"]
+    command += ["--task", str(path), "--workers", "2", "--out", str(results.parent)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: results.exists() and results.read_text().count("\n") > 2, 60)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        assert len(workers) >= 2
+        process.send_signal(number)
+        _, told = process.communicate(timeout=30)
+        _, alive = psutil.wait_procs(workers, timeout=10)
+    assert not alive
+    assert len(read(results)[1]) >= 2
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert "the same command goes on from there" in " ".join(told.split())
+        assert "Traceback" not in told
+
+
+def test_a_missing_extra_is_told_before_anything_is_answered(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluating, "find_spec", lambda name: name != "matplotlib" or None)
+    result = rapid_eval("--task", task, "--out", str(tmp_path / "run"))
+    assert result.exit_code == 1
+    assert "matplotlib cannot be imported: pip install 'rapid-serve[eval]'" in words(result)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_system_named_twice_answers_once(task):
+    shown = words(rapid_eval("--task", task, "--dry-run", "--system", "sd", "--system", "sd"))
+    assert "2, 2 answers" in shown
 
 
 def test_the_list_has_tasks_recipes_and_systems():
