@@ -18,6 +18,7 @@ import rapid
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import BadRequest, ConfigurationError
 from rapid.speculation import acceptance
+from rapid.speculation.acceptance import decode_token
 from rapid.speculation.loop import speculate
 from rapid.speculation.sampling import probabilities
 from rapid.speculation.statistics import RoundStatistics
@@ -221,7 +222,16 @@ async def test_bonus_tokens_are_counted_apart_and_never_too_many(max_tokens):
             ToyDrafter(drafter, sampling, speculation), verifier, max_tokens=max_tokens, max_draft=4
         ):
             assert len(verdict.token_ids) <= verdict.num_drafted + 1
-            assert len(verdict.logprobs) == len(verdict.token_ids)
+            text = list(stats.token_ids)
+            for token, origin, entry in zip(
+                verdict.token_ids, verdict.origins, verdict.logprobs, strict=True
+            ):
+                own, log_p = decode_token(
+                    target.logits(text), sampling, speculation, 0, len(text), num_logprobs=2
+                )
+                assert entry.top == log_p.top
+                assert origin != "bonus" or token == own
+                text.append(token)
             stats.observe(verdict)
         assert len(stats.token_ids) == max_tokens
         counts = stats.of_choice()
@@ -243,18 +253,21 @@ class Slow:
         return self._model(torch.tensor([[*self._prompt, *prefix]])).logits[0, -1, :VOCAB].float()
 
 
-@pytest.mark.parametrize(("drafter", "eta", "expected"), [
-    (1, 10, {"drafted", "corrected"}), (1, 500, {"drafted", "corrected", "bonus"}),
-    (0, 10, {"drafted", "bonus"}),
+@pytest.mark.parametrize(("drafter", "eta", "temperature", "expected"), [
+    (1, 10, 0.3, {"drafted", "corrected"}), (1, 500, 0.3, {"drafted", "corrected", "bonus"}),
+    (0, 10, 0.3, {"drafted", "bonus"}), (0, 10, 1.5, {"drafted", "bonus"}),
 ])  # fmt: skip
-async def test_engines_answer_as_the_loop_does_on_whole_forwards(drafter, eta, expected):
+async def test_engines_answer_as_the_loop_does_on_whole_forwards(
+    drafter, eta, temperature, expected
+):
     """After a bonus the drafter's KV lags by a token and the target's holds one more."""
     long, short = random_prompt(40, seed=1).tolist(), random_prompt(20, seed=2).tolist()
     prompt = short if drafter else long  # the target itself, on the same text, is always kept
-    sampling, speculation = SamplingConfig(temperature=0.3, seed=4), paper(eta, max_draft=3)
+    sampling = SamplingConfig(temperature=temperature, seed=4)
+    speculation = paper(eta, max_draft=3)
     answer = rapid.generate(
         loaded(seed=0), loaded(seed=drafter), long, prompt,
-        rule="paper", eta=eta, max_draft=3, max_tokens=24, temperature=0.3, seed=4,
+        rule="paper", eta=eta, max_draft=3, max_tokens=24, temperature=temperature, seed=4,
     )  # fmt: skip
     stats = RoundStatistics()
     async for verdict in speculate(
@@ -267,6 +280,7 @@ async def test_engines_answer_as_the_loop_does_on_whole_forwards(drafter, eta, e
     assert answer.token_ids == tuple(stats.token_ids)
     assert answer.statistics.origins == stats.origins
     assert set(stats.origins) == expected
+    assert temperature < 1 or 1 in stats.histogram  # blocks end after an unlikely token
 
 
 def test_it_has_no_variants():

@@ -81,3 +81,13 @@ def test_the_text_is_that_of_plain_decoding(temperature: float) -> None:
     assert windowed.token_ids == full.token_ids == plain.token_ids
     assert 0 < windowed.statistics.accepted < windowed.statistics.drafted
     assert full.statistics.accepted == full.statistics.drafted
+
+
+async def test_a_block_stays_within_the_leases_pages() -> None:
+    engine = tiny_engine(page_tokens=4)
+    speculation = SpeculationConfig(eta=0.0, max_draft=2)
+    await engine.open(lease_request("a", PROMPT, max_tokens=3, speculation=speculation))
+    await engine.prefill("a")
+    block = await engine.draft_in_window("a", 0, WINDOW, 20)
+    assert len(block) == 3 + 2 + 1  # the last one is drawn, not computed
+    engine.close()
