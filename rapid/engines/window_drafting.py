@@ -5,6 +5,8 @@ arXiv 2309.17453). There is no second lease and no second prefill: the drafted r
 read the keys and values that the target computed in full attention, and their own lie behind the
 committed tokens, where `Verify` computes the same rows again, in full attention. Positions are the
 true ones: the keys carry them already. (StreamingLLM counts positions within the part it keeps.)
+The rows of a block read those before them as they were drafted, so that a proposal depends on where
+its block began; the distribution of the answer does not.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _ID_BITS = 21  # three ids fill one int64: vocabularies of up to two million tok
 class PromptIndex:
     """Where every n-gram of a prompt occurs last; built once, read by all choices.
 
-    Sorted arrays, for a dict of tuples takes six times the room (30 MB for 128K tokens), and an
+    Sorted arrays, for a dict of tuples takes several times the room (30 MB for 128K tokens), and an
     orchestrator holds an index for every request. A lookup is a binary search.
     """
 
