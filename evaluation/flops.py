@@ -102,8 +102,9 @@ def paper_speculative(
 def of_answer(result: Result, system: System, target: ModelShape, drafter: ModelShape) -> float:
     """Of one answer: prefills, drafts and verification; a second pass is not counted.
 
-    Every draft is verified, and a round without one decodes one token. What is generated is read
-    at half its length on average.
+    Every draft is verified, and a round without one decodes one token; the rule `paper` computes
+    one position more a round, for its bonus token. What is generated is read at half its length on
+    average.
     """
     context, tokens = result.context_tokens, result.tokens
     drafting = target if system.drafts == "target" else drafter
@@ -113,7 +114,8 @@ def of_answer(result: Result, system: System, target: ModelShape, drafter: Model
     if system.method == "rag":
         return drafting.prefill(read) + drafting.decode(tokens, read + tokens / 2)
     with_draft = result.by_position[0][0] if result.by_position else 0
-    verified = result.drafted + result.rounds - with_draft
+    more = result.rounds if system.method == "paper" else result.rounds - with_draft
+    verified = result.drafted + more
     total = target.prefill(context) + target.decode(verified, context + tokens / 2)
     match system.drafts:
         case "lookup":

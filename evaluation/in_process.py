@@ -27,6 +27,7 @@ from rapid.ports import Drafter
 from rapid.speculation.lookup import PromptIndex, PromptLookupDrafter
 from rapid.speculation.loop import speculate
 from rapid.speculation.statistics import RoundStatistics
+from retrieval import RetrievalConfig
 
 _LEASE_TTL_S = 3600.0  # nobody leaves a lease behind here, and one may wait for a long prefill
 _WORDING_TOKENS = 1024  # of a prompt besides its context: template, question, choices
@@ -77,7 +78,7 @@ class InProcess:
         if context is None:
             assert retrieved is not None
             engine = self._own(system)
-            statistics = await self._decode(engine, ask.lease(retrieved, "alone"), ms)
+            statistics = await self._decode(engine, ask.lease(retrieved, "alone"), ms, "drafter")
         else:
             engine = self._target
             statistics = await self._speculate(ask, system, context, retrieved, ms)
@@ -106,10 +107,6 @@ class InProcess:
             ms={name: round(value, 3) for name, value in ms.items()},
             evidence_found=found.evidence_found if found else None,
         )
-
-    async def close(self) -> None:
-        """Close what is not the engines'."""
-        await self._prompter.close()
 
     async def _speculate(
         self,
@@ -146,11 +143,11 @@ class InProcess:
             return await _rounds(port, self._target, long, began, ms)
 
     async def _decode(
-        self, engine: Engine, lease: LeaseRequest, ms: dict[str, float]
+        self, engine: Engine, lease: LeaseRequest, ms: dict[str, float], reader: str = "target"
     ) -> RoundStatistics:
-        """Plain decoding of one prompt."""
+        """Plain decoding of one prompt, that of the target or what a drafter would read."""
         async with _leased(engine, lease):
-            ms["target_prefill"] = await _prefill(engine, lease)
+            ms[f"{reader}_prefill"] = await _prefill(engine, lease)
             return await _rounds(None, engine, lease, perf_counter(), ms)
 
     def _own(self, system: System) -> Engine:
@@ -326,7 +323,7 @@ def _lengths(
     items = list(items)
     longest = max(len(prompter.target_prompt(item, cut)) for item in items for cut in cuts)
     budgets = [each.retrieval_tokens or task.retrieval.tokens for each in conditions]
-    budget = max(each or max(4096, longest // 24) for each in budgets)
+    budget = max(each or RetrievalConfig().budget_for(longest) for each in budgets)
     return longest, min(longest, 2 * budget) + _WORDING_TOKENS
 
 

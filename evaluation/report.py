@@ -73,9 +73,9 @@ def merge(run_dirs: Sequence[Path], out_dir: Path) -> Path:
 
 
 def summary(out_dir: Path) -> str:
-    """What the page of a run begins with: how it was made, and its scores."""
+    """What the page of a run begins with: how it was made, and its scores; and its errors."""
     run = RunResults.read(out_dir)
-    return f"{_made(run)}\n{_scores(run)}"
+    return "\n".join(part for part in (_made(run), _scores(run), _errors(run)) if part)
 
 
 def body(run: RunResults, pictures: Mapping[str, str]) -> str:
@@ -114,13 +114,16 @@ def _made(run: RunResults) -> str:
     models = ", ".join(f"{role} `{each['model']}`" for role, each in told["models"].items())
     retrieval = run.task.retrieval.model_dump(exclude_none=True)
     how = ", ".join(f"{key} {value}" for key, value in retrieval.items())
+    if server := told["server"]:
+        models = f"those of the server at {server['url']}"
+        how = f"the server's own, tokens {retrieval.get('tokens', 'as it is configured')}"
     source = ", ".join(f"{key} {value}" for key, value in run.task.source.options.items())
     lines = [
         f"{run.task.description}.",
         "",
         f"- items: {len({each.item for each in run.results})} ({source or 'all'}"
         f"{', split ' + run.task.source.split if run.task.source.split else ''})",
-        f"- models: {models or told.get('server')}",
+        f"- models: {models}",
         f"- retrieval: {how}",
         f"- answers: temperature {run.task.temperature:g}, at most {run.task.max_tokens} tokens",
         f"- run: {made}; {told.get('settings')}",
@@ -222,12 +225,26 @@ def _conditions(run: RunResults) -> str:
     shown = [each for each in run.conditions if each.name not in in_families]
     if len(shown) < 2:
         return ""
-    rows: list[list[str]] = []
-    for condition in shown:
-        base = run.of(run.plain, condition) if run.plain else {}
-        cells = [_against(run, run.of(system, condition), base) for system in run.systems]
-        rows.append([condition.name, *cells])
-    return _table(["condition", *(system.name for system in run.systems)], rows)
+
+    def table(what: str, systems: Sequence[System], cell: Callable[[ByItem, ByItem], str]) -> str:
+        rows: list[list[str]] = []
+        for condition in shown:
+            base = run.of(run.plain, condition) if run.plain else {}
+            cells = [cell(run.of(system, condition), base) for system in systems]
+            rows.append([condition.name, *cells])
+        return _table([what, *(system.name for system in systems)], rows)
+
+    tables = [table("score", run.systems, lambda ours, plain: _against(run, ours, plain))]
+    if drafted := [system for system in run.systems if system.is_drafted]:
+        tables.append(table("drafts accepted", drafted, lambda ours, _: _score(acceptance(ours))))
+    if run.is_timed:
+        speed = "tokens per second"
+        tables.append(table(speed, run.systems, lambda r, _: _number(tokens_per_second(r))))
+        if run.plain is not None:
+            others = [system for system in run.systems if system != run.plain]
+            over = f"speed over {run.plain.name}"
+            tables.append(table(over, others, lambda r, base: _number(speedup(r, base))))
+    return "\n".join(tables)
 
 
 def _etas(run: RunResults) -> str:
@@ -353,8 +370,12 @@ def _published(run: RunResults) -> str:
     recipe = load_recipe(name)
     rows = [[column, f"{value:g}"] for column, value in recipe.published.items()]
     table = _table(["column of the authors' table", "theirs, in percent"], rows)
-    ours = [f"{s.name} {_score(run.scores(run.of(s, run.conditions[0])))}" for s in run.systems]
-    return f"Theirs: recipe `{name}`, not measured here. Ours, above: {', '.join(ours)}.\n\n{table}"
+    ours = [
+        f"{system.name} {metric} {_score(run.scores(run.of(system, run.conditions[0]), metric))}"
+        for system in run.systems
+        for metric in run.task.metrics
+    ]
+    return f"Theirs: recipe `{name}`, not measured here. Ours: {', '.join(ours)}.\n\n{table}"
 
 
 def _errors(run: RunResults) -> str:

@@ -33,8 +33,9 @@ class Result(Frozen):
         context_tokens, retrieved_tokens: lengths of the two prompts; 0 where one is not read.
         tokens: generated, with the end-of-sequence token.
         by_position: per position in the block: how often a draft was judged there, and kept.
-        ms: retrieval, target_prefill, drafter_prefill, draft, verify and decode: the loop's
-            wall time without the prefills (tokens / decode is the paper's throughput).
+        ms: retrieval, target_prefill, drafter_prefill (of what a drafter reads; in `rag` the only
+            one), draft, verify and decode: the loop's wall time without the prefills (tokens /
+            decode is the paper's throughput).
         evidence_found: all evidence is in what the drafter reads; None where it is not known.
         error: why there is no answer; its scores are then 0.
     """

@@ -140,11 +140,12 @@ class RunResults:
         return ModelShape.model_validate(target), ModelShape.model_validate(drafter)
 
     def flops(self, system: System, results: ByItem) -> Estimate | None:
-        """Of an answer on average."""
-        if self.shapes is None or not results:
+        """Of an answer on average, errors left out."""
+        if self.shapes is None:
             return None
         shapes = self.shapes
-        return mean([of_answer(each, system, *shapes) for each in results.values()])
+        counts = [of_answer(r, system, *shapes) for r in results.values() if r.error is None]
+        return mean(counts) if counts else None
 
     def paper_flops(self, system: System, results: ByItem) -> float | None:
         """Of a block at the mean lengths of `results`, by the paper's formulas where it has one."""

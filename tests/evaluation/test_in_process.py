@@ -61,6 +61,9 @@ def test_every_system_answers_and_counts(results):
             assert 0 < each.tokens <= 24
             assert (each.context_tokens == 0) == (system.method == "rag")
             assert (each.retrieved_tokens > 0) == system.reads_retrieved
+            assert ("target_prefill" in each.ms) == (system.method != "rag")
+            reads_two = system.is_drafted and system.drafts not in ("window", "lookup")
+            assert ("drafter_prefill" in each.ms) == (system.method == "rag" or reads_two)
             assert each.ms["decode"] >= each.ms["draft"] + each.ms["verify"] - 1
             judged = sum(judged for judged, _ in each.by_position)
             kept = sum(kept for _, kept in each.by_position)

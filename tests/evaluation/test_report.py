@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.flops import ModelShape
-from evaluation.report import merge, write
+from evaluation.flops import ModelShape, of_answer
+from evaluation.report import merge, summary, write
 from evaluation.results import Log, Result
 from evaluation.run_results import RunResults
+from evaluation.systems import BASELINES
 from evaluation.tasks import Condition, Task
 from rapid.errors import ConfigurationError
 
@@ -142,6 +143,40 @@ def test_operations_are_counted_by_us_and_by_the_paper(small):
     assert row(theirs, "plain")[1] == f"{2 * 10 * shape.weights * 500 + 100 * shape.weights:.2e}"
 
 
+def test_a_bonus_token_is_one_more_position_for_the_target():
+    shape = ModelShape.model_validate(SHAPE)
+    answer = result(0, "x", 1.0, rounds=3, drafted=12, accepted=9, by_position=((3, 3), (3, 3)))
+    paper, boost = (
+        of_answer(answer, BASELINES[name], shape, shape) for name in ("rapid-paper", "rapid-boost")
+    )
+    assert paper - boost == shape.decode(3, 505)
+
+
+def test_conditions_stand_with_acceptance_and_speed(tmp_path):
+    """The grid of context and retrieval lengths: three conditions, no eta."""
+    conditions = [Condition(name=f"context {n}", context_tokens=n) for n in (16, 32, 64)]
+    lines = []
+    for number in range(6):
+        for rank, each in enumerate(conditions):
+            drafted = {"drafted": 10, "accepted": 2 * rank, "ms": {"decode": 100.0 / (rank + 1)}}
+            lines.append(result(number, "plain", 0.0, each.name))
+            lines.append(result(number, "sd", 1.0, each.name, **drafted))
+    out = run_dir(tmp_path, task("plain", "sd", conditions=conditions), lines)
+    text = section(write(out).read_text(), "Conditions")
+    score, accepted, _, over_plain = text.strip().split("\n\n")
+    assert row(score, "context 64")[1:] == ["0.000 (0.000-0.000)", "1.000 (1.000-1.000) ▲"]
+    assert row(accepted, "context 32") == ["context 32", "0.200 (0.200-0.200)"]
+    assert row(over_plain, "context 64") == ["context 64", "3 (3-3)"]
+
+
+def test_a_servers_retrieval_is_not_the_tasks(tmp_path):
+    server = {"url": "http://127.0.0.1:8000", "tokenizer": None}
+    lines = [result(0, "plain", 1.0)]
+    page = write(run_dir(tmp_path, task("plain"), lines, models={}, server=server)).read_text()
+    assert "- models: those of the server at http://127.0.0.1:8000\n" in page
+    assert "- retrieval: the server's own, tokens as it is configured\n" in page
+
+
 def test_a_system_with_fewer_items_says_so(tmp_path):
     lines = [result(0, "plain", 1.0), result(1, "plain", 1.0), result(0, "sd", 1.0)]
     page = write(run_dir(tmp_path, task("plain", "sd"), lines)).read_text()
@@ -175,6 +210,7 @@ def test_an_error_scores_nothing_and_is_told(tmp_path):
     lines = [result(0, "plain", 1.0), result(1, "plain", 0.0, error="no | room", tokens=0, ms={})]
     page = write(run_dir(tmp_path, task("plain"), lines)).read_text()
     assert "1 answers ended in an error" in section(page, "Errors")
+    assert "1 answers ended in an error" in summary(tmp_path)
     assert row(section(page, "exact by length"), "plain")[1].startswith("0.500")
 
 
@@ -207,6 +243,7 @@ def test_times_of_answers_made_at_once_are_not_told(tmp_path):
 def test_published_numbers_are_marked_as_theirs(tmp_path):
     out = run_dir(tmp_path, task("plain"), [result(0, "plain", 1.0)], recipe="llama-3.1-8b-self")
     text = section(write(out).read_text(), "Published")
+    assert "Ours: plain exact 1.000 (1.000-1.000)." in text
     assert "not measured here" in text
     assert len(text.splitlines()) > 4
 
