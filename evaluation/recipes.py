@@ -3,10 +3,9 @@
 The rows (20 of LongBench v2, 10 of InfiniteBench) are in ``recipe_files/published.yaml``: models,
 eta, and their numbers, to be shown beside ours. How items are asked is in the task files.
 
-RAPID's rows run with method `paper`, the reference code's own rule, and blocks of ten. Not repeated
-is that it ends a block early where its drafter is unsure (probability under 0.1), and that it takes
-the best chunks by dense vectors up to a number; ours fill a budget of tokens by BGE-M3's dense and
-lexical scores.
+RAPID's rows run with method `paper`, the reference code's own rule, and blocks of ten at most. Not
+repeated is that it takes the best chunks by dense vectors up to a number; ours fill a budget of
+tokens by BGE-M3's dense and lexical scores.
 """
 
 from __future__ import annotations
