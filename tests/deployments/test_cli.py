@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+import yaml
 from typer.testing import CliRunner, Result
 
 from deployments.cli import app
@@ -231,6 +232,16 @@ class TestCheckConfig:
         result = rapid("check-config", str(ROOT / "serve_config.yaml"))
         assert result.exit_code == 0
         assert "is fine" in result.stdout
+
+    def test_it_says_what_drafts(self, tmp_path):
+        file = yaml.safe_load((ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
+        args = file["applications"][0]["args"]
+        del args["retriever"]
+        path = tmp_path / "config.yaml"
+        for drafter, named in (("prompt_lookup", "prompt lookup"), ("target", "embedded:target")):
+            args["drafter"] = drafter
+            path.write_text(yaml.safe_dump(file), encoding="utf-8")
+            assert f"{named} drafts" in rapid("check-config", str(path)).stdout.replace("\n", " ")
 
     def test_a_mistake_is_one_readable_message(self, tmp_path):
         text = (ROOT / "serve_config.yaml").read_text(encoding="utf-8")
