@@ -62,6 +62,20 @@ async def test_nothing_counts_after_a_stop_string(chat_text: ChatText) -> None:
     assert answer.statistics.accepted == len(answer.statistics.token_ids)
 
 
+@pytest.mark.parametrize(("stop", "bonus"), [("three", 0), ("five", 1), ("six", 1)])
+async def test_a_bonus_token_counts_only_where_a_stop_string_left_it(
+    chat_text: ChatText, stop: str, bonus: int
+) -> None:
+    ids = chat_text.encode("one two three four five")
+    answer = Answer(0, chat_text, (stop,), max_tokens=len(ids))
+    whole = verdict(0, ids, num_drafted=len(ids) - 1, num_accepted=len(ids) - 1)
+    (delta,) = [d async for d in answer.follow(rounds(whole))]
+    counts = answer.statistics.of_choice()
+    assert counts.bonus == bonus
+    assert counts.completion_tokens == counts.accepted + bonus
+    assert delta.finish_reason == ("length" if stop == "six" else "stop")
+
+
 async def test_the_deltas_of_choices_are_merged_and_the_first_failure_ends_all() -> None:
     async def good() -> AsyncIterator[TextDelta]:
         yield TextDelta(0, "a")
