@@ -30,7 +30,8 @@ class Result(Frozen):
         prediction: the answer's text (of the second pass, where there is one).
         scores: by metric, in [0, 1].
         groups: of the item.
-        context_tokens, retrieved_tokens: lengths of the two prompts; 0 where one is not read.
+        context_tokens, retrieved_tokens: lengths of the two prompts; 0 where one is not read, and
+            where a server does not tell what its drafter read.
         tokens: generated, with the end-of-sequence token.
         by_position: per position in the block: how often a draft was judged there, and kept.
         ms: retrieval, target_prefill, drafter_prefill (of what a drafter reads; in `rag` the only

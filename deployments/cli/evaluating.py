@@ -248,7 +248,7 @@ def evaluate(
                 _show(plan, data, limit, folder)
             else:
                 _run(plan, data, limit, folder)
-    except (RapidError, ValueError) as error:
+    except (RapidError, ValueError, OSError) as error:
         fail(str(error))
 
 

@@ -98,6 +98,7 @@ def test_a_mode_is_a_system_of_its_own(task):
         ),
         (("--task", "TASK", "--mode", "plain", "--eta", "3"), "eta changes nothing"),
         (("--task", "TASK", "--target", "./nowhere"), "no such checkpoint directory"),
+        (("--task", "TASK", "--out", "/dev/null/run"), "Not a directory"),
         (
             ("--recipe", "infinitebench-llama-3.1-8b", "--data", "longbook_qa_eng.jsonl"),
             "has 3 tasks: give --data a folder",
