@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from math import inf
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -316,12 +317,11 @@ class _Room:
 
 
 def _lengths(
-    task: Task, conditions: Iterable[Condition], items: Iterable[Item], prompter: Prompter
+    task: Task, conditions: Sequence[Condition], items: Sequence[Item], prompter: Prompter
 ) -> tuple[int, int]:
     """The longest whole prompt and the longest retrieved one, about."""
-    cuts = {condition.context_tokens: condition for condition in conditions}.values()
-    items = list(items)
-    longest = max(len(prompter.target_prompt(item, cut)) for item in items for cut in cuts)
+    widest = max(conditions, key=lambda each: each.context_tokens or inf)
+    longest = max(len(prompter.target_prompt(item, widest)) for item in items)
     budgets = [each.retrieval_tokens or task.retrieval.tokens for each in conditions]
     budget = max(each or RetrievalConfig().budget_for(longest) for each in budgets)
     return longest, min(longest, 2 * budget) + _WORDING_TOKENS
