@@ -83,6 +83,11 @@ def test_a_paragraph_that_fits_into_one_chunk_is_not_cut():
     assert chunks(f"One.\n\n{verse}") == ["One.\n\n", verse]
     longer = "a b c d e f g h i"  # is cut anyway: no reason to leave a chunk short
     assert chunks(f"One.\n\n{longer}") == ["One.\n\na b c d e f ", "g h i"]
+    assert chunks(f"A\n\nB\n\n{longer}") == ["A\n\nB\n\na b c d e f ", "g h i"]
+    whole = "a b c d e f g h"
+    assert chunks(f"One.\n\n{whole}\n\nTwo.") == ["One.\n\n", f"{whole}\n\n", "Two."]
+    exact = chunk_text("A\n\nbbbbbbbb\n\nC", tokens.characters, max_tokens=8)
+    assert [chunk.text for chunk in exact][:2] == ["A\n\n", "bbbbbbbb"]
 
 
 def test_a_word_keeps_its_tokens_together():
