@@ -4,9 +4,10 @@
 
 The candidates (`docs/algorithm.md` has the formulas of those that were kept):
 
-* `distill`, `boost`: the paper's gradient step, and its positive part;
+* `distill`, `boost`: the paper's gradient step, and its positive part, unweighted;
 * `doubt`: boost, and what distill takes away in proportion to the drafter's certainty;
-* `sure distill`, `sure boost`: the move weighted by the drafter's certainty against the target's;
+* `sure distill`, `sure boost`: the move weighted by the drafter's certainty against the target's
+  (`sure boost` won and is what the product calls `boost`);
 * `mixture`: (p + eta q) / (1 + eta); `sure mixture`: the weight of q also follows the certainties;
 * `product`: p^(1 - w) q^w with w = eta / (1 + eta), renormalised.
 

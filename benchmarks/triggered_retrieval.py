@@ -101,7 +101,7 @@ def _course(
             found = _reader.retrieve(asked, Condition())
             drafter = _reader.retrieved_logits(found, right, by_target=False)
         q = cut(torch.softmax(drafter[position], dim=-1)[None])
-        best = int(score("boost", target[position][None], q, _eta).argmax())
+        best = int(score("sure boost", target[position][None], q, _eta).argmax())
         accepted.append(best == int(drafter[position].argmax()))
         if best != token:
             break

@@ -114,9 +114,10 @@ def step(target: np.ndarray, draft: np.ndarray | None, position: int, settings: 
     scaled, distance = target / temperature, np.inf
     if draft is not None and settings.eta:
         q, distance = proposal(draft, settings)
-        move = q - softmax(scaled)
+        p = softmax(scaled)
+        move = q - p
         if settings.transfer == "boost":
-            move = np.maximum(move, 0)
+            move = np.maximum(move, 0) * 2 * q.max() / (q.max() + p.max())
         move[q < settings.plausibility * q.max()] = 0
         scaled = scaled + settings.eta * move
     fused = softmax(scaled)

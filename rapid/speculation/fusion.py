@@ -20,8 +20,10 @@ def fused_probs(
     """``p_hat = softmax(z/T + eta * g(q, p) * [q >= a * max q])`` in float64 [k, vocab].
 
     `distill` is one gradient step of the drafter teaching the target, g = q - p (RAPID, arXiv
-    2502.20330, Eq. 6, with the reference code's mask on q); `boost` is its positive part, so that
-    the drafter can only add. eta = 0 gives the target's own p, bit for bit.
+    2502.20330, Eq. 6, with the reference code's mask on q). `boost` is its positive part, weighted
+    by the two certainties, ``g = 2 max q / (max q + max p) * max(q - p, 0)``: the drafter can only
+    add, and the more the surer it is of itself than the target is. eta = 0 gives the target's own
+    p, bit for bit.
 
     Args:
         target_logits: z [k, vocab].
@@ -34,9 +36,12 @@ def fused_probs(
     target_probs = probabilities(target_logits, temperature)
     if eta == 0:
         return target_probs
-    move = draft_probs.double() - target_probs
+    draft_probs = draft_probs.double()
+    best = draft_probs.amax(dim=-1, keepdim=True)
+    move = draft_probs - target_probs
     if transfer == "boost":
-        move = move.clamp(min=0)
-    plausible = draft_probs >= plausibility * draft_probs.amax(dim=-1, keepdim=True)
+        certainty = target_probs.amax(dim=-1, keepdim=True)
+        move = move.clamp(min=0) * 2 * best / (best + certainty)
+    plausible = draft_probs >= plausibility * best
     shifted = target_logits.double() / temperature + eta * move * plausible
     return torch.softmax(shifted, dim=-1)
