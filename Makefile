@@ -35,8 +35,8 @@ run: install         # until Ctrl-C or `make stop`
 stop:                # ends what `make run` started, nothing else
 	@test ! -x $(BIN)/rapid || $(BIN)/rapid stop
 
-bench: install       # each script says what it measures; embedded_accuracy.py takes longest
-	for script in rounds startup cpu_attention embedded_accuracy; do $(BIN)/python benchmarks/$$script.py || exit 1; done
+bench: install       # each script says what it measures
+	for script in rounds startup cpu_attention; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 
 LAPTOP := laptop laptop-robustness laptop-dialogue laptop-eta
 
