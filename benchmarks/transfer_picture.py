@@ -1,6 +1,6 @@
 """Draw `docs/transfer-rules.svg`: what each transfer rule makes of two situations.
 
-    python benchmarks/transfer_picture.py
+python benchmarks/transfer_picture.py
 """
 
 from __future__ import annotations
