@@ -172,14 +172,14 @@ def generated(refresh=found_for, drafter=None, **settings):
 @pytest.mark.parametrize("coupling", ["maximal", "shared_noise"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_engines_give_one_text_at_every_draft_length(coupling, temperature):
-    outcomes = set()
+    outcomes, asked = set(), []
+
+    def refresh(token_ids):
+        asked.append(token_ids)
+        return found_for(token_ids)
+
     for max_draft in (1, 3, 10):
-        asked = []
-
-        def refresh(token_ids):
-            asked.append(token_ids)
-            return found_for(token_ids)
-
+        asked.clear()
         got = generated(refresh, max_draft=max_draft, coupling=coupling, temperature=temperature)
         assert got.statistics.refreshes == len(asked) == MAX_REFRESHES
         assert all(got.token_ids[: len(token_ids)] == token_ids for token_ids in asked)
