@@ -149,7 +149,7 @@ def generate(
         "transfer_temperature": transfer_temperature,
     }
     speculation = SpeculationConfig(**{k: v for k, v in settings.items() if v is not ...})
-    requests = [
+    long, short = (
         LeaseRequest(
             lease_id="generate",
             tenant="local",
@@ -160,8 +160,8 @@ def generate(
             num_logprobs=num_logprobs,
         )
         for ids in (input_ids, draft_input_ids)
-    ]
-    return _run(_generate(target, drafter, *requests, refresh))
+    )
+    return _run(_generate(target, drafter, long, short, refresh))
 
 
 async def _generate(
