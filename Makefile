@@ -38,7 +38,7 @@ stop:                # ends what `make run` started, nothing else
 bench: install       # each script says what it measures
 	for script in rounds startup cpu_attention; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 
-LAPTOP := laptop laptop-robustness laptop-dialogue laptop-eta
+LAPTOP := laptop laptop-robustness laptop-dialogue
 
 eval: install        # within two hours on two cores; goes on where it was interrupted
 	for task in $(LAPTOP); do $(BIN)/rapid eval --task $$task || exit 1; done
