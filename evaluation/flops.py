@@ -104,7 +104,7 @@ def of_answer(result: Result, system: System, target: ModelShape, drafter: Model
 
     Every draft is verified, and a round without one decodes one token; the rule `paper` computes
     one position more a round, for its bonus token. What is generated is read at half its length on
-    average.
+    average, and what a refresh finds is as long as what was found at first.
     """
     context, tokens = result.context_tokens, result.tokens
     drafting = target if system.drafts == "target" else drafter
@@ -127,4 +127,4 @@ def of_answer(result: Result, system: System, target: ModelShape, drafter: Model
         case _:
             read = context if system.drafts == "naive" else read
             drafts = drafting.decode(result.drafted, read + tokens / 2)
-            return total + drafting.prefill(read) + drafts
+            return total + (1 + result.refreshes) * drafting.prefill(read) + drafts

@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
 from typing import Any, TypeVar
@@ -34,6 +34,7 @@ _LEASE_TTL_S = 3600.0  # nobody leaves a lease behind here, and one may wait for
 _WORDING_TOKENS = 1024  # of a prompt besides its context: template, question, choices
 
 Port = Drafter[DraftBlock | Awaitable[DraftBlock]]
+Refresh = Callable[[tuple[int, ...]], Awaitable[Port]]
 Made = TypeVar("Made")
 
 
@@ -82,7 +83,7 @@ class InProcess:
             statistics = await self._decode(engine, ask.lease(retrieved, "alone"), ms, "drafter")
         else:
             engine = self._target
-            statistics = await self._speculate(ask, system, context, retrieved, ms)
+            statistics = await self._speculate(ask, context, retrieved, ms)
         reasoning, prediction = None, self._text.decode(statistics.token_ids)
         if self._task.templates is not None and self._task.templates.extraction is not None:
             reasoning = prediction
@@ -104,6 +105,7 @@ class InProcess:
             rounds=statistics.rounds,
             drafted=statistics.drafted,
             accepted=statistics.accepted,
+            refreshes=statistics.refreshes,
             by_position=by_position(statistics.histogram),
             ms={name: round(value, 3) for name, value in ms.items()},
             evidence_found=found.evidence_found if found else None,
@@ -112,12 +114,12 @@ class InProcess:
     async def _speculate(
         self,
         ask: _Ask,
-        system: System,
         context: Int32Array,
         retrieved: Int32Array | None,
         ms: dict[str, float],
     ) -> RoundStatistics:
-        """Draft as `system` does and verify with the target."""
+        """Draft as the system does and verify with the target."""
+        system = ask.work.system
         if not system.is_drafted:
             return await self._decode(self._target, ask.lease(context, "target"), ms)
         short = context if system.drafts == "naive" else retrieved
@@ -141,7 +143,28 @@ class InProcess:
                 port = WindowDrafter(self._target, long.lease_id, window=system.window_drafting)
             else:
                 port = EngineDrafter(engine, lease.lease_id)
-            return await _rounds(port, self._target, long, began, ms)
+            refresh = self._refresh(ask, engine, lease, ms) if system.refresh else None
+            return await _rounds(port, self._target, long, began, ms, refresh)
+
+    def _refresh(
+        self, ask: _Ask, engine: Engine, lease: LeaseRequest, ms: dict[str, float]
+    ) -> Refresh:
+        """What makes the drafter of `lease` anew, on what is found for the answer so far."""
+        item, system, condition = ask.work.item, ask.work.system, ask.work.condition
+        question = item.query or item.messages[-1].content
+
+        async def refreshed(token_ids: tuple[int, ...]) -> EngineDrafter:
+            began = perf_counter()
+            asked = replace(item, query=f"{question} {self._text.decode(token_ids)}")
+            found = await self._prompter.retrieve(asked, condition)
+            short = self._prompter.encode(found, system.drafts == "target")
+            engine.release(lease.lease_id)
+            await engine.open(replace(lease, prompt_ids=short, committed=(token_ids,)))
+            await engine.prefill(lease.lease_id)
+            ms["refresh"] = ms.get("refresh", 0.0) + (perf_counter() - began) * 1e3
+            return EngineDrafter(engine, lease.lease_id)
+
+        return refreshed
 
     async def _decode(
         self, engine: Engine, lease: LeaseRequest, ms: dict[str, float], reader: str = "target"
@@ -292,15 +315,28 @@ async def _prefill(engine: Engine, lease: LeaseRequest) -> float:
 
 
 async def _rounds(
-    port: Port | None, engine: Engine, lease: LeaseRequest, began: float, ms: dict[str, float]
+    port: Port | None,
+    engine: Engine,
+    lease: LeaseRequest,
+    began: float,
+    ms: dict[str, float],
+    refresh: Refresh | None = None,
 ) -> RoundStatistics:
     """The loop until the answer ends."""
     statistics = RoundStatistics()
+
+    async def counted(token_ids: tuple[int, ...]) -> Port:
+        assert refresh is not None
+        made = await refresh(token_ids)
+        statistics.refreshes += 1
+        return made
+
     async for verdict in speculate(
         port,
         EngineVerifier(engine, lease.lease_id),
         max_tokens=lease.max_tokens,
         max_draft=lease.speculation.max_draft,
+        refresh=counted if refresh else None,
     ):
         statistics.observe(verdict)
     ms["decode"] = (perf_counter() - began) * 1e3

@@ -60,6 +60,11 @@ def check_can_serve(systems: Sequence[System], conditions: Sequence[Condition]) 
             f"{', '.join(refused)}: no server drafts in this way: leave out --url, or choose "
             "other systems with --system"
         )
+    if refused := [each.name for each in systems if each.refresh]:
+        raise ConfigurationError(
+            f"{', '.join(refused)}: no server retrieves again within an answer: leave out --url, "
+            "or choose other systems with --system"
+        )
     for condition in conditions:
         if condition.corruption != "none":
             raise ConfigurationError(

@@ -33,10 +33,13 @@ class Result(Frozen):
         context_tokens, retrieved_tokens: lengths of the two prompts; 0 where one is not read, and
             where a server does not tell what its drafter read.
         tokens: generated, with the end-of-sequence token.
+        refreshes: times that was retrieved again; `retrieved_tokens` and `evidence_found` are of
+            the first.
         by_position: per position in the block: how often a draft was judged there, and kept.
         ms: retrieval, target_prefill, drafter_prefill (of what a drafter reads; in `rag` the only
             one), draft, verify and decode: the loop's wall time without the prefills (tokens /
-            decode is the paper's throughput).
+            decode is the paper's throughput); refresh, a part of decode: retrievals and prefills
+            within it.
         evidence_found: all evidence is in what the drafter reads; None where it is not known.
         error: why there is no answer; its scores are then 0.
     """
@@ -55,6 +58,7 @@ class Result(Frozen):
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    refreshes: int = 0
     by_position: tuple[tuple[int, int], ...] = ()
     ms: dict[str, float] = Field(default_factory=dict)
     evidence_found: bool | None = None

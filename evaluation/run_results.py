@@ -149,7 +149,8 @@ class RunResults:
 
     def paper_flops(self, system: System, results: ByItem) -> float | None:
         """Of a block at the mean lengths of `results`, by the paper's formulas where it has one."""
-        if self.shapes is None or not results or system.drafts in ("naive", "window", "lookup"):
+        has_none = system.refresh or system.drafts in ("naive", "window", "lookup")
+        if self.shapes is None or not results or has_none:
             return None
         target, drafter = (shape.weights for shape in self.shapes)
         drafting = target if system.drafts == "target" else drafter

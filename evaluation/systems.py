@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import operator
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -32,6 +33,8 @@ class System(Frozen):
             greedy task's 0, as the paper does on LongBench v2.
         window: of `drafts: window`; None takes the default of `rapid.config.WindowDrafting`. The
             paper's is 4096.
+        refresh: retrieve again, for the question and the answer so far, after rejected drafts
+            (`rapid.speculation.refreshing`). Left out of what a run keeps where it is not set.
     """
 
     name: str = Field(min_length=1)
@@ -42,6 +45,7 @@ class System(Frozen):
     max_draft: int | None = Field(None, ge=1, le=64)
     temperature: Finite | None = Field(None, ge=0, le=2)
     window: int | None = Field(None, ge=1)
+    refresh: bool = Field(False, exclude_if=operator.not_)
 
     @model_validator(mode="after")
     def _can_be(self) -> Self:
@@ -53,6 +57,11 @@ class System(Frozen):
             )
         if self.window is not None and self.drafts != "window":
             raise ValueError(f"system {self.name}: a window goes with drafts: window")
+        if self.refresh and not (self.method in ("lossless", "fused") and self.reads_retrieved):
+            raise ValueError(
+                f"system {self.name}: refresh goes with a drafter that reads what was retrieved, "
+                "and with method lossless or fused"
+            )
         counts = {"eta": self.fuses, "transfer": self.fuses, "max_draft": self.is_drafted}
         for key, does_count in counts.items():
             if getattr(self, key) is not None and not does_count:

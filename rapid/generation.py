@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import EllipsisType
 from typing import Any, TypeVar
 
@@ -37,6 +37,7 @@ from rapid.speculation.statistics import RoundStatistics
 
 Result = TypeVar("Result")
 Drafting = LoadedModel | PromptLookup | WindowDrafting
+Refresh = Callable[[tuple[int, ...]], Sequence[int]]
 
 _ETA = 10.0
 
@@ -47,7 +48,7 @@ class Generation:
 
     Attributes:
         token_ids: the answer, with its end-of-sequence token if it came to one.
-        statistics: rounds, drafted and accepted tokens, origins, times.
+        statistics: rounds, drafted and accepted tokens, refreshes, origins, times.
         seed: all randomness; the same call with it gives the same answer.
     """
 
@@ -92,6 +93,7 @@ def generate(
     top_k: int | None = None,
     seed: int | None = None,
     num_logprobs: int | None = None,
+    refresh: Refresh | None = None,
 ) -> Generation:
     """Answer one prompt; blocks until done, also from inside a running event loop (a notebook).
 
@@ -107,10 +109,13 @@ def generate(
         coupling: None is `shared_noise` when a seed is given, else `maximal`; `paper` has no other.
         draft_top_k: None keeps the whole proposal, as `paper` does; left out it is 64 otherwise.
         num_logprobs: None for none, else alternatives beside each token.
+        refresh: given the answer's tokens so far, returns what the drafter reads from then on in
+            the place of `draft_input_ids`; called after rejected drafts, up to four times
+            (`rapid.speculation.refreshing`). To be exact it must be a function of these tokens.
 
     Raises:
         ConfigurationError: the two models do not share a vocabulary, the drafter has nothing to
-            transfer, or `paper` has no model that drafts.
+            transfer, `paper` has no model that drafts, or `refresh` nothing to do.
         BadRequest: `paper` at temperature 0.
         PromptTooLong: prompt and answer exceed a model's context.
         pydantic.ValidationError: a setting is out of range.
@@ -122,6 +127,10 @@ def generate(
         )
     if rule == "paper" and not reads_alone:
         raise ConfigurationError("rule 'paper' needs a drafter model, as the reference does")
+    if refresh is not None and (rule == "paper" or not reads_alone):
+        raise ConfigurationError(
+            "refresh gives a drafter model something else to read, under rule 'exact': leave it out"
+        )
     sampling = SamplingConfig(
         temperature=temperature,
         top_p=top_p,
@@ -140,7 +149,7 @@ def generate(
         "transfer_temperature": transfer_temperature,
     }
     speculation = SpeculationConfig(**{k: v for k, v in settings.items() if v is not ...})
-    requests = [
+    long, short = (
         LeaseRequest(
             lease_id="generate",
             tenant="local",
@@ -151,16 +160,33 @@ def generate(
             num_logprobs=num_logprobs,
         )
         for ids in (input_ids, draft_input_ids)
-    ]
-    return _run(_generate(target, drafter, *requests))
+    )
+    return _run(_generate(target, drafter, long, short, refresh))
 
 
 async def _generate(
-    target: LoadedModel, drafter: Drafting | None, long: LeaseRequest, short: LeaseRequest
+    target: LoadedModel,
+    drafter: Drafting | None,
+    long: LeaseRequest,
+    short: LeaseRequest,
+    refresh: Refresh | None,
 ) -> Generation:
     model = drafter if isinstance(drafter, LoadedModel) else None
     vocab_size = check_same_vocabulary(target, model) if model else None
     engines, statistics, verdicts = list[Engine](), RoundStatistics(), list[Verdict]()
+
+    async def refreshed(token_ids: tuple[int, ...]) -> EngineDrafter:
+        """The drafter on what `refresh` found, in an engine with room for that."""
+        assert model is not None
+        assert refresh is not None
+        request = replace(short, prompt_ids=as_prompt(refresh(token_ids)), committed=(token_ids,))
+        engines.pop().close()
+        engines.append(_engine(model, request, vocab_size))
+        await engines[-1].open(request)
+        await engines[-1].prefill(request.lease_id)
+        statistics.refreshes += 1
+        return EngineDrafter(engines[-1], request.lease_id)
+
     try:
         engines.append(_engine(target, long, vocab_size))
         if model is not None:
@@ -173,6 +199,7 @@ async def _generate(
             EngineVerifier(engines[0], long.lease_id, 0),
             max_tokens=long.max_tokens,
             max_draft=long.speculation.max_draft,
+            refresh=refreshed if refresh else None,
         ):
             statistics.observe(verdict)
             verdicts.append(verdict)

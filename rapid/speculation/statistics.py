@@ -12,6 +12,7 @@ class RoundStatistics:
     """Adds up verdicts; the histogram counts drafted rounds by block length and accepted tokens.
 
     Attributes:
+        refreshes: times that the drafter's context was made anew; whoever makes it counts.
         plain_from: where a drafted answer went on without its drafter; of a drafter that may have
             nothing to propose (prompt lookup), where that was so first.
     """
@@ -19,6 +20,7 @@ class RoundStatistics:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    refreshes: int = 0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     token_ids: list[int] = field(default_factory=list)

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from evaluation import runner
-from evaluation.in_process import Models
+from evaluation import in_process, runner
+from evaluation.answering import Work
+from evaluation.in_process import Models, open_in_process
 from evaluation.loaders import load_items
 from evaluation.results import Result, read
 from evaluation.runner import RESULTS, Plan
 from evaluation.systems import BASELINES
 from evaluation.tasks import Condition, Task
 from rapid.config import EngineConfig
+from rapid.engines.engine import Engine
 from tests.evaluation.tiny_task import tiny_task
 
 MODELS = Models(EngineConfig(model="embedded:target"), EngineConfig(model="embedded:drafter"))
@@ -120,6 +122,59 @@ def test_a_second_pass_reads_the_first(tmp_path):
         assert each.error is None
         assert each.reasoning
         assert each.prediction != each.reasoning
+
+
+async def test_a_rejected_draft_has_the_answer_so_far_looked_up(monkeypatch):
+    engines: list[Engine] = []
+
+    def engine(*arguments, **options):
+        engines.append(Engine(*arguments, **options))
+        return engines[-1]
+
+    monkeypatch.setattr(in_process, "Engine", engine)
+    once = {"name": "once", "method": "lossless"}
+    lossless = once | {"name": "lossless", "refresh": True}
+    by_itself = lossless | {"name": "by itself", "drafts": "target"}
+    fused = lossless | {"name": "fused", "method": "fused"}
+    task = tiny_task(systems=["plain", once, lossless, by_itself, fused])
+    items = load_items(task)
+    results: ByKey = {}
+    unrelated = Condition(name="unrelated", corruption="unrelated")
+    async with open_in_process(
+        task, task.systems, [unrelated], MODELS, items, items, batch=1
+    ) as backend:
+        retrieve, queries = backend._prompter.retrieve, []
+
+        async def recorded(item, condition):
+            queries.append(item.query)
+            return await retrieve(item, condition)
+
+        monkeypatch.setattr(backend._prompter, "retrieve", recorded)
+        for item in items:
+            for system in task.systems:
+                queries.clear()
+                each = await backend.answer(Work(item, system, unrelated))
+                results[each.key] = each
+                again = [query for query in queries if query is not None]
+                assert len(again) == each.refreshes
+                assert ("refresh" in each.ms) == (each.refreshes > 0)
+                for query in again:
+                    question = f"{item.messages[-1].content} "
+                    assert query.startswith(question)
+                    so_far = query.removeprefix(question)
+                    assert so_far
+                    assert each.prediction.startswith(so_far)
+                for used in engines:
+                    used.check_integrity()
+                    assert used.status().kv_pages_in_use == 0
+    said, refreshes = {}, {}
+    for system in task.systems:
+        answers = of(results, system.name, "unrelated")
+        said[system.name] = [each.prediction for each in answers]
+        refreshes[system.name] = sum(each.refreshes for each in answers)
+    assert said["plain"] == said["once"] == said["lossless"] == said["by itself"]
+    assert refreshes["plain"] == refreshes["once"] == 0
+    assert min(refreshes[name] for name in ("lossless", "by itself", "fused")) > 0
 
 
 def test_an_item_that_cannot_fit_is_an_error_with_numbers_and_the_others_are_answered(tmp_path):

@@ -37,6 +37,16 @@ def test_wrong_retrieval_is_met_at_every_eta():
     }
 
 
+def test_what_retrieves_again_is_compared_with_the_same_that_does_not():
+    systems = {system.name: system for system in load_task("laptop-refresh").systems}
+    again = [system for system in systems.values() if system.refresh]
+    assert {system.method for system in again} == {"lossless", "fused"}
+    for system in again:
+        once = systems[system.name.removesuffix("-refresh")]
+        assert once.speculation() == system.speculation()
+        assert (once.method, once.drafts, once.refresh) == (system.method, system.drafts, False)
+
+
 @pytest.mark.parametrize("name", LAPTOP)
 def test_items_have_the_groups_that_are_reported(name):
     task = load_task(name)

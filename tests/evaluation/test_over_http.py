@@ -175,6 +175,9 @@ def test_what_no_server_can_do_is_refused():
     with pytest.raises(ConfigurationError) as refused:
         check_can_serve(list(BASELINES.values()), [])
     assert str(refused.value).startswith("naive-sd, magicdec: no server drafts in this way")
+    system = System(name="again", method="fused", refresh=True)
+    with pytest.raises(ConfigurationError, match=r"again: no server retrieves again"):
+        check_can_serve([system], [])
     system = System(name="plain", method="plain")
     with pytest.raises(ConfigurationError, match=r"condition wrong: .* cannot be corrupted"):
         check_can_serve([system], [Condition(name="wrong", corruption="unrelated")])

@@ -152,6 +152,14 @@ def test_a_bonus_token_is_one_more_position_for_the_target():
     assert paper - boost == shape.decode(3, 505)
 
 
+def test_a_refresh_is_one_more_prefill_for_the_drafter():
+    shape = ModelShape.model_validate(SHAPE)
+    once = result(0, "x", 1.0)
+    again = once.model_copy(update={"refreshes": 2})
+    first, more = (of_answer(each, BASELINES["sd"], shape, shape) for each in (once, again))
+    assert more - first == 2 * shape.prefill(100)
+
+
 def test_conditions_stand_with_acceptance_and_speed(tmp_path):
     """The grid of context and retrieval lengths: three conditions, no eta."""
     conditions = [Condition(name=f"context {n}", context_tokens=n) for n in (16, 32, 64)]

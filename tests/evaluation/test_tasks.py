@@ -41,6 +41,14 @@ def test_systems_are_baselines_by_name_or_written_out(tmp_path):
             {"systems": [{"name": "x", "method": "paper", "temperature": 0}]},
             "system x: method paper samples: raise its temperature",
         ),
+        (
+            {"systems": [{"name": "x", "method": "paper", "refresh": True}]},
+            "system x: refresh goes with a drafter that reads what was retrieved, and with method",
+        ),
+        (
+            {"systems": [{"name": "x", "method": "lossless", "drafts": "naive", "refresh": True}]},
+            "system x: refresh goes with a drafter that reads what was retrieved",
+        ),
     ],
 )
 def test_a_mistake_is_named_by_file_and_key(tmp_path, changes, told):
@@ -59,3 +67,9 @@ def test_the_papers_rule_is_never_greedy():
     assert BASELINES["rapid-paper"].temperature_in(0.0) == 0.1
     assert BASELINES["rapid-paper"].temperature_in(1.0) == 1.0
     assert BASELINES["rapid-boost"].temperature_in(0.0) == 0.0
+
+
+def test_runs_from_before_there_was_refresh_go_on():
+    assert "refresh" not in BASELINES["sd"].model_dump(mode="json")
+    system = System(name="x", method="lossless", refresh=True)
+    assert System.model_validate(system.model_dump(mode="json")) == system
