@@ -12,8 +12,8 @@ from rapid.embedded.generator import generate_document
 
 pytestmark = pytest.mark.ray
 
-DOCUMENT = generate_document(7, 600)
-FACT = next(question for question in DOCUMENT.questions if question.kind == "fact")
+DOCUMENT = generate_document(7, 1000)
+FACT = next(each for each in DOCUMENT.questions if each.question == "What is the banner of Tezawe?")
 
 
 @pytest.fixture
