@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from deployments.config import ServeConfig
 from deployments.preflight import preflight
 from deployments.tenants import is_loopback
-from rapid.config_errors import read_yaml, readable
+from rapid.config_errors import read_yaml, validated
 from rapid.errors import ConfigurationError
 
 BUILDER = "deployments.app:build"
@@ -29,11 +27,7 @@ def check(path: str | Path) -> ServeConfig:
     """
     settings = read_yaml(Path(path), "serve_config.yaml")
     args = _application(settings).get("args") or {}
-    try:
-        config = ServeConfig.model_validate(args)
-    except ValidationError as error:
-        what = readable(error, args, ServeConfig, prefix=f"{path}: ", top="args")
-        raise ConfigurationError(what) from None
+    config = validated(ServeConfig, args, prefix=f"{path}: ", top="args")
     _check_bind(settings, config)
     return preflight(config)
 

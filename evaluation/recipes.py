@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from evaluation.systems import System
 from evaluation.tasks import Task, load_task
 from rapid.config import EngineConfig, Finite, Frozen
-from rapid.config_errors import read_yaml, readable
+from rapid.config_errors import read_yaml, validated
 from rapid.errors import ConfigurationError
 
 RECIPE_FILE = Path(__file__).parent / "recipe_files" / "published.yaml"
@@ -98,12 +98,7 @@ class _File(Frozen):
 @cache
 def _recipes() -> Mapping[str, Recipe]:
     settings = read_yaml(RECIPE_FILE, "the one that came with the package")
-    try:
-        file = _File.model_validate(settings)
-    except ValidationError as error:
-        raise ConfigurationError(
-            readable(error, settings, _File, prefix=f"{RECIPE_FILE}: ", top="recipes")
-        ) from None
+    file = validated(_File, settings, prefix=f"{RECIPE_FILE}: ", top="recipes")
     return {row.name: _recipe(row, file) for row in file.recipes}
 
 

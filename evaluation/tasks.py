@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from evaluation.systems import System, named
 from rapid.config import Finite, Frozen
-from rapid.config_errors import read_yaml, readable
+from rapid.config_errors import read_yaml, validated
 from rapid.errors import ConfigurationError
 
 TASK_FILES = Path(__file__).parent / "task_files"
@@ -155,12 +155,7 @@ def load_task(name_or_path: str | Path) -> Task:
                 "or give a .yaml file"
             )
     settings = read_yaml(path, f"a file of {TASK_FILES}")
-    try:
-        task = Task.model_validate(settings)
-    except ValidationError as error:
-        raise ConfigurationError(
-            readable(error, settings, Task, prefix=f"{path}: ", top="task")
-        ) from None
+    task = validated(Task, settings, prefix=f"{path}: ", top="task")
     from evaluation.metrics import METRICS  # scorers take a second to import
 
     for index, metric in enumerate(task.metrics):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rapid.errors import ConfigurationError
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_yaml(path: Path, example: str) -> dict[str, Any]:
@@ -32,19 +34,25 @@ def read_yaml(path: Path, example: str) -> dict[str, Any]:
     return settings
 
 
-def readable(
-    error: ValidationError, data: object, root: type[BaseModel], *, prefix: str = "", top: str = ""
-) -> str:
-    """Pydantic's findings, one line each: the key as written in the file, and what is wrong.
+def validated(model: type[Model], settings: object, *, prefix: str, top: str) -> Model:
+    """`settings` as `model`.
 
     Args:
-        data: what was validated.
-        root: as what; its keys are suggested in place of unknown ones.
+        prefix: of every line of the error.
         top: names the whole, where a finding is about no single key.
+
+    Raises:
+        ConfigurationError: pydantic's findings, one line each: the key as written in the file, and
+            what is wrong; unknown keys with the one that may have been meant.
     """
-    return "\n".join(
-        f"{prefix}{_key(each, data) or top}: {_what(each, root)}" for each in error.errors()
-    )
+    try:
+        return model.model_validate(settings)
+    except ValidationError as error:
+        findings = (
+            f"{prefix}{_key(each, settings) or top}: {_what(each, model)}"
+            for each in error.errors()
+        )
+        raise ConfigurationError("\n".join(findings)) from None
 
 
 def _key(error: ErrorDetails, data: object) -> str:

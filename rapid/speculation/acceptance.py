@@ -282,9 +282,9 @@ def _dense(block: DraftBlock, logits: torch.Tensor) -> torch.Tensor:
     """
     ids = torch.as_tensor(block.candidate_ids.astype(np.int64), device=logits.device)
     probs = torch.as_tensor(block.candidate_probs.astype(np.float64), device=logits.device)
+    probs /= probs.sum(dim=-1, keepdim=True)
     dense = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
-    dense.scatter_add_(-1, ids.clamp(min=0), probs)
-    return dense / dense.sum(dim=-1, keepdim=True)
+    return dense.scatter_add_(-1, ids.clamp(min=0), probs)
 
 
 def _to_numpy(probs: torch.Tensor) -> Float64Array:
