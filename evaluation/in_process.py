@@ -273,7 +273,7 @@ class _Ask:
         work = self.work
         return LeaseRequest(
             lease_id="/".join((work.item.id, work.system.name, work.condition.name, role)),
-            tenant="evaluation",
+            tenant=work.system.name,  # no system finds what another has read
             prompt_ids=prompt_ids,
             max_tokens=max_tokens or self.task.max_tokens,
             sampling=self.sampling,

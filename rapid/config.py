@@ -117,6 +117,9 @@ class EngineConfig(Frozen):
         rope_scaling: overrides the checkpoint's, for example YaRN for Qwen2.5 beyond 32K.
         max_context: longest prompt plus answer of one sequence, in tokens; None takes the model's.
         kv_cache_tokens: room of the KV pool, in tokens, shared by all sequences.
+        host_cache_tokens: room, in tokens, for the KV of prompts that left the pool, in this
+            process's memory: long documents come back from there instead of being read again,
+            unless that was measured to be slower. 0 has none.
         page_tokens: tokens per KV page.
         max_leases: requests held at once, each with all its choices.
         step_tokens: token budget of one forward; prefill chunks are cut to it.
@@ -130,6 +133,7 @@ class EngineConfig(Frozen):
     rope_scaling: dict[str, object] | None = None
     max_context: int | None = Field(None, ge=16)
     kv_cache_tokens: int = Field(32768, ge=16)
+    host_cache_tokens: int = Field(0, ge=0)
     page_tokens: int = Field(16, ge=1, le=1024)
     max_leases: int = Field(16, ge=1)
     step_tokens: int = Field(512, ge=16)

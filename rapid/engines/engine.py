@@ -27,6 +27,7 @@ from rapid.engines.kv_cache import KVCache, PagePool
 from rapid.engines.leases import Lease, LeaseLedger
 from rapid.engines.loading import LoadedModel
 from rapid.engines.memory import plan_kv_pages
+from rapid.engines.prefix_cache import HostTier, Move
 from rapid.engines.replies import Reply
 from rapid.engines.scheduling import Scheduler
 from rapid.engines.verifying import Score, Verify
@@ -79,9 +80,16 @@ class Engine:
         self._vocab_size = min(vocab_size or loaded.vocab_size, loaded.vocab_size)
         self._num_rows = loaded.embedding_rows
         self._eos_ids = loaded.eos_ids
+        self._device = loaded.device
         self._config = config
         self._cache = KVCache(loaded.kv_layout, num_pages, config.page_tokens)
         self._runner = Runner(loaded.model, self._cache, loaded.device, self._vocab_size)
+        num_host_pages = config.host_cache_tokens // config.page_tokens
+        self._host = (
+            HostTier(loaded.kv_layout, num_host_pages, config.page_tokens)
+            if num_host_pages
+            else None
+        )
         self._ledger = LeaseLedger(
             PagePool(num_pages),
             config.page_tokens,
@@ -89,6 +97,7 @@ class Engine:
             max_context,
             config.lease_ttl_s,
             clock,
+            self._host,
         )
         self._scheduler = Scheduler(config.step_tokens)
         self._inbox: list[Work] = []
@@ -173,10 +182,15 @@ class Engine:
     # --- calls on a lease -------------------------------------------------------------------------
 
     async def prefill(self, lease_id: str) -> PrefillReceipt:
-        """Compute the prompt, and what was committed elsewhere, for all choices."""
+        """Have the prompt, and what was committed elsewhere, in place for all choices.
+
+        Pages of the prompt that are here from another one are not computed again.
+        """
         return await self._call(
             lease_id,
-            lambda lease: Prefill(lease, self._cache, self._config.page_tokens),
+            lambda lease: Prefill(
+                lease, self._cache, self._ledger.prefixes, self._config.page_tokens
+            ),
             PrefillReceipt,
         )
 
@@ -276,7 +290,7 @@ class Engine:
         if not scheduled:
             return False
         try:
-            logits = self._runner.run([feed for _, feed in scheduled])
+            logits = self._run(scheduled)
         except Exception as error:
             self._fail([work for work, _ in scheduled], error)
             return True
@@ -288,9 +302,45 @@ class Engine:
         with self._guard:
             self._expire()
             arrived, self._inbox = self._inbox, []
+            moves = self._ledger.prefixes.take_moves()
+        self._move(moves)
+        with self._guard:
+            self._ledger.prefixes.settle(moves)
             for work in arrived:
-                self._begin(work)
+                if work in self._replies:
+                    self._begin(work)
+            for work in self._scheduler.waiting():
+                work.advance()
+                if work.is_done:
+                    self._settle(work)
             return self._scheduler.select()
+
+    def _move(self, moves: list[Move]) -> None:
+        """Copy pages between the tiers; the restoring ones are timed."""
+        if self._host is None or not moves:
+            return
+        num_restored = sum(move.is_restore for move in moves)
+        began = self._now()
+        self._host.make(moves, self._cache)
+        if num_restored == len(moves):
+            self._host.pace.observe_restored(num_restored, self._now() - began)
+
+    def _run(self, scheduled: list[tuple[Work, Feed]]) -> list[torch.Tensor]:
+        """One forward; one of prompts alone is timed for the host tier, which competes with it."""
+        feeds = [feed for _, feed in scheduled]
+        if self._host is None or not all(work.is_prefill for work, _ in scheduled):
+            return self._runner.run(feeds)
+        num_rows = sum(len(feed.token_ids) for feed in feeds)
+        began = self._now()
+        logits = self._runner.run(feeds)
+        self._host.pace.observe_computed(num_rows / self._config.page_tokens, self._now() - began)
+        return logits
+
+    def _now(self) -> float:
+        """Seconds, when all that was launched is done."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
 
     def _begin(self, work: Work) -> None:
         self._ledger.touch(work.lease)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from rapid.errors import RapidError
@@ -32,6 +33,11 @@ class Run:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    @property
+    def pages(self) -> range:
+        """One by one."""
+        return range(self.start, self.stop)
+
 
 class PagePool:
     """The ledger of pages: every page is free or has a number of holders.
@@ -50,6 +56,11 @@ class PagePool:
     def num_free(self) -> int:
         """Pages nobody holds."""
         return self._num_free
+
+    @property
+    def num_holders(self) -> npt.NDArray[np.int32]:
+        """Of every page; not to be written to."""
+        return self._num_holders
 
     @property
     def num_in_use(self) -> int:

@@ -8,6 +8,9 @@ An engine that drafts for itself gives a request two leases, the second when its
 First leases alone could fill the engine, and every draft would wait for an answer to end. So one is
 let in only with the room that its own companion and all earlier ones still need beside it, and a
 companion goes before everybody who waits for a first lease.
+
+Pages of a prompt that are here already, for another lease or from an earlier one, are shared and
+ask for no room (`rapid.engines.prefix_cache`).
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rapid.engines.kv_cache import PagePool, PageTable, Run
+from rapid.engines.prefix_cache import HostTier, Pages, PrefixCache, as_runs, page_names, pages_of
 from rapid.engines.sequences import Sequence
 from rapid.errors import BadRequest, LeaseNotFound, OutOfStep, PromptTooLong
 from rapid.messages import EngineStatus, LeaseRequest
@@ -29,6 +33,7 @@ class Lease:
 
     Attributes:
         sequences: one per choice.
+        prompt_pages: the full pages of the prompt, which it may share with other leases.
         busy: choices with a call in progress; a lease at work does not expire.
         expects_companion: room is kept for a second lease of the same request.
     """
@@ -36,6 +41,7 @@ class Lease:
     request: LeaseRequest
     sequences: list[Sequence]
     runs: list[tuple[Run, ...]]  # what each choice holds, as the pool counts it
+    prompt_pages: Pages
     last_used: float
     expects_companion: bool
     busy: set[int] = field(default_factory=set)
@@ -52,6 +58,7 @@ class Waiter:
 
     request: LeaseRequest
     on_open: Callable[[Lease | None], None]
+    page_names: list[bytes]
 
 
 @dataclass
@@ -67,8 +74,13 @@ class LeaseLedger:
     max_context: int
     ttl_s: float
     clock: Clock
+    host: HostTier | None = None
+    prefixes: PrefixCache = field(init=False)
     _open: dict[str, Lease] = field(default_factory=dict)
     _waiting: deque[Waiter] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.prefixes = PrefixCache(self.pool, self.host)
 
     def submit(self, request: LeaseRequest, on_open: Callable[[Lease | None], None]) -> Waiter:
         """Open a lease now or as soon as those before it have left room.
@@ -80,7 +92,8 @@ class LeaseLedger:
             LeaseNotFound: the lease it belongs beside is not open.
         """
         self._check(request)
-        waiter = Waiter(request, on_open)
+        names = page_names(request.prompt_ids, self.page_tokens, request.tenant)
+        waiter = Waiter(request, on_open, names)
         if request.beside is None:
             self._waiting.append(waiter)
         else:
@@ -99,7 +112,7 @@ class LeaseLedger:
 
     def admit(self) -> None:
         """Open leases from the head of the queue while they fit."""
-        while self._waiting and self._fits(self._waiting[0].request):
+        while self._waiting and self._fits(self._waiting[0]):
             waiter = self._waiting.popleft()
             lease = self._reserve(waiter)
             self._open[lease.lease_id] = lease
@@ -132,7 +145,7 @@ class LeaseLedger:
         lease = self._open.pop(lease_id, None)
         if lease is not None:
             for runs in lease.runs:
-                self.pool.free(runs)
+                self.prefixes.free(runs)
             self.admit()
         return lease
 
@@ -160,7 +173,7 @@ class LeaseLedger:
         return EngineStatus(
             leases_open=len(self._open),
             max_leases=self.max_leases,
-            kv_pages_in_use=self.pool.num_in_use,
+            kv_pages_in_use=self.pool.num_in_use - self.prefixes.num_idle,
             kv_pages_total=self.pool.num_pages,
             page_tokens=self.page_tokens,
             max_context=self.max_context,
@@ -168,11 +181,11 @@ class LeaseLedger:
 
     def check_integrity(self) -> None:
         """Raise unless pages add up, each is held by an open lease, and nobody waits in vain."""
-        self.pool.check_integrity(runs for lease in self._open.values() for runs in lease.runs)
+        self.prefixes.check_integrity(runs for lease in self._open.values() for runs in lease.runs)
         if len(self._open) > self.max_leases:
             raise AssertionError("lease ledger: more leases open than allowed")
-        if self._waiting and self._fits(head := self._waiting[0].request):
-            raise AssertionError(f"lease ledger: {head.lease_id!r} waits though it fits")
+        if self._waiting and self._fits(head := self._waiting[0]):
+            raise AssertionError(f"lease ledger: {head.request.lease_id!r} waits though it fits")
 
     def _check(self, request: LeaseRequest) -> None:
         lease_id = request.lease_id
@@ -209,17 +222,19 @@ class LeaseLedger:
                 f"the engine has {self.pool.num_pages * self.page_tokens}"
             )
 
-    def _fits(self, request: LeaseRequest) -> bool:
+    def _fits(self, waiter: Waiter) -> bool:
         """Whether there is room for a lease, beside what is kept for companions to come."""
-        num_leases, num_pages = 1, self._num_pages(request, len(request.prompt_ids))
+        request = waiter.request
+        num_leases, num_kept = 1, 0
         if request.beside is None and self._open:  # an empty engine takes whoever fits at all
             kept = [each.request for each in self._open.values() if each.expects_companion]
             for each in (request, *kept):
                 if each.companion_tokens:
                     num_leases += 1
-                    num_pages += self._num_pages(each, each.companion_tokens)
+                    num_kept += self._num_pages(each, each.companion_tokens)
         is_place_left = len(self._open) + num_leases <= self.max_leases
-        return is_place_left and num_pages <= self.pool.num_free
+        num_pages = self._num_pages(request, len(request.prompt_ids))
+        return is_place_left and self.prefixes.fits(waiter.page_names, num_pages, num_kept)
 
     def _capacity(self, request: LeaseRequest, num_prompt: int) -> int:
         """Tokens one choice may come to hold: the last block may reach past the answer's end."""
@@ -241,12 +256,12 @@ class LeaseLedger:
         capacity = self._capacity(request, num_prompt)
         num_pages = -(-capacity // self.page_tokens)
         num_shared = self._num_shared(request, num_prompt)
-        first = self.pool.allocate(num_pages)
+        first = self.prefixes.take(waiter.page_names, num_pages)
         held = [first]
-        shared = _leading(first, num_shared)
+        shared = as_runs(pages_of(first, num_shared))
         for _ in range(request.num_choices - 1):
             self.pool.share(shared)
-            held.append((*shared, *self.pool.allocate(num_pages - num_shared)))
+            held.append((*shared, *self.prefixes.take((), num_pages - num_shared)))
         prompt_ids = request.prompt_ids.tolist()
         committed = request.committed or ((),) * request.num_choices
         sequences = [
@@ -254,15 +269,5 @@ class LeaseLedger:
             for runs, ids in zip(held, committed, strict=True)
         ]
         expects_companion = request.companion_tokens > 0
-        return Lease(request, sequences, held, self.clock(), expects_companion)
-
-
-def _leading(runs: tuple[Run, ...], num_pages: int) -> tuple[Run, ...]:
-    """The first pages of some runs."""
-    leading = []
-    for run in runs:
-        take = min(len(run), num_pages)
-        if take:
-            leading.append(Run(run.start, run.start + take))
-            num_pages -= take
-    return tuple(leading)
+        prompt_pages = pages_of(first, len(waiter.page_names))
+        return Lease(request, sequences, held, prompt_pages, self.clock(), expects_companion)

@@ -32,6 +32,10 @@ class Scheduler:
         if work in queue:
             queue.remove(work)
 
+    def waiting(self) -> list[Work]:
+        """Prefills that are not finished, in the order they came."""
+        return sorted(self._prefills, key=lambda work: work.began)
+
     def select(self) -> list[tuple[Work, Feed]]:
         """The work of the next forward with its rows."""
         selected: list[tuple[Work, Feed]] = []
@@ -45,8 +49,9 @@ class Scheduler:
             selected.append((work, feed))
             left -= len(feed.token_ids)
         left = max(left, MIN_CHUNK_TOKENS)
-        waiting = len(self._prefills)
-        for work in list(self._prefills):
+        ready = self._ready()
+        waiting = len(ready)
+        for work in ready:
             if left <= 0:
                 break
             feed = work.feed(min(left, max(left // waiting, MIN_CHUNK_TOKENS)))
@@ -55,3 +60,15 @@ class Scheduler:
             waiting -= 1
         self._prefills.rotate(-1)
         return selected
+
+    def _ready(self) -> list[Work]:
+        """A page that several prompts have is computed by the one that came first."""
+        first_for: dict[int, Work] = {}
+        for work in self.waiting():
+            if work.next_page is not None:
+                first_for.setdefault(work.next_page, work)
+        return [
+            work
+            for work in self._prefills
+            if work.next_page is None or first_for[work.next_page] is work
+        ]

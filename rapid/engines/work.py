@@ -16,6 +16,7 @@ from typing_extensions import override
 from rapid.engines.batching import Feed
 from rapid.engines.kv_cache import KVCache
 from rapid.engines.leases import Lease
+from rapid.engines.prefix_cache import PrefixCache
 from rapid.engines.sequences import Sequence
 from rapid.errors import OutOfStep
 from rapid.messages import PrefillReceipt, Verdict
@@ -30,6 +31,7 @@ class Work(ABC):
     """
 
     is_prefill = False
+    next_page: int | None = None  # of a prompt, which others may wait for too
 
     def __init__(self, lease: Lease, choices: tuple[int, ...]) -> None:
         self.lease = lease
@@ -42,6 +44,14 @@ class Work(ABC):
     def begin(self) -> None:
         """Check the call and put the sequence in place; may already finish."""
         self._began = time.perf_counter()
+
+    def advance(self) -> None:  # noqa: B027 (most work has nothing to note)
+        """Before every forward, under the engine's guard: note what others did meanwhile."""
+
+    @property
+    def began(self) -> float:
+        """When, in seconds of the performance counter."""
+        return self._began
 
     @abstractmethod
     def feed(self, limit: int) -> Feed:
@@ -65,28 +75,42 @@ class Work(ABC):
 class Prefill(Work):
     """Compute the prompt (all but its last token, whose row gives the first logits) and replays.
 
-    The first choice computes the prompt; the others share its full pages and get a copy of the
-    partly filled one. Then each computes what it had committed elsewhere.
+    The first choice computes the prompt, but for the pages whose KV is here already or that another
+    prefill computes first; the other choices share its full pages and get a copy of the partly
+    filled one. Then each computes what it had committed elsewhere.
     """
 
     is_prefill = True
 
-    def __init__(self, lease: Lease, cache: KVCache, page_tokens: int) -> None:
+    def __init__(
+        self, lease: Lease, cache: KVCache, prefixes: PrefixCache, page_tokens: int
+    ) -> None:
         super().__init__(lease, tuple(range(len(lease.sequences))))
         self._cache = cache
+        self._prefixes = prefixes
         self._page_tokens = page_tokens
         self._num_prompt = lease.sequences[0].num_prompt - 1
+        self._num_cached = 0
 
     @override
-    def begin(self) -> None:
-        super().begin()
+    def advance(self) -> None:
+        """What was computed here is everybody's, and the other way round; may finish."""
+        first, pages = self.lease.sequences[0], self.lease.prompt_pages
+        page = first.num_computed // self._page_tokens
+        self._prefixes.note_computed(pages[:page])
+        page += self._prefixes.num_computed(pages, page)
+        num_known = page * self._page_tokens
+        if num_known > first.num_computed:
+            self._num_cached += num_known - first.num_computed
+            first.num_computed = num_known
+        self.next_page = int(pages[page]) if page < len(pages) else None
         self._fork_or_finish()
 
     @override
     def feed(self, limit: int) -> Feed:
         sequence = self._current()
         is_prompt = sequence.num_computed < self._num_prompt
-        stop = self._num_prompt if is_prompt else len(sequence.token_ids) - 1
+        stop = self._end_of_gap() if is_prompt else len(sequence.token_ids) - 1
         token_ids = sequence.pending(min(limit, stop - sequence.num_computed))
         self._num_fed = len(token_ids)
         return Feed(token_ids, sequence.num_computed, sequence.table, num_wanted=0)
@@ -94,7 +118,13 @@ class Prefill(Work):
     @override
     def take(self, logits: torch.Tensor) -> None:
         self._current().num_computed += self._num_fed
-        self._fork_or_finish()
+
+    def _end_of_gap(self) -> int:
+        """Where the next page begins whose KV is here, or the prompt ends."""
+        pages = self.lease.prompt_pages
+        page = self.lease.sequences[0].num_computed // self._page_tokens
+        page += self._prefixes.num_missing(pages, page)
+        return page * self._page_tokens if page < len(pages) else self._num_prompt
 
     def _current(self) -> Sequence:
         return next(one for one in self.lease.sequences if not one.is_prefilled)
@@ -111,7 +141,7 @@ class Prefill(Work):
                 PrefillReceipt(
                     lease_id=request.lease_id,
                     num_tokens=len(request.prompt_ids),
-                    num_cached_tokens=0,
+                    num_cached_tokens=self._num_cached,
                 )
             )
 

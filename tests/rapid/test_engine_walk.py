@@ -92,11 +92,18 @@ async def test_a_random_walk_never_loses_the_committed_prefix(seed: int) -> None
     engine.close()
 
 
-async def test_a_crowd_that_comes_and_goes_leaks_nothing() -> None:
-    """Two dozen requests, some of which leave at any moment; the rest answer as if alone."""
-    engine = tiny_engine(kv_cache_tokens=640, max_leases=5, step_tokens=32)
+@pytest.mark.parametrize("host_cache_tokens", [0, 128])
+async def test_a_crowd_that_comes_and_goes_leaks_nothing(host_cache_tokens: int) -> None:
+    """Two dozen requests, some of which leave at any moment; the rest answer as if alone.
+
+    Half of them begin alike, the others each in its own way.
+    """
+    engine = tiny_engine(
+        kv_cache_tokens=640, max_leases=5, step_tokens=32, host_cache_tokens=host_cache_tokens
+    )
     rng = np.random.default_rng(0)
-    prompts = [random_prompt(int(length), seed=9) for length in rng.integers(2, 120, 24)]
+    lengths = rng.integers(2, 120, 24).tolist()
+    prompts = [random_prompt(length, seed=i if i % 2 else 99) for i, length in enumerate(lengths)]
     patience = [float(s) if i % 3 == 0 else 60.0 for i, s in enumerate(rng.uniform(0, 0.2, 24))]
 
     async def ask(number: int) -> list[int]:

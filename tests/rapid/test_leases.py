@@ -30,8 +30,8 @@ class Ledger(LeaseLedger):
         self.admitted: list[str] = []
 
     def ask(self, lease_id: str, num_tokens: int, **settings: object) -> object:
-        """A lease of `num_tokens` in all, 10 of them for the longest block."""
-        prompt = random_prompt(num_tokens - 4 - 10)
+        """A lease of `num_tokens`, 10 of them for the longest block; no two begin alike."""
+        prompt = random_prompt(num_tokens - 4 - 10, seed=sum(map(ord, lease_id)))
         return self.submit(
             lease_request(lease_id, prompt, max_tokens=4, **settings), self._remember
         )

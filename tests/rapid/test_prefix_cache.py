@@ -1,0 +1,275 @@
+"""A prompt is read once: what is shared, who waits, what gives way, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from rapid.config import SpeculationConfig
+from rapid.engines.batching import Feed
+from rapid.engines.engine import Engine
+from rapid.engines.kv_cache import PagePool, Run
+from rapid.engines.ports import EngineDrafter, EngineVerifier
+from rapid.engines.prefix_cache import PrefixCache, RestorePace, page_names, pages_of
+from rapid.messages import Int32Array, as_prompt
+from rapid.speculation.loop import speculate
+from tests.rapid.tiny_models import lease_request, random_prompt, reference_greedy, tiny_engine
+
+DOCUMENT = random_prompt(64, seed=5)  # eight pages
+
+
+def question(number: int, document: Int32Array = DOCUMENT) -> Int32Array:
+    return as_prompt([*document, *random_prompt(5, seed=100 + number)])
+
+
+class Rows:
+    """Counts the rows that an engine computes, while it goes on computing them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._run = engine._runner.run
+        self.number = 0
+        engine._runner.run = self  # type: ignore[assignment]
+
+    def __call__(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
+        self.number += sum(len(feed.token_ids) for feed in feeds)
+        return self._run(feeds)
+
+
+async def ask(
+    engine: Engine, lease_id: str, prompt: Int32Array, tenant: str = "local"
+) -> tuple[list[int], int]:
+    """The answer, and how many tokens of the prompt were found in place."""
+    await engine.open(replace(lease_request(lease_id, prompt, max_tokens=4), tenant=tenant))
+    receipt = await engine.prefill(lease_id)
+    verdict = await engine.decode(lease_id, 0, 4)
+    engine.release(lease_id)
+    engine.check_integrity()
+    return list(verdict.token_ids), receipt.num_cached_tokens
+
+
+async def test_the_second_question_on_a_document_computes_only_what_is_new() -> None:
+    engine = tiny_engine()
+    rows = Rows(engine)
+    assert (await ask(engine, "a", question(1)))[1] == 0
+    first, rows.number = rows.number, 0
+    answer, num_cached = await ask(engine, "b", question(2))
+    assert answer == reference_greedy(question(2).tolist(), 4)
+    assert num_cached == len(DOCUMENT)
+    assert rows.number == first - len(DOCUMENT)
+    assert engine.status().kv_pages_in_use == 0
+    engine.close()
+
+
+async def test_the_same_prompt_again_computes_its_last_page() -> None:
+    """The last token is always computed: its row gives the first logits."""
+    engine = tiny_engine()
+    answers = [await ask(engine, name, DOCUMENT) for name in "ab"]
+    assert answers == [(reference_greedy(DOCUMENT.tolist(), 4), cached) for cached in (0, 56)]
+    engine.close()
+
+
+async def test_of_several_questions_at_once_one_reads_the_document() -> None:
+    engine = tiny_engine(step_tokens=16)
+    rows = Rows(engine)
+    asked = await asyncio.gather(*(ask(engine, str(n), question(n)) for n in range(4)))
+    assert [cached for _, cached in asked] == [0, 64, 64, 64]
+    for number, (answer, _) in enumerate(asked):
+        assert answer == reference_greedy(question(number).tolist(), 4)
+    assert rows.number == 64 + sum(4 + len(answer) for answer, _ in asked)
+    engine.close()
+
+
+async def test_who_waits_for_a_prefill_that_is_given_up_goes_on_with_it() -> None:
+    engine = tiny_engine(step_tokens=16)
+    run, turn = engine._runner.run, asyncio.Event()
+    loop, num_forwards = asyncio.get_running_loop(), 0
+
+    def give_up_after_two(feeds: Sequence[Feed]) -> list[torch.Tensor]:
+        nonlocal num_forwards
+        num_forwards += 1
+        if num_forwards == 3:
+            engine.release("a")
+            loop.call_soon_threadsafe(turn.set)
+        return run(feeds)
+
+    engine._runner.run = give_up_after_two  # type: ignore[assignment]
+    await engine.open(lease_request("a", question(1)))
+    abandoned = asyncio.ensure_future(engine.prefill("a"))
+    answer, num_cached = await ask(engine, "b", question(2))
+    await turn.wait()
+    await asyncio.gather(abandoned, return_exceptions=True)
+    assert answer == reference_greedy(question(2).tolist(), 4)
+    assert num_cached == 32  # what the two forwards had finished
+    engine.check_integrity()
+    engine.close()
+
+
+async def test_a_tenant_never_meets_the_pages_of_another() -> None:
+    engine = tiny_engine()
+    cached = [
+        (await ask(engine, str(n), question(1), tenant))[1]
+        for n, tenant in enumerate(("one", "two", "one", "two"))
+    ]
+    assert cached == [0, 0, 64, 64]
+    engine.close()
+
+
+@pytest.mark.parametrize("eta", [0.0, 10.0])
+async def test_what_is_found_is_the_same_with_speculation_and_without(eta: float) -> None:
+    """Drafts, rejected or not, neither take from the cache nor add to it, on either side."""
+
+    async def cached(speculates: bool) -> list[int]:
+        target, drafter = tiny_engine(), tiny_engine(seed=1)
+        found = []
+        for number in (1, 2, 1, 3):
+            request = lease_request(
+                f"{number}-{len(found)}",
+                question(number),
+                max_tokens=9,
+                speculation=SpeculationConfig(eta=eta if speculates else 0.0, max_draft=4),
+            )
+            for engine in (target, drafter):
+                await engine.open(request)
+                found.append((await engine.prefill(request.lease_id)).num_cached_tokens)
+            port = EngineDrafter(drafter, request.lease_id) if speculates else None
+            verifier = EngineVerifier(target, request.lease_id)
+            async for _ in speculate(port, verifier, max_tokens=9, max_draft=4):
+                pass
+            for engine in (target, drafter):
+                engine.release(request.lease_id)
+                engine.check_integrity()
+        target.close()
+        drafter.close()
+        return found
+
+    assert await cached(True) == await cached(False) == [0, 0, 64, 64, 64, 64, 64, 64]
+
+
+async def test_choices_share_what_was_found() -> None:
+    engine = tiny_engine()
+    await ask(engine, "a", question(1))
+    await engine.open(lease_request("b", question(2), num_choices=3, max_tokens=4))
+    assert (await engine.prefill("b")).num_cached_tokens == 64
+    expected = reference_greedy(question(2).tolist(), 4)
+    for choice in range(3):
+        assert list((await engine.decode("b", choice, 4)).token_ids) == expected
+    engine.release("b")
+    engine.check_integrity()
+    engine.close()
+
+
+async def test_old_pages_give_way_and_used_ones_do_not() -> None:
+    """Room for two prompts: one is held, one is not, and a third needs the other's pages."""
+    engine = tiny_engine(kv_cache_tokens=256, max_context=128)
+    held, idle, third = (random_prompt(97, seed=seed) for seed in (1, 2, 3))
+    await ask(engine, "a", idle)
+    await engine.open(lease_request("held", held, max_tokens=4))
+    await engine.prefill("held")
+    assert (await ask(engine, "b", third))[1] == 0
+    assert (await ask(engine, "c", held))[1] == 96
+    assert (await ask(engine, "d", idle))[1] < 96
+    assert list((await engine.decode("held", 0, 4)).token_ids) == reference_greedy(held.tolist(), 4)
+    engine.release("held")
+    engine.check_integrity()
+    engine.close()
+
+
+async def test_what_had_to_leave_comes_back_from_host_memory() -> None:
+    engine = tiny_engine(kv_cache_tokens=128, max_context=128, host_cache_tokens=256)
+    rows = Rows(engine)
+    documents = [random_prompt(97, seed=seed) for seed in (1, 2)]
+    for number, expected in enumerate([0, 0, 96, 96]):
+        rows.number = 0
+        answer, num_cached = await ask(engine, str(number), documents[number % 2])
+        assert answer == reference_greedy(documents[number % 2].tolist(), 4)
+        assert num_cached == expected
+        assert rows.number == 97 - expected - 1 + len(answer)
+    engine.close()
+
+
+async def test_host_memory_keeps_what_was_used_last() -> None:
+    engine = tiny_engine(kv_cache_tokens=128, max_context=128, host_cache_tokens=96)
+    first, second, third = (random_prompt(97, seed=seed) for seed in (1, 2, 3))
+    for number, prompt in enumerate((first, second, third)):  # the second pushes the first out
+        await ask(engine, str(number), prompt)
+    assert (await ask(engine, "second", second))[1] > 0
+    engine.close()
+
+
+async def test_restoring_that_was_measured_to_be_slower_is_not_done() -> None:
+    engine = tiny_engine(kv_cache_tokens=128, max_context=128, host_cache_tokens=256)
+    documents = [random_prompt(97, seed=seed) for seed in (1, 2)]
+    for number in (0, 1):
+        await ask(engine, str(number), documents[number])
+    assert engine._host is not None
+    engine._host.pace.observe_restored(1, 1e6)
+    assert (await ask(engine, "again", documents[0]))[1] == 16  # the head had not to leave
+    engine.close()
+
+
+def test_a_pace_compares_what_it_has_measured() -> None:
+    pace = RestorePace()
+    assert pace.is_restoring_faster  # to be tried
+    pace.observe_restored(10, 2.0)
+    pace.observe_computed(10, 1.0)
+    assert not pace.is_restoring_faster
+    for _ in range(10):
+        pace.observe_computed(10, 4.0)
+    assert pace.is_restoring_faster
+
+
+def test_a_name_is_of_all_tokens_so_far_and_of_the_tenant() -> None:
+    names = page_names(DOCUMENT, 8, "one")
+    assert len(names) == 7  # the last token is never found in place
+    longer = page_names(as_prompt([*DOCUMENT, 5]), 8, "one")
+    assert longer[:7] == names
+    changed = DOCUMENT.copy()
+    changed[3] += 1
+    assert not set(page_names(changed, 8, "one")) & set(names)
+    assert not set(page_names(DOCUMENT, 8, "two")) & set(names)
+    assert page_names(as_prompt([1]), 8, "one") == []
+
+
+def test_the_tail_of_a_prompt_gives_way_before_its_head() -> None:
+    cache = PrefixCache(pool := PagePool(8))
+    names = page_names(as_prompt(range(49)), 8, "one")
+    first = cache.take(names, 7)
+    cache.note_computed(pages_of(first, 6))
+    cache.free(first)
+    assert (pool.num_free, cache.num_idle) == (2, 6)
+    cache.free(cache.take((), 4))  # two pages more than are free
+    again = cache.take(names, 6)
+    found = cache.num_computed(pages_of(again, 6), 0)
+    assert found == 4
+    cache.check_integrity([again])
+
+
+def test_a_page_missing_in_the_middle_is_computed_and_the_rest_kept() -> None:
+    cache = PrefixCache(PagePool(8))
+    names = page_names(as_prompt(range(33)), 8, "one")
+    first = cache.take(names, 4)
+    cache.note_computed(pages_of(first, 4)[[0, 2, 3]])
+    pages = pages_of(first, 4)
+    assert (cache.num_computed(pages, 0), cache.num_missing(pages, 1)) == (1, 1)
+    cache.free(first)  # nobody is left who would compute the second page
+    assert cache.num_idle == 3
+    assert pages_of(cache.take(names, 4), 4)[0] == pages[0]
+
+
+def test_a_prompt_that_is_here_needs_room_only_for_the_rest() -> None:
+    cache = PrefixCache(PagePool(8))
+    names = page_names(as_prompt(range(49)), 8, "one")
+    held = cache.take(names, 7)
+    assert cache.fits(names, 7)
+    assert not cache.fits((), 2)
+    cache.note_computed(pages_of(held, 6))
+    cache.free(held)
+    assert cache.fits((), 8)
+    assert cache.fits(names, 8)  # what it finds is not room for it as well
+    assert not cache.fits(names, 8, num_kept=1)
+    assert np.array_equal(pages_of((Run(3, 5), Run(7, 9)), 3), [3, 4, 7])
