@@ -70,6 +70,14 @@ def test_a_stream_brings_the_same_text_and_its_receipt(client: openai.OpenAI) ->
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
+def test_the_second_question_finds_the_document_read(client: openai.OpenAI) -> None:
+    client.chat.completions.create(**asked())
+    other = next(each for each in DOCUMENT.questions if each.question != FACT.question)
+    messages = [{"role": "user", "content": other.question}]
+    usage = client.chat.completions.create(**asked(messages=messages)).usage
+    assert usage.prompt_tokens_details.cached_tokens > 0.9 * usage.prompt_tokens
+
+
 def test_a_stop_ends_the_text_before_it(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**asked(stop=" is"))
     assert answer.choices[0].message.content == FACT.answer.partition(" is")[0]
