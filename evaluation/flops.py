@@ -9,71 +9,9 @@ its own counting, for comparison: without attention, and with the context read f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Self
-
-from pydantic import Field
-
 from evaluation.results import Result
 from evaluation.systems import System
-from rapid.config import Frozen
-
-
-class ModelShape(Frozen):
-    """What `config.json` says of a Llama, Qwen2 or Qwen3 model."""
-
-    layers: int = Field(ge=1)
-    hidden: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    kv_heads: int = Field(ge=1)
-    head_dim: int = Field(ge=1)
-    intermediate: int = Field(ge=1)
-    vocabulary: int = Field(ge=1)
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Self:
-        """The shape in the words of a checkpoint's `config.json`."""
-        hidden, heads = config["hidden_size"], config["num_attention_heads"]
-        return cls(
-            layers=config["num_hidden_layers"],
-            hidden=hidden,
-            heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or hidden // heads,
-            intermediate=config["intermediate_size"],
-            vocabulary=config["vocab_size"],
-        )
-
-    @property
-    def layer_weights(self) -> int:
-        """Weights of all layers' matrices: queries and output, keys and values, gated MLP."""
-        attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
-
-    @property
-    def weights(self) -> int:
-        """Weights that a position is multiplied with."""
-        return self.layer_weights + self.head_weights
-
-    @property
-    def head_weights(self) -> int:
-        """Weights of the matrix that makes logits."""
-        return self.hidden * self.vocabulary
-
-    def prefill(self, tokens: int) -> float:
-        """Of reading a prompt, with logits of its last position only."""
-        pairs = tokens * (tokens + 1) / 2
-        return 2.0 * (tokens * self.layer_weights + self.head_weights) + self._attention(pairs)
-
-    def decode(self, positions: float, keys: float) -> float:
-        """Of `positions` after the prompt, with logits of each, that read `keys` each on average.
-
-        Drafts that were rejected are positions too: they were computed.
-        """
-        return 2.0 * positions * self.weights + self._attention(positions * keys)
-
-    def _attention(self, pairs: float) -> float:
-        return 4.0 * self.layers * self.heads * self.head_dim * pairs
+from rapid.shapes import ModelShape
 
 
 def paper_plain(target_weights: float, context: float, tokens: float) -> float:
@@ -110,21 +48,21 @@ def of_answer(result: Result, system: System, target: ModelShape, drafter: Model
     drafting = target if system.drafts == "target" else drafter
     read = result.retrieved_tokens
     if system.method == "plain":
-        return target.prefill(context) + target.decode(tokens, context + tokens / 2)
+        return target.prefill_flops(context) + target.decode_flops(tokens, context + tokens / 2)
     if system.method == "rag":
-        return drafting.prefill(read) + drafting.decode(tokens, read + tokens / 2)
+        return drafting.prefill_flops(read) + drafting.decode_flops(tokens, read + tokens / 2)
     with_draft = result.by_position[0][0] if result.by_position else 0
     more = result.rounds if system.method == "paper" else result.rounds - with_draft
     verified = result.drafted + more
-    total = target.prefill(context) + target.decode(verified, context + tokens / 2)
+    total = target.prefill_flops(context) + target.decode_flops(verified, context + tokens / 2)
     match system.drafts:
         case "lookup":
             return total
         case "window":
             window = system.window_drafting
             keys = min(window.num_sinks + window.window, context + tokens / 2)
-            return total + target.decode(result.drafted, keys)
+            return total + target.decode_flops(result.drafted, keys)
         case _:
             read = context if system.drafts == "naive" else read
-            drafts = drafting.decode(result.drafted, read + tokens / 2)
-            return total + (1 + result.refreshes) * drafting.prefill(read) + drafts
+            drafts = drafting.decode_flops(result.drafted, read + tokens / 2)
+            return total + (1 + result.refreshes) * drafting.prefill_flops(read) + drafts

@@ -9,17 +9,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from evaluation.flops import (
-    ModelShape,
-    of_answer,
-    paper_plain,
-    paper_rag,
-    paper_speculative,
-)
+from evaluation.flops import of_answer, paper_plain, paper_rag, paper_speculative
 from evaluation.results import Result, read
 from evaluation.statistics import Estimate, mean, paired_difference, ratio, ratio_of_ratios
 from evaluation.systems import System
 from evaluation.tasks import Condition, Task
+from rapid.shapes import ModelShape
 
 RESULTS = "results.jsonl"
 ALL = "all"

@@ -24,7 +24,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from evaluation.answering import Backend, Emit, Work, answer_all, work_left
 from evaluation.circumstances import circumstances
-from evaluation.flops import ModelShape
 from evaluation.in_process import Models, open_in_process
 from evaluation.items import Item
 from evaluation.judge import Judge, JudgeConfig
@@ -36,6 +35,7 @@ from evaluation.tasks import Condition, Task
 from rapid.config import EngineConfig
 from rapid.engines.checkpoints import checkpoint_source, read_json
 from rapid.errors import ConfigurationError, RapidError
+from rapid.shapes import ModelShape
 
 RESULTS = "results.jsonl"
 
@@ -266,9 +266,15 @@ def _model(config: EngineConfig) -> Json:
     """A model as a configuration names it: what was set, its shape, and which weights they are."""
     settings = read_json(checkpoint_source(config.model), "config.json")
     return config.model_dump(mode="json", exclude_defaults=True) | {
-        "shape": ModelShape.of(settings).model_dump() if settings else None,
+        "shape": _shape(settings) if settings else None,
         "weights": _weights(config),
     }
+
+
+def _shape(settings: Json) -> Json:
+    """What FLOPs depend on."""
+    memory_only = {"tied_embeddings", "attention_biases"}
+    return ModelShape.of(settings).model_dump(exclude=memory_only)
 
 
 def _weights(config: EngineConfig) -> str | None:

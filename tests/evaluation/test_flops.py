@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from evaluation.flops import ModelShape, paper_plain, paper_rag, paper_speculative
+from evaluation.flops import paper_plain, paper_rag, paper_speculative
 from rapid.embedded import TARGET
+from rapid.shapes import ModelShape
 
 LLAMA_8B = ModelShape(
     layers=32,
@@ -27,14 +28,14 @@ def test_llama_8b_has_the_weights_that_it_is_named_for():
 def test_prefill_of_128k_is_two_thirds_attention():
     tokens = 131072
     attention = 4 * 32 * 4096 * tokens * (tokens + 1) / 2
-    assert LLAMA_8B.prefill(tokens) == pytest.approx(6.33e15, rel=1e-3)
-    assert attention / LLAMA_8B.prefill(tokens) == pytest.approx(0.71, abs=0.01)
+    assert LLAMA_8B.prefill_flops(tokens) == pytest.approx(6.33e15, rel=1e-3)
+    assert attention / LLAMA_8B.prefill_flops(tokens) == pytest.approx(0.71, abs=0.01)
 
 
 def test_a_token_over_128k_costs_five_times_its_weights():
-    assert LLAMA_8B.decode(1, 131072) == pytest.approx(84e9, rel=0.01)
-    assert LLAMA_8B.decode(1, 0) == pytest.approx(15.0e9, rel=0.01)
-    assert LLAMA_8B.decode(7, 131072) == 7 * LLAMA_8B.decode(1, 131072)
+    assert LLAMA_8B.decode_flops(1, 131072) == pytest.approx(84e9, rel=0.01)
+    assert LLAMA_8B.decode_flops(1, 0) == pytest.approx(15.0e9, rel=0.01)
+    assert LLAMA_8B.decode_flops(7, 131072) == 7 * LLAMA_8B.decode_flops(1, 131072)
 
 
 def test_a_shape_is_read_from_a_checkpoint():

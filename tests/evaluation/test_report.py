@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.flops import ModelShape, of_answer
+from evaluation.flops import of_answer
 from evaluation.report import merge, summary, write
 from evaluation.results import Log, Result
 from evaluation.run_results import RunResults
 from evaluation.systems import BASELINES
 from evaluation.tasks import Condition, Task
 from rapid.errors import ConfigurationError
+from rapid.shapes import ModelShape
 
 SHAPE = {
     "layers": 2,
@@ -136,9 +137,9 @@ def test_wins_speed_and_acceptance(small):
 def test_operations_are_counted_by_us_and_by_the_paper(small):
     ours, theirs = section(write(small).read_text(), "FLOPs of an answer").split("By the formulas")
     shape = ModelShape.model_validate(SHAPE)
-    alone = shape.prefill(500) + shape.decode(10, 505)
+    alone = shape.prefill_flops(500) + shape.decode_flops(10, 505)
     assert row(ours, "plain")[1].startswith(f"{alone:.2e} (")
-    fused = shape.prefill(500) + shape.prefill(100) + shape.decode(12, 105) + shape.decode(12, 505)
+    fused = shape.prefill_flops(500) + shape.prefill_flops(100) + shape.decode_flops(12, 105) + shape.decode_flops(12, 505)
     assert row(ours, "rapid-boost")[1].startswith(f"{fused:.2e} (")
     assert row(theirs, "plain")[1] == f"{2 * 10 * shape.weights * 500 + 100 * shape.weights:.2e}"
 
@@ -149,7 +150,7 @@ def test_a_bonus_token_is_one_more_position_for_the_target():
     paper, boost = (
         of_answer(answer, BASELINES[name], shape, shape) for name in ("rapid-paper", "rapid-boost")
     )
-    assert paper - boost == shape.decode(3, 505)
+    assert paper - boost == shape.decode_flops(3, 505)
 
 
 def test_a_refresh_is_one_more_prefill_for_the_drafter():
@@ -157,7 +158,7 @@ def test_a_refresh_is_one_more_prefill_for_the_drafter():
     once = result(0, "x", 1.0)
     again = once.model_copy(update={"refreshes": 2})
     first, more = (of_answer(each, BASELINES["sd"], shape, shape) for each in (once, again))
-    assert more - first == 2 * shape.prefill(100)
+    assert more - first == 2 * shape.prefill_flops(100)
 
 
 def test_conditions_stand_with_acceptance_and_speed(tmp_path):

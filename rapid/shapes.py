@@ -1,0 +1,179 @@
+"""What a model's shape says before its weights are there: their number, KV, work, memory. Pure.
+
+The built-in shapes are those of the published ``config.json`` of each repository named. The counts
+of parameters they give are the published ones, to the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import Field
+
+from rapid.config import Frozen
+
+# Rows of logits that each lease may want of one step: drafts of the default length.
+_LOGIT_ROWS = 10
+# float64 copies of one block's logits while it is judged (`rapid.speculation.acceptance`).
+_JUDGING_COPIES = 6
+# Scores that attention holds at once on a GPU (`rapid.engines.attention`); a CPU's kernel is fused.
+GPU_SCORES = 2**26
+
+
+class ModelShape(Frozen):
+    """What `config.json` says of a Llama, Qwen2 or Qwen3 model.
+
+    Attributes:
+        tied_embeddings: the matrix that makes logits is the table of embeddings.
+        attention_biases: of queries, keys and values, as Qwen2 has them.
+    """
+
+    layers: int = Field(ge=1)
+    hidden: int = Field(ge=1)
+    heads: int = Field(ge=1)
+    kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    intermediate: int = Field(ge=1)
+    vocabulary: int = Field(ge=1)
+    tied_embeddings: bool = False
+    attention_biases: bool = False
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """The shape in the words of a checkpoint's `config.json`.
+
+        Raises:
+            KeyError: a word is missing.
+        """
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        return cls(
+            layers=config["num_hidden_layers"],
+            hidden=hidden,
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or hidden // heads,
+            intermediate=config["intermediate_size"],
+            vocabulary=config["vocab_size"],
+            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            attention_biases=config.get("attention_bias", config.get("model_type") == "qwen2"),
+        )
+
+    # --- numbers of weights -----------------------------------------------------------------------
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of all layers' matrices: queries and output, keys and values, gated MLP."""
+        attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def weights(self) -> int:
+        """Weights that a position is multiplied with; a step reads them once, whatever its rows."""
+        return self.layer_weights + self.head_weights
+
+    @property
+    def head_weights(self) -> int:
+        """Weights of the matrix that makes logits."""
+        return self.hidden * self.vocabulary
+
+    @property
+    def num_parameters(self) -> int:
+        """All of them, with embeddings, norms and biases."""
+        tables = self.head_weights * (1 if self.tied_embeddings else 2)
+        norms = (2 * self.layers + 1) * self.hidden
+        biases = self.layers * (self.heads + 2 * self.kv_heads) * self.head_dim
+        return self.layer_weights + tables + norms + (biases if self.attention_biases else 0)
+
+    # --- bytes ------------------------------------------------------------------------------------
+
+    def weight_bytes(self, layer_bits: float = 16, other_bits: float = 16) -> float:
+        """Memory of the parameters.
+
+        Args:
+            layer_bits: of a number in the layers' matrices; quantization changes these.
+            other_bits: of a number in the tables of embeddings and of logits, which it leaves.
+        """
+        others = self.num_parameters - self.layer_weights
+        return (self.layer_weights * layer_bits + others * other_bits) / 8
+
+    def read_bytes(self, layer_bits: float = 16, other_bits: float = 16) -> float:
+        """Weights that one step reads: all but the embeddings, which are looked up."""
+        return (self.layer_weights * layer_bits + self.head_weights * other_bits) / 8
+
+    def kv_bytes_per_token(self, bytes_per_number: float = 2) -> float:
+        """Keys and values of one token over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_number
+
+    def workspace_bytes(
+        self,
+        step_tokens: int,
+        num_leases: int,
+        bytes_per_number: float = 2,
+        *,
+        on_gpu: bool,
+    ) -> float:
+        """What the largest step holds beside weights and KV; an estimate from above.
+
+        The widest layer's activations of all rows, the logits that leases may want (as computed and
+        in float32), one block while it is judged in float64, and attention's scores: twice in
+        float32 and twice in the dtype.
+        """
+        heads = (2 * self.heads + 2 * self.kv_heads) * self.head_dim
+        widest = max(3 * self.intermediate, heads) + 4 * self.hidden
+        rows = min(step_tokens, _LOGIT_ROWS * num_leases)
+        logits = rows * self.vocabulary * (bytes_per_number + 4)
+        judging = _LOGIT_ROWS * self.vocabulary * 8 * _JUDGING_COPIES
+        scores = GPU_SCORES * (8 + 2 * bytes_per_number) if on_gpu else 0
+        return step_tokens * widest * bytes_per_number + logits + judging + scores
+
+    # --- floating-point operations ----------------------------------------------------------------
+
+    def prefill_flops(self, tokens: int) -> float:
+        """Of reading a prompt, with logits of its last position only."""
+        pairs = tokens * (tokens + 1) / 2
+        return 2.0 * (tokens * self.layer_weights + self.head_weights) + self._attention(pairs)
+
+    def decode_flops(self, positions: float, keys: float) -> float:
+        """Of `positions` after the prompt, with logits of each, that read `keys` each on average.
+
+        Drafts that were rejected are positions too: they were computed.
+        """
+        return 2.0 * positions * self.weights + self._attention(positions * keys)
+
+    def _attention(self, pairs: float) -> float:
+        return 4.0 * self.layers * self.heads * self.head_dim * pairs
+
+
+_LLAMA = {"head_dim": 128, "kv_heads": 8, "vocabulary": 128256}
+_QWEN = {"head_dim": 128, "vocabulary": 152064, "attention_biases": True}
+
+# By the name that `rapid plan` knows: the repository whose config.json says so, and the shape.
+KNOWN_SHAPES: dict[str, tuple[str, ModelShape]] = {
+    "llama-3.2-1b": (
+        "meta-llama/Llama-3.2-1B-Instruct",
+        ModelShape(
+            **_LLAMA | {"head_dim": 64, "tied_embeddings": True},
+            layers=16,
+            hidden=2048,
+            heads=32,
+            intermediate=8192,
+        ),
+    ),
+    "llama-3.1-8b": (
+        "meta-llama/Llama-3.1-8B-Instruct",
+        ModelShape(**_LLAMA, layers=32, hidden=4096, heads=32, intermediate=14336),
+    ),
+    "llama-3.1-70b": (
+        "meta-llama/Llama-3.1-70B-Instruct",
+        ModelShape(**_LLAMA, layers=80, hidden=8192, heads=64, intermediate=28672),
+    ),
+    "qwen2.5-7b": (
+        "Qwen/Qwen2.5-7B-Instruct",
+        ModelShape(**_QWEN, layers=28, hidden=3584, heads=28, kv_heads=4, intermediate=18944),
+    ),
+    "qwen2.5-72b": (
+        "Qwen/Qwen2.5-72B-Instruct",
+        ModelShape(**_QWEN, layers=80, hidden=8192, heads=64, kv_heads=8, intermediate=29568),
+    ),
+}
