@@ -6,6 +6,7 @@ message that names the key.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def check(path: str | Path) -> ServeConfig:
     args = _application(settings).get("args") or {}
     config = validated(ServeConfig, args, prefix=f"{path}: ", top="args")
     _check_bind(settings, config)
-    return preflight(config)
+    return preflight(config, runs_here=os.environ.get("RAY_ADDRESS", "local") == "local")
 
 
 def _application(settings: dict[str, Any]) -> dict[str, Any]:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cluster.placement import PoolConfig
 from deployments.config import EnginePool, ServeConfig
 from rapid.config import EngineConfig
 from rapid.engines.checkpoints import checkpoint_source
-from rapid.engines.memory import plan_pages
+from rapid.engines.memory import check_fits, free_bytes, memory_need, plan_pages
 from rapid.engines.model_config import read_model_facts
 from rapid.engines.text import ChatText
 from rapid.engines.vocabulary import check_same_vocabulary
 from rapid.errors import ConfigurationError
+from rapid.planning import MemoryNeed
 
 
-def preflight(config: ServeConfig) -> ServeConfig:
+def preflight(config: ServeConfig, *, runs_here: bool = False) -> ServeConfig:
     """Check the checkpoints against the configuration and each other.
+
+    Args:
+        runs_here: all replicas start on this machine, so its memory is theirs. A GPU's is asked by
+            the engine that gets it, before it loads.
 
     Returns:
         The configuration with every `max_context` filled in.
@@ -24,6 +30,8 @@ def preflight(config: ServeConfig) -> ServeConfig:
         ConfigurationError: one sentence that says what to change.
     """
     target = _checked("target", config.target)
+    if runs_here:
+        _check_memory(config)
     target_text = ChatText.load(config.target.engine.model)
     if isinstance(config.drafter, str):
         return config.model_copy(update={"target": target})
@@ -42,6 +50,32 @@ def _checked(role: str, pool: EnginePool) -> EnginePool:
         raise ConfigurationError(f"{role}.engine: {error}") from error
     filled = engine.model_copy(update={"max_context": max_context})
     return pool.model_copy(update={"engine": filled})
+
+
+def _check_memory(config: ServeConfig) -> None:
+    """All engines that start on this machine's CPU, together, against what it has free."""
+    pools = {"target": config.target}
+    if not isinstance(config.drafter, str):
+        pools["drafter"] = config.drafter
+    needs = [
+        (f"{role} {pool.engine.model!r}", _need(pool.engine))
+        for role, pool in pools.items()
+        if _is_on_cpu(pool.engine, pool.pool)
+        for _ in range(max(1, pool.pool.min_replicas))
+    ]
+    check_fits(needs, "this machine", free_bytes("cpu"))
+
+
+def _need(engine: EngineConfig) -> MemoryNeed:
+    facts = read_model_facts(engine)
+    return memory_need(engine, facts, on_gpu=False, kv_tokens=engine.kv_cache_tokens)
+
+
+def _is_on_cpu(engine: EngineConfig, pool: PoolConfig) -> bool:
+    """For certain: `auto` takes a GPU that it sees, also one that Ray has not counted."""
+    if engine.device == "auto":
+        return not pool.num_gpus and not any(Path("/dev").glob("nvidia[0-9]*"))
+    return engine.device == "cpu"
 
 
 def _check_weights(engine: EngineConfig) -> None:

@@ -19,7 +19,7 @@ from evaluation.systems import System
 from evaluation.tasks import Condition, Task
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
-from rapid.engines.loading import LoadedModel, load_model
+from rapid.engines.loading import LoadedModel, check_memory, load_model
 from rapid.engines.ports import EngineDrafter, EngineVerifier, WindowDrafter
 from rapid.engines.text import ChatText
 from rapid.engines.vocabulary import check_same_vocabulary
@@ -217,6 +217,8 @@ async def open_in_process(
         ConfigurationError: a checkpoint cannot be used, the two do not share a vocabulary, or the
             device has not the memory.
     """
+    both = [models.target, *([models.drafter] if models.drafter else [])]
+    await asyncio.to_thread(check_memory, *both)
     target = await asyncio.to_thread(load_model, models.target)
     drafter = await asyncio.to_thread(load_model, models.drafter) if models.drafter else None
     vocab_size = check_same_vocabulary(target, drafter) if drafter else None

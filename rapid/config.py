@@ -115,6 +115,9 @@ class EngineConfig(Frozen):
         device: ``cpu``, ``cuda`` or ``cuda:1``; ``auto`` takes CUDA when present; ``balanced``
             spreads layers with accelerate.
         rope_scaling: overrides the checkpoint's, for example YaRN for Qwen2.5 beyond 32K.
+        quantization: how weights are quantized while they are loaded, in the words of transformers'
+            `quantization_config`, for example ``load_in_4bit: true`` (bitsandbytes) or
+            ``quant_method: fp8``. A checkpoint stored quantized says so itself.
         max_context: longest prompt plus answer of one sequence, in tokens; None takes the model's.
         kv_cache_tokens: room of the KV pool, in tokens, shared by all sequences.
         host_cache_tokens: room, in tokens, for the KV of prompts that left the pool, in this
@@ -131,6 +134,7 @@ class EngineConfig(Frozen):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     rope_scaling: dict[str, object] | None = None
+    quantization: dict[str, object] | None = None
     max_context: int | None = Field(None, ge=16)
     kv_cache_tokens: int = Field(32768, ge=16)
     host_cache_tokens: int = Field(0, ge=0)

@@ -17,9 +17,12 @@ from rapid.config import EngineConfig
 from rapid.engines import attention
 from rapid.engines.checkpoints import checkpoint_source, read_eos_ids
 from rapid.engines.kv_cache import KVLayout
+from rapid.engines.memory import check_fits, free_bytes, memory_need
 from rapid.engines.model_config import ModelFacts, read_model_facts
+from rapid.engines.quantization import quantization_config
 from rapid.engines.vocabulary import num_ids
 from rapid.errors import ConfigurationError
+from rapid.planning import MemoryNeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +52,15 @@ class LoadedModel:
     kv_layout: KVLayout
 
 
-def load_model(config: EngineConfig) -> LoadedModel:
+def load_model(config: EngineConfig, *, kv_tokens: int = 0) -> LoadedModel:
     """Load weights and tokenizer.
 
+    Args:
+        kv_tokens: room of the KV pool that an engine will make beside the weights.
+
     Raises:
-        ConfigurationError: with one sentence about the checkpoint or setting at fault.
+        ConfigurationError: with one sentence about the checkpoint or setting at fault, or with
+            numbers: the device has not the memory. Weights are read only after that.
     """
     source = checkpoint_source(config.model)
     facts = read_model_facts(config)
@@ -61,21 +68,10 @@ def load_model(config: EngineConfig) -> LoadedModel:
     tokenizer = load_tokenizer(config)
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source,
-            config=copy.deepcopy(model_config),
-            dtype=dtype,
-            use_safetensors=True,
-            attn_implementation=attention.NAME,
-            device_map="auto" if config.device == "balanced" else None,
-        )
-    except OSError as error:
-        raise ConfigurationError(
-            f"model {config.model!r}: no safetensors weights could be read ({_first_line(error)})"
-        ) from error
-    if config.device != "balanced":
-        model = model.to(device)
+    quantization = quantization_config(config.quantization) if config.quantization else None
+    check_memory(config, kv_tokens=kv_tokens)
+    own = copy.deepcopy(model_config)
+    model = _load_weights(config, source, own, quantization, device, dtype)
     model = model.eval().requires_grad_(False)
     return LoadedModel(
         config=config,
@@ -94,6 +90,65 @@ def load_model(config: EngineConfig) -> LoadedModel:
             devices=tuple(_layer_device(layer, device) for layer in model.model.layers),
         ),
     )
+
+
+def check_memory(*configs: EngineConfig, kv_tokens: int = 0) -> None:
+    """Refuse models whose devices cannot hold them together, before any is loaded.
+
+    Args:
+        kv_tokens: room of each one's KV pool.
+
+    Raises:
+        ConfigurationError: with numbers.
+    """
+    needs: dict[str, list[tuple[str, MemoryNeed]]] = {}
+    for config in configs:
+        device = _device(config.device)
+        on_gpu = device.type == "cuda"
+        where = "balanced" if on_gpu and config.device == "balanced" else str(device)
+        need = memory_need(config, read_model_facts(config), on_gpu=on_gpu, kv_tokens=kv_tokens)
+        needs.setdefault(where, []).append((config.model, need))
+    for where, together in needs.items():
+        check_fits(together, where, free_bytes(where))
+
+
+def _load_weights(
+    config: EngineConfig,
+    source: str,
+    model_config: Any,
+    quantization: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> torch.nn.Module:
+    """The model on its device; quantized weights are put there as they are made, never moved."""
+    settings: dict[str, Any] = {}
+    if quantization is not None:
+        settings["quantization_config"] = quantization
+    is_quantized = bool(settings) or hasattr(model_config, "quantization_config")
+    if config.device == "balanced":
+        settings["device_map"] = "auto"
+    elif is_quantized:
+        settings["device_map"] = {"": device}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=model_config,
+            dtype=dtype,
+            use_safetensors=True,
+            attn_implementation=attention.NAME,
+            **settings,
+        )
+    except OSError as error:
+        raise ConfigurationError(
+            f"model {config.model!r}: no safetensors weights could be read ({_first_line(error)})"
+        ) from error
+    except (ImportError, ValueError, RuntimeError) as error:
+        if not is_quantized:
+            raise
+        raise ConfigurationError(
+            f"model {config.model!r} cannot be loaded quantized: {_first_line(error)}"
+        ) from error
+    return model if "device_map" in settings else model.to(device)
 
 
 def load_tokenizer(config: EngineConfig) -> Any:

@@ -1,14 +1,30 @@
-"""Room for KV, planned before anything is allocated and refused with numbers."""
+"""Room for weights, KV and the largest step: planned before anything is allocated.
+
+What does not fit is refused with numbers: a checkpoint before its weights are read, a KV pool
+before it is allocated. `rapid plan` does the same arithmetic for GPUs that are not there
+(`rapid.shapes`).
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rapid.config import EngineConfig
+from rapid.engines.checkpoints import checkpoint_source, read_json
+from rapid.engines.model_config import ModelFacts
 from rapid.errors import ConfigurationError
+from rapid.planning import MemoryNeed
 
 if TYPE_CHECKING:  # preflight plans without torch
     from rapid.engines.loading import LoadedModel
+
+_INDEX = "model.safetensors.index.json"
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_CONVERTED = {"F32": 4, "F16": 2, "BF16": 2}  # become `dtype`; what is quantized stays
 
 
 def plan_pages(config: EngineConfig, num_positions: int) -> tuple[int, int]:
@@ -45,18 +61,152 @@ def plan_kv_pages(loaded: LoadedModel, config: EngineConfig) -> tuple[int, int]:
     """
     max_context, num_pages = plan_pages(config, loaded.max_context)
     room = num_pages * config.page_tokens
-    per_token = loaded.kv_layout.bytes_per_token
-    if loaded.device.type == "cuda" and len(set(loaded.kv_layout.devices)) == 1:
-        import torch
-
-        free, _ = torch.cuda.mem_get_info(loaded.device)
-        if room * per_token > free:
+    num_bytes = room * loaded.kv_layout.bytes_per_token
+    if len(set(loaded.kv_layout.devices)) == 1:
+        device = str(loaded.device)
+        free = free_bytes(device)
+        if num_bytes > free:
             raise ConfigurationError(
-                f"a KV pool of {room} tokens takes {_mebibytes(room * per_token)}; "
-                f"{loaded.device} has {_mebibytes(free)} left after the weights of {config.model!r}"
+                f"a KV pool of {room:,} tokens takes {_size(num_bytes)}; {device} has "
+                f"{_size(free)} left after the weights of {config.model!r}: lower kv_cache_tokens"
             )
     return max_context, num_pages
 
 
-def _mebibytes(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:,.0f} MiB"
+def memory_need(
+    config: EngineConfig, facts: ModelFacts, *, on_gpu: bool, kv_tokens: int
+) -> MemoryNeed:
+    """What a model that is not loaded yet will hold.
+
+    Args:
+        on_gpu: decides `dtype` auto, and how attention computes.
+        kv_tokens: room of its KV pool.
+    """
+    width = _DTYPE_BYTES.get(config.dtype, 2 if on_gpu else 4)
+    shape = facts.shape
+    return MemoryNeed(
+        weights=_weight_bytes(config, facts, width),
+        kv_pool=kv_tokens * shape.kv_bytes_per_token(width),
+        workspace=shape.workspace_bytes(
+            config.step_tokens, config.max_leases, width, on_gpu=on_gpu
+        ),
+    )
+
+
+def check_fits(needs: Sequence[tuple[str, MemoryNeed]], where: str, free: float) -> None:
+    """Refuse models that one place cannot hold together.
+
+    Args:
+        needs: with what to call the model in the error.
+        where: the device or machine.
+        free: its bytes.
+
+    Raises:
+        ConfigurationError: with all numbers.
+    """
+    total = sum(need.total for _, need in needs)
+    if total <= free:
+        return
+    models = " and ".join(f"{name} ({_parts(need)})" for name, need in needs)
+    pools = sum(need.kv_pool for _, need in needs)
+    change = (
+        "lower kv_cache_tokens"
+        if total - pools < free
+        else "take a smaller model or dtype, set quantization, or device: balanced"
+    )
+    raise ConfigurationError(
+        f"{where} cannot hold {models}: {_size(total)} are needed, {_size(free)} are free; {change}"
+    )
+
+
+def free_bytes(device: str) -> int:
+    """Memory that can still be taken.
+
+    Args:
+        device: ``cpu``, ``cuda``, ``cuda:1``, or ``balanced``: all GPUs, and the machine's own,
+            where accelerate puts what they cannot hold.
+    """
+    if device == "cpu":
+        import psutil
+
+        return int(psutil.virtual_memory().available)
+    import torch
+
+    if device == "balanced":
+        gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+        return sum(map(free_bytes, ["cpu", *gpus]))
+    free, _ = torch.cuda.mem_get_info(device)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(free + kept)  # what torch keeps of freed tensors it gives to the next
+
+
+def _weight_bytes(config: EngineConfig, facts: ModelFacts, width: int) -> float:
+    """From the safetensors headers, the index of a hub's checkpoint, or else the shape."""
+    if config.quantization is None or facts.quantization is not None:
+        source = checkpoint_source(config.model)
+        stored = _bytes_in_headers(Path(source), width) or _bytes_in_index(source, facts, width)
+        if stored:
+            return stored
+    quantization = facts.quantization or config.quantization
+    bits = 8 * width if quantization is None else quantized_bits(quantization)
+    return facts.shape.weight_bytes(bits, 8 * width)
+
+
+def quantized_bits(quantization: Mapping[str, Any]) -> float:
+    """Bits of a weight in the layers; where the method is not known, as few as are common.
+
+    Scales come on top, and are left out: a plan may refuse only what is sure not to fit.
+    """
+    for name in ("bits", "nbits", "w_bit"):
+        if isinstance(quantization.get(name), (int, float)):
+            return float(quantization[name])
+    method = str(quantization.get("quant_method", ""))
+    return 8.0 if quantization.get("load_in_8bit") or "8" in method else 4.0
+
+
+def _bytes_in_headers(directory: Path, width: int) -> float:
+    """Sizes of all tensors as they will be in memory; 0 where there are no files."""
+    index = directory / _INDEX
+    if index.is_file():
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    else:
+        names = {"model.safetensors"}
+    files = [directory / name for name in names if (directory / name).is_file()]
+    return sum(
+        _tensor_bytes(tensor, width)
+        for file in files
+        for name, tensor in _header(file).items()
+        if name != "__metadata__"
+    )
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """The JSON at the start of a safetensors file, after its length in 8 bytes."""
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header: dict[str, Any] = json.loads(stream.read(length))
+        return header
+
+
+def _tensor_bytes(tensor: Mapping[str, Any], width: int) -> float:
+    start, stop = tensor["data_offsets"]
+    dtype = tensor["dtype"]
+    return (stop - start) * (width / _CONVERTED[dtype] if dtype in _CONVERTED else 1)
+
+
+def _bytes_in_index(source: str, facts: ModelFacts, width: int) -> float:
+    """Of a checkpoint at the hub in several files; 0 where there is no index or no known dtype."""
+    index = None if Path(source).is_dir() else read_json(source, _INDEX)
+    total = float(((index or {}).get("metadata") or {}).get("total_size", 0))
+    if facts.quantization is not None:
+        return total
+    return total * width / _DTYPE_BYTES[facts.dtype] if facts.dtype in _DTYPE_BYTES else 0.0
+
+
+def _parts(need: MemoryNeed) -> str:
+    parts = {"weights": need.weights, "KV pool": need.kv_pool, "workspace": need.workspace}
+    return ", ".join(f"{name} {_size(part)}" for name, part in parts.items() if part)
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.0f} MiB"

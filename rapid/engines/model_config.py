@@ -14,6 +14,7 @@ from typing import Any
 from rapid.config import EngineConfig
 from rapid.engines.checkpoints import checkpoint_source, read_json
 from rapid.errors import ConfigurationError
+from rapid.shapes import ModelShape
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 # Rope types, and what each must be given.
@@ -37,13 +38,19 @@ class ModelFacts:
     """What engines must know of a model before it is loaded.
 
     Attributes:
+        shape: of its weights and KV.
         num_positions: it was made for, after `rope_scaling`.
         rope_override: `rope_scaling` with its type under ``rope_type``; None keeps the
             checkpoint's own.
+        dtype: of the stored weights, where the checkpoint says.
+        quantization: how they were quantized before they were stored.
     """
 
+    shape: ModelShape
     num_positions: int
     rope_override: dict[str, Any] | None
+    dtype: str | None
+    quantization: dict[str, Any] | None
 
 
 def read_model_facts(config: EngineConfig) -> ModelFacts:
@@ -65,15 +72,29 @@ def read_model_facts(config: EngineConfig) -> ModelFacts:
     positions = settings.get("max_position_embeddings")
     if not isinstance(positions, int):
         raise ConfigurationError(f"{model}: its config.json has no max_position_embeddings")
-    if config.rope_scaling is None:
-        own = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    own = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    num_positions, rope = _reach(config.rope_scaling, own, positions, model)
+    return ModelFacts(
+        shape=_shape(model, settings),
+        num_positions=num_positions,
+        rope_override=rope,
+        dtype=settings.get("dtype") or settings.get("torch_dtype"),
+        quantization=settings.get("quantization_config"),
+    )
+
+
+def _reach(
+    override: Mapping[str, Any] | None, own: Mapping[str, Any], positions: int, model: str
+) -> tuple[int, dict[str, Any] | None]:
+    """Positions after scaling, and the override once it is known to make sense."""
+    if override is None:
         _checked_rope(own, f"{model}: ", otherwise="default")
-        return ModelFacts(positions, None)
-    rope = _checked_rope(config.rope_scaling, "rope_scaling: ")
+        return positions, None
+    rope = _checked_rope(override, "rope_scaling: ")
     if rope["rope_type"] == "default":
-        return ModelFacts(positions, rope)
+        return positions, rope
     original = rope.get("original_max_position_embeddings", positions)
-    return ModelFacts(max(positions, int(original * rope.get("factor", 1))), rope)
+    return max(positions, int(original * rope.get("factor", 1))), rope
 
 
 def _read(model: str) -> dict[str, Any]:
@@ -89,6 +110,13 @@ def _read(model: str) -> dict[str, Any]:
             f"model {model!r} is neither a checkpoint directory nor a model the hub provides"
         )
     return settings
+
+
+def _shape(model: str, settings: dict[str, Any]) -> ModelShape:
+    try:
+        return ModelShape.of(settings)
+    except (KeyError, ValueError) as error:
+        raise ConfigurationError(f"{model}: its config.json has no usable {error}") from error
 
 
 def _slides(settings: dict[str, Any]) -> bool:

@@ -1,0 +1,335 @@
+"""``rapid plan``: what fits on which GPUs, how fast it can be at best, what a token costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from deployments.cli.terminal import fail, note, out
+
+if TYPE_CHECKING:
+    from rapid.planning import GPU, Replica, Schedule, Speculating
+    from rapid.shapes import ModelShape
+
+# arXiv 2502.20330: drafts accepted in its multi-turn task, Llama-3.1-8B for itself on retrieved
+# text (56.34 % in plain speculative decoding on the whole). A share of drafts in blocks of ten.
+_ACCEPTANCE = 0.77
+_ACCEPTANCE_SOURCE = (
+    "Acceptance 0.77 is what arXiv 2502.20330 reports of Llama-3.1-8B drafting for itself; "
+    "yours is in every receipt (accepted of drafted): pass --acceptance."
+)
+_GIB = 2**30
+_WHO, _HOW = "What runs where", "How it runs"
+
+
+def plan(
+    target: Annotated[
+        str,
+        typer.Option(
+            help="llama-3.1-8b, ...: a wrong name lists them; or a checkpoint directory.",
+            rich_help_panel=_WHO,
+            metavar="MODEL",
+        ),
+    ],
+    drafter: Annotated[
+        str,
+        typer.Option(help="Likewise.", rich_help_panel=_WHO, metavar="MODEL"),
+    ],
+    gpu: Annotated[
+        str,
+        typer.Option(
+            help="Of both: a100-80gb, h100-sxm, h200.", rich_help_panel=_WHO, metavar="GPU"
+        ),
+    ],
+    context: Annotated[
+        int,
+        typer.Option(help="Tokens of a target's sequence.", min=1, rich_help_panel=_WHO),
+    ],
+    batch: Annotated[
+        int, typer.Option(help="Sequences decoded at once.", min=1, rich_help_panel=_WHO)
+    ] = 1,
+    drafter_context: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of a drafter's sequence; by default the retriever's budget for the "
+            "context.",
+            show_default=False,
+            min=1,
+            rich_help_panel=_WHO,
+        ),
+    ] = None,
+    target_gpus: Annotated[
+        int, typer.Option(help="That share one target.", min=1, rich_help_panel=_WHO)
+    ] = 1,
+    drafter_gpus: Annotated[
+        int | None,
+        typer.Option(
+            help="That share one drafter, 0 for the target's own; by default all groups of up to 8 "
+            "that hold it.",
+            show_default=False,
+            min=0,
+            rich_help_panel=_WHO,
+        ),
+    ] = None,
+    target_bits: Annotated[
+        float,
+        typer.Option(
+            help="Of a weight, 8 or 4 when quantized.", min=1, max=32, rich_help_panel=_WHO
+        ),
+    ] = 16,
+    drafter_bits: Annotated[
+        float, typer.Option(help="Likewise.", min=1, max=32, rich_help_panel=_WHO)
+    ] = 16,
+    acceptance: Annotated[
+        float | None,
+        typer.Option(
+            help=f"Chance that a drafted token is accepted; by default {_ACCEPTANCE}, the paper's.",
+            show_default=False,
+            min=0,
+            max=1,
+            rich_help_panel=_HOW,
+        ),
+    ] = None,
+    hits: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of blocks drafted ahead that are right; by default those accepted whole.",
+            show_default=False,
+            min=0,
+            max=1,
+            rich_help_panel=_HOW,
+        ),
+    ] = None,
+    extra_position: Annotated[
+        bool,
+        typer.Option(
+            "--extra-position",
+            help="Count a token after a block that is accepted whole, as published formulas do; "
+            "without drafting ahead.",
+            rich_help_panel=_HOW,
+        ),
+    ] = False,
+    bandwidth_share: Annotated[
+        float,
+        typer.Option(
+            help="Of the GPU's, that a step reaches; 1 is the limit.",
+            min=0.01,
+            max=1,
+            rich_help_panel=_HOW,
+        ),
+    ] = 1.0,
+    round_ms: Annotated[
+        float,
+        typer.Option(
+            help="What a round takes beside drafting and verifying.", min=0, rich_help_panel=_HOW
+        ),
+    ] = 0.0,
+    gpu_hour: Annotated[
+        float | None,
+        typer.Option(
+            help="Price of one GPU for an hour; turns GPU-seconds into money.",
+            show_default=False,
+            min=0,
+            metavar="PRICE",
+            rich_help_panel=_HOW,
+        ),
+    ] = None,
+) -> None:
+    """Plan a deployment by arithmetic: no GPU is used and nothing is loaded.
+
+    Does it fit, how many sequences, how fast at best, with which draft length, how many targets one
+    drafter should serve, and what a million tokens cost against plain decoding.
+    """
+    from rapid.planning import Replica, Speculating, group_sizes
+
+    device = _gpu(gpu)
+    if drafter_context is None:
+        from retrieval.config import RetrievalConfig
+
+        drafter_context = RetrievalConfig().budget_for(context)
+    reads = Replica(
+        _shape(target), device, context, target_gpus, target_bits, bandwidth_share=bandwidth_share
+    )
+    drafts = replace(
+        reads, shape=_shape(drafter), context=drafter_context, layer_bits=drafter_bits
+    )
+    groups = group_sizes(drafts, batch) if drafter_gpus is None else [drafter_gpus]
+    out.print(
+        f"{target} reads {context:,} tokens, {drafter} drafts on {drafter_context:,}; "
+        f"batch {batch}, {device.name} ({device.source})",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if groups[:1] == [0]:
+        problem = _show_shared_memory(reads, drafts, batch, is_one_model=target == drafter)
+    else:
+        problem = _show_memory(reads, replace(drafts, num_gpus=groups[0] if groups else 8), batch)
+    if problem:
+        fail(problem)
+    how = Speculating(
+        batch, _ACCEPTANCE if acceptance is None else acceptance, hits, extra_position,
+        round_ms / 1e3,
+    )  # fmt: skip
+    _show_speed(reads, [replace(drafts, num_gpus=n) for n in groups], how, gpu_hour)
+    if acceptance is None:
+        note(_ACCEPTANCE_SOURCE)
+    note(
+        "Times are limits: memory read once at the GPU's bandwidth. What is left out is in "
+        "docs/planning.md."
+    )
+
+
+def _gpu(name: str) -> GPU:
+    from rapid.planning import GPUS
+
+    if name.lower() not in GPUS:
+        fail(f"no GPU {name!r} is known: take one of {', '.join(GPUS)}")
+    return GPUS[name.lower()]
+
+
+def _shape(model: str) -> ModelShape:
+    from rapid.shapes import KNOWN_SHAPES
+
+    if model.lower() in KNOWN_SHAPES:
+        return KNOWN_SHAPES[model.lower()][1]
+    if not (Path(model).expanduser().is_dir() or model.startswith("embedded:")):
+        fail(
+            f"no model {model!r} is known: take one of {', '.join(KNOWN_SHAPES)}, or a directory "
+            "with a config.json"
+        )
+    from rapid.config import EngineConfig
+    from rapid.engines.model_config import read_model_facts
+    from rapid.errors import ConfigurationError
+
+    try:
+        return read_model_facts(EngineConfig(model=model)).shape
+    except ConfigurationError as error:
+        fail(str(error))
+
+
+def _show_memory(target: Replica, drafter: Replica, batch: int) -> str | None:
+    """A line each, and the sentence that says what does not fit."""
+    table = _memory_table()
+    problems = []
+    for role, replica in (("target", target), ("drafter", drafter)):
+        need, most = replica.need(batch), replica.max_sequences
+        parts = (need.weights, need.kv_pool, need.workspace, need.total, replica.usable)
+        table.add_row(
+            f"{role}, {replica.num_gpus} GPU{'s' * (replica.num_gpus > 1)}",
+            f"{replica.kv_per_sequence / _GIB:.2f}",
+            *(f"{part / _GIB:.1f}" for part in parts),
+            f"{'yes' if most >= batch else 'no'}, {most}",
+        )
+        if most < batch:
+            problems.append(_misfit(role, replica, batch))
+    out.print(table)
+    return problems[0] if problems else None
+
+
+def _show_shared_memory(
+    target: Replica, drafter: Replica, batch: int, *, is_one_model: bool
+) -> str | None:
+    """Both on the same GPUs; one that drafts for itself has its weights and workspace once."""
+    ours, its = target.need(batch), replace(drafter, num_gpus=target.num_gpus).need(batch)
+    weights = ours.weights + (0 if is_one_model else its.weights)
+    workspace = ours.workspace + (0 if is_one_model else its.workspace)
+    pools = ours.kv_pool + its.kv_pool
+    total = weights + pools + workspace
+    each = target.kv_per_sequence + drafter.kv_per_sequence
+    most = max(0, int((target.usable - weights - workspace) // each))
+    table = _memory_table()
+    table.add_row(
+        f"both, {target.num_gpus} GPU{'s' * (target.num_gpus > 1)}",
+        f"{target.kv_per_sequence / _GIB:.2f} + {drafter.kv_per_sequence / _GIB:.2f}",
+        *(f"{part / _GIB:.1f}" for part in (weights, pools, workspace, total, target.usable)),
+        f"{'yes' if total <= target.usable else 'no'}, {most}",
+    )
+    out.print(table)
+    if total <= target.usable:
+        return None
+    return (
+        f"target and drafter do not fit {target.num_gpus} {target.gpu.name} together: "
+        f"{total / _GIB:.1f} GiB are needed, {target.usable / _GIB:.1f} usable; lower --batch to "
+        f"{most}, --context, or give the drafter GPUs of its own"
+    )
+
+
+def _memory_table() -> Table:
+    table = Table(title="Memory of a replica, GiB", title_justify="left")
+    table.add_column("")
+    for heading in ("KV a sequence", "weights", "KV pool", "workspace", "needed", "usable"):
+        table.add_column(heading, justify="right")
+    table.add_column("fits, sequences", justify="right")
+    return table
+
+
+def _misfit(role: str, replica: Replica, batch: int) -> str:
+    from rapid.planning import group_sizes
+
+    need, most = replica.need(batch).total, replica.max_sequences
+    enough = group_sizes(replica, batch)
+    changes = [f"--batch {most}"] if most else []
+    changes += [f"--{role}-gpus {enough[0]}"] if enough else []
+    changes += [f"a shorter --{'' if role == 'target' else 'drafter-'}context"]
+    changes += [f"--{role}-bits {bits}" for bits in (8, 4) if _fits(replica, bits, batch)][:1]
+    return (
+        f"the {role} does not fit {replica.num_gpus} {replica.gpu.name}: {batch} sequences need "
+        f"{need / _GIB:.1f} GiB of {replica.usable / _GIB:.1f} usable; try {' or '.join(changes)}"
+    )
+
+
+def _fits(replica: Replica, bits: float, batch: int) -> bool:
+    return replace(replica, layer_bits=bits).max_sequences >= batch
+
+
+def _show_speed(
+    target: Replica, drafters: list[Replica], how: Speculating, gpu_hour: float | None
+) -> None:
+    from rapid.planning import cheapest, fastest, plain_gpu_seconds
+
+    step_s, plain = target.step_s(how.batch), plain_gpu_seconds(target, how.batch)
+    out.print(
+        f"Plain: {step_s * 1e3:.1f} ms a step, {how.batch / step_s:.0f} tokens/s, "
+        f"{_cost(plain, gpu_hour)} for a million tokens. Prefill of one context: "
+        f"{target.prefill_s():.1f} s at half the peak. Verifying is free up to "
+        f"{target.free_rows(how.batch)} tokens a sequence.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    table = Table(
+        title=f"Speculation at acceptance {how.acceptance:g}, against plain", title_justify="left"
+    )
+    for heading in ("drafter's GPUs", "schedule"):
+        table.add_column(heading)
+    for heading in ("draft step ms", "draft length", "speedup", "drafter:targets", "speedup there",
+                    "cost of 1M tokens", "of plain's"):  # fmt: skip
+        table.add_column(heading, justify="right")
+    for drafter in drafters:
+        apart = drafter.num_gpus > 0
+        draft_s = replace(drafter, num_gpus=drafter.num_gpus or target.num_gpus).step_s(how.batch)
+        schedules: tuple[Schedule, ...] = ("sequential", "draft ahead")
+        for schedule in schedules[: 1 + apart]:
+            quick = fastest(target, drafter, how, schedule)
+            cheap = cheapest(target, drafter, how, schedule)
+            table.add_row(
+                str(drafter.num_gpus) if apart else "the target's",
+                schedule,
+                f"{draft_s * 1e3:.1f}",
+                str(quick.draft_length),
+                f"{quick.speedup:.2f}",
+                f"1:{cheap.targets_per_drafter}" if apart else "",
+                f"{cheap.speedup:.2f}",
+                _cost(cheap.gpu_seconds, gpu_hour),
+                f"{cheap.gpu_seconds / plain:.2f}",
+            )
+    out.print(table)
+
+
+def _cost(gpu_seconds: float, gpu_hour: float | None) -> str:
+    if gpu_hour is None:
+        return f"{gpu_seconds:,.0f} GPU-s"
+    return f"{gpu_seconds / 3600 * gpu_hour:,.2f}"

@@ -1,0 +1,220 @@
+"""What does not fit is refused with numbers, before weights are read; free memory is made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rapid.config import EngineConfig
+from rapid.engines import loading, memory
+from rapid.engines.engine import Engine
+from rapid.engines.loading import check_memory, load_model
+from rapid.engines.memory import memory_need, quantized_bits
+from rapid.engines.model_config import read_model_facts
+from rapid.errors import ConfigurationError
+from tests.rapid.tiny_models import checkpoint, engine_config, loaded
+
+MIB = 2**20
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch):
+    """Call it to say how many bytes are free."""
+
+    def say(num_bytes: int) -> None:
+        for module in (memory, loading):
+            monkeypatch.setattr(module, "free_bytes", lambda device: num_bytes)
+
+    return say
+
+
+@pytest.fixture
+def no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", read)
+
+
+def config_only(tmp_path: Path, **changes: object) -> Path:
+    """A checkpoint whose weights are not there."""
+    settings = json.loads((checkpoint() / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | changes))
+    return tmp_path
+
+
+def need(config: EngineConfig, *, on_gpu: bool = False, kv_tokens: int = 0):
+    return memory_need(config, read_model_facts(config), on_gpu=on_gpu, kv_tokens=kv_tokens)
+
+
+class TestNeed:
+    def test_weights_are_what_the_loaded_model_holds(self):
+        held = sum(p.numel() * p.element_size() for p in loaded().model.parameters())
+        assert need(engine_config()).weights == held
+        assert need(engine_config(dtype="bfloat16")).weights == held / 2
+
+    def test_a_shape_alone_gives_the_same(self, tmp_path):
+        path = config_only(tmp_path)
+        held = sum(p.numel() * p.element_size() for p in loaded().model.parameters())
+        assert need(EngineConfig(model=str(path), dtype="float32")).weights == held
+
+    def test_the_pool_is_what_the_engine_allocates(self):
+        planned = need(engine_config(), kv_tokens=1024).kv_pool
+        assert planned == 1024 * loaded().kv_layout.bytes_per_token
+
+    def test_auto_is_bfloat16_on_a_gpu_only(self):
+        config = EngineConfig(model=str(checkpoint()))
+        assert need(config).weights == 2 * need(config, on_gpu=True).weights
+
+    def test_an_index_says_which_files_count(self, tmp_path):
+        path = config_only(tmp_path)
+        for name in ("a", "b", "consolidated"):
+            save_file({name: torch.zeros(10, dtype=torch.bfloat16)}, path / f"{name}.safetensors")
+        index = {"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}
+        (path / "model.safetensors.index.json").write_text(json.dumps(index))
+        assert need(EngineConfig(model=str(path), dtype="float32")).weights == 2 * 10 * 4
+
+    def test_a_hub_checkpoint_is_known_by_its_index(self, monkeypatch):
+        index = {"metadata": {"total_size": 1000}}
+        settings = json.loads((checkpoint() / "config.json").read_text()) | {"dtype": "bfloat16"}
+        files = {"config.json": settings, "model.safetensors.index.json": index}
+        for module in ("rapid.engines.memory", "rapid.engines.model_config"):
+            monkeypatch.setattr(f"{module}.read_json", lambda _, name: files.get(name))
+        assert need(EngineConfig(model="some/model", dtype="float32")).weights == 2000
+        del files["model.safetensors.index.json"]
+        held = sum(p.numel() * p.element_size() for p in loaded().model.parameters())
+        assert need(EngineConfig(model="some/model", dtype="float32")).weights == held
+
+    def test_stored_quantized_weights_keep_their_size(self, tmp_path):
+        path = config_only(tmp_path, quantization_config={"quant_method": "fp8"})
+        tensors = {
+            "packed": torch.zeros(100, dtype=torch.float8_e4m3fn),
+            "scale": torch.zeros(10, dtype=torch.bfloat16),
+        }
+        save_file(tensors, path / "model.safetensors")
+        assert need(EngineConfig(model=str(path), dtype="float32")).weights == 100 + 4 * 10
+
+    def test_quantizing_while_loading_shrinks_the_layers_alone(self):
+        shape = read_model_facts(engine_config()).shape
+        quantized = need(engine_config(quantization={"load_in_8bit": True}))
+        assert need(engine_config()).weights - quantized.weights == 3 * shape.layer_weights
+
+    @pytest.mark.parametrize(
+        ("quantization", "bits"),
+        [
+            ({"load_in_4bit": True}, 4), ({"load_in_8bit": True}, 8), ({"quant_method": "fp8"}, 8),
+            ({"quant_method": "gptq", "bits": 3}, 3), ({"quant_method": "unheard-of"}, 4),
+        ],
+    )  # fmt: skip
+    def test_bits_of_a_weight(self, quantization, bits):
+        assert quantized_bits(quantization) == bits
+
+
+class TestRefusal:
+    def test_weights_that_do_not_fit_are_not_read(self, free, no_reading):
+        free(1000)
+        with pytest.raises(ConfigurationError, match="take a smaller model or dtype") as caught:
+            load_model(engine_config())
+        assert "cpu cannot hold" in str(caught.value)
+        assert "weights" in str(caught.value)
+        assert "0 MiB are free" in str(caught.value)
+
+    def test_a_pool_that_does_not_fit_beside_them_is_told_first(self, free, no_reading):
+        room = 2**20
+        pool = room * loaded().kv_layout.bytes_per_token
+        free(pool)
+        with pytest.raises(ConfigurationError, match=f"KV pool {pool // MIB} MiB.*lower kv_cache"):
+            load_model(engine_config(), kv_tokens=room)
+
+    def test_models_of_one_device_are_counted_together(self, free):
+        one = need(engine_config()).total
+        free(int(1.5 * one))
+        check_memory(engine_config())
+        with pytest.raises(ConfigurationError, match="tiny-llama.* and .*tiny-qwen2"):
+            check_memory(engine_config(), engine_config("qwen2"))
+
+    def test_what_fits_exactly_is_loaded(self, free):
+        config = engine_config()
+        free(int(need(config, kv_tokens=64).total))
+        assert load_model(config, kv_tokens=64).vocab_size == loaded().vocab_size
+
+    def test_an_engine_does_not_allocate_a_pool_that_does_not_fit(self, free):
+        free(1024 * loaded().kv_layout.bytes_per_token - 1)
+        with pytest.raises(ConfigurationError, match="a KV pool of 1,024 tokens takes"):
+            Engine(loaded(), engine_config())
+
+    def test_what_torch_keeps_of_freed_tensors_counts_as_free(self, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 50)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 30)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        assert memory.free_bytes("cuda:0") == 120
+        assert memory.free_bytes("balanced") > 240  # and the machine's own
+
+    def test_a_machine_s_memory_is_what_is_available(self):
+        assert 0 < memory.free_bytes("cpu") < 2**60
+
+
+class TestQuantization:
+    """It reaches transformers, and only if transformers knows every key."""
+
+    @pytest.fixture
+    def passed(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+        """What `from_pretrained` is called with, in place of quantizing (which needs a GPU)."""
+        seen: dict[str, object] = {}
+        real = loading.AutoModelForCausalLM.from_pretrained
+
+        def load(source: str, **settings: object) -> torch.nn.Module:
+            seen.update(settings)
+            return real(source, **settings | {"quantization_config": None, "device_map": None})
+
+        monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", load)
+        return seen
+
+    def test_it_reaches_transformers(self, passed):
+        settings = {"load_in_4bit": True, "bnb_4bit_compute_dtype": "bfloat16"}
+        load_model(engine_config(quantization=settings))
+        config = passed["quantization_config"]
+        assert type(config).__name__ == "BitsAndBytesConfig"
+        assert (config.load_in_4bit, config.bnb_4bit_compute_dtype) == (True, torch.bfloat16)
+        assert passed["device_map"] == {"": torch.device("cpu")}  # never moved afterwards
+
+    def test_without_it_nothing_is_passed(self, passed):
+        load_model(engine_config())
+        assert not {"quantization_config", "device_map"} & passed.keys()
+
+    @pytest.mark.parametrize(
+        ("quantization", "sentence"),
+        [
+            ({"load_in_4bits": True}, "set load_in_4bit or load_in_8bit"),
+            ({"load_in_4bit": True, "bnb_4bit_quant_typ": "nf4"}, "did you mean bnb_4bit_quant_ty"),
+            ({"quant_method": "fp9"}, "quant_method to one of .*fp8"),
+            ({"quant_method": "fp8", "xyz": 1}, "quantization.xyz: .* known are activation_scheme"),
+            ({"load_in_4bit": True, "bnb_4bit_compute_dtype": "half4"}, "half4"),
+            ({"load_in_4bit": True, "load_in_8bit": True}, "only one can be used"),
+        ],
+    )
+    def test_what_transformers_does_not_know_is_refused(self, no_reading, quantization, sentence):
+        with pytest.raises(ConfigurationError, match=sentence) as caught:
+            load_model(engine_config(quantization=quantization))
+        assert "\n" not in str(caught.value)
+
+    def test_a_method_that_cannot_run_here_says_so(self, monkeypatch):
+        def load(*_: object, **__: object) -> None:
+            raise ImportError("Using `bitsandbytes` requires `pip install bitsandbytes`\nmore")
+
+        monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", load)
+        with pytest.raises(ConfigurationError, match="cannot be loaded quantized: Using .bitsand"):
+            load_model(engine_config(quantization={"load_in_8bit": True}))
+
+    def test_other_failures_are_not_taken_for_it(self, monkeypatch):
+        def load(*_: object, **__: object) -> None:
+            raise RuntimeError("out of luck")
+
+        monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", load)
+        with pytest.raises(RuntimeError, match="out of luck"):
+            load_model(engine_config())
