@@ -37,9 +37,9 @@ class GPU:
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        GPU("a100-80gb", 80e9, 2.039e12, 312e12, "NVIDIA A100 datasheet, 80GB SXM"),
-        GPU("h100-sxm", 80e9, 3.35e12, 989e12, "NVIDIA H100 datasheet, SXM"),
-        GPU("h200", 141e9, 4.8e12, 989e12, "NVIDIA H200 datasheet, SXM"),
+        GPU("a100-80gb", 80e9, 2.039e12, 312e12, "NVIDIA A100 80GB SXM datasheet"),
+        GPU("h100-sxm", 80e9, 3.35e12, 989e12, "NVIDIA H100 SXM datasheet"),
+        GPU("h200", 141e9, 4.8e12, 989e12, "NVIDIA H200 SXM datasheet"),
     )
 }
 

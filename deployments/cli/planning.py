@@ -154,13 +154,11 @@ def plan(
     reads = Replica(
         _shape(target), device, context, target_gpus, target_bits, bandwidth_share=bandwidth_share
     )
-    drafts = replace(
-        reads, shape=_shape(drafter), context=drafter_context, layer_bits=drafter_bits
-    )
+    drafts = replace(reads, shape=_shape(drafter), context=drafter_context, layer_bits=drafter_bits)
     groups = group_sizes(drafts, batch) if drafter_gpus is None else [drafter_gpus]
     out.print(
         f"{target} reads {context:,} tokens, {drafter} drafts on {drafter_context:,}; "
-        f"batch {batch}, {device.name} ({device.source})",
+        f"batch {batch}; {device.source}",
         highlight=False,
         soft_wrap=True,
     )
@@ -219,10 +217,12 @@ def _show_memory(target: Replica, drafter: Replica, batch: int) -> str | None:
         need, most = replica.need(batch), replica.max_sequences
         parts = (need.weights, need.kv_pool, need.workspace, need.total, replica.usable)
         table.add_row(
-            f"{role}, {replica.num_gpus} GPU{'s' * (replica.num_gpus > 1)}",
+            role,
+            str(replica.num_gpus),
             f"{replica.kv_per_sequence / _GIB:.2f}",
             *(f"{part / _GIB:.1f}" for part in parts),
-            f"{'yes' if most >= batch else 'no'}, {most}",
+            "yes" if most >= batch else "no",
+            str(most),
         )
         if most < batch:
             problems.append(_misfit(role, replica, batch))
@@ -243,10 +243,12 @@ def _show_shared_memory(
     most = max(0, int((target.usable - weights - workspace) // each))
     table = _memory_table()
     table.add_row(
-        f"both, {target.num_gpus} GPU{'s' * (target.num_gpus > 1)}",
-        f"{target.kv_per_sequence / _GIB:.2f} + {drafter.kv_per_sequence / _GIB:.2f}",
+        "both",
+        str(target.num_gpus),
+        f"{each / _GIB:.2f}",
         *(f"{part / _GIB:.1f}" for part in (weights, pools, workspace, total, target.usable)),
-        f"{'yes' if total <= target.usable else 'no'}, {most}",
+        "yes" if total <= target.usable else "no",
+        str(most),
     )
     out.print(table)
     if total <= target.usable:
@@ -259,11 +261,19 @@ def _show_shared_memory(
 
 
 def _memory_table() -> Table:
-    table = Table(title="Memory of a replica, GiB", title_justify="left")
-    table.add_column("")
-    for heading in ("KV a sequence", "weights", "KV pool", "workspace", "needed", "usable"):
+    return _table(
+        "Memory of a replica, GiB",
+        ("", "GPUs"),
+        ("KV each", "weights", "KV pool", "work", "needed", "usable", "fits", "at most"),
+    )
+
+
+def _table(title: str, names: tuple[str, ...], numbers: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for heading in names:
+        table.add_column(heading, no_wrap=True)
+    for heading in numbers:
         table.add_column(heading, justify="right")
-    table.add_column("fits, sequences", justify="right")
     return table
 
 
@@ -292,22 +302,21 @@ def _show_speed(
     from rapid.planning import cheapest, fastest, plain_gpu_seconds
 
     step_s, plain = target.step_s(how.batch), plain_gpu_seconds(target, how.batch)
+    price = "" if gpu_hour is None else f", a price of {_cost(plain, gpu_hour):,.2f}"
     out.print(
         f"Plain: {step_s * 1e3:.1f} ms a step, {how.batch / step_s:.0f} tokens/s, "
-        f"{_cost(plain, gpu_hour)} for a million tokens. Prefill of one context: "
-        f"{target.prefill_s():.1f} s at half the peak. Verifying is free up to "
-        f"{target.free_rows(how.batch)} tokens a sequence.",
+        f"{plain:,.0f} GPU-s for a million tokens{price}. Prefill of one context: "
+        f"{target.prefill_s():.1f} s at half the peak. Verifying takes no longer than that step up "
+        f"to {target.free_rows(how.batch)} tokens a sequence.",
         highlight=False,
         soft_wrap=True,
     )
-    table = Table(
-        title=f"Speculation at acceptance {how.acceptance:g}, against plain", title_justify="left"
+    cost = "GPU-s" if gpu_hour is None else "price"
+    table = _table(
+        f"Speculation at acceptance {how.acceptance:g}, against plain",
+        ("drafter", "schedule"),
+        ("draft ms", "length", "speedup", "cheapest", "speedup", f"{cost}/1M", "of plain"),
     )
-    for heading in ("drafter's GPUs", "schedule"):
-        table.add_column(heading)
-    for heading in ("draft step ms", "draft length", "speedup", "drafter:targets", "speedup there",
-                    "cost of 1M tokens", "of plain's"):  # fmt: skip
-        table.add_column(heading, justify="right")
     for drafter in drafters:
         apart = drafter.num_gpus > 0
         draft_s = replace(drafter, num_gpus=drafter.num_gpus or target.num_gpus).step_s(how.batch)
@@ -316,20 +325,23 @@ def _show_speed(
             quick = fastest(target, drafter, how, schedule)
             cheap = cheapest(target, drafter, how, schedule)
             table.add_row(
-                str(drafter.num_gpus) if apart else "the target's",
+                f"{drafter.num_gpus} GPU{'s' * (drafter.num_gpus > 1)}" if apart else "shares",
                 schedule,
                 f"{draft_s * 1e3:.1f}",
                 str(quick.draft_length),
                 f"{quick.speedup:.2f}",
                 f"1:{cheap.targets_per_drafter}" if apart else "",
                 f"{cheap.speedup:.2f}",
-                _cost(cheap.gpu_seconds, gpu_hour),
+                f"{_cost(cheap.gpu_seconds, gpu_hour):,.{0 if gpu_hour is None else 2}f}",
                 f"{cheap.gpu_seconds / plain:.2f}",
             )
     out.print(table)
+    note(
+        "speedup: one drafter for each target, at the best draft length. cheapest: drafters to "
+        "targets where a token costs the least, the speedup and the cost there."
+    )
 
 
-def _cost(gpu_seconds: float, gpu_hour: float | None) -> str:
-    if gpu_hour is None:
-        return f"{gpu_seconds:,.0f} GPU-s"
-    return f"{gpu_seconds / 3600 * gpu_hour:,.2f}"
+def _cost(gpu_seconds: float, gpu_hour: float | None) -> float:
+    """In money where a price is given."""
+    return gpu_seconds if gpu_hour is None else gpu_seconds / 3600 * gpu_hour

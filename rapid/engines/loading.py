@@ -119,7 +119,7 @@ def _load_weights(
     quantization: Any,
     device: torch.device,
     dtype: torch.dtype,
-) -> torch.nn.Module:
+) -> Any:
     """The model on its device; quantized weights are put there as they are made, never moved."""
     settings: dict[str, Any] = {}
     if quantization is not None:

@@ -189,9 +189,9 @@ def _header(file: Path) -> dict[str, Any]:
 
 
 def _tensor_bytes(tensor: Mapping[str, Any], width: int) -> float:
-    start, stop = tensor["data_offsets"]
-    dtype = tensor["dtype"]
-    return (stop - start) * (width / _CONVERTED[dtype] if dtype in _CONVERTED else 1)
+    start, stop = map(int, tensor["data_offsets"])
+    stored = _CONVERTED.get(tensor["dtype"], width)
+    return (stop - start) * width / stored
 
 
 def _bytes_in_index(source: str, facts: ModelFacts, width: int) -> float:
@@ -209,4 +209,6 @@ def _parts(need: MemoryNeed) -> str:
 
 
 def _size(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.0f} MiB"
+    return (
+        f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.0f} MiB"
+    )

@@ -36,7 +36,9 @@ def quantization_config(settings: Mapping[str, object]) -> Any:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             meant = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
-            raise ConfigurationError(f"quantization.{key}: {kind.__name__} has no such key; {meant}")
+            raise ConfigurationError(
+                f"quantization.{key}: {kind.__name__} has no such key; {meant}"
+            )
     try:
         return AutoQuantizationConfig.from_dict(dict(settings))
     except (ValueError, TypeError, AttributeError, ImportError) as error:

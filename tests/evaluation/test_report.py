@@ -139,7 +139,12 @@ def test_operations_are_counted_by_us_and_by_the_paper(small):
     shape = ModelShape.model_validate(SHAPE)
     alone = shape.prefill_flops(500) + shape.decode_flops(10, 505)
     assert row(ours, "plain")[1].startswith(f"{alone:.2e} (")
-    fused = shape.prefill_flops(500) + shape.prefill_flops(100) + shape.decode_flops(12, 105) + shape.decode_flops(12, 505)
+    fused = (
+        shape.prefill_flops(500)
+        + shape.prefill_flops(100)
+        + shape.decode_flops(12, 105)
+        + shape.decode_flops(12, 505)
+    )
     assert row(ours, "rapid-boost")[1].startswith(f"{fused:.2e} (")
     assert row(theirs, "plain")[1] == f"{2 * 10 * shape.weights * 500 + 100 * shape.weights:.2e}"
 

@@ -134,7 +134,7 @@ class TestRefusal:
         one = need(engine_config()).total
         free(int(1.5 * one))
         check_memory(engine_config())
-        with pytest.raises(ConfigurationError, match="tiny-llama.* and .*tiny-qwen2"):
+        with pytest.raises(ConfigurationError, match=r"tiny-llama.* and .*tiny-qwen2"):
             check_memory(engine_config(), engine_config("qwen2"))
 
     def test_what_fits_exactly_is_loaded(self, free):
@@ -208,7 +208,7 @@ class TestQuantization:
             raise ImportError("Using `bitsandbytes` requires `pip install bitsandbytes`\nmore")
 
         monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", load)
-        with pytest.raises(ConfigurationError, match="cannot be loaded quantized: Using .bitsand"):
+        with pytest.raises(ConfigurationError, match="cannot be loaded quantized: Using"):
             load_model(engine_config(quantization={"load_in_8bit": True}))
 
     def test_other_failures_are_not_taken_for_it(self, monkeypatch):

@@ -138,7 +138,12 @@ class TestRoofline:
 class TestSpeedup:
     @pytest.mark.parametrize(
         ("batch", "at_60", "at_77", "at_90"),
-        [(1, 1.08, 1.20, 1.40), (2, 1.20, 1.42, 1.76), (4, 1.38, 1.73, 2.30), (6, 1.48, 1.93, 2.68)],
+        [
+            (1, 1.08, 1.20, 1.40),
+            (2, 1.20, 1.42, 1.76),
+            (4, 1.38, 1.73, 2.30),
+            (6, 1.48, 1.93, 2.68),
+        ],
     )
     def test_best_sequential(self, batch, at_60, at_77, at_90):
         best = [speedup(batch, acceptance) for acceptance in (0.6, 0.77, 0.9)]
