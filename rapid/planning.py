@@ -8,6 +8,7 @@ their sources are in ``docs/planning.md``.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -16,6 +17,7 @@ from rapid.shapes import ModelShape
 
 USABLE = 0.9  # of a GPU's memory; the rest is the driver's, the allocator's and other libraries'
 COMPUTE_SHARE = 0.5  # of the peak that large matrix products reach
+MAX_TARGETS = 32  # of one drafter: with it they all lose their drafts
 MAX_DRAFT = 64  # as far as `rapid.config.SpeculationConfig` goes
 GROUP_SIZES = (1, 2, 4, 8)  # GPUs of one machine that a model may be split over
 STEP_TOKENS = 4096  # of the largest step, as in cluster/configs
@@ -101,10 +103,8 @@ class Replica:
     @property
     def max_sequences(self) -> int:
         """As many as fit; 0 where not even the weights and one sequence do."""
-        num = 0
-        while self.need(num + 1).total <= self.usable:
-            num += 1
-        return num
+        candidates = range(1, int(self.usable // self.kv_per_sequence) + 1)
+        return bisect_right(candidates, self.usable, key=lambda num: self.need(num).total)
 
     def step_s(self, batch: float, rows: int = 1) -> float:
         """Seconds of one forward of `batch` sequences with `rows` new tokens each."""
@@ -263,11 +263,12 @@ def fastest(
 def cheapest(target: Replica, drafter: Replica, how: Speculating, schedule: Schedule) -> Operation:
     """The number of targets per drafter at which a token costs the fewest GPU-seconds.
 
-    More targets share the drafter's GPUs but make its steps longer; they end where its memory does.
+    More targets share the drafter's GPUs but make its steps longer; they end where its memory does,
+    and at `MAX_TARGETS`.
     """
     if not drafter.num_gpus:
         return fastest(target, drafter, how, schedule)
-    most = max(1, drafter.max_sequences // how.batch)
+    most = max(1, min(MAX_TARGETS, drafter.max_sequences // how.batch))
     operations = (fastest(target, drafter, how, schedule, n) for n in range(1, most + 1))
     return min(operations, key=lambda each: each.gpu_seconds)
 

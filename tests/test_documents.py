@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -18,3 +22,17 @@ def test_the_way_from_the_paper_code_runs(capsys):
     answer, kept = capsys.readouterr().out.strip().splitlines()
     assert answer
     assert re.fullmatch(r"\d+ of \d+ drafted tokens kept", kept)
+
+
+def test_the_plan_is_printed_as_shown():
+    page = (ROOT / "docs/planning.md").read_text()
+    command, shown = re.findall(r"```\n\$ rapid (.*?)\n(.*?)```", page, flags=re.DOTALL)[0]
+    done = subprocess.run(
+        [sys.executable, "-c", "from deployments.cli import app; app()", *shlex.split(command)],
+        cwd=ROOT,
+        env=os.environ | {"COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [line.rstrip() for line in done.stdout.splitlines()] == shown.splitlines()

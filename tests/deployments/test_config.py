@@ -13,6 +13,7 @@ from deployments.app import compose
 from deployments.config import ServeConfig
 from deployments.config_file import check
 from rapid.errors import ConfigurationError
+from rapid.shapes import KNOWN_SHAPES
 from tests.deployments.test_app import graph
 
 ROOT = Path(__file__).parents[2]
@@ -263,6 +264,61 @@ def test_a_checkpoint_that_engines_cannot_run_is_refused(
     path.write_text(yaml.safe_dump(file))
     with pytest.raises(ConfigurationError, match=f"target.engine: .*{message}"):
         check(path)
+
+
+class TestMemory:
+    """What is known before anything starts: engines on this machine's CPU, all together."""
+
+    @pytest.fixture
+    def free(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+        def say(num_bytes: int) -> None:
+            monkeypatch.setattr("deployments.preflight.free_bytes", lambda device: num_bytes)
+
+        return say
+
+    def changed(self, tmp_path: Path, **engine: object) -> Path:
+        file = yaml.safe_load(FILES[0].read_text())
+        for role in ("target", "drafter"):
+            file["applications"][0]["args"][role]["engine"].update(engine)
+        path = tmp_path / "changed.yaml"
+        path.write_text(yaml.safe_dump(file))
+        return path
+
+    def test_what_does_not_fit_together_is_refused_with_numbers(self, tmp_path, free) -> None:
+        path = self.changed(tmp_path, device="cpu")
+        free(2**30)
+        check(path)
+        free(100 * 2**20)
+        with pytest.raises(ConfigurationError, match="100 MiB are free; lower kv_") as caught:
+            check(path)
+        for part in ("target 'embedded:target'", "drafter 'embedded:drafter'", "KV pool 128 MiB"):
+            assert part in str(caught.value)
+
+    def test_a_gpu_s_memory_is_not_known_here(self, tmp_path, free) -> None:
+        free(0)
+        check(self.changed(tmp_path, device="cuda"))
+
+    def test_nor_that_of_a_cluster(self, tmp_path, free, monkeypatch) -> None:
+        free(0)
+        monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+        check(self.changed(tmp_path, device="cpu"))
+
+    def test_the_gpu_configurations_fit_80_gb(self) -> None:
+        """With the 70B's over its four."""
+        configs = {path.stem: ServeConfig.model_validate(args_of(path)) for path in FILES}
+        one_gpu = configs["one-gpu-self-speculation"].target.engine
+        upward = configs["llama-3.1-8b-with-70b-drafter"]
+        for engine, name, num_gpus in (
+            (one_gpu, "llama-3.1-8b", 1),
+            (upward.target.engine, "llama-3.1-8b", 1),
+            (upward.drafter_pool.engine, "llama-3.1-70b", 4),
+        ):
+            _, shape = KNOWN_SHAPES[name]
+            pool = engine.kv_cache_tokens * shape.kv_bytes_per_token()
+            workspace = shape.workspace_bytes(engine.step_tokens, engine.max_leases, on_gpu=True)
+            assert shape.weight_bytes() + pool + workspace < num_gpus * 0.9 * 80e9
 
 
 def test_a_gpu_may_be_on_another_machine(tmp_path: Path) -> None:
