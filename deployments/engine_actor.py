@@ -46,7 +46,7 @@ def load_engine(config: EngineConfig) -> Engine:
     from rapid.engines.engine import Engine
     from rapid.engines.loading import load_model
 
-    return Engine(load_model(config, kv_tokens=config.kv_cache_tokens), config)
+    return Engine(load_model(config, with_pools=True), config)
 
 
 class EngineActor:

@@ -8,7 +8,7 @@ from cluster.placement import PoolConfig
 from deployments.config import EnginePool, ServeConfig
 from rapid.config import EngineConfig
 from rapid.engines.checkpoints import checkpoint_source
-from rapid.engines.memory import check_fits, free_bytes, memory_need, plan_pages
+from rapid.engines.memory import check_fits, free_bytes, memory_needs, plan_pages
 from rapid.engines.model_config import read_model_facts
 from rapid.engines.text import ChatText
 from rapid.engines.vocabulary import check_same_vocabulary
@@ -67,8 +67,8 @@ def _check_memory(config: ServeConfig) -> None:
 
 
 def _need(engine: EngineConfig) -> MemoryNeed:
-    facts = read_model_facts(engine)
-    return memory_need(engine, facts, on_gpu=False, kv_tokens=engine.kv_cache_tokens)
+    need, _ = memory_needs(engine, read_model_facts(engine), on_gpu=False, with_pools=True)
+    return need
 
 
 def _is_on_cpu(engine: EngineConfig, pool: PoolConfig) -> bool:

@@ -48,16 +48,22 @@ GPUS = {
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes that a model's replica holds, each part by what makes it grow."""
+    """Bytes that a model's replica holds in one place, each part by what makes it grow."""
 
-    weights: float
-    kv_pool: float
-    workspace: float
+    weights: float = 0.0
+    kv_pool: float = 0.0
+    workspace: float = 0.0
+    host_cache: float = 0.0
+
+    @property
+    def pools(self) -> float:
+        """What settings make larger or smaller."""
+        return self.kv_pool + self.host_cache
 
     @property
     def total(self) -> float:
         """All parts."""
-        return self.weights + self.kv_pool + self.workspace
+        return self.weights + self.workspace + self.pools
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from rapid.config import EngineConfig
 from rapid.engines import attention
 from rapid.engines.checkpoints import checkpoint_source, read_eos_ids
 from rapid.engines.kv_cache import KVLayout
-from rapid.engines.memory import check_fits, free_bytes, memory_need
+from rapid.engines.memory import check_fits, free_bytes, memory_needs
 from rapid.engines.model_config import ModelFacts, read_model_facts
 from rapid.engines.quantization import quantization_config
 from rapid.engines.vocabulary import num_ids
@@ -52,11 +52,11 @@ class LoadedModel:
     kv_layout: KVLayout
 
 
-def load_model(config: EngineConfig, *, kv_tokens: int = 0) -> LoadedModel:
+def load_model(config: EngineConfig, *, with_pools: bool = False) -> LoadedModel:
     """Load weights and tokenizer.
 
     Args:
-        kv_tokens: room of the KV pool that an engine will make beside the weights.
+        with_pools: an engine of these settings will be made: its KV must fit beside the weights.
 
     Raises:
         ConfigurationError: with one sentence about the checkpoint or setting at fault, or with
@@ -69,7 +69,7 @@ def load_model(config: EngineConfig, *, kv_tokens: int = 0) -> LoadedModel:
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
     quantization = quantization_config(config.quantization) if config.quantization else None
-    check_memory(config, kv_tokens=kv_tokens)
+    check_memory(config, with_pools=with_pools)
     own = copy.deepcopy(model_config)
     model = _load_weights(config, source, own, quantization, device, dtype)
     model = model.eval().requires_grad_(False)
@@ -92,11 +92,11 @@ def load_model(config: EngineConfig, *, kv_tokens: int = 0) -> LoadedModel:
     )
 
 
-def check_memory(*configs: EngineConfig, kv_tokens: int = 0) -> None:
+def check_memory(*configs: EngineConfig, with_pools: bool = False) -> None:
     """Refuse models whose devices cannot hold them together, before any is loaded.
 
     Args:
-        kv_tokens: room of each one's KV pool.
+        with_pools: as in `load_model`.
 
     Raises:
         ConfigurationError: with numbers.
@@ -106,8 +106,11 @@ def check_memory(*configs: EngineConfig, kv_tokens: int = 0) -> None:
         device = _device(config.device)
         on_gpu = device.type == "cuda"
         where = "balanced" if on_gpu and config.device == "balanced" else str(device)
-        need = memory_need(config, read_model_facts(config), on_gpu=on_gpu, kv_tokens=kv_tokens)
-        needs.setdefault(where, []).append((config.model, need))
+        facts = read_model_facts(config)
+        ours, hosts = memory_needs(config, facts, on_gpu=on_gpu, with_pools=with_pools)
+        needs.setdefault(where, []).append((config.model, ours))
+        if hosts.total:
+            needs.setdefault("cpu", []).append((config.model, hosts))
     for where, together in needs.items():
         check_fits(together, where, free_bytes(where))
 

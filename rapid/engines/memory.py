@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,24 +74,28 @@ def plan_kv_pages(loaded: LoadedModel, config: EngineConfig) -> tuple[int, int]:
     return max_context, num_pages
 
 
-def memory_need(
-    config: EngineConfig, facts: ModelFacts, *, on_gpu: bool, kv_tokens: int
-) -> MemoryNeed:
-    """What a model that is not loaded yet will hold.
+def memory_needs(
+    config: EngineConfig, facts: ModelFacts, *, on_gpu: bool, with_pools: bool
+) -> tuple[MemoryNeed, MemoryNeed]:
+    """What a model that is not loaded yet will hold: on its device, and beside a GPU in the host.
 
     Args:
-        on_gpu: decides `dtype` auto, and how attention computes.
-        kv_tokens: room of its KV pool.
+        on_gpu: decides `dtype` auto, how attention computes, and where the host cache counts.
+        with_pools: an engine of these settings will be made, with its KV pool and host cache.
     """
     width = _DTYPE_BYTES.get(config.dtype, 2 if on_gpu else 4)
-    shape = facts.shape
-    return MemoryNeed(
+    per_token = facts.shape.kv_bytes_per_token(width) if with_pools else 0
+    host = MemoryNeed(host_cache=config.host_cache_tokens * per_token)
+    device = MemoryNeed(
         weights=_weight_bytes(config, facts, width),
-        kv_pool=kv_tokens * shape.kv_bytes_per_token(width),
-        workspace=shape.workspace_bytes(
+        kv_pool=config.kv_cache_tokens * per_token,
+        workspace=facts.shape.workspace_bytes(
             config.step_tokens, config.max_leases, width, on_gpu=on_gpu
         ),
     )
+    if on_gpu:
+        return device, host
+    return replace(device, host_cache=host.host_cache), MemoryNeed()
 
 
 def check_fits(needs: Sequence[tuple[str, MemoryNeed]], where: str, free: float) -> None:
@@ -108,12 +113,10 @@ def check_fits(needs: Sequence[tuple[str, MemoryNeed]], where: str, free: float)
     if total <= free:
         return
     models = " and ".join(f"{name} ({_parts(need)})" for name, need in needs)
-    pools = sum(need.kv_pool for _, need in needs)
-    change = (
-        "lower kv_cache_tokens"
-        if total - pools < free
-        else "take a smaller model or dtype, set quantization, or device: balanced"
-    )
+    change = "take a smaller model or dtype, set quantization, or device: balanced"
+    if sum(need.total - need.pools for _, need in needs) < free:
+        has_host_cache = any(need.host_cache for _, need in needs)
+        change = "lower kv_cache_tokens" + " or host_cache_tokens" * has_host_cache
     raise ConfigurationError(
         f"{where} cannot hold {models}: {_size(total)} are needed, {_size(free)} are free; {change}"
     )
@@ -204,7 +207,12 @@ def _bytes_in_index(source: str, facts: ModelFacts, width: int) -> float:
 
 
 def _parts(need: MemoryNeed) -> str:
-    parts = {"weights": need.weights, "KV pool": need.kv_pool, "workspace": need.workspace}
+    parts = {
+        "weights": need.weights,
+        "KV pool": need.kv_pool,
+        "workspace": need.workspace,
+        "host cache": need.host_cache,
+    }
     return ", ".join(f"{name} {_size(part)}" for name, part in parts.items() if part)
 
 

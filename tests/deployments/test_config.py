@@ -12,6 +12,8 @@ from pydantic import ValidationError
 from deployments.app import compose
 from deployments.config import ServeConfig
 from deployments.config_file import check
+from deployments.engine_actor import load_engine
+from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError
 from rapid.shapes import KNOWN_SHAPES
 from tests.deployments.test_app import graph
@@ -304,6 +306,12 @@ class TestMemory:
         free(0)
         monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
         check(self.changed(tmp_path, device="cpu"))
+
+    def test_an_engine_counts_its_pool_before_it_loads(self, monkeypatch) -> None:
+        monkeypatch.setattr("rapid.engines.loading.free_bytes", lambda device: 2**30)
+        config = EngineConfig(model="embedded:target", device="cpu", kv_cache_tokens=2**20)
+        with pytest.raises(ConfigurationError, match="KV pool 2.0 GiB.*lower kv_cache_tokens"):
+            load_engine(config)
 
     def test_the_gpu_configurations_fit_80_gb(self) -> None:
         """With the 70B's over its four."""

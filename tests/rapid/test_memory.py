@@ -13,7 +13,7 @@ from rapid.config import EngineConfig
 from rapid.engines import loading, memory
 from rapid.engines.engine import Engine
 from rapid.engines.loading import check_memory, load_model
-from rapid.engines.memory import memory_need, quantized_bits
+from rapid.engines.memory import memory_needs, quantized_bits
 from rapid.engines.model_config import read_model_facts
 from rapid.errors import ConfigurationError
 from tests.rapid.tiny_models import checkpoint, engine_config, loaded
@@ -47,8 +47,12 @@ def config_only(tmp_path: Path, **changes: object) -> Path:
     return tmp_path
 
 
-def need(config: EngineConfig, *, on_gpu: bool = False, kv_tokens: int = 0):
-    return memory_need(config, read_model_facts(config), on_gpu=on_gpu, kv_tokens=kv_tokens)
+def needs(config: EngineConfig, *, on_gpu: bool = False, with_pools: bool = False):
+    return memory_needs(config, read_model_facts(config), on_gpu=on_gpu, with_pools=with_pools)
+
+
+def need(config: EngineConfig, **settings: bool):
+    return needs(config, **settings)[0]
 
 
 class TestNeed:
@@ -63,8 +67,17 @@ class TestNeed:
         assert need(EngineConfig(model=str(path), dtype="float32")).weights == held
 
     def test_the_pool_is_what_the_engine_allocates(self):
-        planned = need(engine_config(), kv_tokens=1024).kv_pool
-        assert planned == 1024 * loaded().kv_layout.bytes_per_token
+        planned = need(engine_config(kv_cache_tokens=512), with_pools=True)
+        assert planned.kv_pool == 512 * loaded().kv_layout.bytes_per_token
+        assert need(engine_config()).kv_pool == 0
+
+    def test_the_host_cache_is_in_the_host_s_memory(self):
+        config = engine_config(host_cache_tokens=100)
+        num_bytes = 100 * loaded().kv_layout.bytes_per_token
+        on_cpu, beside = needs(config, with_pools=True)
+        assert (on_cpu.host_cache, beside.total) == (num_bytes, 0)
+        on_gpu, beside = needs(config, on_gpu=True, with_pools=True)
+        assert (on_gpu.host_cache, beside.total) == (0, num_bytes)
 
     def test_auto_is_bfloat16_on_a_gpu_only(self):
         config = EngineConfig(model=str(checkpoint()))
@@ -127,8 +140,15 @@ class TestRefusal:
         room = 2**20
         pool = room * loaded().kv_layout.bytes_per_token
         free(pool)
-        with pytest.raises(ConfigurationError, match=f"KV pool {pool // MIB} MiB.*lower kv_cache"):
-            load_model(engine_config(), kv_tokens=room)
+        told = f"KV pool {pool // MIB} MiB.*lower kv_cache_tokens$"
+        with pytest.raises(ConfigurationError, match=told):
+            load_model(engine_config(kv_cache_tokens=room), with_pools=True)
+
+    def test_nor_a_host_cache(self, free, no_reading):
+        room = 2**20
+        free(room * loaded().kv_layout.bytes_per_token)
+        with pytest.raises(ConfigurationError, match=r"host cache .* or host_cache_tokens"):
+            load_model(engine_config(host_cache_tokens=room), with_pools=True)
 
     def test_models_of_one_device_are_counted_together(self, free):
         one = need(engine_config()).total
@@ -139,8 +159,8 @@ class TestRefusal:
 
     def test_what_fits_exactly_is_loaded(self, free):
         config = engine_config()
-        free(int(need(config, kv_tokens=64).total))
-        assert load_model(config, kv_tokens=64).vocab_size == loaded().vocab_size
+        free(int(need(config, with_pools=True).total))
+        assert load_model(config, with_pools=True).vocab_size == loaded().vocab_size
 
     def test_an_engine_does_not_allocate_a_pool_that_does_not_fit(self, free):
         free(1024 * loaded().kv_layout.bytes_per_token - 1)
