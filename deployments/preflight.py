@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from cluster.placement import PoolConfig
@@ -29,15 +30,14 @@ def preflight(config: ServeConfig, *, runs_here: bool = False) -> ServeConfig:
     Raises:
         ConfigurationError: one sentence that says what to change.
     """
-    target = _checked("target", config.target)
-    if runs_here:
-        _check_memory(config)
+    filled = {"target": _checked("target", config.target)}
     target_text = ChatText.load(config.target.engine.model)
-    if isinstance(config.drafter, str):
-        return config.model_copy(update={"target": target})
-    drafter = _checked("drafter", config.drafter)
-    check_same_vocabulary(target_text, ChatText.load(config.drafter.engine.model))
-    return config.model_copy(update={"target": target, "drafter": drafter})
+    if not isinstance(config.drafter, str):
+        filled["drafter"] = _checked("drafter", config.drafter)
+        check_same_vocabulary(target_text, ChatText.load(config.drafter.engine.model))
+    if runs_here:
+        _check_memory(filled)
+    return config.model_copy(update=filled)
 
 
 def _checked(role: str, pool: EnginePool) -> EnginePool:
@@ -52,11 +52,8 @@ def _checked(role: str, pool: EnginePool) -> EnginePool:
     return pool.model_copy(update={"engine": filled})
 
 
-def _check_memory(config: ServeConfig) -> None:
+def _check_memory(pools: Mapping[str, EnginePool]) -> None:
     """All engines that start on this machine's CPU, together, against what it has free."""
-    pools = {"target": config.target}
-    if not isinstance(config.drafter, str):
-        pools["drafter"] = config.drafter
     needs = [
         (f"{role} {pool.engine.model!r}", _need(pool.engine))
         for role, pool in pools.items()

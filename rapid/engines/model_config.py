@@ -115,8 +115,11 @@ def _read(model: str) -> dict[str, Any]:
 def _shape(model: str, settings: dict[str, Any]) -> ModelShape:
     try:
         return ModelShape.of(settings)
-    except (KeyError, ValueError) as error:
-        raise ConfigurationError(f"{model}: its config.json has no usable {error}") from error
+    except KeyError as error:
+        raise ConfigurationError(f"{model}: its config.json has no {error.args[0]}") from error
+    except (ValueError, TypeError) as error:
+        what = " ".join(str(error).split())
+        raise ConfigurationError(f"{model}: its config.json describes no model: {what}") from error
 
 
 def _slides(settings: dict[str, Any]) -> bool:

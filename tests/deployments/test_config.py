@@ -310,7 +310,7 @@ class TestMemory:
     def test_an_engine_counts_its_pool_before_it_loads(self, monkeypatch) -> None:
         monkeypatch.setattr("rapid.engines.loading.free_bytes", lambda device: 2**30)
         config = EngineConfig(model="embedded:target", device="cpu", kv_cache_tokens=2**20)
-        with pytest.raises(ConfigurationError, match="KV pool 2.0 GiB.*lower kv_cache_tokens"):
+        with pytest.raises(ConfigurationError, match=r"KV pool 2.0 GiB.*lower kv_cache_tokens"):
             load_engine(config)
 
     def test_the_gpu_configurations_fit_80_gb(self) -> None:

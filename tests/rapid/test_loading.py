@@ -122,6 +122,7 @@ def test_a_setting_that_cannot_work_is_one_sentence(
         ({"model_type": "gpt2"}, "supported are llama, qwen2, qwen3"),
         ({"model_type": "no-such-type"}, "supported are llama, qwen2, qwen3"),
         ({"max_position_embeddings": None}, "no max_position_embeddings"),
+        ({"hidden_size": "wide"}, "describes no model: .*hidden"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "changes stored keys"),
         (
             {"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2,
