@@ -45,6 +45,11 @@ class HasLeaseId(Protocol):
         """Unique over all replicas and attempts."""
         ...
 
+    @property
+    def affinity(self) -> str:
+        """What it reads, to be taken by a replica that has read it; empty: any will do."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:
@@ -177,7 +182,9 @@ async def hold_beside(
 async def _acquire(
     pool: DeploymentHandle, request: HasLeaseId, timeout_s: float, lost: type[RapidError]
 ) -> tuple[str, Any, ActorHandle]:
-    lease = pool.options(stream=True, method_name="lease", _by_reference=False)
+    lease = pool.options(
+        stream=True, method_name="lease", session_id=request.affinity, _by_reference=False
+    )
     name = pool.deployment_name
     attempts = itertools.count()
     death: BaseException | None = None

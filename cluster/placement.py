@@ -88,6 +88,11 @@ def deployment_options(pool: PoolConfig, max_leases: int | None = None) -> dict[
             "look_back_period_s": max(2 * _METRICS_INTERVAL_S, pool.upscale_delay_s),
         },
     }
+    if max_leases is not None:
+        options["request_router_config"] = {
+            "request_router_class": "cluster.affinity.AffinityRouter",
+            "request_router_kwargs": {"target_ongoing_requests": pool.target_ongoing_requests},
+        }
     if pool.num_gpus and max_leases is None:
         options["ray_actor_options"] |= _gpus(pool)
     elif pool.num_gpus:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Literal, TypeVar
 
 from ray.serve.handle import DeploymentHandle
@@ -26,6 +27,7 @@ Role = Literal["target", "drafter"]
 Committed = tuple[tuple[int, ...], ...]
 
 _RENEWALS_PER_TTL = 4
+_LONG_CHARACTERS = 4096
 _HINTS: dict[Role, str] = {
     "target": " Shorten it, lower max_tokens, or use `mode: rag`, which reads only what retrieval "
     "finds in attached documents.",
@@ -119,6 +121,7 @@ class Leasing:
             committed=committed,
             companion_tokens=companion_tokens,
             beside=first.lease_id if first else None,
+            affinity=affinity_of(self._request) if role == "target" else "",
         )
         options = {
             "timeout_s": timeout_s,
@@ -145,6 +148,21 @@ class Leasing:
             raise as_rapid_error(error, role, lost) from None
         self._account.timings_ms[f"{role}_prefill"] += 1e3 * (time.monotonic() - started)
         return receipt
+
+
+def affinity_of(request: GenerateRequest) -> str:
+    """The tenant's documents by their content, or a conversation by its long beginning; or nothing.
+
+    What several requests have in common and is long enough to be worth finding read.
+    """
+    long = [document.text for document in request.documents]
+    if not long:
+        said = [message.content for message in request.messages if message.role == "user"]
+        long = [text for text in said[:1] if len(text) >= _LONG_CHARACTERS]
+    if not long:
+        return ""
+    content = "\0".join((request.tenant, *long))
+    return blake2b(content.encode(), digest_size=16).hexdigest()
 
 
 def background(held: AsyncExitStack, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:

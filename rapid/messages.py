@@ -92,6 +92,7 @@ class LeaseRequest:
         companion_tokens: with an engine that drafts for itself, about how long the drafter's prompt
             will be; room for a second lease of this request is kept. 0: there will be none.
         beside: the request's first lease on this engine, which keeps room for this one.
+        affinity: name of what the prompt is about; a pool leases where the same was read before.
     """
 
     lease_id: str
@@ -105,6 +106,7 @@ class LeaseRequest:
     committed: tuple[tuple[int, ...], ...] = ()
     companion_tokens: int = 0
     beside: str | None = None
+    affinity: str = ""
 
 
 @dataclass(frozen=True, slots=True)
