@@ -8,14 +8,18 @@
 * each past run is attended to without any mask, the new rows among themselves causally;
 * the parts are merged by their log-sum-exp.
 
-On a CPU a part is one fused flash kernel call over a strided view. Elsewhere it is `plain_partial`,
-written out, in blocks; the same function is the specification in tests.
+On a CPU a part is one fused flash kernel call over a strided view. On CUDA an engine brings the
+`Kernels` that `rapid.engines.cuda_attention` found right and fast. Elsewhere a part is
+`plain_partial`, written out, in blocks; the same function is the specification everywhere.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Protocol, TypeVar, cast
 
 import torch
 from transformers import AttentionInterface
@@ -24,7 +28,9 @@ from rapid.engines.kv_cache import KVCache
 
 NAME = "rapid_ragged"
 MAX_SCORES = 2**26  # float32 scores computed at once where no fused kernel is used
+MAX_STEP_ROWS = 16  # a sequence with more rows is a prefill chunk to the kernels
 Partial = tuple[torch.Tensor, torch.Tensor]  # output [b, h, rows, d] and log-sum-exp [b, h, rows]
+Made = TypeVar("Made")
 
 
 @dataclass(slots=True)
@@ -40,6 +46,71 @@ class Segment:
     all_spans: list[tuple[int, int]]
 
 
+    @property
+    def is_step(self) -> bool:
+        """A decode, draft or verify, not a prefill chunk."""
+        return self.stop - self.start <= MAX_STEP_ROWS
+
+
+class PartialKernel(Protocol):
+    """Attention over some of the keys; the contract is that of `partial`."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        *,
+        is_causal: bool,
+    ) -> Partial:
+        """See `partial`."""
+
+
+class Attend(Protocol):
+    """Attention of ragged rows whose keys and values are stored already."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rows: RaggedRows,
+        scale: float,
+    ) -> torch.Tensor:
+        """Attend.
+
+        Args:
+            query: [1, heads, rows, head_dim].
+            key: the rows' own, also in `keys` [1, kv_heads, rows, head_dim].
+            value: as `key`.
+            keys: of all slots [kv_heads, slots, head_dim].
+            values: as `keys`.
+            rows: which of them each row sees.
+            scale: of the scores.
+
+        Returns:
+            [1, rows, heads, head_dim].
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What an engine attends with.
+
+    Attributes:
+        steps: for sequences of at most `MAX_STEP_ROWS` rows.
+        chunks: for longer ones.
+        captured: for steps inside a captured graph, which may read nothing from the host.
+    """
+
+    steps: Attend
+    chunks: Attend
+    captured: Attend | None = None
+
+
 @dataclass(slots=True)
 class RaggedRows:
     """What attention must know of a batch.
@@ -47,20 +118,46 @@ class RaggedRows:
     Attributes:
         segments: one per sequence, together covering all rows.
         slots: where each row's key and value go, int64 [rows].
+        kernels: None attends run by run with `partial`.
+        memo: what layers derive from it once (`once`).
     """
 
     cache: KVCache
     segments: list[Segment]
     slots: torch.Tensor
-    _slots_on: dict[torch.device, torch.Tensor] = field(default_factory=dict)
+    kernels: Kernels | None = None
+    memo: dict[Hashable, object] = field(default_factory=dict)
+
+    def once(self, name: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` returned the first time; layers share it."""
+        if name not in self.memo:
+            self.memo[name] = make()
+        return cast(Made, self.memo[name])
 
     def slots_on(self, device: torch.device) -> torch.Tensor:
         """`slots` on the device of a layer."""
         if device == self.slots.device:
             return self.slots
-        if device not in self._slots_on:
-            self._slots_on[device] = self.slots.to(device)
-        return self._slots_on[device]
+        return self.once(("slots", device), lambda: self.slots.to(device))
+
+    def stretches(self) -> list[tuple[slice, RaggedRows]]:
+        """Neighbours of one kind, steps or chunks: their rows, and themselves counted from 0."""
+        if len({segment.is_step for segment in self.segments}) == 1:
+            return [(slice(None), self)]
+        return self.once("stretches", self._split)
+
+    def _split(self) -> list[tuple[slice, RaggedRows]]:
+        found = []
+        for _, group in groupby(self.segments, key=lambda segment: segment.is_step):
+            alike = list(group)
+            first, stop = alike[0].start, alike[-1].stop
+            moved = [
+                Segment(one.start - first, one.stop - first, one.past, one.all_spans)
+                for one in alike
+            ]
+            part = RaggedRows(self.cache, moved, self.slots[first:stop], self.kernels)
+            found.append((slice(first, stop), part))
+        return found
 
 
 def ragged_attention(
@@ -95,6 +192,29 @@ def ragged_attention(
     keys.index_copy_(1, slots, key[0])
     values.index_copy_(1, slots, value[0])
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    kernels = ragged.kernels
+    if kernels is None:
+        return attend_by_runs(query, key, value, keys, values, ragged, scale), None
+    outputs = [
+        (kernels.steps if part.segments[0].is_step else kernels.chunks)(
+            query[:, :, own], key[:, :, own], value[:, :, own], keys, values, part, scale
+        )
+        for own, part in ragged.stretches()
+    ]
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)), None
+
+
+def attend_by_runs(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rows: RaggedRows,
+    scale: float,
+    kernel: PartialKernel | None = None,
+) -> torch.Tensor:
+    """`Attend`, sequence by sequence and run by run; `kernel` takes the place of `partial`."""
     outputs = [
         _attend(
             query[:, :, segment.start : segment.stop],
@@ -104,10 +224,11 @@ def ragged_attention(
             values,
             segment,
             scale,
+            kernel or partial,
         )
-        for segment in ragged.segments
+        for segment in rows.segments
     ]
-    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)), None
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
 def _attend(
@@ -118,6 +239,7 @@ def _attend(
     values: torch.Tensor,
     segment: Segment,
     scale: float,
+    kernel: PartialKernel,
 ) -> torch.Tensor:
     """One sequence's rows over its past and themselves, as [1, rows, heads, d]."""
     _, num_heads, num_rows, head_dim = query.shape
@@ -127,17 +249,21 @@ def _attend(
     # A single row sees itself too, so its own slot is one more key and needs no mask.
     spans = segment.all_spans if num_rows == 1 else segment.past
     parts = [
-        partial(packed, keys[None, :, a:b], values[None, :, a:b], scale, is_causal=False)
+        kernel(packed, keys[None, :, a:b], values[None, :, a:b], scale, is_causal=False)
         for a, b in spans
     ]
     if num_rows > 1:
-        parts.append(_attend_to_self(query, key, value, scale))
+        parts.append(_attend_to_self(query, key, value, scale, kernel))
     output, _ = merge(parts)
-    return output.to(query.dtype).view(1, num_heads, num_rows, head_dim).transpose(1, 2)
+    return output.to(query.dtype).reshape(1, num_heads, num_rows, head_dim).transpose(1, 2)
 
 
 def _attend_to_self(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    kernel: PartialKernel,
 ) -> Partial:
     """The new rows among themselves, causally, in the packed shape.
 
@@ -149,7 +275,7 @@ def _attend_to_self(
     group = num_heads // num_kv_heads
     shape = (num_kv_heads, group, num_rows, head_dim)
     grouped = query[0].reshape(shape)
-    output, lse = partial(
+    output, lse = kernel(
         grouped,
         key[0, :, None].expand(shape),
         value[0, :, None].expand(shape),
