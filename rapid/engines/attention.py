@@ -45,7 +45,6 @@ class Segment:
     past: list[tuple[int, int]]
     all_spans: list[tuple[int, int]]
 
-
     @property
     def is_step(self) -> bool:
         """A decode, draft or verify, not a prefill chunk."""

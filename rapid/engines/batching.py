@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from rapid.engines.attention import RaggedRows, Segment
+from rapid.engines.attention import Kernels, RaggedRows, Segment
+from rapid.engines.cuda_graphs import Capture, StepGraphs
 from rapid.engines.kv_cache import KVCache, PageTable
 
 
@@ -46,7 +47,12 @@ class Batch:
     rows: RaggedRows
 
 
-def assemble(feeds: Sequence[Feed], cache: KVCache, device: torch.device) -> Batch:
+def assemble(
+    feeds: Sequence[Feed],
+    cache: KVCache,
+    device: torch.device,
+    kernels: Kernels | None = None,
+) -> Batch:
     """Lay the feeds' rows one after the other."""
     input_ids: list[int] = []
     positions: list[int] = []
@@ -76,7 +82,7 @@ def assemble(feeds: Sequence[Feed], cache: KVCache, device: torch.device) -> Bat
         input_ids=torch.tensor([input_ids], device=device),
         position_ids=torch.tensor([positions], device=device),
         wanted=torch.tensor(wanted, dtype=torch.long, device=device),
-        rows=RaggedRows(cache, segments, torch.tensor(slots, device=device)),
+        rows=RaggedRows(cache, segments, torch.tensor(slots, device=device), kernels),
     )
 
 
@@ -84,13 +90,25 @@ class Runner:
     """One model over one KV cache: feeds in, logits out."""
 
     def __init__(
-        self, model: torch.nn.Module, cache: KVCache, device: torch.device, vocab_size: int
+        self,
+        model: torch.nn.Module,
+        cache: KVCache,
+        device: torch.device,
+        vocab_size: int,
+        kernels: Kernels | None = None,
     ) -> None:
         self.cache = cache
         self._layers = model.get_submodule("model")
         self._lm_head = model.get_submodule("lm_head")
         self._device = device
         self._vocab_size = vocab_size
+        self._kernels = kernels
+        self._graphs: StepGraphs | None = None
+
+    def capture_steps(self, max_context: int, capture: Capture) -> None:
+        """Run steps of recurring shapes as captured graphs, if the kernels allow it."""
+        if self._kernels is not None and self._kernels.captured is not None:
+            self._graphs = StepGraphs(self._forward, self._kernels, max_context, capture)
 
     @torch.inference_mode()
     def run(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
@@ -102,7 +120,12 @@ class Runner:
         Returns:
             Per feed its wanted logits, float32, cut to the shared vocabulary [num_wanted, vocab].
         """
-        batch = assemble(feeds, self.cache, self._device)
+        batch = assemble(feeds, self.cache, self._device, self._kernels)
+        logits = (self._forward if self._graphs is None else self._graphs.run)(batch)
+        return list(torch.split(logits.float(), [feed.num_wanted for feed in feeds]))
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        """Logits of the wanted rows, in the model's dtype [num_wanted, vocab]."""
         hidden = self._layers(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
@@ -110,5 +133,5 @@ class Runner:
             ragged=batch.rows,
         ).last_hidden_state
         wanted = hidden[:, batch.wanted.to(hidden.device)]
-        logits = self._lm_head(wanted)[0, :, : self._vocab_size].to(self._device).float()
-        return list(logits.split([feed.num_wanted for feed in feeds]))
+        logits: torch.Tensor = self._lm_head(wanted)[0, :, : self._vocab_size]
+        return logits.to(self._device)

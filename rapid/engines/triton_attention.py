@@ -59,8 +59,7 @@ def _blocks(spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     """First slots of the blocks, and keys before each with their total at the end."""
     slots = [np.arange(start, stop, BLOCK_KEYS) for start, stop in spans]
     counts = [
-        np.minimum(stop - first, BLOCK_KEYS)
-        for first, (_, stop) in zip(slots, spans, strict=True)
+        np.minimum(stop - first, BLOCK_KEYS) for first, (_, stop) in zip(slots, spans, strict=True)
     ]
     return np.concatenate(slots), np.concatenate([[0], np.cumsum(np.concatenate(counts))])
 

@@ -65,9 +65,7 @@ def test_steps_equal_the_textbook_however_they_are_split(
     query, rows = batch_of(sequences, kv_heads, group, head_dim)
     keys, values = rows.cache.layers[0]
     own = keys[None, :, rows.slots], values[None, :, rows.slots]
-    expected = attend_by_runs(
-        query, *own, keys, values, rows, head_dim**-0.5, kernel=plain_partial
-    )
+    expected = attend_by_runs(query, *own, keys, values, rows, head_dim**-0.5, kernel=plain_partial)
     torch.testing.assert_close(attend(query, rows, splits), expected, atol=2e-5, rtol=0)
 
 

@@ -1,0 +1,203 @@
+"""Steps of a recurring shape as captured CUDA graphs: one launch instead of some hundred.
+
+A small model's step is bound by launching its kernels, not by its bytes. A graph launches them at
+once, but with the addresses and shapes it was captured with. So what changes between steps lies in
+tensors that stay (ids, positions, slots, the table of keys) and attention must be one that reads
+nothing else (`Kernels.captured`).
+
+The ordinary forward stays the specification. A graph is captured from the third step of its shape
+and tried on the next one: it must give that step's logits, with inputs other than those it was
+captured with, and be faster. Else its shape stays ordinary, for good, and the log says why. Nothing
+is padded: a shape is (sequences, rows of each).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from rapid.engines.attention import Kernels, RaggedRows
+
+if TYPE_CHECKING:
+    from rapid.engines.batching import Batch
+
+logger = logging.getLogger(__name__)
+
+STEPS_BEFORE = 2  # ordinary steps of a shape before it is worth a graph
+MAX_SHAPES = 32  # that have a graph or were refused one
+TOLERANCE = 0.03  # of the logits, as a share of their norm; a wrong input costs about 1
+REPEATS = 3  # of both, when they are compared
+
+Shape = tuple[int, int]  # sequences, rows of each
+Forward = Callable[["Batch"], torch.Tensor]
+# Runs a function once or more, and returns what runs it again: same memory, new content.
+Capture = Callable[[Callable[[], torch.Tensor]], Callable[[], torch.Tensor]]
+
+
+@dataclass(slots=True)
+class _Graph:
+    """A captured step: inputs that stay, and what replays it."""
+
+    inputs: Batch
+    table: torch.Tensor
+    replay: Callable[[], torch.Tensor]
+    is_trusted: bool = False
+
+
+class StepGraphs:
+    """Runs steps, by a graph where one was found right and fast."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        kernels: Kernels,
+        max_context: int,
+        capture: Capture,
+    ) -> None:
+        """Remember how to run a step.
+
+        Args:
+            forward: logits of the wanted rows of a batch [num_wanted, vocab].
+            kernels: with an attention that can be captured.
+            max_context: longest sequence.
+            capture: `capture_graph`, or a stand-in where there is no CUDA.
+        """
+        assert kernels.captured is not None
+        self._forward = forward
+        self._kernels = Kernels(kernels.captured, kernels.captured, kernels.captured)
+        self._max_context = max_context
+        self._capture = capture
+        self._num_seen: dict[Shape, int] = {}
+        self._graphs: dict[Shape, _Graph | None] = {}
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """Logits of the wanted rows, as `forward` gives them [num_wanted, vocab]."""
+        shape = shape_of(batch)
+        if shape is None or (shape not in self._graphs and len(self._graphs) == MAX_SHAPES):
+            return self._forward(batch)
+        if shape not in self._graphs:
+            self._num_seen[shape] = self._num_seen.get(shape, 0) + 1
+            if self._num_seen[shape] > STEPS_BEFORE:
+                self._graphs[shape] = self._captured(batch, shape)
+            return self._forward(batch)
+        graph = self._graphs[shape]
+        if graph is None or not self._fill(graph, batch):
+            return self._forward(batch)
+        if not graph.is_trusted:
+            return self._try(graph, batch, shape)
+        return graph.replay()[batch.wanted]
+
+    def _captured(self, batch: Batch, shape: Shape) -> _Graph | None:
+        rows = batch.rows
+        table = self._table(rows)
+        inputs = replace(
+            batch,
+            input_ids=batch.input_ids.clone(),
+            position_ids=batch.position_ids.clone(),
+            wanted=torch.arange(batch.input_ids.shape[1], device=batch.input_ids.device),
+            rows=RaggedRows(
+                rows.cache,
+                rows.segments,
+                rows.slots.clone(),
+                self._kernels,
+                {("key table", table.device): table},
+            ),
+        )
+        try:
+            with on_device_of(batch.input_ids):
+                return _Graph(inputs, table, self._capture(lambda: self._forward(inputs)))
+        except Exception as cause:
+            logger.warning("no graph for steps of shape %s: %s", shape, cause)
+            return None
+
+    def _fill(self, graph: _Graph, batch: Batch) -> bool:
+        """Put a step in the place of the last one; False when its keys are in too many pieces."""
+        try:
+            table = self._table(batch.rows)
+        except ValueError:
+            return False
+        graph.table.copy_(table)
+        graph.inputs.input_ids.copy_(batch.input_ids)
+        graph.inputs.position_ids.copy_(batch.position_ids)
+        graph.inputs.rows.slots.copy_(batch.rows.slots)
+        return True
+
+    def _table(self, rows: RaggedRows) -> torch.Tensor:
+        from rapid.engines.triton_attention import BLOCK_KEYS, key_table
+
+        room = self._max_context // BLOCK_KEYS * 5 // 4 + 64  # the ends of runs are blocks, too
+        keys, _ = rows.cache.layers[0]
+        return torch.from_numpy(key_table(rows.segments, room)).to(keys.device)
+
+    def _try(self, graph: _Graph, batch: Batch, shape: Shape) -> torch.Tensor:
+        """Compare with the specification on a step that the graph was not captured with."""
+        logits, ordinary_s = _timed(lambda: self._forward(batch))
+        replayed, replay_s = _timed(lambda: graph.replay()[batch.wanted])
+        error = float((replayed.float() - logits.float()).norm() / logits.float().norm())
+        verdict = f"{error:.1e} from the ordinary step, {1e3 * replay_s:.2f} ms against "
+        verdict += f"{1e3 * ordinary_s:.2f} ms"
+        if not error <= TOLERANCE:
+            logger.warning("graph for steps of shape %s refused: %s", shape, verdict)
+            self._graphs[shape] = None
+        elif replay_s >= ordinary_s:
+            logger.info("graph for steps of shape %s does not pay: %s", shape, verdict)
+            self._graphs[shape] = None
+        else:
+            logger.info("graph for steps of shape %s: %s", shape, verdict)
+            graph.is_trusted = True
+        return logits
+
+
+def _timed(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:
+    """The result of the last run, and the seconds of the fastest; a step may be repeated."""
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        result = run()
+        float(result[-1, -1])  # waits for the device
+        times.append(time.perf_counter() - start)
+    return result, min(times)
+
+
+def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[None]:
+    """The CUDA device of a tensor as the current one; elsewhere nothing."""
+    cuda: Any = torch.cuda
+    return cast(AbstractContextManager[None], cuda.device_of(tensor))
+
+
+def shape_of(batch: Batch) -> Shape | None:
+    """Sequences and rows of each; None when they differ, are no steps or want no logits."""
+    segments = batch.rows.segments
+    lengths = {segment.stop - segment.start for segment in segments}
+    if len(lengths) > 1 or not segments[0].is_step or not len(batch.wanted):
+        return None
+    return len(segments), lengths.pop()
+
+
+def capture_graph(run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """`Capture` on the current CUDA device.
+
+    Other threads of the process may go on computing meanwhile.
+    """
+    cuda: Any = torch.cuda
+    side = cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # kernels compile and libraries allocate before the capture
+        run()
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        output = run()
+
+    def replay() -> torch.Tensor:
+        graph.replay()
+        return output
+
+    return replay

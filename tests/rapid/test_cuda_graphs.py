@@ -1,0 +1,114 @@
+"""Captured steps: trusted only once they gave another step's logits, and faster."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from rapid.engines import cuda_graphs
+from rapid.engines.attention import Kernels, attend_by_runs
+from rapid.engines.batching import Feed, Runner
+from rapid.engines.kv_cache import KVCache, PageTable, Run
+from rapid.engines.triton_attention import attend_by_blocks
+from tests.rapid.tiny_models import loaded, random_prompt, reference_logits
+
+CPU = torch.device("cpu")
+PROMPTS = [random_prompt(40, seed).tolist() for seed in (1, 2)]
+TABLES = [PageTable([Run(9, 12), Run(0, 8)], 4), PageTable([Run(20, 31)], 4)]
+Replay = Callable[[], torch.Tensor]
+
+
+class Captures:
+    """Runs a function again when it is replayed, as a graph does; counts both."""
+
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor] = lambda output: output):
+        self.num_captured = self.num_replayed = 0
+        self._change = change
+
+    def __call__(self, run: Replay) -> Replay:
+        self.num_captured += 1
+        run()
+
+        def replay() -> torch.Tensor:
+            self.num_replayed += 1
+            return self._change(run())
+
+        return replay
+
+
+@pytest.fixture
+def _instant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ordinary steps take two seconds, replays one."""
+    names = iter([2.0, 1.0] * 100)
+
+    def timed(run: Replay) -> tuple[torch.Tensor, float]:
+        return run(), next(names)
+
+    monkeypatch.setattr(cuda_graphs, "_timed", timed)
+
+
+def decode(capture: cuda_graphs.Capture, steps: range, rows: int = 1) -> None:
+    """Feed both prompts, `rows` at a time from token 20 on, and check every logit."""
+    kernels = Kernels(attend_by_runs, attend_by_runs, attend_by_blocks)
+    cache = KVCache(loaded().kv_layout, 32, page_tokens=4)
+    runner = Runner(loaded().model, cache, CPU, loaded().vocab_size, kernels)
+    runner.capture_steps(64, capture)
+    start = steps.start
+    runner.run([Feed(p[:start], 0, t, 0) for p, t in zip(PROMPTS, TABLES, strict=True)])
+    expected = [reference_logits(prompt) for prompt in PROMPTS]
+    for position in steps:
+        own = slice(position, position + rows)
+        logits = runner.run(
+            [Feed(p[own], position, t, 1) for p, t in zip(PROMPTS, TABLES, strict=True)]
+        )
+        for got, want in zip(logits, expected, strict=True):
+            torch.testing.assert_close(got, want[own][-1:], atol=3e-5, rtol=0)
+
+
+@pytest.mark.usefixtures("_instant")
+@pytest.mark.parametrize("rows", [1, 2])
+def test_recurring_steps_are_replayed_with_their_own_inputs(rows: int) -> None:
+    captures = Captures()
+    decode(captures, range(20, 20 + 7 * rows, rows), rows)
+    # two ordinary, the captured one, the tried one, three replayed
+    assert (captures.num_captured, captures.num_replayed) == (1, 1 + 3)
+
+
+@pytest.mark.usefixtures("_instant")
+def test_a_graph_that_keeps_old_inputs_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    first: list[torch.Tensor] = []
+
+    def stale(output: torch.Tensor) -> torch.Tensor:
+        return first[0]
+
+    def capture(run: Replay) -> Replay:
+        first.append(run().clone())
+        return captures(run)
+
+    captures = Captures(stale)
+    with caplog.at_level(logging.WARNING):
+        decode(capture, range(20, 27))
+    assert captures.num_replayed == 1
+    assert "graph for steps of shape (2, 1) refused" in caplog.text
+
+
+def test_a_graph_that_is_not_faster_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "_timed", lambda run: (run(), 1.0))
+    captures = Captures()
+    decode(captures, range(20, 26))
+    assert captures.num_replayed == 1
+
+
+@pytest.mark.usefixtures("_instant")
+def test_a_capture_that_fails_leaves_the_steps_ordinary(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(run: Replay) -> Replay:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with caplog.at_level(logging.WARNING):
+        decode(fails, range(20, 26))
+    assert caplog.text.count("no graph for steps of shape (2, 1)") == 1
