@@ -165,7 +165,8 @@ def _check(
 
 
 def _told(cause: Exception) -> str:
-    return (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+    """The first sentence of an error, which from torch may go on for pages."""
+    return (str(cause).strip().splitlines() or [type(cause).__name__])[0].split(". ")[0][:160]
 
 
 def fastest(found: Sequence[Finding]) -> Finding:

@@ -1,0 +1,755 @@
+"""Attention, steps and speedups on one CUDA device, against its memory bandwidth.
+
+Needs torch, transformers and pydantic beside this repository; weights are random at real shapes, so
+texts mean nothing and acceptance is synthetic: every such number says so. In this order, each part
+skipped with a line when its time or memory is missing:
+
+1. every attention candidate against float32: who is wrong is refused before anything is timed;
+2. kernel time of the others against the bytes they must read;
+3. steps of Llama-3.1-8B and of drafters (itself, and the 1B), ordinary and as captured graphs;
+4. the speedup over our own plain path: modelled from these steps, measured in rounds with all that
+   engines do beside forwards, and modelled with the drafter on a device of its own;
+5. prefill;
+6. Llama-3.1-70B from a slice of its layers, extrapolated.
+
+    python benchmarks/gpu.py [--minutes 10] [--out benchmarks/results/gpu.json] [--without NAME]
+    python benchmarks/gpu.py --smoke      # tiny shapes on any machine: does it run?
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # a machine where nothing is installed
+try:
+    import numpy as np
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from evaluation.circumstances import circumstances
+    from rapid.config import SamplingConfig, SpeculationConfig
+    from rapid.engines import attention
+    from rapid.engines.attention import Kernels
+    from rapid.engines.batching import Feed, Runner
+    from rapid.engines.cuda_attention import (
+        TOLERANCES,
+        Candidate,
+        Finding,
+        Rows,
+        all_candidates,
+        choose_kernels,
+        chunk_checks,
+        device_ms,
+        make_case,
+        step_checks,
+        survey,
+    )
+    from rapid.engines.cuda_graphs import capture_graph
+    from rapid.engines.kv_cache import KVCache, KVLayout, PageTable, Run
+    from rapid.messages import DraftBlock
+    from rapid.speculation.acceptance import decode_token, judge, propose
+    from rapid.speculation.sampling import proposal
+except ImportError as missing:
+    raise SystemExit(
+        f"{missing}: this benchmark needs torch, transformers, numpy and pydantic "
+        "(pip install torch transformers pydantic)"
+    ) from missing
+
+# Memory bandwidth in bytes a second and dense bfloat16 operations a second: NVIDIA's datasheets.
+DEVICES = {"H200": (4.8e12, 989e12), "H100": (3.35e12, 989e12), "A100": (2.04e12, 312e12)}
+ACCEPTANCE = 0.77  # synthetic
+SAMPLING = SamplingConfig(temperature=1.0)
+LOSSLESS = SpeculationConfig(eta=0)
+
+SHAPES = {
+    "8B": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    },
+    "1B": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+    },
+    "70B": {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+    },
+}
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured."""
+
+    contexts: tuple[int, ...] = (131072, 32768, 8192)
+    batches: tuple[int, ...] = (1, 2, 4, 6)
+    rows: tuple[int, ...] = (1, 2, 4, 8, 12, 16)
+    draft_context: int = 5120
+    chunk: int = 2048
+    slice_layers: tuple[int, int] = (4, 8)
+    vocab_size: int = 128256
+    repeats: int = 9
+    shapes: dict[str, dict[str, Any]] = field(default_factory=lambda: SHAPES)
+
+
+SMOKE = Plan(
+    contexts=(512, 256),
+    batches=(1, 2),
+    rows=(1, 2, 8),
+    draft_context=128,
+    chunk=64,
+    slice_layers=(1, 2),
+    vocab_size=256,
+    repeats=1,
+    shapes={
+        "8B": TINY | {"num_hidden_layers": 2},
+        "1B": TINY | {"num_hidden_layers": 1},
+        "70B": TINY | {"num_hidden_layers": 10},
+    },
+)
+PAGE = 16
+
+
+class OutOfTime(Exception):
+    """A part was given up."""
+
+
+@dataclass
+class Bench:
+    """The device, the clock, and what was found so far."""
+
+    plan: Plan
+    device: torch.device
+    dtype: torch.dtype
+    deadline: float
+    candidates: list[Candidate]
+    report: dict[str, Any] = field(default_factory=dict)
+    lines: list[tuple[str, str, str, str]] = field(default_factory=list)
+    spreads: list[float] = field(default_factory=list)
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    def peak(self) -> tuple[float, float]:
+        """Bandwidth and operations a second, of the datasheet or as measured."""
+        name = torch.cuda.get_device_name(self.device) if self.is_cuda else "cpu"
+        for known, numbers in DEVICES.items():
+            if known in name:
+                return numbers
+        return self.report["copy_bytes_per_s"], float("nan")
+
+    def check_time(self, needed_s: float, what: str) -> None:
+        left = self.deadline - time.monotonic()
+        if left < needed_s:
+            raise OutOfTime(f"{what}: needs about {needed_s:.0f} s, {left:.0f} s are left")
+
+    def say(self, what: str, measured: str, asked: str = "", passed: bool | None = None) -> None:
+        """A line of the last table."""
+        verdict = "" if passed is None else ("pass" if passed else "FAIL")
+        self.lines.append((what, measured, asked, verdict))
+        print(f"  {what}: {measured}", flush=True)
+
+    def kernel_ms(self, run: Callable[[], object]) -> float:
+        return device_ms(run) if self.is_cuda else self.wall_ms(run)
+
+    def wall_ms(self, run: Callable[[], object], warm: int = 1) -> float:
+        """Median of a call from the host's view, the device at rest before and after."""
+        for _ in range(warm):
+            run()
+        times = []
+        for _ in range(self.plan.repeats):
+            self.wait()
+            start = time.perf_counter()
+            run()
+            self.wait()
+            times.append((time.perf_counter() - start) * 1e3)
+        median = statistics.median(times)
+        self.spreads.append((max(times) - min(times)) / median)
+        return median
+
+    def wait(self) -> None:
+        if self.is_cuda:
+            torch.cuda.synchronize(self.device)
+
+    def free_bytes(self) -> int:
+        if not self.is_cuda:
+            return 2**30
+        gc.collect()
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(self.device)[0]
+
+    @contextmanager
+    def part(self, name: str, needed_s: float) -> Iterator[None]:
+        """A part of the report that may be skipped or fail without the others."""
+        print(f"\n{name}", flush=True)
+        start = time.monotonic()
+        try:
+            if self.is_cuda:
+                self.check_time(needed_s, name)
+            yield
+        except OutOfTime as skipped:
+            self.say(name, f"skipped ({skipped})")
+        except Exception as error:
+            logging.exception("%s failed", name)
+            told = (str(error).splitlines() or [""])[0]
+            self.say(name, f"failed ({type(error).__name__}: {told[:200]})")
+        print(f"  ({time.monotonic() - start:.0f} s)", flush=True)
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+def layout_of(bench: Bench, shape: str, num_layers: int | None = None) -> KVLayout:
+    sizes = bench.plan.shapes[shape]
+    return KVLayout(
+        sizes["num_key_value_heads"],
+        sizes["hidden_size"] // sizes["num_attention_heads"],
+        bench.dtype,
+        (bench.device,) * (num_layers or sizes["num_hidden_layers"]),
+    )
+
+
+def correctness(bench: Bench) -> None:
+    """Every candidate on every check; those that are wrong or missing leave `bench.candidates`."""
+    keys = KVCache(layout_of(bench, "8B", 1), 1, PAGE).layers[0][0]
+    heads = bench.plan.shapes["8B"]["num_attention_heads"]
+    tolerance = TOLERANCES[bench.dtype]
+    found = survey(bench.candidates, step_checks(keys, heads, PAGE), [], tolerance, device_ms)
+    able = [one for one in bench.candidates if one.is_for_chunks]
+    chunks = survey(able, chunk_checks(keys, heads, PAGE), [], tolerance, device_ms)
+    large = [one for one in all_candidates(256) if one.name == "pages, flash-attn 2"]
+    paged = survey(large, step_checks(keys, heads, 256), [], tolerance, device_ms)
+    for kind, findings in (("steps", found), ("prefill", chunks), ("pages of 256", paged)):
+        for finding in findings:
+            bench.say(f"{kind}: {finding.candidate.name}", verdict_of(finding, tolerance))
+        bench.report[f"correctness, {kind}"] = {
+            one.candidate.name: one.problem or f"{one.error:.2e}" for one in findings
+        }
+    right = {one.candidate.name for one in found if one.attend is not None}
+    bench.candidates = [one for one in bench.candidates if one.name in right]
+
+
+def verdict_of(finding: Finding, tolerance: float) -> str:
+    return finding.problem or f"right: {finding.error:.1e} from float32, {tolerance:.0e} allowed"
+
+
+def kernels_against_bytes(bench: Bench) -> None:
+    """One layer of the 8B, sequences of one run each; the share is of the bytes' least time."""
+    plan = bench.plan
+    heads = plan.shapes["8B"]["num_attention_heads"]
+    bandwidth, _ = bench.peak()
+    results = bench.report["kernels"] = []
+    for context in plan.contexts:
+        for batch in (1, 4):
+            cache = KVCache(layout_of(bench, "8B", 1), batch * context // PAGE, PAGE)
+            for tensor in cache.layers[0]:
+                tensor.normal_()
+            for rows in (1, 8, 16):
+                bench.check_time(5, "kernels")
+                shape = [Rows(context - rows, rows)] * batch
+                case = make_case("", cache, shape, tables_of(context, batch), heads)
+                least = case.kv_bytes / bandwidth * 1e3
+                times = {}
+                for one in bench.candidates:
+                    if one.name == "runs, written out" and context > 8192:
+                        continue  # seconds
+                    times[one.name] = bench.kernel_ms(partial(case.run, one.load()))
+                best = min(times, key=lambda name: times[name])
+                results.append({"context": context, "batch": batch, "rows": rows, "ms": times})
+                bench.say(
+                    f"attention, {batch} x {context} keys, {rows} rows",
+                    f"{best} {times[best]:.3f} ms = {least / times[best]:.0%} of the bytes"
+                    + "".join(f"; {name} {ms:.3f}" for name, ms in times.items() if name != best),
+                )
+
+
+# --- steps ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Served:
+    """A model over a pool of random KV."""
+
+    bench: Bench
+    name: str
+    model: Any
+    cache: KVCache
+    kernels: Kernels
+    max_context: int
+
+    def runner(self, is_captured: bool = True) -> Runner:
+        runner = Runner(
+            self.model, self.cache, self.bench.device, self.bench.plan.vocab_size, self.kernels
+        )
+        if is_captured and self.bench.is_cuda:
+            runner.capture_steps(self.max_context, capture_graph)
+        return runner
+
+    @property
+    def weight_bytes(self) -> int:
+        """Read by a step: all but the embedding, unless it is the head, too."""
+        embedding = self.model.model.embed_tokens.weight
+        total = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        is_tied = embedding is self.model.lm_head.weight
+        return total - (0 if is_tied else embedding.numel() * embedding.element_size())
+
+    def least_ms(self, context: int, batch: int) -> float:
+        """Of a step: its bytes over the bandwidth."""
+        keys = self.cache.layers[0][0]
+        per_token = 2 * len(self.cache.layers) * keys.shape[0] * keys.shape[2] * keys.element_size()
+        return (self.weight_bytes + batch * context * per_token) / self.bench.peak()[0] * 1e3
+
+    def feeds(self, context: int, batch: int, rows: int, wanted: int | None = None) -> list[Feed]:
+        ids = np.random.default_rng(0).integers(4, self.bench.plan.vocab_size, (batch, rows))
+        wanted = rows if wanted is None else wanted
+        return [
+            Feed(own.tolist(), context - rows, table, wanted)
+            for own, table in zip(ids, tables_of(context, batch), strict=True)
+        ]
+
+
+def tables_of(context: int, batch: int) -> list[PageTable]:
+    each = context // PAGE
+    return [PageTable([Run(i * each, (i + 1) * each)], PAGE) for i in range(batch)]
+
+
+def serve(bench: Bench, name: str, num_tokens: int, max_context: int, layers: int = 0) -> Served:
+    """Random weights made where they stay, a full pool, the attention that an engine chooses."""
+    sizes = bench.plan.shapes[name] | ({"num_hidden_layers": layers} if layers else {})
+    config = LlamaConfig(
+        **sizes, vocab_size=bench.plan.vocab_size, max_position_embeddings=max_context + PAGE
+    )
+    config._attn_implementation = attention.NAME
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(bench.dtype)
+    try:
+        with torch.device(bench.device):
+            model = LlamaForCausalLM(config).eval().requires_grad_(False)
+    finally:
+        torch.set_default_dtype(before)
+    cache = KVCache(layout_of(bench, name, sizes["num_hidden_layers"]), num_tokens // PAGE, PAGE)
+    kernels = choose_kernels(
+        cache,
+        sizes["num_attention_heads"],
+        PAGE,
+        max_context,
+        bench.plan.chunk,
+        bench.candidates,
+        bench.kernel_ms,
+    )
+    for layer in cache.layers:
+        for tensor in layer:
+            tensor.normal_()
+    return Served(bench, name, model, cache, kernels, max_context)
+
+
+def most_sequences(bench: Bench, context: int) -> int:
+    """Of the 8B that fit beside both models (19 GB), the drafts' pool and workspace."""
+    weights_and_workspace = 26e9 if bench.is_cuda else 0
+    room = 0.95 * bench.free_bytes() - weights_and_workspace
+    return int(room // (context * layout_of(bench, "8B").bytes_per_token))
+
+
+def steps(bench: Bench, target: Served, most: int) -> dict[tuple[int, int, int], float]:
+    """Milliseconds by (context, batch, rows), through the runner that engines use."""
+    plan = bench.plan
+    times: dict[tuple[int, int, int], float] = {}
+    runner, ordinary = target.runner(), target.runner(is_captured=False)
+    for context in plan.contexts:
+        room = most * plan.contexts[0] // context
+        batches = [batch for batch in plan.batches if batch <= room]
+        for batch in plan.batches:
+            if batch > room:
+                bench.say(f"8B, {batch} x {context}", f"skipped (memory holds {room})")
+        for batch in batches:
+            is_main = context == plan.contexts[0] and batch in (1, min(4, max(batches)))
+            for rows in plan.rows if is_main else (1, 8):
+                bench.check_time(15, "steps")
+                feeds = target.feeds(context, batch, rows)
+                run = partial(runner.run, feeds)
+                ms = times[context, batch, rows] = bench.wall_ms(run, warm=6)
+                least = target.least_ms(context, batch)
+                beside = ""
+                if rows in (1, 8):
+                    eager = bench.wall_ms(partial(ordinary.run, feeds))
+                    beside = f"; ordinary {eager:.2f} ms"
+                if rows > 1:
+                    beside += f"; {ms / times[context, batch, 1]:.2f}x of decoding 1"
+                bench.say(
+                    f"8B, {batch} x {context}, {'decode' if rows == 1 else f'verify {rows}'}",
+                    f"{ms:.2f} ms = {least / ms:.0%} of the bytes' speed{beside}",
+                )
+    bench.report["steps"] = [[*shape, ms] for shape, ms in times.items()]
+    return times
+
+
+def draft_steps(bench: Bench, drafter: Served) -> dict[int, float]:
+    """Milliseconds of one drafted token's forward by batch, on the short context."""
+    times = {}
+    runner, ordinary = drafter.runner(), drafter.runner(is_captured=False)
+    for batch in bench.plan.batches:
+        bench.check_time(10, "draft steps")
+        feeds = drafter.feeds(bench.plan.draft_context, batch, 1)
+        times[batch] = bench.wall_ms(partial(runner.run, feeds), warm=6)
+        eager = bench.wall_ms(partial(ordinary.run, feeds))
+        least = drafter.least_ms(bench.plan.draft_context, batch)
+        bench.say(
+            f"drafter {drafter.name}, {batch} x {bench.plan.draft_context}, one token",
+            f"{times[batch]:.2f} ms = {least / times[batch]:.0%} of the bytes' speed; "
+            f"ordinary {eager:.2f} ms",
+        )
+    bench.report[f"draft steps, {drafter.name}"] = times
+    return times
+
+
+# --- speedups -------------------------------------------------------------------------------------
+
+
+def expected_tokens(draft_length: int) -> float:
+    """Of a block without a bonus token, each drafted token accepted with `ACCEPTANCE`."""
+    return (1 - ACCEPTANCE**draft_length) / (1 - ACCEPTANCE)
+
+
+def sequential(k: int, plain_ms: float, draft_ms: float, verify_ms: float) -> float:
+    return expected_tokens(k) * plain_ms / (k * draft_ms + verify_ms)
+
+
+def ahead(k: int, plain_ms: float, draft_ms: float, verify_ms: float) -> float:
+    """Drafting as if all were accepted, on a device of its own; a miss drafts again."""
+    hits, drafting = ACCEPTANCE**k, k * draft_ms
+    round_ms = hits * max(drafting, verify_ms) + (1 - hits) * (drafting + verify_ms)
+    return expected_tokens(k) * plain_ms / round_ms
+
+
+def verify_ms(times: dict[tuple[int, int, int], float], context: int, batch: int, k: int) -> float:
+    """Measured, or between the two measured neighbours."""
+    known = sorted(rows for c, b, rows in times if (c, b) == (context, batch))
+    points = [times[context, batch, rows] for rows in known]
+    return float(np.interp(k, known, points))
+
+
+def best(
+    speedup: Callable[[int, float, float, float], float],
+    times: dict[tuple[int, int, int], float],
+    context: int,
+    batch: int,
+    draft_ms: float,
+) -> tuple[int, float]:
+    """The best draft length and its speedup, from measured times."""
+    plain = times[context, batch, 1]
+    lengths = range(1, max(rows for c, b, rows in times if (c, b) == (context, batch)) + 1)
+    found = {k: speedup(k, plain, draft_ms, verify_ms(times, context, batch, k)) for k in lengths}
+    length = max(found, key=lambda k: found[k])
+    return length, found[length]
+
+
+def roofline_speedup(target: Served, drafter: Served, context: int, batch: int) -> float:
+    plain = target.least_ms(context, batch)
+    draft = drafter.least_ms(target.bench.plan.draft_context, batch)
+    return max(sequential(k, plain, draft, plain) for k in range(1, 17))
+
+
+def rounds(target: Served, drafter: Served, context: int, batch: int, k: int) -> dict[str, float]:
+    """Milliseconds of a plain token and of a round, with all that the engines do beside forwards.
+
+    Drafts are proposed and drawn, blocks are judged, plain tokens drawn; what is accepted is not
+    used, for with random weights it means nothing.
+    """
+    bench, vocab = target.bench, target.bench.plan.vocab_size
+    run_target, run_drafter = target.runner(), drafter.runner()
+    plain_feeds = target.feeds(context, batch, 1)
+    draft_feeds = drafter.feeds(bench.plan.draft_context, batch, 1)
+    block_feeds = target.feeds(context, batch, k)
+
+    def plain() -> None:
+        for choice, logits in enumerate(run_target.run(plain_feeds)):
+            decode_token(logits[0], SAMPLING, LOSSLESS, choice, 0)
+
+    def one_round() -> None:
+        drawn: list[list[tuple[Any, Any, int]]] = [[] for _ in range(batch)]
+        for position in range(k):
+            for choice, logits in enumerate(run_drafter.run(draft_feeds)):
+                ids, probs = proposal(logits[0], SAMPLING, LOSSLESS)
+                token = propose(ids, probs, SAMPLING, LOSSLESS, choice, position)
+                drawn[choice].append((ids, probs, token))
+        for choice, logits in enumerate(run_target.run(block_feeds)):
+            judge(block_of(drawn[choice], choice), logits, SAMPLING, LOSSLESS, {vocab})
+
+    def judging() -> None:
+        judge(some_block, some_logits, SAMPLING, LOSSLESS, {vocab})
+
+    some_logits = run_target.run(block_feeds)[0]
+    ids, probs = proposal(some_logits[0], SAMPLING, LOSSLESS)
+    some_block = block_of([(ids, probs, int(ids[0]))] * k, 0)
+    return {
+        "plain": bench.wall_ms(plain, warm=6),
+        "round": bench.wall_ms(one_round, warm=6),
+        "judging a block": bench.wall_ms(judging),
+    }
+
+
+def block_of(drawn: Sequence[tuple[Any, Any, int]], choice: int) -> DraftBlock:
+    width = max(len(ids) for ids, _, _ in drawn)
+    candidate_ids = np.full((len(drawn), width), -1, dtype=np.int32)
+    candidate_probs = np.zeros((len(drawn), width), dtype=np.float32)
+    for row, (ids, probs, _) in enumerate(drawn):
+        candidate_ids[row, : len(ids)], candidate_probs[row, : len(ids)] = ids, probs
+    return DraftBlock(
+        lease_id="",
+        choice=choice,
+        position=0,
+        token_ids=np.asarray([token for *_, token in drawn], dtype=np.int32),
+        candidate_ids=candidate_ids,
+        candidate_probs=candidate_probs,
+        draft_ms=0.0,
+    )
+
+
+def speedups(
+    bench: Bench,
+    target: Served,
+    drafters: dict[str, Served],
+    times: dict[tuple[int, int, int], float],
+    draft_times: dict[str, dict[int, float]],
+) -> None:
+    """The issue's numbers; acceptance is synthetic in all of them."""
+    context = bench.plan.contexts[0]
+    batches = [batch for c, batch, rows in times if c == context and rows == 2]
+    large = max(batches)
+    marked = f"synthetic acceptance {ACCEPTANCE}"
+    for batch in sorted(set(batches)):
+        ratio = verify_ms(times, context, batch, 8) / times[context, batch, 1]
+        bench.say(
+            f"verify 8 over decode 1, {batch} x {context}", f"{ratio:.2f}", "<= 1.15", ratio <= 1.15
+        )
+    share = target.least_ms(context, large) / times[context, large, 1]
+    bench.say(
+        f"plain against the bytes, {large} x {context}", f"{share:.0%}", ">= 60 %", share >= 0.6
+    )
+    for name, by_batch in draft_times.items():
+        for batch in sorted(set(batches)):
+            told = f"{name} drafter, {batch} x {context}"
+            k, modelled = best(sequential, times, context, batch, by_batch[batch])
+            limit = roofline_speedup(target, drafters[name], context, batch)
+            is_asked = batch == large
+            bench.say(
+                f"sequential, forwards only, {told}",
+                f"{modelled:.2f}x at {k} of at best {limit:.2f}x by bytes ({marked})",
+                ">= 80 % of the bytes' speedup" if is_asked else "",
+                modelled >= 0.8 * limit if is_asked else None,
+            )
+            bench.check_time(20, "rounds")
+            ms = rounds(target, drafters[name], context, batch, k)
+            measured = expected_tokens(k) * ms["plain"] / ms["round"]
+            bench.report.setdefault("rounds", []).append(
+                {"drafter": name, "batch": batch, "draft_length": k, "ms": ms}
+            )
+            is_asked = name == "1B" and batch == 1
+            bench.say(
+                f"sequential, whole rounds, {told}",
+                f"{measured:.2f}x at {k}: a round {ms['round']:.1f} ms, a plain token "
+                f"{ms['plain']:.1f}, judging a block {ms['judging a block']:.1f} ({marked})",
+                ">= 1.2x" if is_asked else "",
+                measured >= 1.2 if is_asked else None,
+            )
+            k, modelled = best(ahead, times, context, batch, by_batch[batch])
+            is_asked = batch == large and name == "1B"
+            bench.say(
+                f"draft-ahead, own GPU, {told}",
+                f"{modelled:.2f}x at {k} (modelled from these steps; {marked})",
+                ">= 2.3x" if is_asked else "",
+                modelled >= 2.3 if is_asked else None,
+            )
+
+
+# --- prefill and slices ---------------------------------------------------------------------------
+
+
+def prefill(bench: Bench, target: Served) -> None:
+    """A short prompt as it is, the longest from chunks at five places (so marked)."""
+    plan, runner = bench.plan, target.runner(is_captured=False)
+    sizes = plan.shapes["8B"]
+    _, peak_flops = bench.peak()
+
+    def chunk_ms(past: int) -> float:
+        bench.check_time(10, "prefill")
+        feeds = target.feeds(past + plan.chunk, 1, plan.chunk, wanted=0)
+        return bench.wall_ms(partial(runner.run, feeds))
+
+    short, long = plan.contexts[-1], plan.contexts[0]
+    chunk_ms(0)
+    start = time.perf_counter()
+    for past in range(0, short, plan.chunk):
+        runner.run(target.feeds(past + plan.chunk, 1, plan.chunk, wanted=0))
+    bench.wait()
+    bench.say(f"prefill of {short} tokens", f"{time.perf_counter() - start:.2f} s")
+    places = [round(i / 4 * (long - plan.chunk) / plan.chunk) * plan.chunk for i in range(5)]
+    times = [chunk_ms(past) for past in places]
+    between = np.diff(places) / plan.chunk * (np.asarray(times[1:]) + times[:-1]) / 2
+    total = float(between.sum() + (times[0] + times[-1]) / 2) / 1e3
+    matrices = target.weight_bytes / bench.dtype.itemsize - plan.vocab_size * sizes["hidden_size"]
+    attended = 2 * long**2 * sizes["hidden_size"] * sizes["num_hidden_layers"]
+    share = (2 * matrices * long + attended) / total / peak_flops
+    bench.report["prefill"] = {"places": places, "chunk_ms": times, "seconds": total}
+    bench.say(
+        f"prefill of {long} tokens, from chunks of {plan.chunk} at five places",
+        f"{total:.1f} s = {share:.0%} of the dense peak",
+    )
+
+
+def slices(bench: Bench) -> None:
+    """The 70B as a drafter and as a target, from two depths: every layer costs the same."""
+    plan = bench.plan
+    few, many = plan.slice_layers
+    depth = plan.shapes["70B"]["num_hidden_layers"]
+    context = plan.contexts[0]
+    served = serve(bench, "70B", max(context, 4 * plan.draft_context), context, many)
+    report = bench.report["70B"] = []
+    for tokens, batch, rows in (
+        (plan.draft_context, 1, 1),
+        (plan.draft_context, 4, 1),
+        (context, 1, 1),
+        (context, 1, 8),
+    ):
+        bench.check_time(15, "70B")
+        feeds = served.feeds(tokens, batch, rows)
+        ms = {}
+        for layers in (few, many):
+            served.model.config.num_hidden_layers = layers
+            ms[layers] = bench.wall_ms(partial(served.runner().run, feeds), warm=6)
+        each = (ms[many] - ms[few]) / (many - few)
+        whole = ms[many] + (depth - many) * each
+        report.append({"context": tokens, "batch": batch, "rows": rows, "ms": whole})
+        bench.say(
+            f"70B, {batch} x {tokens}, {rows} rows",
+            f"{whole:.1f} ms, extrapolated to {depth} layers from {few} and {many}",
+        )
+
+
+# --- all of it ------------------------------------------------------------------------------------
+
+
+def device_facts(bench: Bench) -> None:
+    size = 2**30 if bench.is_cuda else 2**22
+    source = torch.ones(size, dtype=torch.uint8, device=bench.device)
+    target = torch.empty_like(source)
+    ms = bench.kernel_ms(lambda: target.copy_(source))
+    bench.report["copy_bytes_per_s"] = 2 * size / ms * 1e3
+    if bench.is_cuda:
+        bench.report["device"] = torch.cuda.get_device_name(bench.device)
+    bench.report["torch"] = torch.__version__
+    bandwidth, _ = bench.peak()
+    bench.say(
+        f"device {bench.report.get('device', 'cpu')}, torch {torch.__version__}",
+        f"copies at {2 * size / ms / 1e6:.0f} GB/s; bytes are counted at {bandwidth / 1e9:.0f}",
+    )
+
+
+def measure(bench: Bench) -> None:
+    """All parts in order."""
+    plan = bench.plan
+    with bench.part("device", 0):
+        device_facts(bench)
+    with bench.part("1. correctness of attention, before anything else", 0):
+        correctness(bench)
+    if not bench.candidates:
+        bench.say("everything else", "skipped: no attention is right here")
+        return
+    with bench.part("2. attention against the bytes it reads", 30):
+        kernels_against_bytes(bench)
+    times: dict[tuple[int, int, int], float] = {}
+    drafters: dict[str, Served] = {}
+    draft_times: dict[str, dict[int, float]] = {}
+    long = plan.contexts[0]
+    target: Served | None = None
+    with bench.part("3. steps of the target and of drafters", 60):
+        most = min(most_sequences(bench, long), max(plan.batches))
+        if most < 1:
+            raise OutOfTime("no memory for one sequence")
+        target = serve(bench, "8B", most * long, long)
+        # The 8B drafts with the same weights, on sequences of its own at the start of the pool.
+        drafters = {"8B": target}
+        times = steps(bench, target, most)
+        room = max(plan.batches) * plan.draft_context
+        drafters["1B"] = serve(bench, "1B", room, plan.draft_context)
+        draft_times = {name: draft_steps(bench, one) for name, one in drafters.items()}
+    with bench.part("4. speedups", 30):
+        if target is None or not draft_times:
+            raise OutOfTime("no step times")
+        speedups(bench, target, drafters, times, draft_times)
+    with bench.part("5. prefill", 40):
+        if target is None:
+            raise OutOfTime("no model")
+        prefill(bench, target)
+    drafters.clear()
+    target = None
+    with bench.part("6. Llama-3.1-70B by a slice", 60):
+        bench.free_bytes()
+        slices(bench)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=9.5, help="of the whole run")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/gpu.json")
+    parser.add_argument("--without", action="append", default=[], help="leave out a candidate")
+    parser.add_argument("--smoke", action="store_true", help="tiny shapes, on the CPU")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, format="  %(message)s", stream=sys.stdout)
+    logging.getLogger("rapid").setLevel(logging.INFO)
+    if not arguments.smoke and not torch.cuda.is_available():
+        raise SystemExit("no CUDA device is visible; --smoke runs tiny shapes on the CPU")
+    torch.manual_seed(0)
+    bench = Bench(
+        plan=SMOKE if arguments.smoke else Plan(),
+        device=torch.device("cpu" if arguments.smoke else "cuda:0"),
+        dtype=torch.float32 if arguments.smoke else torch.bfloat16,
+        deadline=time.monotonic() + 60 * arguments.minutes,
+        candidates=[one for one in all_candidates(PAGE) if one.name not in arguments.without],
+    )
+    with torch.inference_mode():
+        measure(bench)
+    if bench.spreads:
+        told = f"median {statistics.median(bench.spreads):.0%}, worst {max(bench.spreads):.0%}"
+        bench.say(f"(most - least) of {bench.plan.repeats} repeats, over their median", told)
+    report = circumstances() | bench.report | {"table": bench.lines}
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"\nwritten to {arguments.out}\n\n| what | measured | asked | |\n|---|---|---|---|")
+    for line in bench.lines:
+        print("| " + " | ".join(line) + " |")
+
+
+if __name__ == "__main__":
+    main()
