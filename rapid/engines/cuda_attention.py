@@ -199,7 +199,8 @@ def kernels_of(
         *(num_heads, page_tokens, max_context.bit_length(), step_tokens),
     )
     if alike not in _chosen:
-        _chosen[alike] = choose_kernels(cache, num_heads, page_tokens, max_context, step_tokens)
+        with torch.cuda.device(layout.devices[0]):
+            _chosen[alike] = choose_kernels(cache, num_heads, page_tokens, max_context, step_tokens)
     return _chosen[alike]
 
 

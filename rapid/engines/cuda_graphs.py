@@ -14,6 +14,7 @@ is padded: a shape is (sequences, rows of each).
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -33,6 +34,8 @@ STEPS_BEFORE = 2  # ordinary steps of a shape before it is worth a graph
 MAX_SHAPES = 32  # that have a graph or were refused one
 TOLERANCE = 0.03  # of the logits, as a share of their norm; a wrong input costs about 1
 REPEATS = 3  # of both, when they are compared
+
+_capturing = threading.Lock()  # one engine at a time: a capture begins by waiting for the device
 
 Shape = tuple[int, int]  # sequences, rows of each
 Forward = Callable[["Batch"], torch.Tensor]
@@ -186,15 +189,16 @@ def capture_graph(run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]
     Other threads of the process may go on computing meanwhile.
     """
     cuda: Any = torch.cuda
-    side = cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # kernels compile and libraries allocate before the capture
-        run()
-        run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        output = run()
+    with _capturing:
+        side = cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # kernels compile and libraries allocate before the capture
+            run()
+            run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            output = run()
 
     def replay() -> torch.Tensor:
         graph.replay()

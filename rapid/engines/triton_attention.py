@@ -106,6 +106,9 @@ def attend_to_table(
         [1, rows, heads, head_dim].
     """
     _, num_heads, num_rows, head_dim = query.shape
+    assert query.stride(3) == 1
+    assert keys.is_contiguous()
+    assert values.is_contiguous()
     num_kv_heads = keys.shape[0]
     group = num_heads // num_kv_heads
     num_sequences, width = table.shape

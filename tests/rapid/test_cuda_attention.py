@@ -6,17 +6,27 @@ import logging
 import math
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from rapid.engines import cuda_attention
-from rapid.engines.attention import MAX_STEP_ROWS, Attend, attend_by_runs, plain_partial
+from rapid.engines.attention import (
+    MAX_STEP_ROWS,
+    Attend,
+    Kernels,
+    attend_by_runs,
+    plain_partial,
+    ragged_attention,
+)
 from rapid.engines.cuda_attention import (
     Candidate,
     Case,
+    Rows,
     all_candidates,
     attend_by_pages,
+    checks,
     choose_kernels,
     chunk_checks,
     device_ms,
@@ -156,6 +166,29 @@ def test_steps_and_prefill_choose_for_themselves(caplog: pytest.LogCaptureFixtur
         "attention for steps: a",
         "attention for prefill: b",
     ]
+
+
+def test_a_batch_of_steps_and_prefill_is_split_between_their_kernels() -> None:
+    called: list[tuple[str, int]] = []
+
+    def noting(kind: str) -> Attend:
+        def attend(*arguments: object) -> torch.Tensor:
+            called.append((kind, arguments[0].shape[2]))  # type: ignore[attr-defined]
+            return right(*arguments)
+
+        return attend
+
+    torch.manual_seed(0)
+    shape = [Rows(40, 1), Rows(7, MAX_STEP_ROWS), Rows(30, MAX_STEP_ROWS + 1), Rows(0, 50)]
+    (case,) = checks({"mixed": shape}, cache_of().layers[0][0], HEADS, PAGE)
+    case.rows.kernels = Kernels(noting("steps"), noting("chunks"))
+    output, _ = ragged_attention(
+        SimpleNamespace(layer_idx=0),  # type: ignore[arg-type]
+        case.query, case.key, case.value, None, ragged=case.rows,
+    )  # fmt: skip
+    assert called == [("steps", 1 + MAX_STEP_ROWS), ("chunks", MAX_STEP_ROWS + 1 + 50)]
+    assert case.expected is not None
+    torch.testing.assert_close(output, case.expected)
 
 
 def test_checks_are_batches_of_every_row_count_with_scattered_pages() -> None:

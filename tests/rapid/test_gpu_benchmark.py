@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
-PARTS = ["correctness of attention", "attention against the bytes", "steps", "speedups", "prefill"]
+PARTS = ["1. correctness", "2. attention", "3. steps", "4. speedups", "5. prefill", "6. Llama"]
 ASKED = {"<= 1.15", ">= 60 %", ">= 1.2x", ">= 80 % of the bytes' speedup", ">= 2.3x"}
 
 
