@@ -56,7 +56,7 @@ try:
         step_checks,
         survey,
     )
-    from rapid.engines.cuda_graphs import capture_graph
+    from rapid.engines.cuda_graphs import GraphCapture
     from rapid.engines.kv_cache import KVCache, KVLayout, PageTable, Run
     from rapid.messages import DraftBlock
     from rapid.speculation.acceptance import decode_token, judge, propose
@@ -311,7 +311,7 @@ class Served:
             self.model, self.cache, self.bench.device, self.bench.plan.vocab_size, self.kernels
         )
         if is_captured and self.bench.is_cuda:
-            runner.capture_steps(self.max_context, capture_graph)
+            runner.capture_steps(self.max_context, GraphCapture())
         return runner
 
     @property

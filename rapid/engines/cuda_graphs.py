@@ -6,9 +6,9 @@ tensors that stay (ids, positions, slots, the table of keys) and attention must 
 nothing else (`Kernels.captured`).
 
 The ordinary forward stays the specification. A graph is captured from the third step of its shape
-and tried on the next one: it must give that step's logits, with inputs other than those it was
-captured with, and be faster. Else its shape stays ordinary, for good, and the log says why. Nothing
-is padded: a shape is (sequences, rows of each).
+and tried on the next one, with inputs other than those it was captured with: it must give that
+step's logits and store its keys, and be faster. Else its shape stays ordinary, for good, and the
+log says why. Nothing is padded: a shape is (sequences, rows of each).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from rapid.engines.attention import Kernels, RaggedRows
+from rapid.errors import EngineFailed
 
 if TYPE_CHECKING:
     from rapid.engines.batching import Batch
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 STEPS_BEFORE = 2  # ordinary steps of a shape before it is worth a graph
 MAX_SHAPES = 32  # that have a graph or were refused one
-TOLERANCE = 0.03  # of the logits, as a share of their norm; a wrong input costs about 1
+TOLERANCE = 0.03  # of logits and stored keys, as a share of their norm; a wrong input costs about 1
 REPEATS = 3  # of both, when they are compared
 
 _capturing = threading.Lock()  # one engine at a time: a capture begins by waiting for the device
@@ -69,7 +70,7 @@ class StepGraphs:
             forward: logits of the wanted rows of a batch [num_wanted, vocab].
             kernels: with an attention that can be captured.
             max_context: longest sequence.
-            capture: `capture_graph`, or a stand-in where there is no CUDA.
+            capture: a `GraphCapture`, or a stand-in where there is no CUDA.
         """
         assert kernels.captured is not None
         self._forward = forward
@@ -139,21 +140,28 @@ class StepGraphs:
         return torch.from_numpy(key_table(rows.segments, room)).to(keys.device)
 
     def _try(self, graph: _Graph, batch: Batch, shape: Shape) -> torch.Tensor:
-        """Compare with the specification on a step that the graph was not captured with."""
-        logits, ordinary_s = _timed(lambda: self._forward(batch))
+        """Compare with the specification on a step that the graph was not captured with.
+
+        Raises:
+            EngineFailed: the graph wrote elsewhere than it should; the KV is in doubt.
+        """
         replayed, replay_s = _timed(lambda: graph.replay()[batch.wanted])
-        error = float((replayed.float() - logits.float()).norm() / logits.float().norm())
-        verdict = f"{error:.1e} from the ordinary step, {1e3 * replay_s:.2f} ms against "
-        verdict += f"{1e3 * ordinary_s:.2f} ms"
+        stored = _stored(batch)
+        logits, ordinary_s = _timed(lambda: self._forward(batch))
+        error = _difference(replayed, logits)
+        found = f"{error:.1e} from the ordinary step, {1e3 * replay_s:.2f} ms against "
+        found += f"{1e3 * ordinary_s:.2f} ms"
+        self._graphs[shape] = None
+        if not _difference(stored, _stored(batch)) <= TOLERANCE:
+            raise EngineFailed(f"a graph for steps of shape {shape} stored keys in wrong places")
         if not error <= TOLERANCE:
-            logger.warning("graph for steps of shape %s refused: %s", shape, verdict)
-            self._graphs[shape] = None
+            logger.warning("graph for steps of shape %s refused: %s", shape, found)
         elif replay_s >= ordinary_s:
-            logger.info("graph for steps of shape %s does not pay: %s", shape, verdict)
-            self._graphs[shape] = None
+            logger.info("graph for steps of shape %s does not pay: %s", shape, found)
         else:
-            logger.info("graph for steps of shape %s: %s", shape, verdict)
+            logger.info("graph for steps of shape %s: %s", shape, found)
             graph.is_trusted = True
+            self._graphs[shape] = graph
         return logits
 
 
@@ -166,6 +174,16 @@ def _timed(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:
         float(result[-1, -1])  # waits for the device
         times.append(time.perf_counter() - start)
     return result, min(times)
+
+
+def _stored(batch: Batch) -> torch.Tensor:
+    """Keys and values of the rows in the last layer, where the batch has its slots."""
+    return torch.stack([tensor[:, batch.rows.slots] for tensor in batch.rows.cache.layers[-1]])
+
+
+def _difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """As a share of what is wanted; NaN where either is."""
+    return float((found.float() - wanted.float()).norm() / wanted.float().norm())
 
 
 def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[None]:
@@ -183,25 +201,33 @@ def shape_of(batch: Batch) -> Shape | None:
     return len(segments), lengths.pop()
 
 
-def capture_graph(run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """`Capture` on the current CUDA device.
+class GraphCapture:
+    """`Capture` on the current CUDA device; other threads may go on computing meanwhile.
 
-    Other threads of the process may go on computing meanwhile.
+    Its graphs share one pool of memory: they run one at a time, and what one returns is taken
+    before the next.
     """
-    cuda: Any = torch.cuda
-    with _capturing:
-        side = cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # kernels compile and libraries allocate before the capture
-            run()
-            run()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            output = run()
 
-    def replay() -> torch.Tensor:
-        graph.replay()
-        return output
+    def __init__(self) -> None:
+        self._pool: Any = None
 
-    return replay
+    def __call__(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        """Capture."""
+        cuda: Any = torch.cuda
+        with _capturing:
+            self._pool = self._pool or cuda.graph_pool_handle()
+            side = cuda.Stream()
+            side.wait_stream(cuda.current_stream())
+            with cuda.stream(side):  # kernels compile and libraries allocate before the capture
+                run()
+                run()
+            cuda.current_stream().wait_stream(side)
+            graph = cuda.CUDAGraph()
+            with cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                output = run()
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return output
+
+        return replay

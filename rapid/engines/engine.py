@@ -23,7 +23,7 @@ import torch
 from rapid.config import EngineConfig, WindowDrafting
 from rapid.engines.batching import Feed, Runner
 from rapid.engines.cuda_attention import kernels_of
-from rapid.engines.cuda_graphs import capture_graph
+from rapid.engines.cuda_graphs import GraphCapture
 from rapid.engines.drafting import Decode, Draft
 from rapid.engines.kv_cache import KVCache, PagePool
 from rapid.engines.leases import Lease, LeaseLedger
@@ -88,7 +88,7 @@ class Engine:
         kernels = kernels_of(loaded, self._cache, max_context, config)
         self._runner = Runner(loaded.model, self._cache, loaded.device, self._vocab_size, kernels)
         if len(set(loaded.kv_layout.devices)) == 1:
-            self._runner.capture_steps(max_context, capture_graph)
+            self._runner.capture_steps(max_context, GraphCapture())
         num_host_pages = config.host_cache_tokens // config.page_tokens
         self._host = (
             HostTier(loaded.kv_layout, num_host_pages, config.page_tokens)

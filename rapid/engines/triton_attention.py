@@ -158,6 +158,7 @@ def attend_to_table(
             NUM_HEADS=num_heads,
             HEAD_DIM=head_dim,
             DIM=dim,
+            num_warps=8,
         )
     return output
 

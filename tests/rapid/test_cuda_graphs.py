@@ -12,9 +12,11 @@ import torch
 
 from rapid.engines import cuda_graphs
 from rapid.engines.attention import Kernels, attend_by_runs
-from rapid.engines.batching import Feed, Runner
+from rapid.engines.batching import Batch, Feed, Runner
+from rapid.engines.cuda_graphs import StepGraphs
 from rapid.engines.kv_cache import KVCache, PageTable, Run
 from rapid.engines.triton_attention import attend_by_blocks
+from rapid.errors import EngineFailed
 from tests.rapid.tiny_models import loaded, random_prompt, reference_logits
 
 CPU = torch.device("cpu")
@@ -43,11 +45,11 @@ class Captures:
 
 @pytest.fixture
 def _instant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ordinary steps take two seconds, replays one."""
-    names = iter([2.0, 1.0] * 100)
+    """Replays take one second, ordinary steps two."""
+    seconds = iter([1.0, 2.0] * 100)
 
     def timed(run: Replay) -> tuple[torch.Tensor, float]:
-        return run(), next(names)
+        return run(), next(seconds)
 
     monkeypatch.setattr(cuda_graphs, "_timed", timed)
 
@@ -101,6 +103,23 @@ def test_a_graph_that_keeps_old_inputs_is_refused(caplog: pytest.LogCaptureFixtu
     assert "graph for steps of shape (2, 1) refused" in caplog.text
 
 
+@pytest.mark.usefixtures("_instant")
+def test_a_graph_that_stores_keys_in_old_places_ends_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fill = StepGraphs._fill
+
+    def forgets_the_slots(graphs: StepGraphs, graph: cuda_graphs._Graph, batch: Batch) -> bool:
+        slots = graph.inputs.rows.slots.clone()
+        filled = fill(graphs, graph, batch)
+        graph.inputs.rows.slots.copy_(slots)
+        return filled
+
+    monkeypatch.setattr(StepGraphs, "_fill", forgets_the_slots)
+    with pytest.raises(EngineFailed, match=r"shape \(2, 1\) stored keys in wrong places"):
+        decode(Captures(), range(20, 24))
+
+
 def test_a_graph_that_is_not_faster_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "_timed", lambda run: (run(), 1.0))
     captures = Captures()
@@ -128,7 +147,7 @@ def test_a_real_graph_gives_the_logits_of_every_step(
 ) -> None:
     with caplog.at_level(logging.INFO):
         steps = range(20, 20 + 8 * rows, rows)
-        decode(cuda_graphs.capture_graph, steps, rows, torch.device("cuda:0"))
+        decode(cuda_graphs.GraphCapture(), steps, rows, torch.device("cuda:0"))
     assert f"graph for steps of shape (2, {rows})" in caplog.text
     assert "refused" not in caplog.text
     assert "no graph" not in caplog.text
