@@ -68,7 +68,14 @@ except ImportError as missing:
     ) from missing
 
 # Memory bandwidth in bytes a second and dense bfloat16 operations a second: NVIDIA's datasheets.
-DEVICES = {"H200": (4.8e12, 989e12), "H100": (3.35e12, 989e12), "A100": (2.04e12, 312e12)}
+DEVICES = {
+    "H200": (4.8e12, 989e12),
+    "H100 PCIe": (2.0e12, 756e12),
+    "H100 NVL": (3.9e12, 835e12),
+    "H100": (3.35e12, 989e12),
+    "A100-SXM4-40GB": (1.555e12, 312e12),
+    "A100": (2.04e12, 312e12),
+}
 ACCEPTANCE = 0.77  # synthetic
 SAMPLING = SamplingConfig(temperature=1.0)
 LOSSLESS = SpeculationConfig(eta=0)

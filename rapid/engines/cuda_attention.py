@@ -476,14 +476,22 @@ def checks(
                 for first, stop in segment.all_spans:
                     tensor[:, first:stop].normal_()
             tensor.index_copy_(1, case.rows.slots, own[0])
-    layer = [tensor.float() for tensor in cache.layers[0]]
-    return [replace(case, expected=_specification(case, *layer)) for case in cases]
+    return [replace(case, expected=_specification(case)) for case in cases]
 
 
-def _specification(case: Case, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    query, key, value = case.query.float(), case.key.float(), case.value.float()
-    scale = query.shape[-1] ** -0.5
-    return attend_by_runs(query, key, value, keys, values, case.rows, scale, kernel=plain_partial)
+def _specification(case: Case) -> torch.Tensor:
+    def kernel(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        *,
+        is_causal: bool,
+    ) -> Partial:
+        return plain_partial(query, key.float(), value.float(), scale, is_causal=is_causal)
+
+    exact = replace(case, query=case.query.float())
+    return exact.run(partial(attend_by_runs, kernel=kernel))
 
 
 def step_timings(cache: KVCache, num_heads: int, page_tokens: int, max_context: int) -> list[Case]:

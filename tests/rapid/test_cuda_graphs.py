@@ -15,9 +15,11 @@ from rapid.engines.attention import Kernels, attend_by_runs
 from rapid.engines.batching import Batch, Feed, Runner
 from rapid.engines.cuda_graphs import StepGraphs
 from rapid.engines.kv_cache import KVCache, PageTable, Run
+from rapid.engines.loading import load_model
 from rapid.engines.triton_attention import attend_by_blocks
 from rapid.errors import EngineFailed
-from tests.rapid.tiny_models import loaded, random_prompt, reference_logits
+from rapid.generation import generate
+from tests.rapid.tiny_models import engine_config, loaded, random_prompt, reference_logits
 
 CPU = torch.device("cpu")
 PROMPTS = [random_prompt(40, seed).tolist() for seed in (1, 2)]
@@ -151,3 +153,20 @@ def test_a_real_graph_gives_the_logits_of_every_step(
     assert f"graph for steps of shape (2, {rows})" in caplog.text
     assert "refused" not in caplog.text
     assert "no graph" not in caplog.text
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_answers_on_a_device_are_those_of_the_cpu() -> None:
+    def answer(device: str, *, is_lossless: bool) -> tuple[int, ...]:
+        target = load_model(engine_config(device=device))
+        made = (
+            generate(target, target, PROMPTS[0], PROMPTS[1], max_tokens=24, seed=7, eta=0)
+            if is_lossless
+            else generate(target, None, PROMPTS[0], max_tokens=24, seed=7)
+        )
+        return tuple(made.token_ids)
+
+    plain = answer("cpu", is_lossless=False)
+    assert answer("cuda", is_lossless=False) == plain
+    assert answer("cuda", is_lossless=True) == plain

@@ -1,4 +1,7 @@
-"""The split-KV kernel in Triton's interpreter against the textbook; on CUDA see `test-gpu`."""
+"""The split-KV kernel in Triton's interpreter against the textbook; on CUDA see `make test-gpu`.
+
+The interpreter multiplies the bits of bfloat16 as integers, so half precision is tested in float16.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,11 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def batch_of(
-    sequences: list[tuple[list[int], int]], kv_heads: int, group: int, head_dim: int
+    sequences: list[tuple[list[int], int]],
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, RaggedRows]:
     """Queries, and rows over sequences given as (lengths of their runs, new rows)."""
     segments: list[Segment] = []
@@ -28,7 +35,7 @@ def batch_of(
         past = [*others, (start, stop - rows)] if stop - rows > start else others
         segments.append(Segment(first, first + rows, past, spans))
         first += rows
-    layout = KVLayout(kv_heads, head_dim, torch.float32, (DEVICE,))
+    layout = KVLayout(kv_heads, head_dim, dtype, (DEVICE,))
     cache = KVCache(layout, num_pages=slot + BLOCK_KEYS, page_tokens=1)
     for tensor in cache.layers[0]:
         tensor.fill_(float("nan"))  # slots nobody wrote must never count
@@ -38,7 +45,7 @@ def batch_of(
     query = 3 * torch.randn(1, first, kv_heads * group, head_dim, device=DEVICE).transpose(1, 2)
     slots = [place for s in segments for place in range(s.all_spans[-1][1] - (s.stop - s.start),
                                                         s.all_spans[-1][1])]  # fmt: skip
-    return query, RaggedRows(cache, segments, torch.tensor(slots, device=DEVICE))
+    return query.to(dtype), RaggedRows(cache, segments, torch.tensor(slots, device=DEVICE))
 
 
 def attend(query: torch.Tensor, rows: RaggedRows, splits: int) -> torch.Tensor:
@@ -67,6 +74,19 @@ def test_steps_equal_the_textbook_however_they_are_split(
     own = keys[None, :, rows.slots], values[None, :, rows.slots]
     expected = attend_by_runs(query, *own, keys, values, rows, head_dim**-0.5, kernel=plain_partial)
     torch.testing.assert_close(attend(query, rows, splits), expected, atol=2e-5, rtol=0)
+
+
+def test_half_precision_is_rounded_once() -> None:
+    torch.manual_seed(0)
+    query, rows = batch_of([([90, 9], 3), ([40], 1)], 2, 2, 16, torch.float16)
+    keys, values = (tensor.float() for tensor in rows.cache.layers[0])
+    own = keys[None, :, rows.slots], values[None, :, rows.slots]
+    expected = attend_by_runs(
+        query.float(), *own, keys, values, rows, 16**-0.5, kernel=plain_partial
+    )
+    got = attend(query, rows, splits=2)
+    assert got.dtype == torch.float16
+    torch.testing.assert_close(got.float(), expected, atol=2e-3, rtol=0)
 
 
 def test_a_table_walks_every_span_in_blocks() -> None:
