@@ -59,6 +59,7 @@ try:
     from rapid.engines.cuda_graphs import GraphCapture
     from rapid.engines.kv_cache import KVCache, KVLayout, PageTable, Run
     from rapid.messages import DraftBlock
+    from rapid.planning import draft_ahead_speedup, expected_tokens, sequential_speedup
     from rapid.speculation.acceptance import decode_token, judge, propose
     from rapid.speculation.sampling import proposal
 except ImportError as missing:
@@ -158,6 +159,7 @@ class Bench:
     dtype: torch.dtype
     deadline: float
     candidates: list[Candidate]
+    out: Path
     report: dict[str, Any] = field(default_factory=dict)
     lines: list[tuple[str, str, str, str]] = field(default_factory=list)
     spreads: list[float] = field(default_factory=list)
@@ -230,6 +232,13 @@ class Bench:
             told = (str(error).splitlines() or [""])[0]
             self.say(name, f"failed ({type(error).__name__}: {told[:200]})")
         print(f"  ({time.monotonic() - start:.0f} s)", flush=True)
+        self.save()
+
+    def save(self) -> None:
+        """All that is known so far; a run that is cut off leaves its parts."""
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        report = circumstances() | self.report | {"table": self.lines}
+        self.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 # --- attention ------------------------------------------------------------------------------------
@@ -441,20 +450,15 @@ def draft_steps(bench: Bench, drafter: Served) -> dict[int, float]:
 # --- speedups -------------------------------------------------------------------------------------
 
 
-def expected_tokens(draft_length: int) -> float:
-    """Of a block without a bonus token, each drafted token accepted with `ACCEPTANCE`."""
-    return (1 - ACCEPTANCE**draft_length) / (1 - ACCEPTANCE)
-
-
 def sequential(k: int, plain_ms: float, draft_ms: float, verify_ms: float) -> float:
-    return expected_tokens(k) * plain_ms / (k * draft_ms + verify_ms)
+    times = {"target_s": plain_ms, "draft_s": draft_ms, "verify_s": verify_ms}
+    return sequential_speedup(expected_tokens(ACCEPTANCE, k), k, **times)
 
 
 def ahead(k: int, plain_ms: float, draft_ms: float, verify_ms: float) -> float:
-    """Drafting as if all were accepted, on a device of its own; a miss drafts again."""
-    hits, drafting = ACCEPTANCE**k, k * draft_ms
-    round_ms = hits * max(drafting, verify_ms) + (1 - hits) * (drafting + verify_ms)
-    return expected_tokens(k) * plain_ms / round_ms
+    """Drafting as if all were accepted, on a device of its own."""
+    times = {"target_s": plain_ms, "draft_s": draft_ms, "verify_s": verify_ms}
+    return draft_ahead_speedup(expected_tokens(ACCEPTANCE, k), k, ACCEPTANCE**k, **times)
 
 
 def verify_ms(times: dict[tuple[int, int, int], float], context: int, batch: int, k: int) -> float:
@@ -576,7 +580,7 @@ def speedups(
             )
             bench.check_time(20, "rounds")
             ms = rounds(target, drafters[name], context, batch, k)
-            measured = expected_tokens(k) * ms["plain"] / ms["round"]
+            measured = expected_tokens(ACCEPTANCE, k) * ms["plain"] / ms["round"]
             bench.report.setdefault("rounds", []).append(
                 {"drafter": name, "batch": batch, "draft_length": k, "ms": ms}
             )
@@ -744,15 +748,14 @@ def main() -> None:
         dtype=torch.float32 if arguments.smoke else torch.bfloat16,
         deadline=time.monotonic() + 60 * arguments.minutes,
         candidates=[one for one in all_candidates(PAGE) if one.name not in arguments.without],
+        out=arguments.out,
     )
     with torch.inference_mode():
         measure(bench)
     if bench.spreads:
         told = f"median {statistics.median(bench.spreads):.0%}, worst {max(bench.spreads):.0%}"
         bench.say(f"(most - least) of {bench.plan.repeats} repeats, over their median", told)
-    report = circumstances() | bench.report | {"table": bench.lines}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    bench.save()
     print(f"\nwritten to {arguments.out}\n\n| what | measured | asked | |\n|---|---|---|---|")
     for line in bench.lines:
         print("| " + " | ".join(line) + " |")

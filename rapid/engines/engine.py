@@ -344,7 +344,7 @@ class Engine:
     def _now(self) -> float:
         """Seconds, when all that was launched is done."""
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+            torch.cuda.current_stream(self._device).synchronize()
         return time.perf_counter()
 
     def _begin(self, work: Work) -> None:
