@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from tests.ray_cluster import application, fakes, ray_cluster
 
@@ -11,8 +10,10 @@ __all__ = ["application", "fakes", "ray_cluster"]
 
 # Tests share the machine, and torch's threads fight each other on it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+import torch  # noqa: E402 (reads it)
+
 # Ray's name for it: no cluster over the network, so its servers bind to 127.0.0.1.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 # Kernels of ours run in Triton's interpreter where there is no device to compile them for.
-if not Path("/dev/nvidiactl").exists():
+if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
