@@ -8,9 +8,9 @@ from tests.ray_cluster import application, fakes, ray_cluster
 
 __all__ = ["application", "fakes", "ray_cluster"]
 
-# Tests share the machine, and torch's threads fight each other on it.
+# Tests share the machine, and torch's threads, counted on import, fight each other on it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-import torch  # noqa: E402 (reads it)
+import torch
 
 # Ray's name for it: no cluster over the network, so its servers bind to 127.0.0.1.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
