@@ -126,6 +126,10 @@ class EngineConfig(Frozen):
         page_tokens: tokens per KV page.
         max_leases: requests held at once, each with all its choices.
         step_tokens: token budget of one forward; prefill chunks are cut to it.
+        prefill_slowdown: beside other rows prefill gets no more than keeps a step, as measured,
+            within this many times what it would take without; 1.5 costs others at most half as
+            much time again per token, and leaves a long prompt a third of the time.
+        draft_ahead: go on drafting while a block is judged, as if it were going to be accepted.
         lease_ttl_s: a lease that is neither stepped nor renewed for this long is freed.
         threads: compute threads of torch on a CPU; None keeps torch's own choice.
     """
@@ -141,6 +145,8 @@ class EngineConfig(Frozen):
     page_tokens: int = Field(16, ge=1, le=1024)
     max_leases: int = Field(16, ge=1)
     step_tokens: int = Field(512, ge=16)
+    prefill_slowdown: Finite = Field(2.0, gt=1)
+    draft_ahead: bool = True
     lease_ttl_s: Finite = Field(60.0, gt=0)
     threads: int | None = Field(None, ge=1)
 

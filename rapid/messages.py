@@ -210,7 +210,12 @@ class TargetLogits:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """The engine's ledger: pages in use plus free is the total, leases open are sequences held."""
+    """The engine's ledger: pages in use plus free is the total, leases open are sequences held.
+
+    Attributes:
+        ahead_hits: calls for a block that found some of it drafted ahead.
+        ahead_misses: those that found what was drafted ahead to be wrong.
+    """
 
     leases_open: int
     max_leases: int
@@ -218,6 +223,8 @@ class EngineStatus:
     kv_pages_total: int
     page_tokens: int
     max_context: int
+    ahead_hits: int = 0
+    ahead_misses: int = 0
 
 
 # --- orchestrator -> ingress --------------------------------------------------------------------

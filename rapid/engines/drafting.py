@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Set
 
 import numpy as np
@@ -9,47 +10,24 @@ import torch
 from typing_extensions import override
 
 from rapid.engines.leases import Lease
+from rapid.engines.sequences import Proposal
 from rapid.engines.work import SequenceWork
 from rapid.errors import OutOfStep
-from rapid.messages import DraftBlock, Float32Array, Int32Array, TokenLogprobs, Verdict
+from rapid.messages import DraftBlock, TokenLogprobs, Verdict
 from rapid.speculation.acceptance import decode_token, ends_block, propose
 from rapid.speculation.sampling import proposal
 
 
-class Draft(SequenceWork):
-    """Sample a block token by token, each from exactly the proposal that is sent with it.
+class Drafting(SequenceWork):
+    """Samples token by token, each from exactly the proposal that is sent with it.
 
     Drafting stops after an end-of-sequence token: if it is kept the answer ends there, if not the
     block does, so nothing after it could ever be judged.
     """
 
-    def __init__(
-        self,
-        lease: Lease,
-        choice: int,
-        verdict: Verdict | None,
-        num_tokens: int,
-        eos_ids: Set[int],
-    ) -> None:
+    def __init__(self, lease: Lease, choice: int, eos_ids: Set[int]) -> None:
         super().__init__(lease, choice)
-        self._verdict = verdict
-        self._num_tokens = num_tokens
         self._eos_ids = eos_ids
-        self._proposals: list[tuple[Int32Array, Float32Array]] = []
-
-    @override
-    def begin(self) -> None:
-        super().begin()
-        sequence = self.sequence
-        if self._verdict is None:
-            sequence.drop_speculation()
-        else:
-            self._check_position("verdict", self._verdict.position, self._verdict.choice)
-            sequence.commit(self._verdict.token_ids)
-        room = sequence.capacity - len(sequence.token_ids) + 1
-        self._num_tokens = min(self._num_tokens, room)
-        if self._num_tokens < 1:
-            raise OutOfStep(f"lease {self.lease.lease_id!r} has no room to draft in")
 
     @override
     def take(self, logits: torch.Tensor) -> None:
@@ -59,15 +37,118 @@ class Draft(SequenceWork):
         ids, probs = proposal(logits[0], request.sampling, request.speculation)
         token = propose(ids, probs, request.sampling, request.speculation, self.choice, position)
         sequence.draft_ids.append(token)
-        self._proposals.append((ids, probs))
-        is_last = token in self._eos_ids or ends_block(token, ids, probs, request.speculation)
-        if is_last or len(self._proposals) == self._num_tokens:
-            self.finish(draft_block(self, sequence.draft_ids, self._proposals))
+        sequence.proposals.append((ids, probs))
+
+    def _is_block_over(self) -> bool:
+        """Whether a block that holds the last drafted token must end with it."""
+        token, proposed = self.sequence.draft_ids[-1], self.sequence.proposals[-1]
+        return token in self._eos_ids or ends_block(
+            token, *proposed, self.lease.request.speculation
+        )
 
 
-def draft_block(
-    work: SequenceWork, token_ids: list[int], proposals: list[tuple[Int32Array, Float32Array]]
-) -> DraftBlock:
+class Draft(Drafting):
+    """A block; on a hit it begins with what was drafted ahead, or is that.
+
+    Attributes:
+        is_hit: whether something drafted ahead was right; None when there was nothing.
+    """
+
+    kind = "draft"
+
+    def __init__(
+        self,
+        lease: Lease,
+        choice: int,
+        verdict: Verdict | None,
+        num_tokens: int,
+        eos_ids: Set[int],
+    ) -> None:
+        super().__init__(lease, choice, eos_ids)
+        self._verdict = verdict
+        self._num_asked = self._num_tokens = num_tokens
+        self._arrived = time.perf_counter()
+        self.is_hit: bool | None = None
+
+    @override
+    def begin(self) -> None:
+        super().begin()
+        sequence = self.sequence
+        sequence.pace.call(self._arrived)
+        if self._verdict is None:
+            sequence.drop_speculation()
+        else:
+            self._check_position("verdict", self._verdict.position, self._verdict.choice)
+            had_more = len(sequence.proposals) > sequence.num_offered
+            is_right = sequence.commit(self._verdict.token_ids, keeps_ahead=True)
+            self.is_hit = is_right if had_more else None
+        room = sequence.capacity - len(sequence.token_ids) + 1
+        self._num_tokens = min(self._num_asked, room)
+        if self._num_tokens < 1:
+            raise OutOfStep(f"lease {self.lease.lease_id!r} has no room to draft in")
+        if sequence.draft_ids:
+            self._finish_if_long_enough()
+
+    @override
+    def take(self, logits: torch.Tensor) -> None:
+        super().take(logits)
+        self._finish_if_long_enough()
+
+    def _finish_if_long_enough(self) -> None:
+        sequence = self.sequence
+        if len(sequence.draft_ids) >= self._num_tokens or self._is_block_over():
+            sequence.num_offered = min(len(sequence.draft_ids), self._num_tokens)
+            sequence.pace.hand_out(time.perf_counter())
+            offered = slice(sequence.num_offered)
+            self.finish(draft_block(self, sequence.draft_ids[offered], sequence.proposals[offered]))
+
+    def ahead(self, step_s: float | None) -> DraftAhead | None:
+        """What to draft while the block is judged; None when that is nothing.
+
+        Args:
+            step_s: measured seconds a token.
+        """
+        sequence, request = self.sequence, self.lease.request
+        if sequence.draft_ids[-1] in self._eos_ids:
+            return None
+        num_more = sequence.pace.num_steps(step_s, at_most=self._num_asked)
+        num_left = request.max_tokens - sequence.num_generated
+        num_tokens = min(sequence.num_offered + num_more, num_left)
+        work = DraftAhead(self.lease, self.choice, num_tokens, self._eos_ids)
+        return None if work.is_far_enough() else work
+
+
+class DraftAhead(Drafting):
+    """Goes on behind the block that was handed out, as if all of it were going to be accepted.
+
+    Nobody has asked: what it draws is speculation like the block, right or wrong with it. Noise is
+    keyed by position and proposals are functions of the prefix, so these are the very tokens that
+    the next call would draw.
+    """
+
+    kind = "ahead"
+
+    def __init__(self, lease: Lease, choice: int, num_tokens: int, eos_ids: Set[int]) -> None:
+        """Draft until `num_tokens` are there, the block's among them."""
+        super().__init__(lease, choice, eos_ids)
+        self._num_tokens = num_tokens
+
+    @override
+    def take(self, logits: torch.Tensor) -> None:
+        super().take(logits)
+        if self.is_far_enough():
+            self.finish(None)
+
+    def is_far_enough(self) -> bool:
+        """Whether there is nothing more to draft for now."""
+        sequence = self.sequence
+        num_drafted = len(sequence.draft_ids)
+        return num_drafted >= self._num_tokens or (
+            num_drafted > sequence.num_offered and self._is_block_over()
+        )
+
+
+def draft_block(work: SequenceWork, token_ids: list[int], proposals: list[Proposal]) -> DraftBlock:
     """Drafted tokens and their proposals, padded to one width, as a message."""
     shape = (len(proposals), max(len(ids) for ids, _ in proposals))
     candidate_ids = np.full(shape, -1, dtype=np.int32)

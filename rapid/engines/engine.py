@@ -15,23 +15,25 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Literal, TypeVar, cast
 
 import torch
 
 from rapid.config import EngineConfig, WindowDrafting
-from rapid.engines.batching import Feed, Runner
+from rapid.engines.batching import Runner
 from rapid.engines.cuda_attention import kernels_of
 from rapid.engines.cuda_graphs import GraphCapture
-from rapid.engines.drafting import Decode, Draft
+from rapid.engines.drafting import Decode, Draft, DraftAhead
 from rapid.engines.kv_cache import KVCache, PagePool
 from rapid.engines.leases import Lease, LeaseLedger
 from rapid.engines.loading import LoadedModel
 from rapid.engines.memory import plan_kv_pages
 from rapid.engines.prefix_cache import HostTier, Move
 from rapid.engines.replies import Reply
-from rapid.engines.scheduling import Scheduler
+from rapid.engines.scheduling import Scheduled, Scheduler
+from rapid.engines.sequences import Sequence
 from rapid.engines.verifying import Score, Verify
 from rapid.engines.window_drafting import WindowDraft
 from rapid.engines.work import Commit, Prefill, Work
@@ -104,9 +106,11 @@ class Engine:
             clock,
             self._host,
         )
-        self._scheduler = Scheduler(config.step_tokens)
+        self._scheduler = Scheduler(config.step_tokens, config.prefill_slowdown)
         self._inbox: list[Work] = []
         self._replies: dict[Work, Reply] = {}
+        self._ahead: dict[Sequence, DraftAhead] = {}  # nobody waits for these
+        self._ahead_hits = self._ahead_misses = 0
         self._endings: dict[Lease, list[Reply]] = {}
         self._is_closed = False
         self._guard = threading.Condition()
@@ -177,7 +181,11 @@ class Engine:
         """The ledger's numbers."""
         with self._guard:
             self._expire()
-            return self._ledger.status()
+            return replace(
+                self._ledger.status(),
+                ahead_hits=self._ahead_hits,
+                ahead_misses=self._ahead_misses,
+            )
 
     def check_integrity(self) -> None:
         """Raise unless every page and lease is accounted for."""
@@ -286,7 +294,7 @@ class Engine:
         try:
             return self.step()
         except Exception as error:
-            self._fail(list(self._replies), error)
+            self._fail([*self._replies, *self._ahead.values()], error)
             return True
 
     def step(self) -> bool:
@@ -294,15 +302,18 @@ class Engine:
         scheduled = self._schedule()
         if not scheduled:
             return False
+        began = time.perf_counter()
         try:
             logits = self._run(scheduled)
         except Exception as error:
             self._fail([work for work, _ in scheduled], error)
             return True
-        self._publish(self._postprocess([work for work, _ in scheduled], logits))
+        done = self._postprocess([work for work, _ in scheduled], logits)
+        self._scheduler.observe(self._now() - began, scheduled)
+        self._publish(done)
         return True
 
-    def _schedule(self) -> list[tuple[Work, Feed]]:
+    def _schedule(self) -> Scheduled:
         """Begin what has arrived and choose the rows of the next forward."""
         with self._guard:
             self._expire()
@@ -330,10 +341,10 @@ class Engine:
         if num_restored == len(moves):
             self._host.pace.observe_restored(num_restored, self._now() - began)
 
-    def _run(self, scheduled: list[tuple[Work, Feed]]) -> list[torch.Tensor]:
+    def _run(self, scheduled: Scheduled) -> list[torch.Tensor]:
         """One forward; one of prompts alone is timed for the host tier, which competes with it."""
         feeds = [feed for _, feed in scheduled]
-        if self._host is None or not all(work.is_prefill for work, _ in scheduled):
+        if self._host is None or not all(work.kind == "prefill" for work, _ in scheduled):
             return self._runner.run(feeds)
         num_rows = sum(len(feed.token_ids) for feed in feeds)
         began = self._now()
@@ -349,6 +360,7 @@ class Engine:
 
     def _begin(self, work: Work) -> None:
         self._ledger.touch(work.lease)
+        self._stop_ahead(work.lease.sequences[choice] for choice in work.choices)
         try:
             work.begin()
         except RapidError as error:
@@ -365,8 +377,8 @@ class Engine:
     def _postprocess(self, works: list[Work], logits: list[torch.Tensor]) -> list[Work]:
         """Hand out the logits; return what is done."""
         for work, rows in zip(works, logits, strict=True):
-            if work not in self._replies:  # dropped or released during the forward
-                continue
+            if work not in self._replies and work not in self._ahead.values():
+                continue  # dropped or released during the forward
             try:
                 work.take(rows)
             except Exception as error:
@@ -378,7 +390,10 @@ class Engine:
         if works:
             with self._guard:
                 for work in works:
-                    self._settle(work)
+                    if isinstance(work, DraftAhead):
+                        self._stop_ahead([work.sequence])
+                    else:
+                        self._settle(work)
 
     def _fail(self, works: list[Work], cause: Exception) -> None:
         """A forward raised: the KV of its leases is in doubt, so they end; the engine goes on."""
@@ -397,6 +412,28 @@ class Engine:
         self._forget(work)
         if reply is not None:
             reply.settle(work.result, error)
+            if isinstance(work, Draft) and work.is_done and error is None:
+                self._go_ahead(work)
+
+    def _go_ahead(self, draft: Draft) -> None:
+        """Draft on behind a block that was handed out.
+
+        Not for a lease beside its target's: this engine is what it waits for.
+        """
+        self._ahead_hits += draft.is_hit is True
+        self._ahead_misses += draft.is_hit is False
+        if self._config.draft_ahead and draft.lease.request.beside is None:
+            ahead = draft.ahead(self._scheduler.costs.base_s.value)
+            if ahead is not None:
+                self._ahead[draft.sequence] = ahead
+                self._scheduler.add(ahead)
+
+    def _stop_ahead(self, sequences: Iterable[Sequence]) -> None:
+        """Draft no further; what is there stays until the next call on the sequence."""
+        for sequence in sequences:
+            ahead = self._ahead.pop(sequence, None)
+            if ahead is not None:
+                self._scheduler.drop(ahead)
 
     def _forget(self, work: Work) -> None:
         """Drop work without an answer; its sequence keeps what was committed."""
@@ -414,6 +451,7 @@ class Engine:
             self._settle(work, error or LeaseNotFound(f"lease {lease.lease_id!r} was {ending}"))
         for reply in self._endings.pop(lease, []):
             reply.settle(ending)
+        self._stop_ahead(lease.sequences)
         self._ledger.release(lease.lease_id)
 
     def _expire(self) -> None:

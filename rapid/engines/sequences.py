@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as TokenIds
 
 from rapid.engines.kv_cache import PageTable
+from rapid.engines.timings import Pace
+from rapid.messages import Float32Array, Int32Array
+
+Proposal = tuple[Int32Array, Float32Array]
+"""Tokens with non-zero probability, best first, and their probabilities."""
 
 
 class Sequence:
@@ -18,7 +23,11 @@ class Sequence:
 
     `commit` is the only way into the committed part. It keeps the KV of the speculation as far as
     what was committed agrees with it; the rest is overwritten in place by the next rows. At least
-    the last committed token is always left to compute, for its row gives the next logits.
+    the last token of all is always left to compute, for its row gives the next logits.
+
+    A drafter's speculation is the block that it handed out (`num_offered` tokens) and, behind it,
+    what was drafted ahead; `proposals` are what these tokens were drawn from. Only `commit` with
+    `keeps_ahead` leaves any of it standing.
     """
 
     def __init__(
@@ -29,7 +38,10 @@ class Sequence:
         self.num_prompt = len(prompt_ids)
         self.token_ids = [*prompt_ids, *committed]
         self.draft_ids: list[int] = []
+        self.proposals: list[Proposal] = []  # of `draft_ids`, where this engine drew them to send
+        self.num_offered = 0
         self.num_computed = 0
+        self.pace = Pace()
 
     @property
     def num_generated(self) -> int:
@@ -49,17 +61,30 @@ class Sequence:
             rest += self.draft_ids[max(start - num_committed, 0) :][: _left(limit, rest)]
         return rest
 
-    def commit(self, token_ids: TokenIds[int]) -> None:
-        """Append to the answer; keep the speculation's KV where it was right."""
+    def commit(self, token_ids: TokenIds[int], *, keeps_ahead: bool = False) -> bool:
+        """Append to the answer; keep the speculation's KV where it was right.
+
+        Args:
+            keeps_ahead: what was drafted after `token_ids` stays, if all of them were as drafted.
+
+        Returns:
+            Whether any of it stays.
+        """
         num_right = 0
         for committed, drafted in zip(token_ids, self.draft_ids, strict=False):
             if committed != drafted:
                 break
             num_right += 1
         kept = len(self.token_ids) + num_right
+        is_hit = keeps_ahead and self.num_offered <= num_right == len(token_ids)
+        is_hit = is_hit and len(self.proposals) == len(self.draft_ids)  # else drawn to be committed
+        self.draft_ids = self.draft_ids[num_right:] if is_hit else []
+        self.proposals = self.proposals[num_right:] if is_hit else []
+        self.num_offered = 0
         self.token_ids += token_ids
-        self.draft_ids = []
-        self.num_computed = min(self.num_computed, kept, len(self.token_ids) - 1)
+        num_tokens = len(self.token_ids) + len(self.draft_ids)
+        self.num_computed = min(self.num_computed, kept + len(self.draft_ids), num_tokens - 1)
+        return bool(self.draft_ids)
 
     def drop_speculation(self) -> None:
         """Forget what was drafted and not committed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from typing import Literal
 
 import torch
 from typing_extensions import override
@@ -26,11 +27,12 @@ class Work(ABC):
     """One call in progress.
 
     Attributes:
+        kind: what the scheduler goes by: ``step`` verifies or decodes.
         choices: whose sequences it changes; nothing else may be in progress on them.
         result: set when done.
     """
 
-    is_prefill = False
+    kind: Literal["step", "draft", "ahead", "prefill"] = "step"
     next_page: int | None = None  # of a prompt, which others may wait for too
 
     def __init__(self, lease: Lease, choices: tuple[int, ...]) -> None:
@@ -67,6 +69,11 @@ class Work(ABC):
         self.is_done = True
 
     @property
+    def depth(self) -> int:
+        """Tokens before its next row; asked of a prefill."""
+        return 0
+
+    @property
     def elapsed_ms(self) -> float:
         """Since the work began."""
         return (time.perf_counter() - self._began) * 1e3
@@ -80,7 +87,7 @@ class Prefill(Work):
     filled one. Then each computes what it had committed elsewhere.
     """
 
-    is_prefill = True
+    kind = "prefill"
 
     def __init__(
         self, lease: Lease, cache: KVCache, prefixes: PrefixCache, page_tokens: int
@@ -125,6 +132,11 @@ class Prefill(Work):
         page = self.lease.sequences[0].num_computed // self._page_tokens
         page += self._prefixes.num_missing(pages, page)
         return page * self._page_tokens if page < len(pages) else self._num_prompt
+
+    @property
+    @override
+    def depth(self) -> int:
+        return self._current().num_computed
 
     def _current(self) -> Sequence:
         return next(one for one in self.lease.sequences if not one.is_prefilled)
