@@ -55,7 +55,7 @@ async def opened(engine: Engine, lease_id: str = "a", **settings: object) -> Non
 
 async def rested(engine: Engine) -> None:
     """Let the engine draft ahead as far as it wants to."""
-    while is_ahead(engine):
+    while is_ahead(engine):  # noqa: ASYNC110
         await asyncio.sleep(0.001)
 
 

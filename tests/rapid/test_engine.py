@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from rapid.errors import OutOfStep
 from rapid.messages import DraftBlock, Verdict
 from rapid.speculation.loop import speculate
 from rapid.speculation.sampling import proposal
+from tests.rapid.test_engine_leases import Gate
 from tests.rapid.tiny_models import (
     EOS,
     FAMILIES,
@@ -203,6 +204,49 @@ async def test_concurrent_sequences_give_what_each_gives_alone(
     answers = await asyncio.gather(*map(run, prompts))
     for lease_id, tokens in zip(prompts, answers, strict=True):
         assert tokens == reference_greedy(prompts[lease_id].tolist(), 10)
+
+
+async def test_mixed_draft_lengths_in_one_batch_are_what_each_is_alone() -> None:
+    """Drafts of 1 to 9 tokens and verdicts on 0 to 9 of them, in shared forwards and apart."""
+    lengths = {"a": 1, "b": 9, "c": 4, "d": 0}
+    prompts = {key: random_prompt(20 + 9 * place, seed=place) for place, key in enumerate(lengths)}
+    speculation = SpeculationConfig(eta=5.0, coupling="shared_noise")
+
+    async def run(engine: Engine, key: str) -> tuple[list[DraftBlock], list[Verdict]]:
+        blocks, verdicts = [], []
+        for _ in range(3):
+            block = block_of([], sum(len(verdict.token_ids) for verdict in verdicts))
+            if lengths[key]:
+                block = await engine.draft(key, 0, None, lengths[key])
+            blocks.append(block)
+            verdicts.append(await engine.verify(key, 0, block))
+        return blocks, verdicts
+
+    async def ready(keys: Iterable[str]) -> Engine:
+        engine = tiny_engine()
+        for key in keys:
+            settings = {"temperature": 1.0, "speculation": speculation}
+            await opened(engine, key, prompt=prompts[key], **settings)
+        return engine
+
+    together = await ready(lengths)
+    gate = Gate(together)
+    running = [asyncio.ensure_future(run(together, key)) for key in lengths]
+    await gate.forward_started()
+    await asyncio.sleep(0)
+    gate.open()
+    mixed = dict(zip(lengths, await asyncio.gather(*running), strict=True))
+    assert max(len({len(feed.token_ids) for feed in feeds}) for feeds in gate.feeds) > 1
+    together.close()
+    for key in lengths:
+        engine = await ready([key])
+        blocks, verdicts = await run(engine, key)
+        assert [v.token_ids for v in mixed[key][1]] == [v.token_ids for v in verdicts]
+        for one, other in zip(mixed[key][0], blocks, strict=True):
+            assert one.token_ids.tolist() == other.token_ids.tolist()
+            assert one.candidate_ids.tolist() == other.candidate_ids.tolist()
+            np.testing.assert_allclose(one.candidate_probs, other.candidate_probs, atol=1e-5)
+        engine.close()
 
 
 @pytest.mark.parametrize("max_draft", [1, 4, 9])
