@@ -1,0 +1,22 @@
+"""Prompts that the embedded models answer as they do in service, without a retriever."""
+
+from __future__ import annotations
+
+from rapid.embedded.generator import generate_document
+from rapid.engines.text import ChatText
+from rapid.messages import Document, Message
+from rapid.prompts import target_messages
+
+
+def prompts(seed: int | str, num_tokens: int) -> tuple[list[int], list[int]]:
+    """Of target and drafter: a document with a question, and what surrounds its evidence."""
+    text = ChatText.load("embedded:target")
+    document = generate_document(seed, num_tokens)
+    asked = next(each for each in document.questions if each.kind != "fact")
+    around = slice(max(asked.evidence[0][0] - 300, 0), asked.evidence[-1][1] + 300)
+    chat = (Message("user", asked.question),)
+    long, short = (
+        text.encode_chat(target_messages(chat, (Document(document.name, part),)))
+        for part in (document.text, document.text[around])
+    )
+    return long, short

@@ -1,0 +1,165 @@
+"""What a long prefill costs those who wait for their next token, with and without the bound.
+
+    python benchmarks/scheduling.py [--prompt 4096] [--repeats 7]
+
+Two leases decode on one engine, token by token. In turn within each repetition: alone, beside the
+prefill of a long prompt bounded by `prefill_slowdown` 1.5 and 2, and beside the same with the
+token budget of a step alone. A random-weight Llama of 4 layers x 256, float32, one thread.
+Reported: the others' seconds per token (the mean over the prefill, and the slowest), as ratios to
+alone, and how long the prefill took, as a ratio to a prefill that has the engine for itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from random_checkpoint import save_random_llama
+from reporting import keep, ratios, shown, spread, table
+
+from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
+from rapid.engines.engine import Engine
+from rapid.engines.loading import load_model
+from rapid.messages import LeaseRequest, as_prompt
+
+VOCAB, STEP_TOKENS = 1024, 512
+OTHERS, OTHERS_PROMPT, OTHERS_TOKENS, TOKENS_ALONE = ("one", "two"), 256, 4000, 200
+SLOWDOWNS = {"1.5": 1.5, "2": 2.0, "unbounded": 1e9}
+RANDOM = np.random.default_rng(0)  # no prompt comes twice, lest it be remembered
+
+
+def lease(lease_id: str, num_prompt: int, max_tokens: int) -> LeaseRequest:
+    return LeaseRequest(
+        lease_id,
+        lease_id,
+        as_prompt(RANDOM.integers(4, VOCAB, num_prompt).tolist()),
+        max_tokens,
+        SamplingConfig(temperature=0),
+        SpeculationConfig(),
+    )
+
+
+async def decode(engine: Engine, lease_id: str, until: asyncio.Event | None) -> list[float]:
+    """Seconds of each token, until the event; without one, of a fixed number of them."""
+    seconds: list[float] = []
+    while not until.is_set() if until else len(seconds) < TOKENS_ALONE:
+        began = time.perf_counter()
+        await engine.decode(lease_id, 0, 1)
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+async def prefill(engine: Engine, num_tokens: int) -> float:
+    """Seconds of one prefill."""
+    await engine.open(lease("long", num_tokens, 8))
+    began = time.perf_counter()
+    await engine.prefill("long")
+    took = time.perf_counter() - began
+    engine.release("long")
+    return took
+
+
+async def beside(engine: Engine, num_tokens: int | None) -> tuple[list[float], float]:
+    """The others' seconds per token, and those of the prefill of so many tokens beside them."""
+    for name in OTHERS:
+        await engine.open(lease(name, OTHERS_PROMPT, OTHERS_TOKENS))
+        await engine.prefill(name)
+        await engine.decode(name, 0, 8)
+    until = asyncio.Event() if num_tokens else None
+    decoding = asyncio.gather(*(decode(engine, name, until) for name in OTHERS))
+    took = 0.0
+    if until and num_tokens:
+        took = await prefill(engine, num_tokens)
+        until.set()
+    seconds = [each for one in await decoding for each in one]
+    for name in OTHERS:
+        engine.release(name)
+    return seconds, took
+
+
+async def measure(engines: dict[str, Engine], prompt: int, repeats: int) -> dict[str, Any]:
+    """Everything once without counting, then in turn."""
+    mean: dict[str, list[float]] = {name: [] for name in ("alone", *engines)}
+    slowest: dict[str, list[float]] = {name: [] for name in mean}
+    took: dict[str, list[float]] = {name: [] for name in mean}
+    any_engine = next(iter(engines.values()))
+    for repeat in range(repeats + 1):
+        for name in mean:
+            engine = engines.get(name, any_engine)
+            seconds, prefill_s = await beside(engine, None if name == "alone" else prompt)
+            if name == "alone":
+                prefill_s = await prefill(engine, prompt)
+            if repeat:
+                mean[name].append(1e3 * statistics.fmean(seconds))
+                slowest[name].append(1e3 * max(seconds))
+                took[name].append(prefill_s)
+    return {
+        name: {
+            "ms_per_token": spread(mean[name]),
+            "slowest_token_ms": spread(slowest[name], 1),
+            "prefill_s": spread(took[name]),
+            "per_token_over_alone": ratios(mean[name], mean["alone"]),
+            "prefill_over_alone": ratios(took[name], took["alone"]),
+        }
+        for name in mean
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prompt", type=int, default=4096)
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        save_random_llama(
+            Path(folder), hidden_size=256, num_layers=4, num_heads=4, vocab_size=VOCAB
+        )
+        max_context = max(arguments.prompt + 64, OTHERS_PROMPT + OTHERS_TOKENS)
+        config = EngineConfig(
+            model=folder,
+            dtype="float32",
+            device="cpu",
+            threads=1,
+            step_tokens=STEP_TOKENS,
+            max_context=max_context,
+            kv_cache_tokens=max_context + 2 * (OTHERS_PROMPT + OTHERS_TOKENS + 64),
+        )
+        loaded = load_model(config)
+        engines = {
+            name: Engine(loaded, config.model_copy(update={"prefill_slowdown": slowdown}))
+            for name, slowdown in SLOWDOWNS.items()
+        }
+        cases = asyncio.run(measure(engines, arguments.prompt, arguments.repeats))
+        for engine in engines.values():
+            engine.close()
+    rows = [
+        [
+            name,
+            shown(case["ms_per_token"]),
+            shown(case["per_token_over_alone"]),
+            shown(case["slowest_token_ms"], 0),
+            shown(case["prefill_s"]),
+            shown(case["prefill_over_alone"]),
+        ]
+        for name, case in cases.items()
+    ]
+    header = ["prefill beside", "ms/token", "/ alone", "slowest ms", "prefill s", "/ alone"]
+    settings = {
+        "prompt_tokens": arguments.prompt,
+        "others": len(OTHERS),
+        "step_tokens": STEP_TOKENS,
+        "threads": 1,
+        "repeats": arguments.repeats,
+    }
+    title = f"Others' time per token beside a prefill of {arguments.prompt} tokens"
+    keep("scheduling", title, table(header, rows), {"settings": settings, "cases": cases})
+
+
+if __name__ == "__main__":
+    main()
