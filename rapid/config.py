@@ -127,8 +127,8 @@ class EngineConfig(Frozen):
         max_leases: requests held at once, each with all its choices.
         step_tokens: token budget of one forward; prefill chunks are cut to it.
         prefill_slowdown: beside other rows prefill gets no more than keeps a step, as measured,
-            within this many times what it would take without; 1.5 costs others at most half as
-            much time again per token, and leaves a long prompt a third of the time.
+            within this many times what it would take without: 2 costs the others at most twice
+            their time per token, and leaves a long prompt about half of the engine's.
         draft_ahead: go on drafting while a block is judged, as if it were going to be accepted.
         lease_ttl_s: a lease that is neither stepped nor renewed for this long is freed.
         threads: compute threads of torch on a CPU; None keeps torch's own choice.

@@ -74,7 +74,7 @@ class Draft(Drafting):
     def begin(self) -> None:
         super().begin()
         sequence = self.sequence
-        sequence.pace.call(self._arrived)
+        sequence.gap.call(self._arrived)
         if self._verdict is None:
             sequence.drop_speculation()
         else:
@@ -98,7 +98,7 @@ class Draft(Drafting):
         sequence = self.sequence
         if len(sequence.draft_ids) >= self._num_tokens or self._is_block_over():
             sequence.num_offered = min(len(sequence.draft_ids), self._num_tokens)
-            sequence.pace.hand_out(time.perf_counter())
+            sequence.gap.hand_out(time.perf_counter())
             offered = slice(sequence.num_offered)
             self.finish(draft_block(self, sequence.draft_ids[offered], sequence.proposals[offered]))
 
@@ -111,7 +111,7 @@ class Draft(Drafting):
         sequence, request = self.sequence, self.lease.request
         if sequence.draft_ids[-1] in self._eos_ids:
             return None
-        num_more = sequence.pace.num_steps(step_s, at_most=self._num_asked)
+        num_more = sequence.gap.num_steps(step_s, at_most=self._num_asked)
         num_left = request.max_tokens - sequence.num_generated
         num_tokens = min(sequence.num_offered + num_more, num_left)
         work = DraftAhead(self.lease, self.choice, num_tokens, self._eos_ids)

@@ -105,7 +105,7 @@ class Scheduler:
         return chunks
 
     def _ready(self) -> dict[str, list[Work]]:
-        """Prefills by tenant, but a page that several prompts have is the first one's to compute."""
+        """By tenant; a page that several prompts have is computed by the one that came first."""
         first_for: dict[int, Work] = {}
         for work in self.waiting():
             if work.next_page is not None:

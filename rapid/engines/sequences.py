@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as TokenIds
 
 from rapid.engines.kv_cache import PageTable
-from rapid.engines.timings import Pace
+from rapid.engines.timings import Gap
 from rapid.messages import Float32Array, Int32Array
 
 Proposal = tuple[Int32Array, Float32Array]
@@ -41,7 +41,7 @@ class Sequence:
         self.proposals: list[Proposal] = []  # of `draft_ids`, where this engine drew them to send
         self.num_offered = 0
         self.num_computed = 0
-        self.pace = Pace()
+        self.gap = Gap()
 
     @property
     def num_generated(self) -> int:

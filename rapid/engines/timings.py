@@ -27,10 +27,10 @@ class RunningMean:
 
 
 @dataclass
-class Pace:
+class Gap:
     """How long a drafter has between a block and the next call on the same choice."""
 
-    gap_s: RunningMean = field(default_factory=RunningMean)
+    seconds: RunningMean = field(default_factory=RunningMean)
     handed_out_at: float | None = None
 
     def hand_out(self, now: float) -> None:
@@ -40,14 +40,14 @@ class Pace:
     def call(self, now: float) -> None:
         """The next call on the choice arrived."""
         if self.handed_out_at is not None:
-            self.gap_s.add(now - self.handed_out_at)
+            self.seconds.add(now - self.handed_out_at)
         self.handed_out_at = None
 
     def num_steps(self, step_s: float | None, at_most: int) -> int:
         """Steps that fit into the gap; before anything is measured, `at_most`."""
-        if self.gap_s.value is None or not step_s:
+        if self.seconds.value is None or not step_s:
             return at_most
-        return min(int(self.gap_s.value / step_s), at_most)
+        return min(int(self.seconds.value / step_s), at_most)
 
 
 class StepCosts:

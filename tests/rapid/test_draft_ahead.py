@@ -11,7 +11,7 @@ import pytest
 from rapid.config import SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.engines.ports import EngineDrafter, EngineVerifier
-from rapid.engines.timings import Pace
+from rapid.engines.timings import Gap
 from rapid.errors import LeaseNotFound
 from rapid.messages import DraftBlock, Verdict
 from rapid.speculation.loop import speculate
@@ -33,7 +33,7 @@ EXPECTED = reference_greedy(PROMPT.tolist(), 16)
 @pytest.fixture(autouse=True)
 def gap_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every block were judged for as long as it takes to draft one."""
-    monkeypatch.setattr(Pace, "num_steps", lambda *_, at_most: at_most)
+    monkeypatch.setattr(Gap, "num_steps", lambda *_, at_most: at_most)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ async def test_it_changes_no_token_and_no_proposal(
 ) -> None:
     """Whatever the depth: none, less than a block, a block; also at the end of the answer."""
     rng = np.random.default_rng(0)
-    monkeypatch.setattr(Pace, "num_steps", lambda *_, at_most: int(rng.integers(0, at_most + 1)))
+    monkeypatch.setattr(Gap, "num_steps", lambda *_, at_most: int(rng.integers(0, at_most + 1)))
     temperature, settings = RULES[rule]
     speculation = SpeculationConfig(max_draft=3, **settings)
     num_hits = num_misses = 0

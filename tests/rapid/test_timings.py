@@ -6,23 +6,23 @@ import pytest
 
 from rapid.engines.batching import Feed
 from rapid.engines.kv_cache import PageTable
-from rapid.engines.timings import Pace, StepCosts
+from rapid.engines.timings import Gap, StepCosts
 
 
 def test_drafting_ahead_goes_no_further_than_the_gap_allows() -> None:
-    pace = Pace()
-    assert pace.num_steps(0.002, at_most=10) == 10  # nothing is known yet
-    pace.hand_out(now=1.0)
-    pace.call(now=1.011)
-    assert pace.num_steps(0.002, at_most=10) == 5
-    assert pace.num_steps(0.002, at_most=3) == 3
-    assert pace.num_steps(None, at_most=10) == 10
+    gap = Gap()
+    assert gap.num_steps(0.002, at_most=10) == 10  # nothing is known yet
+    gap.hand_out(now=1.0)
+    gap.call(now=1.011)
+    assert gap.num_steps(0.002, at_most=10) == 5
+    assert gap.num_steps(0.002, at_most=3) == 3
+    assert gap.num_steps(None, at_most=10) == 10
     for start in range(2, 40):  # from now on an answer takes 3 ms
-        pace.hand_out(now=start)
-        pace.call(now=start + 0.003)
-    assert pace.num_steps(0.002, at_most=10) == 1
-    pace.call(now=100.0)  # no block was out
-    assert pace.num_steps(0.002, at_most=10) == 1
+        gap.hand_out(now=start)
+        gap.call(now=start + 0.003)
+    assert gap.num_steps(0.002, at_most=10) == 1
+    gap.call(now=100.0)  # no block was out
+    assert gap.num_steps(0.002, at_most=10) == 1
 
 
 def chunk(num_rows: int, depth: int) -> list[Feed]:
