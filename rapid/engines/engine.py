@@ -287,7 +287,8 @@ class Engine:
             if not self._step_or_fail():
                 with self._guard:
                     if not (self._inbox or self._is_closed):
-                        self._guard.wait(timeout=min(1.0, self._config.lease_ttl_s / 4))
+                        ttl_s, rest_s = self._config.lease_ttl_s, self._scheduler.rest_s
+                        self._guard.wait(timeout=min(1.0, ttl_s / 4, rest_s))
 
     def _step_or_fail(self) -> bool:
         """`step`; a bug in it ends all leases instead of leaving their callers waiting."""

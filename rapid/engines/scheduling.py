@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 
 from rapid.engines.batching import Feed
 from rapid.engines.timings import StepCosts
 from rapid.engines.work import Work
+from rapid.ports import Clock
 
 MIN_CHUNK_TOKENS = 16
 
@@ -16,19 +19,28 @@ Scheduled = list[tuple[Work, Feed]]
 class Scheduler:
     """Verify, draft and decode rows first, then prefill chunks, then drafts made ahead.
 
-    Prefill gets what is left of the budget, and beside other rows no more than keeps the step
-    within `prefill_slowdown` of its time without them. Tenants that prefill share it equally, then
+    **Prefill** gets what is left of the budget, but slows the others by no more than a factor, as
+    measured: with base the seconds of a step without it, a step takes at most ``slowdown * base``;
+    and while all others are away between two calls, one that comes back after the time `away` finds
+    a chunk that takes no more than ``(slowdown - 1) * (base + away)``, and is not made to wait for
+    prefill twice. Until that is enough for a chunk, prefill rests. Tenants share it equally, then
     each tenant's leases, taking turns at being first: neither a long prompt nor a crowd of them
     stalls the others, and some prefill always goes on.
 
-    Drafting ahead takes what is left after that, in steps that do not verify or decode: nobody has
-    asked for it yet, and those would wait for its rows.
+    **Drafting ahead** takes what is left after that, in steps that do not verify or decode: nobody
+    has asked for it yet, and those would wait for its rows.
     """
 
-    def __init__(self, step_tokens: int, prefill_slowdown: float) -> None:
+    def __init__(
+        self, step_tokens: int, prefill_slowdown: float, clock: Clock = time.perf_counter
+    ) -> None:
         self.costs = StepCosts()
+        self.rest_s = math.inf  # how long prefill rests unless somebody calls
         self._step_tokens = step_tokens
         self._prefill_slowdown = prefill_slowdown
+        self._clock = clock
+        self._away_since: float | None = None  # the end of the last step with other rows
+        self._waited_s = 0.0  # for prefill, by whoever came during the last step
         self._steps: deque[Work] = deque()
         self._prefills: dict[str, deque[Work]] = {}  # by tenant, whose turn it is first
         self._ahead: deque[Work] = deque()
@@ -74,16 +86,20 @@ class Scheduler:
     def observe(self, seconds: float, scheduled: Scheduled) -> None:
         """Learn what a step took."""
         prefills = [feed for work, feed in scheduled if work.kind == "prefill"]
-        self.costs.observe(seconds, prefills, is_mixed=len(prefills) < len(scheduled))
+        is_alone = all(work.kind in ("prefill", "ahead") for work, _ in scheduled)
+        self.costs.observe(seconds, prefills, is_alone=is_alone)
+        self._waited_s = seconds if prefills and is_alone else 0.0
+        if not is_alone:
+            self._away_since = self._clock()
 
     def _chunks(self, limit: int, *, is_alone: bool) -> Scheduled:
         """Prefill rows of this step, at most `limit`, shared by tenants and then by leases."""
         chunks: Scheduled = []
         ready = self._ready()
-        if ready and not is_alone:
-            depth = max(work.depth for queue in ready.values() for work in queue)
-            at_most = self.costs.num_rows(self._prefill_slowdown, depth, MIN_CHUNK_TOKENS)
-            limit = min(limit, at_most)
+        self.rest_s = math.inf
+        if ready:
+            depth = max(work.depth for works in ready.values() for work in works)
+            limit = min(limit, self._num_alone(depth) if is_alone else self._num_beside(depth))
         for num_served, (tenant, works) in enumerate(ready.items()):
             share = min(limit, max(limit // (len(ready) - num_served), MIN_CHUNK_TOKENS))
             if share <= 0:
@@ -103,6 +119,36 @@ class Scheduler:
             first = next(iter(ready))
             self._prefills[first] = self._prefills.pop(first)
         return chunks
+
+    def _num_beside(self, depth: int) -> int:
+        """Prefill rows in a step with others; at least one, unless they have waited for some."""
+        if self.costs.is_base_due:
+            return 0
+        allowed_s = (self._prefill_slowdown - 1) * (self.costs.base_s.value or 0.0)
+        num_rows = self._num_rows(allowed_s - self._waited_s, depth)
+        return num_rows if self._waited_s else max(num_rows, 1)
+
+    def _num_alone(self, depth: int) -> int:
+        """Prefill rows while all others are away; none while it rests."""
+        base_s = self.costs.base_s.value
+        if base_s is None or self._away_since is None:
+            return self._step_tokens
+        slowdown, start_s = self._prefill_slowdown - 1, self.costs.start_s
+        away_s = self._clock() - self._away_since
+        least_s = start_s + MIN_CHUNK_TOKENS * self.costs.row_s(depth)
+        rest_s = least_s / slowdown - base_s - away_s
+        if rest_s > 0:
+            self.rest_s = rest_s
+            return 0
+        num_rows = self._num_rows(slowdown * (base_s + away_s) - start_s, depth)
+        return max(num_rows, MIN_CHUNK_TOKENS)
+
+    def _num_rows(self, seconds: float, depth: int) -> int:
+        """Rows at `depth` that take no more than that; a small chunk while nothing is known."""
+        row_s = self.costs.row_s(depth)
+        if seconds <= 0 or not row_s:
+            return MIN_CHUNK_TOKENS if seconds > 0 else 0
+        return min(int(seconds / row_s), self._step_tokens)
 
     def _ready(self) -> dict[str, list[Work]]:
         """By tenant; a page that several prompts have is computed by the one that came first."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from rapid.engines.batching import Feed
 
 _STEPS_BETWEEN_PROBES = 8
+_DECAY = 0.9
+_SWEEPS = 4
 
 
 @dataclass
@@ -51,23 +53,44 @@ class Gap:
 
 
 class StepCosts:
-    """What steps cost without prefill rows, and what a prefill row adds to them at its depth.
+    """What steps take without prefill rows, and what those add at their depth.
 
-    The addition is fitted as ``seconds = rows * (a + b * depth)`` by least squares over the steps
-    that mixed both, the latest counting most: the layers' matrices and the attention.
+    ::
+
+        seconds = base + rows * (a + b * depth)    beside other rows
+        seconds = start + rows * (a + b * depth)   alone
+
+    `base_s` is a running mean over the steps without prefill; start, a and b are fitted to the
+    others by least squares with none below zero, the latest steps counting most.
     """
 
     def __init__(self) -> None:
         self.base_s = RunningMean()
         self._num_mixed = 0  # since the base was last measured
-        self._sums = [0.0] * 5  # rows^2, rows * keys, keys^2, rows * seconds, keys * seconds
+        self._fitted = [0.0] * 3  # start, a, b
+        self._products = [[0.0] * 3 for _ in range(3)]  # of (is alone, rows, rows * depth)
+        self._targets = [0.0] * 3  # the same with the seconds
 
-    def observe(self, seconds: float, prefills: Iterable[Feed], *, is_mixed: bool) -> None:
+    @property
+    def is_base_due(self) -> bool:
+        """Whether the base has not been measured yet, or not for eight steps that had both."""
+        return self.base_s.value is None or self._num_mixed >= _STEPS_BETWEEN_PROBES
+
+    @property
+    def start_s(self) -> float:
+        """What a step of prefill rows alone takes before them; the base while none was seen."""
+        return self._fitted[0] if self._products[0][0] else self.base_s.value or 0.0
+
+    def row_s(self, depth: int) -> float:
+        """Seconds that a prefill row at `depth` adds; 0 when unknown or too little to see."""
+        return self._fitted[1] + self._fitted[2] * depth
+
+    def observe(self, seconds: float, prefills: Iterable[Feed], *, is_alone: bool) -> None:
         """Learn from a step.
 
         Args:
             prefills: its prefill rows.
-            is_mixed: it had other rows too; a step of prefill alone teaches nothing.
+            is_alone: it had no other.
         """
         rows = keys = 0.0
         for feed in prefills:
@@ -76,34 +99,20 @@ class StepCosts:
         if not rows:
             self.base_s.add(seconds)
             self._num_mixed = 0
-        elif is_mixed and self.base_s.value is not None:
+        elif is_alone:
+            self._fit((1.0, rows, keys), seconds)
+        elif self.base_s.value is not None:
             self._num_mixed += 1
-            added = max(seconds - self.base_s.value, 0.0)
-            products = (rows * rows, rows * keys, keys * keys, rows * added, keys * added)
-            self._sums = [0.9 * old + new for old, new in zip(self._sums, products, strict=True)]
+            self._fit((0.0, rows, keys), seconds - self.base_s.value)
 
-    def num_rows(self, slowdown: float, depth: int, unknown: int) -> int:
-        """Prefill rows beside which a step takes at most `slowdown` times what it else would.
-
-        At least one; but none in every ninth such step, so that what steps cost without is known
-        as it is now. Before anything is measured: `unknown`.
-        """
-        if self.base_s.value is None or self._num_mixed >= _STEPS_BETWEEN_PROBES:
-            return 0
-        row_s = self._row_s(depth)
-        if not row_s:
-            return unknown
-        return max(1, int((slowdown - 1) * self.base_s.value / row_s))
-
-    def _row_s(self, depth: int) -> float:
-        """Seconds that a prefill row at `depth` adds; 0 when unknown or too little to see."""
-        rows_rows, rows_keys, keys_keys, rows_s, keys_s = self._sums
-        if rows_s <= 0:
-            return 0.0
-        determinant = rows_rows * keys_keys - rows_keys * rows_keys
-        if determinant > 1e-6 * rows_rows * keys_keys:
-            per_row = (rows_s * keys_keys - keys_s * rows_keys) / determinant
-            per_key = (keys_s * rows_rows - rows_s * rows_keys) / determinant
-            if per_row >= 0 and per_key >= 0:
-                return per_row + per_key * depth
-        return rows_s / rows_rows  # one depth only, or noise: the rate as it was
+    def _fit(self, row: tuple[float, ...], seconds: float) -> None:
+        """A few sweeps of Gauss-Seidel from the last fit; projected, so that nothing is negative."""
+        for i in range(3):
+            self._targets[i] = _DECAY * self._targets[i] + row[i] * seconds
+            for j in range(3):
+                self._products[i][j] = _DECAY * self._products[i][j] + row[i] * row[j]
+        for _ in range(_SWEEPS):
+            for i, products in enumerate(self._products):
+                if products[i]:
+                    others = sum(products[j] * self._fitted[j] for j in range(3) if j != i)
+                    self._fitted[i] = max((self._targets[i] - others) / products[i], 0.0)

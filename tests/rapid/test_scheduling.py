@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,26 +47,41 @@ class FakeWork(Work):
         raise NotImplementedError
 
 
-def scheduler(*works: FakeWork, step_tokens: int = 64, slowdown: float = 2.0) -> Scheduler:
-    made = Scheduler(step_tokens, slowdown)
-    for work in works:
-        made.add(work)
-    return made
+class Machine:
+    """A scheduler with its clock, and the known costs of a step."""
 
+    def __init__(
+        self,
+        *works: FakeWork,
+        base_s: float = 0.1,
+        start_s: float = 0.02,
+        step_tokens: int = 64,
+        slowdown: float = 2.0,
+    ) -> None:
+        self.now = 100.0
+        self.base_s, self.start_s = base_s, start_s
+        self.scheduler = Scheduler(step_tokens, slowdown, lambda: self.now)
+        for work in works:
+            self.scheduler.add(work)
 
-def run_step(scheduler: Scheduler, base_s: float) -> tuple[Scheduled, float]:
-    """One step on a machine with known costs; what is prefilled leaves."""
-    scheduled = scheduler.select()
-    feeds = [feed for work, feed in scheduled if work.kind == "prefill"]
-    seconds = base_s if len(feeds) < len(scheduled) else 0.0
-    for feed in feeds:
-        rows = len(feed.token_ids)
-        seconds += rows * (ROW_S + KEY_S * (feed.position + rows / 2))
-    scheduler.observe(seconds, scheduled)
-    for work, _ in scheduled:
-        if isinstance(work, FakeWork) and work.num_fed == work.num_rows:
-            scheduler.drop(work)
-    return scheduled, seconds
+    def step(self) -> tuple[Scheduled, float]:
+        """One step, and its seconds; a prefill that is done leaves, one that rests takes a rest."""
+        scheduled = self.scheduler.select()
+        if not scheduled:
+            rest_s = self.scheduler.rest_s + 1e-6  # a clock has its grain
+            self.now += rest_s
+            return [], rest_s
+        feeds = [feed for work, feed in scheduled if work.kind == "prefill"]
+        seconds = self.start_s if len(feeds) == len(scheduled) else self.base_s
+        for feed in feeds:
+            rows = len(feed.token_ids)
+            seconds += rows * (ROW_S + KEY_S * (feed.position + rows / 2))
+        self.now += seconds
+        self.scheduler.observe(seconds, scheduled)
+        for work, _ in scheduled:
+            if isinstance(work, FakeWork) and work.num_fed == work.num_rows:
+                self.scheduler.drop(work)
+        return scheduled, seconds
 
 
 def rows_of(scheduled: Scheduled) -> dict[Work, int]:
@@ -76,44 +90,75 @@ def rows_of(scheduled: Scheduled) -> dict[Work, int]:
 
 def test_those_that_wait_for_a_token_go_before_a_prefill() -> None:
     verify, prefill = FakeWork("step", 11), FakeWork("prefill", 1000)
-    made = scheduler(prefill, verify)
-    made.costs.observe(1.0, [], is_mixed=False)
-    scheduled = made.select()
+    machine = Machine(prefill, verify)
+    machine.step()  # shows what it takes without
+    scheduled, _ = machine.step()
     assert [work for work, _ in scheduled] == [verify, prefill]
     assert sum(rows_of(scheduled).values()) <= 64
 
 
 @pytest.mark.parametrize("slowdown", [1.2, 2.0])
 def test_beside_a_long_prefill_a_step_takes_at_most_the_stated_factor(slowdown: float) -> None:
-    base_s = 0.1
     decode, prefill = FakeWork("step", 1), FakeWork("prefill", 8192)
-    made = scheduler(decode, prefill, step_tokens=512, slowdown=slowdown)
+    machine = Machine(decode, prefill, step_tokens=512, slowdown=slowdown)
     took = []
-    for _ in range(10_000):
-        scheduled, seconds = run_step(made, base_s)
+    while prefill.num_fed < prefill.num_rows:
+        scheduled, seconds = machine.step()
         assert decode in rows_of(scheduled)
         took.append(seconds)
-        if prefill.num_fed == prefill.num_rows:
-            break
-    assert prefill.num_fed == prefill.num_rows
-    # the first steps learn; a chunk of ever deeper rows is cut by what the last one's cost
-    assert max(took[3:]) <= slowdown * base_s * 1.02
-    prefilling = [seconds for seconds in took if seconds > base_s]
-    assert sum(prefilling) / len(prefilling) > slowdown * base_s * 0.9  # and makes use of it
+    # the first steps learn; a chunk of ever deeper rows is cut by what the last ones cost
+    assert max(took[3:]) <= slowdown * machine.base_s * 1.05
+    prefilling = [seconds for seconds in took if seconds > machine.base_s]
+    assert sum(prefilling) / len(prefilling) > slowdown * machine.base_s * 0.9  # and uses it
+
+
+@pytest.mark.parametrize("away_s", [0.001, 0.03, 0.3, 2.0])
+@pytest.mark.parametrize("slowdown", [1.2, 2.0])
+def test_who_comes_back_waits_for_no_more_than_the_stated_factor(
+    away_s: float, slowdown: float
+) -> None:
+    """A caller that needs some time between two calls, beside a prefill: time per call."""
+    decode, prefill = FakeWork("step", 1), FakeWork("prefill", 8192)
+    machine = Machine(prefill, step_tokens=512, slowdown=slowdown)
+    took = []
+    machine.scheduler.add(decode)
+    machine.step()
+    while prefill.num_fed < prefill.num_rows:
+        machine.scheduler.drop(decode)
+        left_at = machine.now
+        while machine.now < left_at + away_s:
+            before = machine.now
+            scheduled, _ = machine.step()
+            if not scheduled:  # a rest ends when somebody calls
+                machine.now = min(machine.now, max(left_at + away_s, before))
+        machine.scheduler.add(decode)
+        machine.step()
+        took.append(machine.now - left_at)
+    assert max(took[5:]) <= slowdown * (away_s + machine.base_s) * 1.05
 
 
 def test_a_prefill_alone_has_the_whole_budget() -> None:
     prefill = FakeWork("prefill", 1000)
-    made = scheduler(prefill, step_tokens=512, slowdown=1.2)
-    made.costs.observe(1e-9, [], is_mixed=False)
-    assert rows_of(made.select()) == {prefill: 512}
+    machine = Machine(prefill, step_tokens=512, slowdown=1.2)
+    assert rows_of(machine.step()[0]) == {prefill: 512}
+
+
+def test_a_prefill_that_is_left_alone_soon_has_the_whole_budget_again() -> None:
+    decode, prefill = FakeWork("step", 1), FakeWork("prefill", 100_000)
+    machine = Machine(decode, prefill, step_tokens=512)
+    for _ in range(20):
+        machine.step()
+    machine.scheduler.drop(decode)
+    rows = [rows_of(machine.step()[0]).get(prefill, 0) for _ in range(12)]
+    assert rows == sorted(rows)
+    assert rows[-1] == 512
 
 
 def test_some_prefill_goes_on_however_dear_it_is() -> None:
     decode, prefill = FakeWork("step", 1), FakeWork("prefill", 1000)
-    made = scheduler(decode, prefill)
+    machine = Machine(decode, prefill, base_s=1e-6)  # a row costs a thousand times that
     for _ in range(50):
-        run_step(made, base_s=1e-6)  # a row costs a thousand times that
+        machine.step()
     assert 16 + 40 <= prefill.num_fed <= 16 + 50
 
 
@@ -121,11 +166,11 @@ def test_some_prefill_goes_on_however_dear_it_is() -> None:
 def test_tenants_share_equally_and_then_their_leases(beside: bool) -> None:
     crowd = [FakeWork("prefill", 100_000, "crowd") for _ in range(3)]
     alone = FakeWork("prefill", 100_000, "alone")
-    made = scheduler(*crowd, alone, step_tokens=512)
+    machine = Machine(*crowd, alone, step_tokens=512)
     if beside:
-        made.add(FakeWork("step", 1))
+        machine.scheduler.add(FakeWork("step", 1))
     for _ in range(240):
-        run_step(made, base_s=0.05)
+        machine.step()
     assert alone.num_fed == pytest.approx(sum(work.num_fed for work in crowd), rel=0.05)
     for work in crowd:
         assert work.num_fed == pytest.approx(alone.num_fed / 3, rel=0.05)
@@ -133,44 +178,46 @@ def test_tenants_share_equally_and_then_their_leases(beside: bool) -> None:
 
 def test_they_take_turns_when_there_is_no_room_for_all() -> None:
     works = [FakeWork("prefill", 100_000, tenant) for tenant in "aabc" for _ in range(2)]
-    made = scheduler(FakeWork("step", 1), *works)
-    served: Counter[str] = Counter()
+    machine = Machine(FakeWork("step", 1), *works, base_s=1e-6)
     for _ in range(400):
-        for work, feed in run_step(made, base_s=1e-6)[0]:
-            if work.kind == "prefill":
-                served[work.lease.request.tenant] += len(feed.token_ids)
-    assert max(served.values()) - min(served.values()) <= 32
-    for tenant in "abc":
-        fed = [work.num_fed for work in works if work.lease.request.tenant == tenant]
-        assert max(fed) - min(fed) <= 32, tenant
+        machine.step()
+    of_tenants = {
+        tenant: [work.num_fed for work in works if work.lease.request.tenant == tenant]
+        for tenant in "abc"
+    }
+    served = [sum(fed) for fed in of_tenants.values()]
+    assert min(served) > 100
+    assert max(served) - min(served) <= 32
+    for fed in of_tenants.values():
+        assert max(fed) - min(fed) <= 32
 
 
 def test_what_a_short_prefill_leaves_goes_to_the_next() -> None:
     short, long = FakeWork("prefill", 20, "a"), FakeWork("prefill", 1000, "b")
-    made = scheduler(short, long, step_tokens=512)
-    assert rows_of(made.select()) == {short: 20, long: 492}
+    machine = Machine(short, long, step_tokens=512)
+    assert rows_of(machine.step()[0]) == {short: 20, long: 492}
 
 
 def test_drafting_ahead_takes_what_is_left_and_never_delays_a_verdict() -> None:
     ahead = [FakeWork("ahead", 1) for _ in range(3)]
-    made = scheduler(*ahead, step_tokens=16)
-    assert rows_of(made.select()) == dict.fromkeys(ahead, 1)
+    scheduler = Machine(*ahead, step_tokens=16).scheduler
+    assert rows_of(scheduler.select()) == dict.fromkeys(ahead, 1)
     draft = FakeWork("draft", 14)
-    made.add(draft)
-    assert rows_of(made.select()) == {draft: 14, ahead[0]: 1, ahead[1]: 1}
+    scheduler.add(draft)
+    assert rows_of(scheduler.select()) == {draft: 14, ahead[0]: 1, ahead[1]: 1}
     verify = FakeWork("step", 1)
-    made.add(verify)
-    assert set(rows_of(made.select())) == {draft, verify}
-    made.drop(draft)
-    made.drop(verify)
-    made.add(FakeWork("prefill", 1000))
-    assert not set(ahead) & set(rows_of(made.select()))  # the prefill takes all
+    scheduler.add(verify)
+    assert set(rows_of(scheduler.select())) == {draft, verify}
+    scheduler.drop(draft)
+    scheduler.drop(verify)
+    scheduler.add(FakeWork("prefill", 1000))
+    assert not set(ahead) & set(rows_of(scheduler.select()))  # the prefill takes all
 
 
 def test_work_that_was_dropped_is_never_selected() -> None:
     works = [FakeWork(kind, 1) for kind in ("step", "draft", "ahead", "prefill")]
-    made = scheduler(*works)
+    scheduler = Machine(*works).scheduler
     for work in works:
-        made.drop(work)
-        made.drop(work)
-    assert made.select() == []
+        scheduler.drop(work)
+        scheduler.drop(work)
+    assert scheduler.select() == []

@@ -36,45 +36,55 @@ def seconds(base: float, num_rows: int, depth: int) -> float:
 
 def learnt(base: float, depths: tuple[int, ...]) -> StepCosts:
     costs = StepCosts()
-    costs.observe(base, [], is_mixed=False)
+    costs.observe(base, [], is_alone=False)
     for depth in depths:
-        costs.observe(seconds(base, 16, depth), chunk(16, depth), is_mixed=True)
+        costs.observe(seconds(base, 16, depth), chunk(16, depth), is_alone=False)
     return costs
 
 
-@pytest.mark.parametrize("depth", [0, 4000, 64000])
-def test_rows_are_as_many_as_the_slowdown_allows_at_their_depth(depth: int) -> None:
-    costs = learnt(1.0, (1000, 2000, 8000))
-    rows = costs.num_rows(1.5, depth, unknown=16)
-    assert rows == pytest.approx(0.5 / (1e-3 + 1e-6 * depth), rel=0.02, abs=1)
+@pytest.mark.parametrize("depth", [1000, 4000, 8000])
+def test_what_a_row_adds_is_learnt_with_its_depth(depth: int) -> None:
+    costs = learnt(1.0, (1000, 2000, 8000) * 5)
+    assert costs.row_s(depth) == pytest.approx(1e-3 + 1e-6 * depth, rel=0.02)
 
 
 def test_at_one_depth_the_rate_is_what_it_was() -> None:
     costs = learnt(1.0, (1000, 1000, 1000))
-    assert costs.num_rows(2.0, 1000, unknown=16) == pytest.approx(1.0 / 2e-3, rel=0.02)
+    assert costs.row_s(1000) == pytest.approx(2e-3, rel=0.02)
 
 
-def test_a_row_always_goes_and_every_ninth_step_measures_what_it_costs() -> None:
-    costs = learnt(1e-6, (1000,))
-    allowed = []
-    for _ in range(18):
-        rows = costs.num_rows(2.0, 1000, unknown=16)
-        allowed.append(rows)
-        costs.observe(1e-6 + 1e-3 * rows, chunk(rows, 1000) if rows else [], is_mixed=rows > 0)
-    assert allowed == [1] * 7 + [0] + [1] * 8 + [0] + [1]
+def test_a_deeper_prompt_is_followed() -> None:
+    costs = learnt(1.0, tuple(range(0, 64_000, 500)))
+    assert costs.row_s(64_000) == pytest.approx(65e-3, rel=0.05)
 
 
-def test_before_anything_is_known_the_first_step_goes_without() -> None:
+def test_what_a_step_takes_before_its_rows_is_learnt_where_they_are_alone() -> None:
     costs = StepCosts()
-    assert costs.num_rows(2.0, 0, unknown=16) == 0
-    costs.observe(0.5, chunk(512, 0), is_mixed=False)  # prefill alone: says nothing of others
-    assert costs.num_rows(2.0, 0, unknown=16) == 0
-    costs.observe(1.0, [], is_mixed=False)
-    assert costs.num_rows(2.0, 0, unknown=16) == 16
+    costs.observe(1.0, [], is_alone=False)
+    assert costs.start_s == 1.0  # a guess
+    for rows in (16, 64, 300) * 10:
+        costs.observe(0.2 + 1e-3 * rows, chunk(rows, 0), is_alone=True)
+    assert costs.start_s == pytest.approx(0.2, rel=0.05)
+    assert costs.row_s(0) == pytest.approx(1e-3, rel=0.05)
 
 
-def test_a_row_too_cheap_to_see_is_not_bounded_by_noise() -> None:
+def test_the_base_is_measured_again_after_eight_steps_that_had_both() -> None:
     costs = StepCosts()
-    costs.observe(1.0, [], is_mixed=False)
-    costs.observe(0.9, chunk(16, 100), is_mixed=True)  # faster with than without
-    assert costs.num_rows(2.0, 100, unknown=16) == 16
+    assert costs.is_base_due
+    costs.observe(0.5, chunk(512, 0), is_alone=True)  # says nothing of others
+    assert costs.is_base_due
+    costs.observe(1.0, [], is_alone=False)
+    for _ in range(8):
+        assert not costs.is_base_due
+        costs.observe(1.1, chunk(16, 100), is_alone=False)
+    assert costs.is_base_due
+    costs.observe(2.0, [], is_alone=False)
+    assert not costs.is_base_due
+    assert costs.base_s.value == pytest.approx(1.2)
+
+
+def test_a_row_too_cheap_to_see_costs_nothing() -> None:
+    costs = StepCosts()
+    costs.observe(1.0, [], is_alone=False)
+    costs.observe(0.9, chunk(16, 100), is_alone=False)  # faster with than without
+    assert costs.row_s(100) == 0
