@@ -62,7 +62,7 @@ def test_what_a_step_takes_before_its_rows_is_learnt_where_they_are_alone() -> N
     costs = StepCosts()
     costs.observe(1.0, [], is_alone=False)
     assert costs.start_s == 1.0  # a guess
-    for rows in (16, 64, 300) * 10:
+    for rows in (16, 64, 300) * 30:
         costs.observe(0.2 + 1e-3 * rows, chunk(rows, 0), is_alone=True)
     assert costs.start_s == pytest.approx(0.2, rel=0.05)
     assert costs.row_s(0) == pytest.approx(1e-3, rel=0.05)
