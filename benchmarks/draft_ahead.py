@@ -43,7 +43,7 @@ from rapid.messages import LeaseRequest, as_prompt
 from rapid.speculation.loop import speculate
 from rapid.speculation.statistics import RoundStatistics
 
-DOCUMENT_TOKENS, MAX_TOKENS, BLOCKS, AT_ONCE = 1500, 48, (2, 4, 10), (1, 4)
+DOCUMENT_TOKENS, MAX_TOKENS, BLOCKS, AT_ONCE = 1500, 48, (4, 10), (1, 4)
 
 Prompts = tuple[list[int], list[int]]
 NUMBERS = itertools.count()  # an engine actor takes no lease's name twice

@@ -126,9 +126,8 @@ class EngineConfig(Frozen):
         page_tokens: tokens per KV page.
         max_leases: requests held at once, each with all its choices.
         step_tokens: token budget of one forward; prefill chunks are cut to it.
-        prefill_slowdown: beside other rows prefill gets no more than keeps a step, as measured,
-            within this many times what it would take without: 2 costs the others at most twice
-            their time per token, and leaves a long prompt about half of the engine's.
+        prefill_slowdown: what prefill may make of the others' time per token, as measured while the
+            engine runs: 2 at most doubles it, and leaves a long prompt at best half of the time.
         draft_ahead: go on drafting while a block is judged, as if it were going to be accepted.
         lease_ttl_s: a lease that is neither stepped nor renewed for this long is freed.
         threads: compute threads of torch on a CPU; None keeps torch's own choice.
@@ -145,7 +144,7 @@ class EngineConfig(Frozen):
     page_tokens: int = Field(16, ge=1, le=1024)
     max_leases: int = Field(16, ge=1)
     step_tokens: int = Field(512, ge=16)
-    prefill_slowdown: Finite = Field(2.0, gt=1)
+    prefill_slowdown: Finite = Field(4.0, gt=1)
     draft_ahead: bool = True
     lease_ttl_s: Finite = Field(60.0, gt=0)
     threads: int | None = Field(None, ge=1)
