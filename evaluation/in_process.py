@@ -395,5 +395,6 @@ def _engine(loaded: LoadedModel, num_tokens: int, leases: int, vocab_size: int |
         "kv_cache_tokens": num_tokens,
         "max_leases": leases,
         "lease_ttl_s": _LEASE_TTL_S,
+        "draft_ahead": False,  # both engines share this process, and Python's lock
     }
     return Engine(loaded, config.model_copy(update=room), vocab_size=vocab_size)

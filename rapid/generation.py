@@ -65,7 +65,8 @@ def load(model: str, **settings: Any) -> LoadedModel:
         model: a directory, a hub name, ``embedded:target`` or ``embedded:drafter``.
         settings: fields of `rapid.config.EngineConfig`: dtype, device, rope_scaling, threads, ...
             `kv_cache_tokens` and `max_leases` are for services: `generate` makes room for exactly
-            its own request.
+            its own request. So is `draft_ahead`: two engines in one process share Python's lock,
+            and drafting ahead made answers slower there (``benchmarks/draft_ahead.py``).
 
     Raises:
         ConfigurationError: the checkpoint is missing or not supported.
@@ -236,6 +237,7 @@ def _engine(loaded: LoadedModel, request: LeaseRequest, vocab_size: int | None) 
         "max_context": max_context,
         "kv_cache_tokens": max_context + config.page_tokens,
         "max_leases": 1,
+        "draft_ahead": False,
     }
     return Engine(loaded, config.model_copy(update=room), vocab_size=vocab_size)
 

@@ -106,7 +106,7 @@ class StepCosts:
             self._fit((0.0, rows, keys), seconds - self.base_s.value)
 
     def _fit(self, row: tuple[float, ...], seconds: float) -> None:
-        """A few sweeps of Gauss-Seidel from the last fit; projected, so that nothing is negative."""
+        """A few sweeps of Gauss-Seidel from the last fit; nothing becomes negative."""
         for i in range(3):
             self._targets[i] = _DECAY * self._targets[i] + row[i] * seconds
             for j in range(3):
