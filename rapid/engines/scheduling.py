@@ -23,9 +23,9 @@ class Scheduler:
     measured: with base the seconds of a step without it, a step takes at most ``slowdown * base``;
     and while all others are away between two calls, one that comes back after the time `away` finds
     a chunk that takes no more than ``(slowdown - 1) * (base + away)``, and is not made to wait for
-    prefill twice. Until that is enough for a chunk, prefill rests. Tenants share it equally, then
-    each tenant's leases, taking turns at being first: neither a long prompt nor a crowd of them
-    stalls the others, and some prefill always goes on.
+    prefill twice. While that is too little for a chunk, prefill rests. Tenants share it equally,
+    then each tenant's leases, taking turns at being first: neither a long prompt nor a crowd of
+    them stalls the others, and some prefill always goes on.
 
     **Drafting ahead** takes what is left after that, in steps that do not verify or decode: nobody
     has asked for it yet, and those would wait for its rows.
@@ -129,19 +129,18 @@ class Scheduler:
         return num_rows if self._waited_s else max(num_rows, 1)
 
     def _num_alone(self, depth: int) -> int:
-        """Prefill rows while all others are away; none while it rests."""
+        """Prefill rows while all others are away; none while it rests, at most a step's time."""
         base_s = self.costs.base_s.value
         if base_s is None or self._away_since is None:
             return self._step_tokens
         slowdown, start_s = self._prefill_slowdown - 1, self.costs.start_s
         away_s = self._clock() - self._away_since
         least_s = start_s + MIN_CHUNK_TOKENS * self.costs.row_s(depth)
-        rest_s = least_s / slowdown - base_s - away_s
+        rest_s = min(least_s / slowdown - base_s, base_s) - away_s
         if rest_s > 0:
             self.rest_s = rest_s
             return 0
-        num_rows = self._num_rows(slowdown * (base_s + away_s) - start_s, depth)
-        return max(num_rows, MIN_CHUNK_TOKENS)
+        return max(self._num_rows(slowdown * (base_s + away_s) - start_s, depth), 1)
 
     def _num_rows(self, seconds: float, depth: int) -> int:
         """Rows at `depth` that take no more than that; a small chunk while nothing is known."""

@@ -61,15 +61,15 @@ class StepCosts:
         seconds = start + rows * (a + b * depth)   alone
 
     `base_s` is a running mean over the steps without prefill; start, a and b are fitted to the
-    others by least squares with none below zero, the latest steps counting most.
+    others' seconds per row by least squares with none below zero, the latest steps counting most.
     """
 
     def __init__(self) -> None:
         self.base_s = RunningMean()
         self._num_mixed = 0  # since the base was last measured
         self._fitted = [0.0] * 3  # start, a, b
-        self._products = [[0.0] * 3 for _ in range(3)]  # of (is alone, rows, rows * depth)
-        self._targets = [0.0] * 3  # the same with the seconds
+        self._products = [[0.0] * 3 for _ in range(3)]  # of (1 / rows if alone, 1, depth)
+        self._targets = [0.0] * 3  # of the same with seconds per row
 
     @property
     def is_base_due(self) -> bool:
@@ -100,10 +100,10 @@ class StepCosts:
             self.base_s.add(seconds)
             self._num_mixed = 0
         elif is_alone:
-            self._fit((1.0, rows, keys), seconds)
+            self._fit((1.0 / rows, 1.0, keys / rows), seconds / rows)
         elif self.base_s.value is not None:
             self._num_mixed += 1
-            self._fit((0.0, rows, keys), seconds - self.base_s.value)
+            self._fit((0.0, 1.0, keys / rows), (seconds - self.base_s.value) / rows)
 
     def _fit(self, row: tuple[float, ...], seconds: float) -> None:
         """A few sweeps of Gauss-Seidel from the last fit; nothing becomes negative."""

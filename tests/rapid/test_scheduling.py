@@ -154,6 +154,23 @@ def test_a_prefill_that_is_left_alone_soon_has_the_whole_budget_again() -> None:
     assert rows[-1] == 512
 
 
+def test_a_step_that_hung_makes_no_prefill_rest_for_long() -> None:
+    """Compiling a kernel may take half a minute, once."""
+    decode, prefill = FakeWork("step", 1), FakeWork("prefill", 100_000)
+    machine = Machine(decode, prefill, step_tokens=512)
+    machine.step()
+    scheduled = machine.scheduler.select()
+    assert prefill in rows_of(scheduled)
+    machine.scheduler.observe(30.0, scheduled)
+    machine.scheduler.drop(decode)
+    rested_s = 0.0
+    for _ in range(80):
+        scheduled, seconds = machine.step()
+        rested_s += 0.0 if scheduled else seconds
+    assert rested_s <= machine.base_s * 1.01
+    assert rows_of(scheduled) == {prefill: 512}
+
+
 def test_some_prefill_goes_on_however_dear_it_is() -> None:
     decode, prefill = FakeWork("step", 1), FakeWork("prefill", 1000)
     machine = Machine(decode, prefill, base_s=1e-6)  # a row costs a thousand times that
