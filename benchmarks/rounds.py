@@ -189,7 +189,7 @@ def configuration(rounds: int) -> ServeConfig:
             "target": {"engine": {"model": "embedded:target", **room}, "pool": pool},
             "drafter": {"engine": {"model": "embedded:drafter", **room}, "pool": pool},
             "retriever": {"retrieval": {"budget_tokens": 512}, "pool": pool},
-            "orchestrator": {"pool": pool},
+            "orchestrator": {"draft_length": "fixed", "pool": pool},
             "api": {"pool": pool},
         }
     )

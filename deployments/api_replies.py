@@ -158,6 +158,9 @@ def metrics(receipt: Receipt, timing: Timing) -> Json:
 
 def rapid_receipt(receipt: Receipt) -> Json:
     """Under which contract the answer was produced, with every resolved value."""
+    rounds = sum(choice.rounds for choice in receipt.choices)
+    drafted_rounds = sum(choice.drafted_rounds for choice in receipt.choices)
+    drafted = sum(choice.drafted for choice in receipt.choices)
     body: Json = {
         "mode": receipt.mode,
         "reason": receipt.reason,
@@ -170,8 +173,10 @@ def rapid_receipt(receipt: Receipt) -> Json:
         "plausibility": receipt.plausibility,
         "draft_top_k": receipt.draft_top_k,
         "transfer_temperature": receipt.transfer_temperature,
-        "rounds": sum(choice.rounds for choice in receipt.choices),
-        "drafted": sum(choice.drafted for choice in receipt.choices),
+        "rounds": rounds,
+        "plain_rounds": rounds - drafted_rounds,
+        "mean_draft_length": round(drafted / drafted_rounds, 3) if drafted_rounds else 0.0,
+        "drafted": drafted,
         "accepted": sum(choice.accepted for choice in receipt.choices),
         "bonus": sum(choice.bonus for choice in receipt.choices),
         "plain_from": list(receipt.plain_from),

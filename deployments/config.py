@@ -54,6 +54,9 @@ class OrchestratorPool(Frozen):
     Attributes:
         acceptance_site: where blocks are judged: beside the target's logits, or in the orchestrator
             after moving them there (for audits; the tokens are the same).
+        draft_length: `measured` drafts what the measured times and acceptance make fastest, up to
+            `max_draft`, and decodes plainly where that is faster and the contract allows it;
+            `fixed` always asks for `max_draft`, for measurements that compare at one length.
         target_wait_s: longest wait for a target lease; then the request is refused with 503.
         drafter_wait_s: longest wait for a drafter lease; then `auto` and `lossless` go on without.
         retrieval_wait_s: longest wait for the retriever; then it counts as failed.
@@ -61,6 +64,7 @@ class OrchestratorPool(Frozen):
     """
 
     acceptance_site: Literal["target", "orchestrator"] = "target"
+    draft_length: Literal["measured", "fixed"] = "measured"
     target_wait_s: Finite = Field(30.0, gt=0)
     drafter_wait_s: Finite = Field(5.0, gt=0)
     retrieval_wait_s: Finite = Field(30.0, gt=0)

@@ -1,8 +1,9 @@
 """An engine as a Ray actor: the child of a pool's replica, called by whoever holds a lease.
 
-The actor adds three things to `rapid.engines.engine.Engine`: a release that also undoes an ``open``
+The actor adds four things to `rapid.engines.engine.Engine`: a release that also undoes an ``open``
 still in the queue or on its way, and whatever was opened beside the lease; the rule that a failed
-``draft`` is a lost drafter; and a name under which readiness finds the engines of all replicas.
+``draft`` is a lost drafter; metrics; and a name under which readiness finds the engines of all
+replicas.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ray import serve
 from ray.actor import ActorHandle
 
 from cluster.placement import PoolConfig, engine_options
+from deployments.metrics import EngineMetrics
 from rapid.config import EngineConfig
 from rapid.errors import DrafterUnavailable, LeaseNotFound
 from rapid.messages import (
@@ -52,8 +54,11 @@ def load_engine(config: EngineConfig) -> Engine:
 class EngineActor:
     """One engine behind Ray; every method may run many times at once on one event loop."""
 
-    def __init__(self, config: EngineConfig, load: EngineFactory = load_engine) -> None:
+    def __init__(
+        self, config: EngineConfig, load: EngineFactory = load_engine, pool: str = "target"
+    ) -> None:
         self._engine = load(config)
+        self._metrics = EngineMetrics(pool)
         self._opening: dict[str, asyncio.Task[None]] = {}
         self._companions: dict[str, set[str]] = {}
         self._released: dict[str, None] = {}  # in order; a lease's id is never used again
@@ -86,6 +91,7 @@ class EngineActor:
             del self._opening[lease_id]
         if lease_id in self._released:
             self._engine.release(lease_id)
+        self._metrics.report(self._engine.status())
         self._check_wanted(lease_id)
 
     def _check_wanted(self, lease_id: str) -> None:
@@ -96,6 +102,7 @@ class EngineActor:
         """Return when the lease is over: released, or silent for its time-to-live."""
         with contextlib.suppress(LeaseNotFound):
             await self._engine.wait_closed(lease_id)
+        self._metrics.report(self._engine.status())
 
     async def release(self, lease_id: str) -> None:
         """Free a lease, queued, held, gone or still to come, and those beside it."""
@@ -113,7 +120,9 @@ class EngineActor:
 
     async def prefill(self, lease_id: str) -> PrefillReceipt:
         """Put the prompt's KV in place."""
-        return await self._engine.prefill(lease_id)
+        receipt = await self._engine.prefill(lease_id)
+        self._metrics.count(receipt)
+        return receipt
 
     async def draft(
         self, lease_id: str, choice: int, verdict: Verdict | None, num_tokens: int
@@ -168,7 +177,7 @@ def start_engine(
             max_concurrency=_CONCURRENT_CALLS,
             **engine_options(pool),
         )
-        .remote(config, load)
+        .remote(config, load, replica.deployment.lower())
     )
 
 

@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ray.serve.handle import DeploymentHandle
 
@@ -54,6 +54,7 @@ from rapid.messages import (
     TextDelta,
     Verdict,
 )
+from rapid.speculation.controller import Controller, RoundCosts
 from rapid.speculation.lookup import PromptIndex, PromptLookupDrafter
 from rapid.speculation.loop import speculate
 
@@ -69,6 +70,7 @@ class Services:
     config: ServeConfig
     handles: dict[Role, DeploymentHandle]
     prompter: Prompter
+    costs: RoundCosts = field(default_factory=RoundCosts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class Generation:
         self._is_shared = services.config.drafter == "target"
         self._looks_up = services.config.drafter == "prompt_lookup"
         self._prompter = services.prompter
+        self._costs = services.costs
         self._request = request
         self._sampling = sampling_of(request)
         self._speculation = speculation_of(
@@ -120,7 +123,7 @@ class Generation:
             yield Started(decision.mode, decision.reason, decision.contract)
             for num_left in reversed(range(_MAX_FAILOVERS + 1)):
                 try:
-                    async with aclosing(self._deltas(opened)) as deltas:
+                    async with aclosing(self._deltas(decision, opened)) as deltas:
                         async for delta in deltas:
                             yield delta
                     break
@@ -195,13 +198,13 @@ class Generation:
         if decision.mode == "rag":
             return Opened(await self._take("drafter", held))
         verifier = await self._take("target", held)
-        lost = any(answer.statistics.plain_from is not None for answer in self._answers)
-        if not decision.is_drafted or lost:
+        if not decision.is_drafted or self._has_lost_drafter():
             return Opened(verifier)
         try:
             return Opened(verifier, await self._take("drafter", held, verifier))
         except RapidError as error:
             logger.warning("request %s: no drafter again: %s", self._request.request_id, error)
+            self._lose_drafter()
             return Opened(verifier)
 
     async def _take(self, role: Role, held: AsyncExitStack, verifier: Side | None = None) -> Side:
@@ -224,8 +227,17 @@ class Generation:
 
     def _may_draft(self, role: Role) -> bool:
         """Whether a lease of this role may be followed by a drafter's."""
-        is_lost = any(answer.statistics.plain_from is not None for answer in self._answers)
-        return role == "target" and self._request.speculation.mode != "plain" and not is_lost
+        may = role == "target" and self._request.speculation.mode != "plain"
+        return may and not self._has_lost_drafter()
+
+    def _has_lost_drafter(self) -> bool:
+        return any(answer.statistics.plain_from is not None for answer in self._answers)
+
+    def _lose_drafter(self) -> None:
+        """What is left of every answer is the target's."""
+        for answer in self._answers:
+            if not answer.is_finished:
+                answer.statistics.lose_drafter()
 
     async def _read(self) -> DrafterPrompt:
         started = time.monotonic()
@@ -237,7 +249,7 @@ class Generation:
         self._account.prompts["drafter"] = prompt.prompt_ids
         self._account.chunks = prompt.chunks
 
-    async def _deltas(self, opened: Opened) -> AsyncGenerator[TextDelta]:
+    async def _deltas(self, decision: Decision, opened: Opened) -> AsyncGenerator[TextDelta]:
         """The rounds of all choices that are not finished."""
         self._account.prefill = await opened.verifier.prefill
         drafter = opened.drafter
@@ -246,18 +258,20 @@ class Generation:
                 await drafter.prefill
             except RapidError as error:
                 logger.warning("request %s: no drafter: %s", self._request.request_id, error)
+                self._lose_drafter()
                 drafter = None
         rounds = [
-            answer.follow(self._verdicts(answer, opened.verifier, drafter))
+            answer.follow(self._verdicts(decision, answer, opened.verifier, drafter))
             for answer in self._answers
             if not answer.is_finished
         ]
-        async with aclosing(merged(rounds)) as deltas:
-            async for delta in deltas:
-                yield delta
+        with self._costs.growing(len(rounds)):
+            async with aclosing(merged(rounds)) as deltas:
+                async for delta in deltas:
+                    yield delta
 
     def _verdicts(
-        self, answer: Answer, verifier: Side, drafter: Side | None
+        self, decision: Decision, answer: Answer, verifier: Side, drafter: Side | None
     ) -> AsyncIterator[Verdict]:
         """The loop of one choice, from where its answer stands."""
         lease = drafter.lease if drafter else None
@@ -283,4 +297,23 @@ class Generation:
             judge,
             max_tokens=self._max_tokens - len(committed),
             max_draft=self._speculation.max_draft,
+            pace=self._pace(decision, len(committed)),
+            on_loss=answer.statistics.lose_drafter,
+        )
+
+    def _pace(self, decision: Decision, num_committed: int) -> Controller | None:
+        """What chooses the draft lengths; None where all are `max_draft`.
+
+        The rule `paper` has one length. And whoever sends a seed and asks for `maximal` coupling
+        wants the same text again, which would then depend on when a drafter rests.
+        """
+        is_fixed = self._settings.draft_length == "fixed" or decision.contract == "paper"
+        is_seeded = self._request.seed is not None and self._sampling.temperature > 0
+        if is_fixed or (is_seeded and self._speculation.coupling == "maximal"):
+            return None
+        return Controller(
+            self._costs,
+            len(self._account.prompts["target"]) + num_committed,
+            self._speculation.max_draft,
+            can_rest=decision.contract == "target",
         )

@@ -12,6 +12,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.config import ServeConfig
 from deployments.generation import Generation, Services
 from deployments.leasing import Role
+from deployments.metrics import RequestMetrics
 from deployments.prompting import Prompter
 from deployments.readiness import readiness
 from rapid.engines.text import ChatText
@@ -40,10 +41,12 @@ class Orchestrator:
         if drafter is not None:
             handles["drafter"] = drafter
         self._services = Services(config, handles, prompter)
+        self._metrics = RequestMetrics(config.api.model)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationEvent]:
         """The events of `rapid.messages`; closing or cancelling the stream releases everything."""
-        async with aclosing(Generation(self._services, request).events()) as events:
+        generation = Generation(self._services, request)
+        async with aclosing(self._metrics.watched(generation.events())) as events:
             async for event in events:
                 yield event
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Container
 from typing import Any
 
+import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.schema import ApplicationStatus, ReplicaState
@@ -22,8 +23,10 @@ async def readiness(app: str, may_rest: Container[str] = ()) -> dict[str, Any]:
     Args:
         may_rest: pools that have no replica while nobody asks.
     """
-    status, actors = await asyncio.gather(
-        asyncio.to_thread(serve.status), asyncio.to_thread(engines_of, app)
+    status, actors, metrics = await asyncio.gather(
+        asyncio.to_thread(serve.status),
+        asyncio.to_thread(engines_of, app),
+        asyncio.to_thread(metrics_urls),
     )
     application = status.applications[app]
     pools = {
@@ -39,7 +42,21 @@ async def readiness(app: str, may_rest: Container[str] = ()) -> dict[str, Any]:
     is_ready = application.status == ApplicationStatus.RUNNING and all(
         pool["replicas"] or name in may_rest for name, pool in pools.items()
     )
-    return {"ready": is_ready, "pools": pools, "engines": sorted(engines, key=lambda e: e["name"])}
+    return {
+        "ready": is_ready,
+        "pools": pools,
+        "engines": sorted(engines, key=lambda e: e["name"]),
+        "metrics": metrics,
+    }
+
+
+def metrics_urls() -> list[str]:
+    """Where the Ray agent of every living node serves its metrics; blocks on Ray's directory."""
+    return [
+        f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
 
 
 async def _ledger(name: str, actor: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from rapid.messages import GenerateRequest
 
 FUSING: tuple[Mode, ...] = ("fused", "paper")  # asked for by name, they need a drafter
 
+_ALONE = "the target went on alone"
 _SEED_BITS = 53  # survives a client that reads JSON numbers as doubles
 
 
@@ -135,7 +136,12 @@ def decide_lookup(asked: Mode) -> Decision:
 
 def without_drafter(why: str) -> Decision:
     """What becomes of `auto` and `lossless` when no drafter can be had."""
-    return Decision("plain", f"{why}: the target went on alone", "target", is_drafted=False)
+    return Decision("plain", f"{why}: {_ALONE}", "target", is_drafted=False)
+
+
+def is_fallback(reason: str) -> bool:
+    """Whether a mode was resolved by `without_drafter`."""
+    return reason.endswith(_ALONE)
 
 
 def answer_tokens(

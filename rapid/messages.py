@@ -295,6 +295,11 @@ class ChoiceStatistics:
     completion_tokens: int
     histogram: dict[int, tuple[int, ...]]
 
+    @property
+    def drafted_rounds(self) -> int:
+        """Rounds in which something was drafted; the others the target decoded alone."""
+        return sum(map(sum, self.histogram.values()))
+
 
 @dataclass(frozen=True, slots=True)
 class Receipt:

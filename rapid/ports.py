@@ -48,6 +48,21 @@ class Verifier(Protocol[BlockIn]):
         ...
 
 
+class Pace(Protocol):
+    """Chooses how much is drafted in each round of one choice."""
+
+    def next_length(self, limit: int) -> int:
+        """Tokens to draft in the round that begins now, at most `limit`; 0 decodes plainly.
+
+        It may depend on earlier rounds and on the time they took, never on what is drawn next.
+        """
+        ...
+
+    def observe(self, verdict: Verdict) -> None:
+        """That round has come to its verdict."""
+        ...
+
+
 class Clock(Protocol):
     """Monotonic seconds."""
 

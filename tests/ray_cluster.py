@@ -157,7 +157,12 @@ FAKE_CONFIG: dict[str, Any] = {
         },
     },
     "retriever": {"retrieval": {"chunk_tokens": 32, "budget_tokens": 128}},
-    "orchestrator": {"target_wait_s": 20, "drafter_wait_s": 20, "pool": {"num_cpus": 0.05}},
+    "orchestrator": {
+        "target_wait_s": 20,
+        "drafter_wait_s": 20,
+        "draft_length": "fixed",  # or fakes, whose every step takes the same time, never draft
+        "pool": {"num_cpus": 0.05},
+    },
     "api": {"model": "fakes", "pool": {"num_cpus": 0.05}},
 }
 

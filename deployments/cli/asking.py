@@ -236,7 +236,8 @@ def _table(receipt: _Json, final: _Json) -> Table:
     drafted, accepted = receipt["drafted"], receipt["accepted"]
     share = f" ({accepted / drafted:.0%})" if drafted else ""
     table.add_row("drafts", f"{accepted} of {drafted} tokens accepted{share}")
-    table.add_row("rounds", str(receipt["rounds"]))
+    plain = receipt.get("plain_rounds", 0)
+    table.add_row("rounds", f"{receipt['rounds']}" + (f", {plain} of them plain" if plain else ""))
     if lost := [position for position in receipt.get("plain_from", []) if position is not None]:
         table.add_row("without drafter", f"from token {lost[0]}")
     for index, chunk in enumerate(receipt["chunks"]):

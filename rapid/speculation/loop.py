@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from rapid.errors import DrafterUnavailable
 from rapid.messages import Verdict
-from rapid.ports import Drafter, Verifier
+from rapid.ports import Drafter, Pace, Verifier
 from rapid.speculation.refreshing import RefreshTrigger
 
 Block = TypeVar("Block")
@@ -19,34 +20,55 @@ async def speculate(
     *,
     max_tokens: int,
     max_draft: int,
+    pace: Pace | None = None,
+    on_loss: Callable[[], None] | None = None,
     refresh: Callable[[tuple[int, ...]], Awaitable[Drafter[Block]]] | None = None,
 ) -> AsyncIterator[Verdict]:
     """One choice's rounds, each yielded as its verdict; the verdicts' tokens are the answer.
 
-    Without a drafter, and from the round on in which it is lost, the verifier decodes alone, up to
-    `max_draft` tokens a round (such verdicts have ``num_drafted == 0``).
+    Without a drafter, from the round on in which it is lost, and whenever `pace` rests, the
+    verifier decodes alone, up to `max_draft` tokens a round (such verdicts have
+    ``num_drafted == 0``).
 
     Args:
         max_tokens: tokens that may still be generated; no block is longer.
-        max_draft: tokens asked of the drafter per block (gamma).
+        max_draft: tokens asked of the drafter per block (gamma), at most.
+        pace: chooses how many are asked for; None always asks for as many as may be.
+        on_loss: called when the drafter is lost.
         refresh: given the tokens of these rounds, makes the drafter that goes on after them, with
             what was found for them; None never refreshes. `RefreshTrigger` says when. If it raises
             DrafterUnavailable, the drafter is lost.
     """
     verdict: Verdict | None = None
+    untold: Verdict | None = None  # what the drafter has not been told of
     trigger = RefreshTrigger()
     token_ids: list[int] = []
     while len(token_ids) < max_tokens and not (verdict and verdict.is_finished):
-        num_tokens = min(max_draft, max_tokens - len(token_ids))
-        if drafter is None:
-            verdict = await verifier.decode(num_tokens)
+        limit = min(max_draft, max_tokens - len(token_ids))
+        num_tokens = pace.next_length(limit) if pace and drafter else limit
+        if drafter is None or not num_tokens:
+            verdict = await verifier.decode(limit)
         else:
             try:
                 if refresh is not None and verdict is not None and trigger.observe(verdict):
-                    drafter, verdict = await refresh(tuple(token_ids)), None
-                verdict = await verifier.verify(drafter.draft(verdict, num_tokens))
+                    drafter, untold = await refresh(tuple(token_ids)), None
+                told, untold = untold, None
+                verdict = await verifier.verify(drafter.draft(told, num_tokens))
             except DrafterUnavailable:
                 drafter = None
+                if on_loss is not None:
+                    on_loss()
                 continue
+        if drafter is not None:
+            untold = _merged(untold, verdict)
+            if pace is not None:
+                pace.observe(verdict)
         token_ids.extend(verdict.token_ids)
         yield verdict
+
+
+def _merged(untold: Verdict | None, verdict: Verdict) -> Verdict:
+    """Both rounds as one verdict: what they committed after the position of the first."""
+    if untold is None:
+        return verdict
+    return replace(untold, token_ids=untold.token_ids + verdict.token_ids)

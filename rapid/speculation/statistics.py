@@ -13,14 +13,15 @@ class RoundStatistics:
 
     Attributes:
         refreshes: times that the drafter's context was made anew; whoever makes it counts.
-        plain_from: where a drafted answer went on without its drafter; of a drafter that may have
-            nothing to propose (prompt lookup), where that was so first.
+        plain_from: position from which the answer went on without its drafter; None while it has
+            one, whether or not it is asked.
     """
 
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
     refreshes: int = 0
+    plain_from: int | None = None
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     token_ids: list[int] = field(default_factory=list)
@@ -41,10 +42,10 @@ class RoundStatistics:
             counts = self.histogram.setdefault(length, [0] * (length + 1))
             counts[verdict.num_accepted] += 1
 
-    @property
-    def plain_from(self) -> int | None:
-        """First position decoded by the target alone; None when every position was drafted."""
-        return self.origins.index("target") if "target" in self.origins else None
+    def lose_drafter(self) -> None:
+        """What comes now is decoded by the target alone."""
+        if self.plain_from is None:
+            self.plain_from = len(self.token_ids)
 
     def of_choice(self) -> ChoiceStatistics:
         """The counters as the receipt carries them."""

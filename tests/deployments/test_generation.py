@@ -242,3 +242,53 @@ async def test_prompt_lookup_goes_on_where_a_dead_target_left_off() -> None:
             dead.kill()
     assert app.target.num_streams == 2
     assert tokens(events) == script(5, 60)
+
+
+async def test_measured_lengths_rest_where_drafting_is_slower_than_plain_decoding() -> None:
+    """Every step of a fake takes 2 ms: a block takes two, plain decoding one for ten tokens."""
+    app = LocalApplication(draft_length="measured")
+    request = question("r", mode="lossless", seed=2_005, max_tokens=300, explain=True)
+    for number in range(2):
+        events = await app.answered(replace(request, request_id=f"r{number}"))
+        assert tokens(events) == script(5, 300)
+    end = receipt(events)
+    assert (end.mode, end.contract, end.plain_from) == ("lossless", "target", (None,))
+    (choice,) = end.choices
+    assert choice.rounds > 30 - 5
+    assert choice.drafted_rounds <= 3  # trials that plain rounds have paid for
+
+
+async def test_measured_lengths_never_rest_where_the_contract_needs_the_drafter() -> None:
+    app = LocalApplication(draft_length="measured")
+    request = question(
+        "r", mode="fused", documents=ATLAS, seed=2_005, max_tokens=100, explain=True,
+        rapid={"max_draft": 6},
+    )  # fmt: skip
+    end = receipt(await app.answered(request))
+    assert end.explanation is not None
+    assert "target" not in end.explanation.origins[0]
+    assert max(end.choices[0].histogram) <= 6
+    assert end.choices[0].drafted_rounds == end.choices[0].rounds
+
+
+@pytest.mark.parametrize("fields", [{"mode": "paper"}, {"rapid": {"coupling": "maximal"}}])
+async def test_a_seeded_text_that_depends_on_the_blocks_has_blocks_of_one_length(fields) -> None:
+    app = LocalApplication(draft_length="measured")
+    request = question("r", documents=ATLAS, seed=2_005, max_tokens=50, **fields)
+    assert set(receipt(await app.answered(request)).choices[0].histogram) == {10}
+
+
+async def test_an_answer_whose_drafter_rests_has_not_lost_it_when_its_target_dies() -> None:
+    app = LocalApplication(draft_length="measured")
+    request = question("r", mode="lossless", seed=2_005, max_tokens=100, explain=True)
+    events: list[GenerationEvent] = []
+    async for event in app.generate(request):
+        events.append(event)
+        if len(events) == 6:
+            dead = app.target.engine
+            app.target.start()
+            dead.kill()
+    assert tokens(events) == script(5, 100)
+    assert receipt(events).plain_from == (None,)
+    assert app.drafter.num_streams == 2
+    assert receipt(events).choices[0].drafted_rounds < receipt(events).choices[0].rounds

@@ -103,6 +103,8 @@ class TestWhole:
             "draft_top_k": 64,
             "transfer_temperature": 1.0,
             "rounds": 3,
+            "plain_rounds": 0,
+            "mean_draft_length": 3.0,
             "drafted": 9,
             "accepted": 6,
             "bonus": 0,

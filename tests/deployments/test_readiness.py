@@ -32,6 +32,7 @@ async def test_a_pool_at_rest_is_ready_if_it_may_rest(
 ) -> None:
     monkeypatch.setattr(module.serve, "status", lambda: status(Target=1, Drafter=num_drafters))
     monkeypatch.setattr(module, "engines_of", lambda app: {})
+    monkeypatch.setattr(module, "metrics_urls", list)
     state = await readiness("rapid", may_rest)
     assert state["ready"] == is_ready
     assert state["pools"]["drafter"]["replicas"] == num_drafters

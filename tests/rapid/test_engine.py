@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Iterable
 
 import numpy as np
@@ -264,6 +265,40 @@ async def test_seeded_lossless_equals_plain(engine: Engine, max_draft: int) -> N
         max_draft=max_draft,
     )
     assert [token async for verdict in rounds for token in verdict.token_ids] == plain
+
+
+class Unsteady:
+    """A pace that rests, drafts a little, drafts much, rests again."""
+
+    def __init__(self) -> None:
+        self._lengths = itertools.cycle([0, 2, 0, 0, 5, 4, 1])
+
+    def next_length(self, limit: int) -> int:
+        return min(limit, next(self._lengths))
+
+    def observe(self, verdict: Verdict) -> None:
+        pass
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_a_drafter_that_rested_catches_up(engine: Engine, temperature: float) -> None:
+    speculation = SpeculationConfig(eta=0.0, coupling="shared_noise", max_draft=5)
+    settings = {"temperature": temperature, "speculation": speculation, "max_tokens": 60}
+    await opened(engine, "plain", **settings)
+    plain = await answer(engine, "plain", 60)
+    await opened(engine, "target", **settings)
+    await opened(engine, "drafter", **settings)  # reads the same: all that it drafts is right
+    rounds = speculate(
+        EngineDrafter(engine, "drafter"),
+        EngineVerifier(engine, "target"),
+        max_tokens=60,
+        max_draft=5,
+        pace=Unsteady(),
+    )
+    verdicts = [verdict async for verdict in rounds]
+    assert [token for verdict in verdicts for token in verdict.token_ids] == plain
+    assert {verdict.num_drafted > 0 for verdict in verdicts} == {True, False}
+    assert all(verdict.num_accepted == verdict.num_drafted for verdict in verdicts)
 
 
 async def test_two_engines_share_one_loaded_model() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import itertools
+import math
 from typing import get_args
 
 import pytest
@@ -15,7 +17,7 @@ from rapid.speculation.acceptance import propose
 from rapid.speculation.fusion import fused_probs
 from rapid.speculation.loop import speculate
 from rapid.speculation.noise import Purpose, race, uniforms
-from rapid.speculation.sampling import filter_probs, proposal
+from rapid.speculation.sampling import filter_probs, probabilities, proposal
 from rapid.speculation.statistics import RoundStatistics
 from tests.toy import ToyDrafter, ToyModel, ToyVerifier
 
@@ -28,7 +30,11 @@ async def answer(sampling, speculation, *, drafted=True, choice=0, eos_ids=froze
     verifier = ToyVerifier(TARGET, sampling, speculation, choice, eos_ids)
     proposer = ToyDrafter(DRAFTER, sampling, speculation, choice, **drafter) if drafted else None
     async for verdict in speculate(
-        proposer, verifier, max_tokens=LENGTH, max_draft=speculation.max_draft
+        proposer,
+        verifier,
+        max_tokens=LENGTH,
+        max_draft=speculation.max_draft,
+        on_loss=stats.lose_drafter,
     ):
         assert verdict.position == len(stats.token_ids)
         assert len(verdict.token_ids) <= speculation.max_draft
@@ -106,6 +112,71 @@ def test_arbitrary_splits_give_the_same_text(
     assert asyncio.run(text(lengths)) == asyncio.run(text([1]))
 
 
+class Scripted:
+    """A pace of these lengths, over and over; remembers what was committed in which round."""
+
+    def __init__(self, lengths):
+        self._lengths = itertools.cycle(lengths)
+        self.rounds = []
+
+    def next_length(self, limit):
+        self.asked = min(limit, next(self._lengths))
+        return self.asked
+
+    def observe(self, verdict):
+        assert verdict.num_drafted <= self.asked
+        self.rounds.append((self.asked, verdict.token_ids))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=8),
+    temperature=st.sampled_from([0.0, 0.5, 1.0]),
+    seed=st.integers(0, 2**53),
+    eos_ids=st.sampled_from([frozenset(), frozenset({2})]),
+)
+def test_a_pace_that_rests_and_drafts_gives_the_text_of_plain_decoding(
+    lengths, temperature, seed, eos_ids
+):
+    sampling = SamplingConfig(temperature=temperature, seed=seed)
+    speculation = SpeculationConfig(eta=0, coupling="shared_noise", max_draft=6)
+
+    async def text(drafter, pace):
+        verifier = ToyVerifier(TARGET, sampling, speculation, eos_ids=eos_ids)
+        async for verdict in speculate(
+            drafter, verifier, max_tokens=LENGTH, max_draft=6, pace=pace
+        ):
+            assert len(verdict.token_ids) <= 6
+        return tuple(verifier.committed)
+
+    pace = Scripted(lengths)
+    drafter = ToyDrafter(DRAFTER, sampling, speculation)
+    paced = asyncio.run(text(drafter, pace))
+    assert paced == asyncio.run(text(None, None))
+    assert sum((tokens for _, tokens in pace.rounds), ()) == paced
+    assert tuple(drafter.committed) == paced[: len(drafter.committed)]
+
+
+async def test_under_maximal_resting_leaves_the_distribution_as_it_is():
+    """Two positions, one drafted and one not, over 4,000 seeds against the closed form."""
+    speculation = SpeculationConfig(eta=0, coupling="maximal", draft_top_k=None)
+    counts = collections.Counter()
+    for seed in range(4_000):
+        sampling = SamplingConfig(seed=seed)
+        verifier = ToyVerifier(TARGET, sampling, speculation, max_tokens=2)
+        drafter = ToyDrafter(DRAFTER, sampling, speculation)
+        pace = Scripted([1, 0] if seed % 2 else [0, 1])
+        async for _ in speculate(drafter, verifier, max_tokens=2, max_draft=1, pace=pace):
+            pass
+        counts[tuple(verifier.committed)] += 1
+    for answer_ids in itertools.product(range(TARGET.vocab), repeat=2):
+        expected = math.prod(
+            float(probabilities(TARGET.logits(answer_ids[:i]), 1.0)[token])
+            for i, token in enumerate(answer_ids)
+        )
+        assert counts[answer_ids] / 4_000 == pytest.approx(expected, abs=4 * 0.5 / 4000**0.5)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_fused_equals_sampling_the_fused_distribution_without_speculation(temperature):
     for seed in range(8):
@@ -154,8 +225,10 @@ async def test_a_lost_drafter_leaves_the_targets_own_answer():
     plain = await answer(sampling, speculation, drafted=False)
     lost = await answer(sampling, speculation, lost_at=10)
     assert lost.token_ids == plain.token_ids
+    assert plain.plain_from is None
     assert lost.plain_from is not None
     assert lost.plain_from >= 10
+    assert "target" not in lost.origins[: lost.plain_from]
     assert lost.origins[lost.plain_from :] == ["target"] * (LENGTH - lost.plain_from)
 
 

@@ -237,7 +237,7 @@ async def test_bonus_tokens_are_counted_apart_and_never_too_many(max_tokens):
         counts = stats.of_choice()
         assert counts.accepted + counts.corrected + counts.bonus == max_tokens
         assert counts.accepted == stats.origins.count("drafted") <= counts.drafted
-        assert stats.plain_from is None
+        assert "target" not in stats.origins
     assert counts.bonus if max_tokens > 7 else True
 
 

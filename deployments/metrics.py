@@ -1,0 +1,232 @@
+"""What the application counts, for Prometheus: vLLM's names and meanings, and a few of our own.
+
+Instruments are Ray's: the processes of a node report to its Ray agent, which serves all of them on
+one port (``docs/operations.md``). So replicas and engines come and go without ports of their own.
+Ray prefixes every name with ``ray_`` and knows no colon: ``vllm:num_requests_running`` becomes
+``ray_vllm_num_requests_running``, as when vLLM runs under Ray.
+
+Every label is one of a few values: a configured name, a mode, one of the fixed sentences of
+`deployments.resolution`, a position in a block. Never a tenant, a request or anything that was
+asked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Counts
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+from ray.util.metrics import Counter, Gauge, Histogram
+
+from deployments.resolution import is_fallback
+from rapid.messages import (
+    ChoiceStatistics,
+    EngineStatus,
+    Finished,
+    GenerationEvent,
+    PrefillReceipt,
+    Receipt,
+    Started,
+    TextDelta,
+)
+from rapid.ports import Clock
+
+Instrument = TypeVar("Instrument", Gauge, Counter, Histogram)
+
+_TOKEN_S = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0]
+_REQUEST_S = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0]
+_LOST = "the drafter was lost"
+
+
+class RequestMetrics:
+    """What an orchestrator counts of its requests, by watching their events go by.
+
+    Times are as the orchestrator sees them: the way to the caller is not in them. Counters of
+    tokens and drafts are raised when an answer is complete; one that was given up is counted as
+    aborted and nowhere else.
+    """
+
+    def __init__(self, model: str, *, clock: Clock = time.monotonic) -> None:
+        """`model`: the name that callers ask for, the label ``model_name``."""
+        self._clock = clock
+        self._num_waiting = self._num_running = 0
+
+        def gauge(name: str, what: str) -> Gauge:
+            return _labelled(Gauge(name, what, ("model_name",)), model)
+
+        def counter(name: str, what: str, *labels: str) -> Counter:
+            return _labelled(Counter(name, what, ("model_name", *labels)), model)
+
+        def histogram(name: str, what: str, boundaries: list[float]) -> Histogram:
+            return _labelled(Histogram(name, what, boundaries, ("model_name",)), model)
+
+        self._waiting = gauge("vllm_num_requests_waiting", "Requests that wait for their leases.")
+        self._running = gauge("vllm_num_requests_running", "Requests that are being answered.")
+        self._success = counter(
+            "vllm_request_success_total", "Answers by how they ended.", "finished_reason"
+        )
+        self._prompt_tokens = counter("vllm_prompt_tokens_total", "Tokens of prompts read.")
+        self._generation_tokens = counter("vllm_generation_tokens_total", "Tokens of answers.")
+        self._first_token = histogram(
+            "vllm_time_to_first_token_seconds", "From the request to its first text.", _REQUEST_S
+        )
+        self._inter_token = histogram(
+            "vllm_inter_token_latency_seconds", "Between two rounds of a choice.", _TOKEN_S
+        )
+        self._per_token = histogram(
+            "vllm_request_time_per_output_token_seconds",
+            "Of a request: time after the first text, by tokens of its longest answer.",
+            _TOKEN_S,
+        )
+        self._end_to_end = histogram(
+            "vllm_e2e_request_latency_seconds", "From the request to the end.", _REQUEST_S
+        )
+        self._queue = histogram(
+            "vllm_request_queue_time_seconds", "Waiting for leases.", _REQUEST_S
+        )
+        self._prefill = histogram(
+            "vllm_request_prefill_time_seconds", "Reading the target's prompt.", _REQUEST_S
+        )
+        self._drafts = counter("vllm_spec_decode_num_drafts_total", "Blocks that were judged.")
+        self._draft_tokens = counter("vllm_spec_decode_num_draft_tokens_total", "Drafted tokens.")
+        self._accepted = counter(
+            "vllm_spec_decode_num_accepted_tokens_total", "Drafted tokens that were kept."
+        )
+        self._accepted_at = counter(
+            "vllm_spec_decode_num_accepted_tokens_per_pos_total",
+            "Drafted tokens that were kept, by their place in the block.",
+            "position",
+        )
+        self._modes = counter(
+            "rapid_mode_total", "Requests by their mode and why they have it.", "mode", "reason"
+        )
+        self._fallbacks = counter(
+            "rapid_fallback_total", "Requests that had to do without a drafter.", "reason"
+        )
+        self._plain_rounds = counter(
+            "rapid_plain_rounds_total", "Rounds that the target decoded alone."
+        )
+        self._retrieval = histogram(
+            "rapid_retrieval_seconds", "Of a request: finding what the drafter reads.", _REQUEST_S
+        )
+        self._draft = histogram(
+            "rapid_draft_seconds", "Of a request: drafting, over all rounds.", _REQUEST_S
+        )
+        self._verify = histogram(
+            "rapid_verify_seconds", "Of a request: judging and decoding.", _REQUEST_S
+        )
+
+    async def watched(
+        self, events: AsyncGenerator[GenerationEvent]
+    ) -> AsyncGenerator[GenerationEvent]:
+        """The same events; closing this closes them."""
+        began = self._clock()
+        latest: dict[int, float] = {}
+        first: float | None = None
+        ends = Counts[str]()
+        self._move(waiting=1)
+        is_running = is_done = False
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    now = self._clock()
+                    if isinstance(event, Started):
+                        is_running = True
+                        self._move(waiting=-1, running=1)
+                        self._modes.inc(1, {"mode": event.mode, "reason": event.reason})
+                    elif isinstance(event, TextDelta):
+                        if first is None:
+                            first = now
+                            self._first_token.observe(now - began)
+                        if event.choice in latest:
+                            self._inter_token.observe(now - latest[event.choice])
+                        latest[event.choice] = now
+                        ends.update([event.finish_reason] if event.finish_reason else [])
+                    elif isinstance(event, Finished):
+                        is_done = True
+                        self._end_to_end.observe(now - began)
+                        self._count(event.receipt, now - (first or now))
+                    yield event
+        finally:
+            self._move(**{"running" if is_running else "waiting": -1})
+            for reason, number in ends.items() if is_done else [("abort", 1)]:
+                self._success.inc(number, {"finished_reason": reason})
+
+    def _move(self, waiting: int = 0, running: int = 0) -> None:
+        self._num_waiting += waiting
+        self._num_running += running
+        self._waiting.set(self._num_waiting)
+        self._running.set(self._num_running)
+
+    def _count(self, receipt: Receipt, generating_s: float) -> None:
+        """What a complete answer took."""
+        choices, seconds = receipt.choices, {k: v / 1e3 for k, v in receipt.timings_ms.items()}
+        _raise(self._prompt_tokens, receipt.prompt_tokens)
+        _raise(self._generation_tokens, sum(each.completion_tokens for each in choices))
+        longest = max(each.completion_tokens for each in choices)
+        if longest > 1:
+            self._per_token.observe(generating_s / (longest - 1))
+        self._queue.observe(seconds["queue"])
+        self._prefill.observe(seconds["target_prefill"])
+        if seconds["retrieval"]:
+            self._retrieval.observe(seconds["retrieval"])
+        if seconds["draft"]:
+            self._draft.observe(seconds["draft"])
+        self._verify.observe(seconds["verify"])
+        num_drafts = sum(each.drafted_rounds for each in choices)
+        _raise(self._drafts, num_drafts)
+        _raise(self._plain_rounds, sum(each.rounds for each in choices) - num_drafts)
+        _raise(self._draft_tokens, sum(each.drafted for each in choices))
+        _raise(self._accepted, sum(each.accepted for each in choices))
+        for position, number in accepted_by_position(choices).items():
+            self._accepted_at.inc(number, {"position": str(position)})
+        if is_fallback(receipt.reason):
+            self._fallbacks.inc(1, {"reason": receipt.reason})
+        elif any(position is not None for position in receipt.plain_from):
+            self._fallbacks.inc(1, {"reason": _LOST})
+
+
+class EngineMetrics:
+    """What an engine counts; the label ``pool`` is ``target`` or ``drafter``."""
+
+    def __init__(self, pool: str) -> None:
+        self._usage = Gauge("vllm_kv_cache_usage_perc", "KV pages in use, 1 is all.", ("pool",))
+        self._queries = Counter(
+            "vllm_prefix_cache_queries_total", "Prompt tokens looked for in the cache.", ("pool",)
+        )
+        self._hits = Counter(
+            "vllm_prefix_cache_hits_total", "Prompt tokens found in the cache.", ("pool",)
+        )
+        for each in (self._usage, self._queries, self._hits):
+            each.set_default_tags({"pool": pool})
+
+    def report(self, status: EngineStatus) -> None:
+        """The ledger has changed."""
+        self._usage.set(status.kv_pages_in_use / status.kv_pages_total)
+
+    def count(self, receipt: PrefillReceipt) -> None:
+        """A prompt was read."""
+        _raise(self._queries, receipt.num_tokens)
+        _raise(self._hits, receipt.num_cached_tokens)
+
+
+def accepted_by_position(choices: Sequence[ChoiceStatistics]) -> Counts[int]:
+    """How many tokens were kept at each place of a block."""
+    kept = Counts[int]()
+    for choice in choices:
+        for counts in choice.histogram.values():
+            for num_accepted, number in enumerate(counts):
+                kept.update(dict.fromkeys(range(num_accepted), number) if number else {})
+    return kept
+
+
+def _labelled(instrument: Instrument, model: str) -> Instrument:
+    instrument.set_default_tags({"model_name": model})
+    return instrument
+
+
+def _raise(counter: Counter, number: int) -> None:
+    if number:  # Ray refuses to add nothing
+        counter.inc(number)

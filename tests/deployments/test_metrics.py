@@ -1,0 +1,181 @@
+"""What is counted of a request: by the events that go by, into instruments that are read here."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+
+from deployments import metrics
+from deployments.metrics import EngineMetrics, RequestMetrics
+from deployments.resolution import without_drafter
+from rapid.errors import TargetUnavailable
+from rapid.messages import (
+    ChoiceStatistics,
+    EngineStatus,
+    Finished,
+    GenerationEvent,
+    PrefillReceipt,
+    Started,
+    TextDelta,
+)
+from tests.deployments.scripted import receipt
+
+STARTED = Started("lossless", "asked for", "target")
+TIMES = dict.fromkeys(("retrieval", "drafter_prefill"), 0.0) | {
+    "queue": 100.0, "target_prefill": 400.0, "draft": 30.0, "verify": 60.0
+}  # fmt: skip
+ANSWERED = replace(
+    receipt(),
+    mode="lossless",
+    reason="asked for",
+    prompt_tokens=100,
+    timings_ms=TIMES,
+    choices=(ChoiceStatistics(4, 9, 6, 2, 0, 18, {3: (0, 1, 1, 1)}),),
+)
+
+
+class Instrument:
+    """Remembers what it is told, by name and labels."""
+
+    read: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, name: str, what: str, *rest: Any) -> None:
+        self.name, self.labels, self.default = name, rest[-1], {}
+        assert what
+
+    def set_default_tags(self, tags: dict[str, str]) -> None:
+        self.default = tags
+
+    def inc(self, number: float, tags: dict[str, str] | None = None) -> None:
+        assert number > 0
+        self.read[self._key(tags)] += number
+
+    def set(self, number: float) -> None:
+        self.read[self._key(None)] = number
+
+    def observe(self, number: float) -> None:
+        self.read.setdefault(self.name, []).append(round(number, 6))
+
+    def _key(self, tags: dict[str, str] | None) -> str:
+        given = self.default | (tags or {})
+        assert set(given) == set(self.labels)
+        shown = [f'{k}="{v}"' for k, v in given.items() if k not in ("model_name", "pool")]
+        return self.name + (f"{{{','.join(shown)}}}" if shown else "")
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the instruments were told."""
+    for kind in ("Counter", "Gauge", "Histogram"):
+        monkeypatch.setattr(metrics, kind, Instrument)
+    Instrument.read = defaultdict(int)
+    return Instrument.read
+
+
+class Script:
+    """Events at their seconds; the clock stands where the latest was."""
+
+    def __init__(self, *timed: tuple[float, GenerationEvent | Exception]) -> None:
+        self.timed, self.now = timed, 0.0
+
+    async def events(self) -> AsyncIterator[GenerationEvent]:
+        for now, event in self.timed:
+            self.now = now
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+
+async def watch(script: Script) -> RequestMetrics:
+    counted = RequestMetrics("m", clock=lambda: script.now)
+    async for _ in counted.watched(script.events()):  # type: ignore[arg-type]
+        pass
+    return counted
+
+
+async def test_an_answer_is_counted_as_vllm_counts_it(read: dict[str, Any]) -> None:
+    await watch(
+        Script(
+            (0.25, STARTED),
+            (1.0, TextDelta(0, "a")),
+            (1.05, TextDelta(0, "b")),
+            (1.15, TextDelta(0, "c", (), "length")),
+            (2.7, Finished(ANSWERED)),
+        )
+    )
+    assert read["vllm_time_to_first_token_seconds"] == [1.0]
+    assert read["vllm_inter_token_latency_seconds"] == [0.05, 0.1]
+    assert read["vllm_e2e_request_latency_seconds"] == [2.7]
+    assert read["vllm_request_time_per_output_token_seconds"] == [0.1]
+    assert read["vllm_request_queue_time_seconds"] == [0.1]
+    assert read["vllm_request_prefill_time_seconds"] == [0.4]
+    assert read['vllm_request_success_total{finished_reason="length"}'] == 1
+    assert (read["vllm_prompt_tokens_total"], read["vllm_generation_tokens_total"]) == (100, 18)
+    assert read["vllm_spec_decode_num_drafts_total"] == 3
+    assert read["vllm_spec_decode_num_draft_tokens_total"] == 9
+    assert read["vllm_spec_decode_num_accepted_tokens_total"] == 6
+    by_place = [
+        read[f'vllm_spec_decode_num_accepted_tokens_per_pos_total{{position="{i}"}}']
+        for i in range(4)
+    ]
+    assert by_place == [3, 2, 1, 0]
+    assert read['rapid_mode_total{mode="lossless",reason="asked for"}'] == 1
+    assert read["rapid_plain_rounds_total"] == 1
+    assert (read["rapid_draft_seconds"], read["rapid_verify_seconds"]) == ([0.03], [0.06])
+    assert "rapid_retrieval_seconds" not in read
+    assert not any(name.startswith("rapid_fallback") for name in read)
+
+
+async def test_requests_wait_until_they_hold_their_leases(read: dict[str, Any]) -> None:
+    script = Script((0.1, STARTED), (0.2, TextDelta(0, "a")), (0.3, Finished(ANSWERED)))
+    counted = RequestMetrics("m", clock=lambda: script.now)
+    seen = [
+        (read["vllm_num_requests_waiting"], read["vllm_num_requests_running"])
+        async for _ in counted.watched(script.events())  # type: ignore[arg-type]
+    ]
+    assert seen == [(0, 1)] * 3
+    assert (read["vllm_num_requests_waiting"], read["vllm_num_requests_running"]) == (0, 0)
+
+
+async def test_what_was_given_up_is_an_abort_and_runs_no_longer(read: dict[str, Any]) -> None:
+    with pytest.raises(TargetUnavailable):
+        await watch(Script((0.1, TargetUnavailable("gone"))))
+    script = Script((0.1, STARTED), (0.2, TextDelta(0, "a")), (0.3, Finished(ANSWERED)))
+    events = RequestMetrics("m").watched(script.events())  # type: ignore[arg-type]
+    await anext(events)
+    assert read["vllm_num_requests_running"] == 1
+    await events.aclose()
+    assert (read["vllm_num_requests_waiting"], read["vllm_num_requests_running"]) == (0, 0)
+    assert read['vllm_request_success_total{finished_reason="abort"}'] == 2
+    assert "vllm_generation_tokens_total" not in read
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"plain_from": (12,)}, "the drafter was lost"),
+        (
+            {"mode": "plain", "reason": without_drafter("no drafter could be had").reason},
+            "no drafter could be had: the target went on alone",
+        ),
+    ],
+)
+async def test_an_answer_without_its_drafter_is_a_fallback(
+    read: dict[str, Any], changed: dict[str, Any], reason: str
+) -> None:
+    await watch(Script((0.1, STARTED), (0.2, Finished(replace(ANSWERED, **changed)))))
+    assert read[f'rapid_fallback_total{{reason="{reason}"}}'] == 1
+
+
+def test_an_engine_counts_its_pages_and_its_cache(read: dict[str, Any]) -> None:
+    engine = EngineMetrics("target")
+    engine.report(EngineStatus(1, 8, 30, 120, 16, 1024))
+    for cached in (0, 80):
+        engine.count(PrefillReceipt("a", 100, cached))
+    assert read["vllm_kv_cache_usage_perc"] == 0.25
+    assert read["vllm_prefix_cache_queries_total"] == 200
+    assert read["vllm_prefix_cache_hits_total"] == 80
