@@ -44,6 +44,7 @@ def ray_cluster() -> Iterator[str]:
             namespace="rapid-tests",
             _temp_dir=temp_dir,
             _node_ip_address="127.0.0.1",
+            _system_config={"metrics_report_interval_ms": 1000},
         )
         serve.start(http_options={"host": "127.0.0.1", "port": port}, proxy_location="HeadOnly")
         yield f"http://127.0.0.1:{port}"
@@ -54,13 +55,25 @@ def ray_cluster() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def application(ray_cluster: str) -> str:
-    """The application of `serve_config.yaml`; its HTTP address."""
+    """The application of `serve_config.yaml`, but that it always drafts; its HTTP address.
+
+    On a busy machine without a GPU, drafting seldom pays: most tests would test plain decoding.
+    """
     from ray import serve
 
-    from deployments.app import build, check
+    from deployments.app import build
 
-    serve.run(build(check("serve_config.yaml")), name=REAL, route_prefix="/")
+    serve.run(build(real_config(draft_length="fixed")), name=REAL, route_prefix="/")
     return ray_cluster
+
+
+def real_config(**orchestrator: Any) -> Any:
+    """The settings of `serve_config.yaml` with these of the orchestrator."""
+    from deployments.app import check
+
+    config = check("serve_config.yaml")
+    settings = config.orchestrator.model_copy(update=orchestrator)
+    return config.model_copy(update={"orchestrator": settings})
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable
 from typing import Any
 
+import httpx
 import pytest
 import ray
 
@@ -205,3 +207,41 @@ async def test_readiness_lists_every_engine_of_every_pool(fakes: Fakes) -> None:
     assert set(state["pools"]) == {"ingress", "orchestrator", "retriever", "target", "drafter"}
     assert {engine["pool"] for engine in state["engines"]} == {"target", "drafter"}
     assert all(engine.get("leases_open", 0) == 0 for engine in state["engines"])
+
+
+OURS = {"model_name", "pool", "mode", "reason", "position", "finished_reason", "le"}
+RAYS = {"Component", "NodeAddress", "SessionName", "Version", "WorkerId"}
+
+
+async def test_a_scrape_shows_what_was_answered(fakes: Fakes) -> None:
+    """Every process of a node reports to one address, which ``GET /ready`` names."""
+    request = question("r20", mode="lossless", documents=(LIGHTHOUSE,), seed=5)
+    await answered(fakes, request)
+    await asyncio.to_thread(check_scrape, fakes.url)
+
+
+def check_scrape(url: str) -> None:
+    (scraped,) = httpx.get(f"{url}/ready", timeout=10).json()["metrics"]
+    assert scraped.startswith("http://127.0.0.1:")
+    shown = {
+        "ray_vllm_generation_tokens_total": 'model_name="fakes"',
+        "ray_vllm_spec_decode_num_accepted_tokens_per_pos_total": 'position="5"',
+        "ray_vllm_time_to_first_token_seconds_bucket": 'le="0.5"',
+        "ray_vllm_num_requests_running": 'model_name="fakes"',
+        "ray_vllm_kv_cache_usage_perc": 'pool="drafter"',
+        "ray_vllm_prefix_cache_queries_total": 'pool="target"',
+        "ray_rapid_mode_total": 'mode="lossless"',
+    }
+
+    def lines() -> list[str]:
+        text = httpx.get(scraped, timeout=10).text
+        return [line for line in text.splitlines() if line.startswith(("ray_vllm_", "ray_rapid_"))]
+
+    def are_shown() -> bool:
+        seen = lines()
+        return all(any(name in x and label in x for x in seen) for name, label in shown.items())
+
+    wait_until(are_shown, 30, every_s=1)
+    for line in lines():
+        labels = set(re.findall(r'(\w+)="', line))
+        assert {each for each in labels - RAYS if not each.startswith("otel_")} <= OURS

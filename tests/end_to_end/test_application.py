@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from rapid.embedded.generator import generate_document
 from rapid.messages import Document, Finished, GenerateRequest, Message, SpeculationRequest
 from tests.end_to_end.test_slow_reference import recomputed, tokens
-from tests.ray_cluster import REAL, wait_until
+from tests.ray_cluster import REAL, real_config, wait_until
 
 pytestmark = pytest.mark.ray
 
@@ -71,22 +72,7 @@ async def test_both_acceptance_sites_give_the_same_tokens(application: str) -> N
     """A second orchestrator, on the same engines, that fetches logits and judges by itself."""
     from ray import serve
 
-    from cluster.placement import deployment_options
-    from deployments.app import check
-    from deployments.orchestrator import Orchestrator
-
-    config = check("serve_config.yaml")
-    settings = config.orchestrator.model_copy(update={"acceptance_site": "orchestrator"})
-    pools = [
-        serve.get_deployment_handle(name, app_name=REAL)
-        for name in ("Target", "Drafter", "Retriever")
-    ]
-    deployment = serve.deployment(Orchestrator).options(**deployment_options(settings.pool))
-    judging = serve.run(
-        deployment.bind(config.model_copy(update={"orchestrator": settings}), *pools),
-        name="judging",
-        route_prefix=None,
-    )
+    judging = orchestrator_beside("judging", acceptance_site="orchestrator", draft_length="fixed")
     deciding = serve.get_deployment_handle("Orchestrator", app_name=REAL)
     for index in range(4):
         for coupling in ("shared_noise", "maximal"):
@@ -110,10 +96,9 @@ async def test_prompt_lookup_drafts_what_plain_decodes(application: str) -> None
     from ray import serve
 
     from cluster.placement import deployment_options
-    from deployments.app import check
     from deployments.orchestrator import Orchestrator
 
-    config = check("serve_config.yaml").model_copy(update={"drafter": "prompt_lookup"})
+    config = real_config(draft_length="fixed").model_copy(update={"drafter": "prompt_lookup"})
     target = serve.get_deployment_handle("Target", app_name=REAL)
     deployment = serve.deployment(Orchestrator).options(
         **deployment_options(config.orchestrator.pool)
@@ -139,6 +124,54 @@ async def test_prompt_lookup_drafts_what_plain_decodes(application: str) -> None
             num_accepted += lookup.choices[0].accepted
     assert num_accepted > 0
     serve.delete("lookup")
+
+
+async def test_measured_lengths_change_no_token(application: str) -> None:
+    """A second orchestrator that measures: drafts of any length, and none, say what plain says."""
+    from ray import serve
+
+    measuring = orchestrator_beside("measuring", draft_length="measured")
+    generate = measuring.options(stream=True, method_name="generate", _by_reference=False)
+    rounds = Counter[str]()
+    num_ties = num_answers = 0
+    for index in range(6):
+        for temperature in (0.0, 0.9):
+            asked = replace(long_question(index, "shared_noise"), temperature=temperature)
+            said = {}
+            for mode in ("plain", "lossless"):
+                speculation = replace(asked.speculation, mode=mode, max_draft=6)
+                request = replace(asked, max_tokens=60, speculation=speculation)
+                events = [event async for event in generate.remote(request)]
+                said[mode] = events[-1].receipt
+            lossless = said["lossless"].choices[0]
+            rounds["drafted"] += lossless.drafted_rounds
+            rounds["plain"] += lossless.rounds - lossless.drafted_rounds
+            assert said["lossless"].plain_from == (None,)
+            texts = {receipt.explanation.token_ids for receipt in said.values()}
+            num_ties += len(texts) - 1
+            num_answers += 1
+    assert rounds["drafted"] > 0
+    assert rounds["plain"] > 0
+    assert num_ties <= num_answers / 100
+    serve.delete("measuring")
+
+
+def orchestrator_beside(name: str, **settings: Any) -> Any:
+    """Another orchestrator for the same engines; its handle."""
+    from ray import serve
+
+    from cluster.placement import deployment_options
+    from deployments.orchestrator import Orchestrator
+
+    config = real_config(**settings)
+    pools = [
+        serve.get_deployment_handle(pool, app_name=REAL)
+        for pool in ("Target", "Drafter", "Retriever")
+    ]
+    deployment = serve.deployment(Orchestrator).options(
+        **deployment_options(config.orchestrator.pool)
+    )
+    return serve.run(deployment.bind(config, *pools), name=name, route_prefix=None)
 
 
 async def test_an_answer_outlives_its_target(application: str) -> None:
