@@ -30,20 +30,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from rapid.messages import Verdict
 from rapid.ports import Clock
 
-_MARGIN = 1.03  # by how much drafting must look better than resting
+_MARGIN = 1.05  # by how much drafting must look better than resting
 _SHARE = 0.02  # of plain time, that trying to draft may cost
 _MOST_FAILURES = 3  # halvings of that
-_GRACE_TOKENS = 16
+_GRACE_TOKENS = 8
 _TRIALS = 2  # first rounds, of different lengths, that are only measured
 _TRIAL_TOKENS = 4
-_PLAIN_EVERY = 64  # drafted rounds after which plain decoding is measured again
+_PLAIN_EVERY = 64  # drafted rounds after which plain decoding is measured again,
+_PLAIN_OFTEN = 8  # or sooner, while it was measured once or drafting gains little
+_CLEAR_GAIN = 1.25
 _FORGET = 0.95  # of every older round, in a line
 _SETTLED = 3  # rounds after which an outlier is cut to half or twice what was expected
 _SURPRISE = 2.0
@@ -90,18 +92,18 @@ class Line:
 
     def at(self, tokens: float) -> float:
         """Expected seconds."""
+        return self.seconds + self.slope * (tokens - self.tokens)
+
+    @property
+    def slope(self) -> float:
+        """Seconds that one more token takes."""
         steepest = self.seconds / self.tokens if self.tokens else 0.0
         slope = (self._covariance + _RIDGE * self.slope_told) / (self._variance + _RIDGE)
-        return self.seconds + min(max(slope, 0.0), steepest) * (tokens - self.tokens)
+        return min(max(slope, 0.0), steepest)
 
     def borrowed(self, ratio: float = 1.0) -> Line:
         """The line for rounds that take `ratio` as long, soon forgotten for what is measured."""
-        return Line(1.0, self.tokens, self.seconds * ratio, self.slope_now * ratio)
-
-    @property
-    def slope_now(self) -> float:
-        """Seconds that one more token takes."""
-        return self.at(self.tokens + 1) - self.at(self.tokens)
+        return Line(1.0, self.tokens, self.seconds * ratio, self.slope * ratio)
 
 
 @dataclass(slots=True)
@@ -263,10 +265,10 @@ class Controller:
 
     def next_length(self, limit: int) -> int:
         """Tokens to draft in the round that begins now; 0 rests."""
-        bucket = self._bucket = self._costs.at(self._num_context)
+        self._began = self._clock()  # choosing is a part of the round
+        self._bucket = self._costs.at(self._num_context)
         self._is_probe = False
-        self._length = self._choose(bucket, limit)
-        self._began = self._clock()
+        self._length = self._choose(self._bucket, limit)
         return self._length
 
     def observe(self, verdict: Verdict) -> None:
@@ -301,32 +303,43 @@ class Controller:
         length, rate = self._best(bucket, limit)
         if not self._can_rest:
             return length
-        if bucket.is_barred or bucket.since_plain >= _PLAIN_EVERY:
+        plain = self._plain(bucket)
+        gain = rate * plain
+        is_clear = gain >= _CLEAR_GAIN and bucket.plain.weight >= _SETTLED - 1
+        patience = _PLAIN_EVERY if is_clear else _PLAIN_OFTEN
+        if bucket.is_barred or bucket.since_plain >= patience:
             return 0
-        if rate * self._plain(bucket) >= _MARGIN:
+        if gain >= _MARGIN:
             return length
-        length, plain = max(length, _TRIAL_TOKENS), self._plain(bucket)
-        lost = self._seconds(bucket, length) - self._tokens(length) * plain
+        length = max(length, _TRIAL_TOKENS)
+        (seconds,), (tokens,) = self._seconds(bucket, [length]), self._tokens([length])
+        lost = seconds - tokens * plain
         self._is_probe = length <= limit and bucket.balance >= max(lost, plain)
         return length if self._is_probe else 0
 
     def _best(self, bucket: Bucket, limit: int) -> tuple[int, float]:
-        """The length with the most tokens a second, and how many that are."""
+        """The length with the most tokens a second, the shortest of equals; and how many."""
+        lengths = range(1, limit + 1)
         rates = [
-            (self._tokens(length) / self._seconds(bucket, length), -length)
-            for length in range(1, limit + 1)
+            tokens / seconds
+            for tokens, seconds in zip(
+                self._tokens(lengths), self._seconds(bucket, lengths), strict=True
+            )
         ]
-        rate, length = max(rates)
-        return -length, rate
+        rate = max(rates)
+        return lengths[rates.index(rate)], rate
 
-    def _tokens(self, length: int) -> float:
-        """Committed by a round: ``E``, or one where nothing is proposed."""
+    def _tokens(self, lengths: Sequence[int]) -> list[float]:
+        """Committed by rounds: ``E``, or one where nothing is proposed."""
         accepted, offered = self._own.rate(self._prior), self._own.offer_rate(self._offer_prior)
-        return 1 + offered * (accepted - accepted**length) / (1 - accepted)
+        share = offered / (1 - accepted)
+        return [1 + share * (accepted - accepted**length) for length in lengths]
 
-    def _seconds(self, bucket: Bucket, length: int) -> float:
-        """Taken by a round: ``R``, of as many as will be proposed."""
-        return bucket.drafted.at(length * self._own.offer_rate(self._offer_prior))
+    def _seconds(self, bucket: Bucket, lengths: Sequence[int]) -> list[float]:
+        """Taken by rounds: ``R``, of as many tokens as will be proposed."""
+        offered, slope = self._own.offer_rate(self._offer_prior), bucket.drafted.slope
+        start = bucket.drafted.at(0)
+        return [start + slope * offered * length for length in lengths]
 
     def _plain(self, bucket: Bucket) -> float:
         """Seconds a token of plain decoding: ``P``."""

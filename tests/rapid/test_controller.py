@@ -101,7 +101,8 @@ def test_a_free_drafter_that_is_right_drafts_as_much_as_it_may():
     machine, costs = Machine(), RoundCosts()
     lengths = machine.answer(costs, 300, 1.0)
     assert lengths[:3] == [0, 4, 10]
-    assert lengths[3:-1].count(10) >= len(lengths) - 5
+    assert set(lengths[2:-1]) == {0, 10}
+    assert lengths[2:-1].count(0) <= 2  # plain decoding is measured again
     assert machine.now < 0.3 * machine.plainly(300)
 
 
