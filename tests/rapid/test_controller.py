@@ -102,7 +102,7 @@ def test_a_free_drafter_that_is_right_drafts_as_much_as_it_may():
     lengths = machine.answer(costs, 300, 1.0)
     assert lengths[:3] == [0, 4, 10]
     assert set(lengths[2:-1]) == {0, 10}
-    assert lengths[2:-1].count(0) <= 2  # plain decoding is measured again
+    assert lengths[2:-1].count(0) <= 3  # plain decoding is measured again
     assert machine.now < 0.3 * machine.plainly(300)
 
 
