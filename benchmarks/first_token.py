@@ -1,6 +1,6 @@
 """Time to the first token by length: cold, warm, and restored from host memory.
 
-    python benchmarks/first_token.py [--lengths 1024 4096 16384] [--threads 2] [--repeats 5] [--quick]
+    python benchmarks/first_token.py [--lengths 1024 4096 16384] [--threads 2] [--repeats 5]
 
 Per repetition and length, in one engine whose pool has room for one such prompt and a half:
 

@@ -184,16 +184,15 @@ def measure(name: str, case: Case, theirs: Side, ours: Ours, repeats: int) -> di
     return found
 
 
-def per(
-    runs: list[dict[str, float]], above: str, below: str, scale: float = 1.0
-) -> list[float]:
+def per(runs: list[dict[str, float]], above: str, below: str, scale: float = 1.0) -> list[float]:
     return [scale * run[above] / run[below] for run in runs]
 
 
 def told(cases: list[dict[str, Any]]) -> str:
     header = (
         "model", "context", "round, reference, ms", "round, ours, ms", "ours / reference",
-        "drafted a round", "accepted", "decode tokens/s", "plain tokens/s", "plain, ours / reference",
+        "drafted a round", "accepted", "decode tokens/s", "plain tokens/s",
+        "plain, ours / reference",
     )  # fmt: skip
     rows = []
     for case in cases:
@@ -217,8 +216,8 @@ def told(cases: list[dict[str, Any]]) -> str:
             )
         )
     note = (
-        "Medians (least to most) over the repetitions; where a cell has two numbers the reference's "
-        "is the first.\n"
+        "Medians (least to most) over the repetitions; where a cell has two numbers the first is "
+        "the reference's.\n"
     )
     return f"{table(header, rows)}\n{note}"
 
@@ -237,7 +236,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="short prompts, three repetitions")
     options = parser.parse_args()
     if not (options.checkout / "src/utils.py").exists():
-        parser.error(f"{options.checkout} has no src/utils.py: give a checkout of John-AI-Lab/RAPID")
+        parser.error(f"{options.checkout} is no checkout of John-AI-Lab/RAPID: no src/utils.py")
     if options.quick:
         options.lengths, options.repeats = [1024], 3
     torch.set_num_threads(options.threads)
