@@ -10,9 +10,9 @@ your own is given with `--document FILE` and `--question TEXT ...`, for text tha
 
 Terms are those of vLLM's `bench serve`: `ttft` until the first text, `tpot` the rest of the answer
 by its further tokens, `itl` between two chunks (a chunk brings a round's tokens), `e2el` the whole;
-`goodput` is the requests a second that met every bound of `--ttft-ms` and `--tpot-ms`. A client
-with a name was wanted: guidellm cannot send the `rapid` object's documents anew for each run nor
-take turns between modes, and it brings a tokenizer and a data set pipeline that this needs none of.
+`goodput` is the requests a second that met every bound of `--ttft-ms` and `--tpot-ms`. The
+client is our own: guidellm (0.8.1) makes its prompts from a data set and a tokenizer and brings a
+torch of its own, and this needs documents that are new with every run, and modes that take turns.
 
 About 15 minutes with the defaults; with `--quick` two.
 """
@@ -290,7 +290,7 @@ def main() -> None:
         f"{options.tpot_ms:g} ms a token. {options.repeats * options.requests} requests a cell.\n"
     )
     settings = {key: str(value) for key, value in vars(options).items() if key != "url"}
-    name = "load-quick" if options.quick else "load"
+    name = None if options.quick else "load"
     keep(name, "Open-loop load", text, {"settings": settings, "cases": cases})
 
 

@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 LOGITS_SPREAD = 6.0  # standard deviation of the logits: the likeliest token has about half
 
@@ -28,6 +29,7 @@ def save_random_llama(
     seed: int = 0,
 ) -> Path:
     """Write weights, configuration and a tokenizer of numbered words; no token ends an answer."""
+    disable_progress_bar()
     torch.manual_seed(seed)
     config = LlamaConfig(
         hidden_size=hidden_size,

@@ -288,7 +288,7 @@ def main() -> None:
         "cases": found,
     }
     title = "Rounds against the reference RAPID code"
-    keep("reference-quick" if options.quick else "reference", title, told(found), report)
+    keep(None if options.quick else "reference", title, told(found), report)
 
 
 def commit(checkout: Path) -> str:

@@ -38,14 +38,18 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
 
 
-def keep(name: str, title: str, text: str, report: dict[str, Any], folder: Path = RESULTS) -> None:
-    """Write `name`.json with the circumstances and `name`.md, and print the text last."""
-    folder.mkdir(parents=True, exist_ok=True)
+def keep(name: str | None, title: str, text: str, report: dict[str, Any]) -> None:
+    """Write `name`.json and `name`.md, with the circumstances, and print the text last.
+
+    Without a name (a quick run) it is printed only.
+    """
     report = report | circumstances()
-    (folder / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
     told = (
         f"{report['date']}, commit {report['commit']}, {report['machine']}, "
         f"load {report['load_average_1_5_15_min']}"
     )
-    (folder / f"{name}.md").write_text(f"# {title}\n\n{told}\n\n{text}")
     print(f"{title}\n{told}\n\n{text}")
+    if name is not None:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+        (RESULTS / f"{name}.md").write_text(f"# {title}\n\n{told}\n\n{text}")

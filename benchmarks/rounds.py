@@ -382,7 +382,7 @@ def main() -> None:
     report = measure(arguments.rounds, arguments.repeats, answers=4 if arguments.quick else 12)
     serve.shutdown()
     ray.shutdown()
-    name = "rounds-quick" if arguments.quick else "rounds"
+    name = None if arguments.quick else "rounds"
     keep(name, "Rounds through Ray", told(report), report | {"ray": ray.__version__})
 
 
