@@ -10,9 +10,9 @@ warm      another question on it: its pages are still there
 restored  a third question, after a question on a second document has taken the pages
 
 A question is the last 64 tokens of its prompt. Timed are lease and `Engine.prefill`, and the first
-decoded token; `cached` is what the engine says it did not compute (`PrefillReceipt.num_cached_tokens`), so
-an engine that reuses nothing shows 0 and three equal times. The model has random weights (4 layers
-of 4 heads and 2 KV heads of 64) and the embedded target is measured beside it up to its 4K.
+decoded token; `cached` is what the engine says it did not compute (`num_cached_tokens`), so an
+engine that reuses nothing shows 0 and three equal times. The model has random weights (4 layers of
+4 heads and 2 KV heads of 64); the embedded target is measured beside it at its 4K.
 Asked is: the second question on 16K tokens in 10 % of the first's prefill time.
 
 About 5 minutes on two cores; with `--quick` (1K and 4K) half of one.

@@ -89,7 +89,7 @@ def propose(
     """Draw one draft token from exactly the proposal that is sent (greedy: its best token).
 
     Args:
-        candidate_ids: tokens with non-zero probability, best first [m].
+        candidate_ids: tokens with non-zero probability [m].
         candidate_probs: their probabilities [m].
     """
     if sampling.temperature == 0:
@@ -147,20 +147,20 @@ def judge(
         eos_ids: tokens that end the answer; rows after one are ignored.
         num_logprobs: None for none; alternatives beside each committed token otherwise.
     """
-    rows, further = logits[: len(block)], logits[len(block) :]
-    dense = _dense(block, rows)
-    draft = _to_numpy(dense)
-    unfiltered, fused, wanted = _distributions(rows, dense, sampling, speculation)
+    further = logits[len(block) :]
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []
     num_accepted = 0
     is_finished = False
     for row, drafted in enumerate(block.token_ids.tolist()):
+        # Row by row: none after the first rejection, and a row's float64 stays in the CPU's cache.
+        draft = _dense(block, row, logits[row])
+        unfiltered, fused, wanted = _distributions(logits[row], draft, sampling, speculation)
         token, accepted = _settle(
             drafted,
-            draft[row],
-            fused[row],
-            wanted[row],
+            _to_numpy(draft),
+            fused,
+            wanted,
             sampling,
             speculation,
             block.choice,
@@ -168,7 +168,7 @@ def judge(
         )
         token_ids.append(token)
         if num_logprobs is not None:
-            logprobs.append(_logprobs(unfiltered[row], token, num_logprobs))
+            logprobs.append(_logprobs(unfiltered, token, num_logprobs))
         num_accepted += accepted
         is_finished = token in eos_ids
         if not accepted or is_finished:
@@ -218,7 +218,7 @@ def _distributions(
     sampling: SamplingConfig,
     speculation: SpeculationConfig,
 ) -> tuple[torch.Tensor, Float64Array, Float64Array]:
-    """What a block is judged by, each [k, vocab].
+    """What a position is judged by, each [vocab].
 
     Returns:
         What logprobs describe, before filters: p_hat; in `paper` p.
@@ -243,7 +243,9 @@ def _distributions(
         return unfiltered, fused, fused
     target = probabilities(logits, temperature)
     kept = filter_probs(target, sampling.top_k, sampling.top_p)
-    return target, _to_numpy(fuse(logits.masked_fill(kept == 0, -torch.inf))), _to_numpy(kept)
+    if kept is not target:
+        logits = logits.masked_fill(kept == 0, -torch.inf)
+    return target, _to_numpy(fuse(logits)), _to_numpy(kept)
 
 
 def _settle(
@@ -274,15 +276,15 @@ def _settle(
     return race(lacking, noise(Purpose.RESIDUAL)), False
 
 
-def _dense(block: DraftBlock, logits: torch.Tensor) -> torch.Tensor:
-    """The block's proposals over the whole vocabulary, float64 [k, vocab]; padding adds zero.
+def _dense(block: DraftBlock, row: int, logits: torch.Tensor) -> torch.Tensor:
+    """A position's proposal over the whole vocabulary, float64 [vocab]; padding adds zero.
 
-    They were made in float32 and sum to one within 1e-7; here they do in float64, so that what is
+    It was made in float32 and sums to one within 1e-7; here it does in float64, so that what is
     judged is what the race drew from.
     """
-    ids = torch.as_tensor(block.candidate_ids.astype(np.int64), device=logits.device)
-    probs = torch.as_tensor(block.candidate_probs.astype(np.float64), device=logits.device)
-    probs /= probs.sum(dim=-1, keepdim=True)
+    ids = torch.as_tensor(block.candidate_ids[row].astype(np.int64), device=logits.device)
+    probs = torch.as_tensor(block.candidate_probs[row].astype(np.float64), device=logits.device)
+    probs /= probs.sum()
     dense = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
     return dense.scatter_add_(-1, ids.clamp(min=0), probs)
 
