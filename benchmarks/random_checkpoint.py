@@ -1,7 +1,8 @@
 """A Llama with random weights, saved as any checkpoint is: speed at shapes that nobody trained.
 
-Its next token hangs almost wholly on the last one, so two readers of it agree about as often as the
-paper's models do, and a draft costs what it costs. Of quality it says nothing.
+Its embeddings are large beside what attention adds, so that it reads a prompt and its last part in
+nearly the same way (total variation about 0.17 for 1,024 and 512 tokens): drafts for itself are
+accepted and refused, as a trained model's are. Of quality it says nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-LOGITS_SPREAD = 6.0  # standard deviation of the logits: the likeliest token has about half
+EMBEDDING_STD = 0.5
+LOGITS_STD = 14.0  # the likeliest token has about 0.8
 
 
 def save_random_llama(
@@ -43,7 +45,8 @@ def save_random_llama(
         eos_token_id=None,
     )
     model = LlamaForCausalLM(config)
-    torch.nn.init.normal_(model.lm_head.weight, std=LOGITS_SPREAD / hidden_size**0.5)
+    torch.nn.init.normal_(model.model.embed_tokens.weight, std=EMBEDDING_STD)
+    torch.nn.init.normal_(model.lm_head.weight, std=LOGITS_STD / hidden_size**0.5)
     model.save_pretrained(folder)
     words = {f"word{index}": index for index in range(vocab_size)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="word0"))

@@ -4,9 +4,10 @@
 
 A case and its times are one JSON object a line. Done is what the checkout's own engine does
 (`LongSpecEngine.generate`): both prompts but their last token are read, then the patched `generate`
-decodes and times itself. Avoided are what needs a GPU or retrieval, that is its model loading and
-`src/rag.py`, and its print of the whole residual after a rejection, which would flatter us. A
-prompt is read once, and each run decodes on a copy of its keys and values.
+decodes and times itself (its CPU time is taken around it). Avoided are what needs a GPU or
+retrieval, that is its model loading and `src/rag.py`, and its print of the whole residual after a
+rejection, which would flatter us. A prompt is read once, and each run decodes on a copy of its keys
+and values.
 """
 
 from __future__ import annotations
@@ -44,18 +45,23 @@ def run(case: dict[str, Any]) -> dict[str, float]:
         "temperature": 1.0,
         "top_k": 0,
         "top_p": 1.0,
-        "eos_token_id": None,
+        "eos_token_id": case["eos_ids"],
         "pad_token_id": 0,
         "past_key_values": copy.deepcopy(read(case["target"], prompt)),
         "use_cache": True,
     }
     torch.manual_seed(case["seed"])
     ids = torch.tensor([prompt])
+    began, began_cpu = time.time(), time.process_time()
     if not case["speculative"]:
-        began = time.time()
         answer = target.generate(ids, output_latency=False, **settings)
         num_tokens = answer.shape[1] - len(prompt)
-        return {"decode_s": time.time() - began, "tokens": num_tokens, "rounds": num_tokens}
+        return {
+            "decode_s": time.time() - began,
+            "cpu_s": time.process_time() - began_cpu,
+            "tokens": num_tokens,
+            "rounds": num_tokens,
+        }
     answer, latency = target.generate(
         ids,
         assistant_input_ids=torch.tensor([short]),
@@ -71,6 +77,7 @@ def run(case: dict[str, Any]) -> dict[str, float]:
     num_tokens, accepted = answer.shape[1] - len(prompt), int(latency["accept_tokens"])
     return {
         "decode_s": latency["decoding_time"],
+        "cpu_s": time.process_time() - began_cpu,
         "tokens": num_tokens,
         "rounds": num_tokens - accepted,
         "drafted": latency["candidates_tokens"],

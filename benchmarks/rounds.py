@@ -42,6 +42,7 @@ from ray import serve
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from embedded_prompts import prompts  # noqa: E402
 from reporting import keep, shown, table  # noqa: E402
 
 from cluster.leases import hold  # noqa: E402
@@ -51,10 +52,8 @@ from deployments.config import ServeConfig  # noqa: E402
 from deployments.engine_actor import load_engine  # noqa: E402
 from deployments.ray_ports import RayDrafter, RayVerifier  # noqa: E402
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig  # noqa: E402
-from rapid.embedded.generator import generate_document  # noqa: E402
 from rapid.engines.text import ChatText  # noqa: E402
 from rapid.messages import (  # noqa: E402
-    Document,
     DraftBlock,
     GenerateRequest,
     LeaseRequest,
@@ -64,7 +63,6 @@ from rapid.messages import (  # noqa: E402
     Verdict,
     as_prompt,
 )
-from rapid.prompts import target_messages  # noqa: E402
 from rapid.speculation.loop import speculate  # noqa: E402
 from tests.fakes import FakeEngine  # noqa: E402
 from tests.ray_cluster import free_port  # noqa: E402
@@ -148,16 +146,16 @@ class Loops:
         return took
 
     async def answers(
-        self, target: Any, drafter: Any, prompts: list[tuple[list[int], list[int]]]
+        self, target: Any, drafter: Any, asked: list[tuple[list[int], list[int]]]
     ) -> dict[str, float]:
         """Milliseconds of all rounds over engines that compute, and what the engines say of them.
 
         Args:
-            prompts: of target and drafter.
+            asked: prompts of target and drafter.
         """
         totals = dict.fromkeys(("ms", "rounds", "draft_ms", "verify_ms"), 0.0)
         speculation = SpeculationConfig(eta=0, max_draft=BLOCK)
-        for long, short in prompts:
+        for long, short in asked:
             requests = [
                 LeaseRequest(
                     lease_id=f"{time.time_ns()}",
@@ -245,24 +243,6 @@ def configuration(rounds: int) -> ServeConfig:
     )
 
 
-def questions(count: int) -> list[tuple[list[int], list[int]]]:
-    """Prompts of target and drafter: a document, and what surrounds a question's evidence."""
-    text = ChatText.load("embedded:target")
-    prompts = []
-    for seed in range(count):
-        document = generate_document(f"rounds {seed}", 1000)
-        asked = next(each for each in document.questions if each.kind != "fact")
-        around = slice(max(asked.evidence[0][0] - 300, 0), asked.evidence[-1][1] + 300)
-        chat = (Message("user", asked.question),)
-        prompts.append(
-            tuple(
-                text.encode_chat(target_messages(chat, (Document(document.name, part),)))
-                for part in (document.text, document.text[around])
-            )
-        )
-    return prompts
-
-
 def embedded() -> ServeConfig:
     """The application of `serve_config.yaml`, one replica a pool."""
     written = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
@@ -338,9 +318,9 @@ def measure(rounds: int, repeats: int, answers: int) -> dict[str, Any]:
     serve.delete("rounds")
     serve.run(compose(embedded(), load_engine, load_engine), name="embedded", route_prefix="/")
     pools = [serve.get_deployment_handle(name, "embedded") for name in ("Target", "Drafter")]
-    prompts = questions(answers)
-    ray.get(loops.answers.remote(*pools, prompts[:2]))
-    answered = [ray.get(loops.answers.remote(*pools, prompts)) for _ in range(repeats)]
+    asked = [prompts(f"rounds {seed}", 1000) for seed in range(answers)]
+    ray.get(loops.answers.remote(*pools, asked[:2]))
+    answered = [ray.get(loops.answers.remote(*pools, asked)) for _ in range(repeats)]
     medians = {way: statistics.median(took) for way, took in report["1 loop"]["round_ms"].items()}
     report["parts_of_a_round_ms"] = parts(medians, fakes_ms, answered)
     return report
