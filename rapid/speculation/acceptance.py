@@ -158,7 +158,7 @@ def judge(
         unfiltered, fused, wanted = _distributions(logits[row], draft, sampling, speculation)
         token, accepted = _settle(
             drafted,
-            _to_numpy(draft),
+            draft,
             fused,
             wanted,
             sampling,
@@ -217,7 +217,7 @@ def _distributions(
     draft: torch.Tensor,
     sampling: SamplingConfig,
     speculation: SpeculationConfig,
-) -> tuple[torch.Tensor, Float64Array, Float64Array]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What a position is judged by, each [vocab].
 
     Returns:
@@ -239,26 +239,29 @@ def _distributions(
 
     if speculation.rule == "exact":
         unfiltered = fuse(logits)
-        fused = _to_numpy(filter_probs(unfiltered, sampling.top_k, sampling.top_p))
+        fused = filter_probs(unfiltered, sampling.top_k, sampling.top_p)
         return unfiltered, fused, fused
     target = probabilities(logits, temperature)
     kept = filter_probs(target, sampling.top_k, sampling.top_p)
     if kept is not target:
         logits = logits.masked_fill(kept == 0, -torch.inf)
-    return target, _to_numpy(fuse(logits)), _to_numpy(kept)
+    return target, fuse(logits), kept
 
 
 def _settle(
     drafted: int,
-    draft: Float64Array,
-    fused: Float64Array,
-    wanted: Float64Array,
+    draft: torch.Tensor,
+    fused: torch.Tensor,
+    wanted: torch.Tensor,
     sampling: SamplingConfig,
     speculation: SpeculationConfig,
     choice: int,
     position: int,
 ) -> tuple[int, bool]:
-    """The committed token of one position, and whether the drafted one was kept."""
+    """The committed token of one position, and whether the drafted one was kept.
+
+    Whole rows leave the device only for a race: not for the best token, nor for a draft that stays.
+    """
     if sampling.temperature == 0:
         token = int(fused.argmax())
         return token, token == drafted
@@ -267,12 +270,13 @@ def _settle(
         return uniforms(sampling.seed, choice, position, purpose, count)
 
     if speculation.coupling == "shared_noise":
-        token = race(fused, noise(Purpose.RESULT))
+        token = race(_to_numpy(fused), noise(Purpose.RESULT))
         return token, token == drafted
-    chance = acceptance_probability(fused[drafted], draft[drafted])
+    chance = acceptance_probability(float(fused[drafted]), float(draft[drafted]))
     if accepts(chance, noise(Purpose.ACCEPT, 1)[0]):
         return drafted, True
-    lacking = residual(wanted, np.minimum(draft, fused))
+    kept = torch.minimum(draft, fused)
+    lacking = residual(_to_numpy(wanted), _to_numpy(kept))
     return race(lacking, noise(Purpose.RESIDUAL)), False
 
 
