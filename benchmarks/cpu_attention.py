@@ -5,8 +5,6 @@ indexing the pages together first (`k[table]`) costs many times the attention it
 checks that the results agree. Candidates are interleaved within a repetition.
 
     python benchmarks/cpu_attention.py [--threads 1] [--repeats 9]
-
-Two minutes; with `--quick` 20 seconds.
 """
 
 from __future__ import annotations
@@ -119,17 +117,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--quick", action="store_true", help="16K, three repetitions, nothing kept")
     arguments = parser.parse_args()
-    lengths = (16384, 32768)
-    if arguments.quick:
-        lengths, arguments.repeats = (16384,), 3
     torch.set_num_threads(arguments.threads)
     with torch.inference_mode():
         cases = [
             measure(num_keys, rows, num_runs, dtype, arguments.repeats)
             for dtype in (torch.float32, torch.bfloat16)
-            for num_keys in lengths
+            for num_keys in (16384, 32768)
             for rows in (1, 10)
             for num_runs in (1, 4)
         ]
@@ -142,8 +136,6 @@ def main() -> None:
             f" / gather first {case['runs_over']['gather_first']:.3f};"
             f" difference {case['max_difference']:.1e}"
         )
-    if arguments.quick:
-        return
     result = {
         **circumstances(),
         "threads": arguments.threads,
