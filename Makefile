@@ -5,7 +5,7 @@ BIN := .venv/bin
 CONFIG ?= serve_config.yaml
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: install lint check test test-gpu run stop bench eval eval-quick clean
+.PHONY: install lint check test test-gpu run stop bench bench-quick eval eval-quick clean
 
 install: .venv/.installed
 
@@ -35,8 +35,15 @@ run: install         # until Ctrl-C or `make stop`
 stop:                # ends what `make run` started, nothing else
 	@test ! -x $(BIN)/rapid || $(BIN)/rapid stop
 
-bench: install       # each script says what it measures
-	for script in rounds startup cpu_attention; do $(BIN)/python benchmarks/$$script.py || exit 1; done
+# Each script says what it measures and how long it takes, and keeps its results.
+FULL := cpu_attention decode first_token rounds scheduling draft_ahead draft_length load startup
+QUICK := cpu_attention decode first_token scheduling rounds
+
+bench: install       # about an hour on two cores that nobody else uses
+	for script in $(FULL); do $(BIN)/python benchmarks/$$script.py || exit 1; done
+
+bench-quick: install # five minutes; prints the tables and keeps nothing
+	for script in $(QUICK); do $(BIN)/python benchmarks/$$script.py --quick || exit 1; done
 
 LAPTOP := laptop laptop-robustness laptop-dialogue
 

@@ -38,7 +38,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
 
 
-def keep(name: str | None, title: str, text: str, report: dict[str, Any]) -> None:
+def keep(
+    name: str | None, title: str, text: str, report: dict[str, Any], folder: Path = RESULTS
+) -> None:
     """Write `name`.json and `name`.md, with the circumstances, and print the text last.
 
     Without a name (a quick run) it is printed only.
@@ -50,6 +52,6 @@ def keep(name: str | None, title: str, text: str, report: dict[str, Any]) -> Non
     )
     print(f"{title}\n{told}\n\n{text}")
     if name is not None:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
-        (RESULTS / f"{name}.md").write_text(f"# {title}\n\n{told}\n\n{text}")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+        (folder / f"{name}.md").write_text(f"# {title}\n\n{told}\n\n{text}")

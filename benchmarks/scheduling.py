@@ -1,6 +1,6 @@
 """What a long prefill costs those who wait for their next token, with and without the bound.
 
-    python benchmarks/scheduling.py [--prompt 4096] [--repeats 7]
+    python benchmarks/scheduling.py [--prompt 4096] [--repeats 7] [--quick]
 
 Two leases decode on one engine, token by token. In turn within each repetition: alone, beside the
 prefill of a long prompt bounded by `prefill_slowdown` 2 and 4, and beside the same with the
@@ -115,7 +115,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompt", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="2K, three repetitions, nothing kept")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.prompt, arguments.repeats = 2048, 3
     with tempfile.TemporaryDirectory() as folder:
         save_random_llama(
             Path(folder), hidden_size=256, num_layers=4, num_heads=4, vocab_size=VOCAB
@@ -158,7 +161,12 @@ def main() -> None:
         "repeats": arguments.repeats,
     }
     title = f"Others' time per token beside a prefill of {arguments.prompt} tokens"
-    keep("scheduling", title, table(header, rows), {"settings": settings, "cases": cases})
+    keep(
+        None if arguments.quick else "scheduling",
+        title,
+        table(header, rows),
+        {"settings": settings, "cases": cases},
+    )
 
 
 if __name__ == "__main__":

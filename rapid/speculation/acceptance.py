@@ -89,7 +89,7 @@ def propose(
     """Draw one draft token from exactly the proposal that is sent (greedy: its best token).
 
     Args:
-        candidate_ids: tokens with non-zero probability, best first [m].
+        candidate_ids: tokens with non-zero probability [m].
         candidate_probs: their probabilities [m].
     """
     if sampling.temperature == 0:
@@ -147,20 +147,20 @@ def judge(
         eos_ids: tokens that end the answer; rows after one are ignored.
         num_logprobs: None for none; alternatives beside each committed token otherwise.
     """
-    rows, further = logits[: len(block)], logits[len(block) :]
-    dense = _dense(block, rows)
-    draft = _to_numpy(dense)
-    unfiltered, fused, wanted = _distributions(rows, dense, sampling, speculation)
+    further = logits[len(block) :]
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []
     num_accepted = 0
     is_finished = False
     for row, drafted in enumerate(block.token_ids.tolist()):
+        # Row by row: none after the first rejection, and a row's float64 stays in the CPU's cache.
+        draft = _dense(block, row, logits[row])
+        unfiltered, fused, wanted = _distributions(logits[row], draft, sampling, speculation)
         token, accepted = _settle(
             drafted,
-            draft[row],
-            fused[row],
-            wanted[row],
+            draft,
+            fused,
+            wanted,
             sampling,
             speculation,
             block.choice,
@@ -168,7 +168,7 @@ def judge(
         )
         token_ids.append(token)
         if num_logprobs is not None:
-            logprobs.append(_logprobs(unfiltered[row], token, num_logprobs))
+            logprobs.append(_logprobs(unfiltered, token, num_logprobs))
         num_accepted += accepted
         is_finished = token in eos_ids
         if not accepted or is_finished:
@@ -217,8 +217,8 @@ def _distributions(
     draft: torch.Tensor,
     sampling: SamplingConfig,
     speculation: SpeculationConfig,
-) -> tuple[torch.Tensor, Float64Array, Float64Array]:
-    """What a block is judged by, each [k, vocab].
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What a position is judged by, each [vocab].
 
     Returns:
         What logprobs describe, before filters: p_hat; in `paper` p.
@@ -239,24 +239,29 @@ def _distributions(
 
     if speculation.rule == "exact":
         unfiltered = fuse(logits)
-        fused = _to_numpy(filter_probs(unfiltered, sampling.top_k, sampling.top_p))
+        fused = filter_probs(unfiltered, sampling.top_k, sampling.top_p)
         return unfiltered, fused, fused
     target = probabilities(logits, temperature)
     kept = filter_probs(target, sampling.top_k, sampling.top_p)
-    return target, _to_numpy(fuse(logits.masked_fill(kept == 0, -torch.inf))), _to_numpy(kept)
+    if kept is not target:
+        logits = logits.masked_fill(kept == 0, -torch.inf)
+    return target, fuse(logits), kept
 
 
 def _settle(
     drafted: int,
-    draft: Float64Array,
-    fused: Float64Array,
-    wanted: Float64Array,
+    draft: torch.Tensor,
+    fused: torch.Tensor,
+    wanted: torch.Tensor,
     sampling: SamplingConfig,
     speculation: SpeculationConfig,
     choice: int,
     position: int,
 ) -> tuple[int, bool]:
-    """The committed token of one position, and whether the drafted one was kept."""
+    """The committed token of one position, and whether the drafted one was kept.
+
+    Whole rows leave the device only for a race: not for the best token, nor for a draft that stays.
+    """
     if sampling.temperature == 0:
         token = int(fused.argmax())
         return token, token == drafted
@@ -265,24 +270,25 @@ def _settle(
         return uniforms(sampling.seed, choice, position, purpose, count)
 
     if speculation.coupling == "shared_noise":
-        token = race(fused, noise(Purpose.RESULT))
+        token = race(_to_numpy(fused), noise(Purpose.RESULT))
         return token, token == drafted
-    chance = acceptance_probability(fused[drafted], draft[drafted])
+    chance = acceptance_probability(float(fused[drafted]), float(draft[drafted]))
     if accepts(chance, noise(Purpose.ACCEPT, 1)[0]):
         return drafted, True
-    lacking = residual(wanted, np.minimum(draft, fused))
+    kept = torch.minimum(draft, fused)
+    lacking = residual(_to_numpy(wanted), _to_numpy(kept))
     return race(lacking, noise(Purpose.RESIDUAL)), False
 
 
-def _dense(block: DraftBlock, logits: torch.Tensor) -> torch.Tensor:
-    """The block's proposals over the whole vocabulary, float64 [k, vocab]; padding adds zero.
+def _dense(block: DraftBlock, row: int, logits: torch.Tensor) -> torch.Tensor:
+    """A position's proposal over the whole vocabulary, float64 [vocab]; padding adds zero.
 
-    They were made in float32 and sum to one within 1e-7; here they do in float64, so that what is
+    It was made in float32 and sums to one within 1e-7; here it does in float64, so that what is
     judged is what the race drew from.
     """
-    ids = torch.as_tensor(block.candidate_ids.astype(np.int64), device=logits.device)
-    probs = torch.as_tensor(block.candidate_probs.astype(np.float64), device=logits.device)
-    probs /= probs.sum(dim=-1, keepdim=True)
+    ids = torch.as_tensor(block.candidate_ids[row].astype(np.int64), device=logits.device)
+    probs = torch.as_tensor(block.candidate_probs[row].astype(np.float64), device=logits.device)
+    probs /= probs.sum()
     dense = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
     return dense.scatter_add_(-1, ids.clamp(min=0), probs)
 

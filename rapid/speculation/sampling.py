@@ -53,12 +53,15 @@ def proposal(
         logits: one row of the drafter [vocab].
 
     Returns:
-        Token ids [m], best first, and their probabilities [m]; m <= `draft_top_k`.
+        Token ids [m] and their probabilities [m]; m <= `draft_top_k`. Cut, they are best first.
     """
     probs = probabilities(logits, distribution_temperature(sampling, speculation))
     probs = filter_probs(probs, sampling.top_k, sampling.top_p)
-    size = min(speculation.draft_top_k or probs.shape[-1], probs.shape[-1])
-    best, ids = probs.topk(size)
+    size = speculation.draft_top_k
+    if size is None or size >= probs.shape[-1]:  # sorting a vocabulary takes longer than the rest
+        best, ids = probs, torch.arange(probs.shape[-1], device=probs.device)
+    else:
+        best, ids = probs.topk(size)
     candidate_probs = best.float().cpu().numpy()
     candidate_ids = ids.int().cpu().numpy()
     kept = candidate_probs > 0
