@@ -8,9 +8,10 @@
 * each past run is attended to without any mask, the new rows among themselves causally;
 * the parts are merged by their log-sum-exp.
 
-On a CPU a part is one fused flash kernel call over a strided view. On CUDA an engine brings the
-`Kernels` that `rapid.engines.cuda_attention` found right and fast. Elsewhere a part is
-`plain_partial`, written out, in blocks; the same function is the specification everywhere.
+On a CPU a part is the fused flash kernel over a strided view, in one of the forms of
+`rapid.engines.cpu_attention`. On CUDA an engine brings the `Kernels` that
+`rapid.engines.cuda_attention` found right and fast. Elsewhere a part is `plain_partial`, written
+out, in blocks; the same function is the specification everywhere.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Protocol, TypeVar, cast
 import torch
 from transformers import AttentionInterface
 
+from rapid.engines import cpu_attention
 from rapid.engines.kv_cache import KVCache
 
 NAME = "rapid_ragged"
@@ -300,10 +302,7 @@ def partial(
         is_causal: row i sees keys [0, i]; only for as many keys as rows.
     """
     if query.device.type == "cpu":
-        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, is_causal, scale=scale
-        )
-        return output, lse
+        return cpu_attention.partial(query, key, value, scale, is_causal=is_causal)
     return blockwise_partial(query, key, value, scale, is_causal=is_causal)
 
 
