@@ -141,6 +141,14 @@ class RaggedRows:
             return self.slots
         return self.once(("slots", device), lambda: self.slots.to(device))
 
+    def single_spans(self) -> list[tuple[int, int]]:
+        """What each row sees, if every sequence has one row and one run of keys; else empty."""
+        return self.once("single spans", self._single_spans)
+
+    def _single_spans(self) -> list[tuple[int, int]]:
+        is_plain = all(one.stop - one.start == len(one.all_spans) == 1 for one in self.segments)
+        return [one.all_spans[0] for one in self.segments] if is_plain else []
+
     def stretches(self) -> list[tuple[slice, RaggedRows]]:
         """Neighbours of one kind, steps or chunks: their rows, and themselves counted from 0."""
         if len({segment.is_step for segment in self.segments}) == 1:
@@ -195,6 +203,8 @@ def ragged_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     kernels = ragged.kernels
     if kernels is None:
+        if keys.device.type == "cpu" and (spans := ragged.single_spans()):
+            return cpu_attention.attend_single_rows(query, keys, values, spans, scale), None
         return attend_by_runs(query, key, value, keys, values, ragged, scale), None
     outputs = [
         (kernels.steps if part.segments[0].is_step else kernels.chunks)(

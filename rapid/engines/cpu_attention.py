@@ -18,7 +18,7 @@ reads any strided view, so a form is a matter of what is called a head and what 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,6 +39,36 @@ def partial(
     if is_causal:
         return _flash(query, key, value, scale, is_causal=True)
     return form_for(query, key)(query, key, value, scale)
+
+
+def attend_single_rows(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    spans: Sequence[tuple[int, int]],
+    scale: float,
+) -> torch.Tensor:
+    """Sequences that each have one row and one run of keys: plain decoding, with least ado.
+
+    Args:
+        query: [1, heads, rows, head_dim].
+        keys: of all slots [kv_heads, slots, head_dim].
+        values: as `keys`.
+        spans: the slots that each row sees.
+        scale: of the scores.
+
+    Returns:
+        [1, rows, heads, head_dim].
+    """
+    _, heads, rows, head_dim = query.shape
+    num_kv_heads = keys.shape[0]
+    packed = query.transpose(1, 2).reshape(rows, 1, num_kv_heads, heads // num_kv_heads, head_dim)
+    keys, values = keys[None], values[None]
+    outputs = [
+        partial(row, keys[:, :, a:b], values[:, :, a:b], scale, is_causal=False)[0]
+        for row, (a, b) in zip(packed.unbind(), spans, strict=True)
+    ]
+    return torch.cat(outputs).to(query.dtype).reshape(1, rows, heads, head_dim)
 
 
 def form_for(query: torch.Tensor, key: torch.Tensor) -> Form:
