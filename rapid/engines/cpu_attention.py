@@ -6,7 +6,7 @@ reads any strided view, so a form is a matter of what is called a head and what 
 * `packed`: all rows of a KV head at once, as they come. Nothing beats it but in two cases.
 * `row_by_row`: two rows in bfloat16, as two heads that share their keys by a zero stride. A single
   row takes a matrix-vector product; more are multiplied as a matrix, for which the keys are packed
-  anew, and that costs more than reading them twice.
+  anew, and that costs more than reading them twice, while the second time they come from a cache.
 * `split`: fewer KV heads than threads leave threads idle (and a lone one lets the matrix library
   spread products too small for it); equal parts of the keys become the batch, merged by their
   log-sum-exp.
@@ -26,6 +26,7 @@ import torch
 if TYPE_CHECKING:
     from rapid.engines.attention import Partial
 
+MAX_REREAD_BYTES = 2**22  # of a KV head: beyond, its second row waits for memory
 MIN_SPLIT_KEYS = 8192  # below, merging costs more than the idle threads
 MAX_SPLIT_ROWS = 32  # above, the kernel has a second block of rows for another thread
 
@@ -76,9 +77,12 @@ def form_for(query: torch.Tensor, key: torch.Tensor) -> Form:
     batch, heads, rows, _ = query.shape
     if batch != 1:
         return packed
+    num_keys, head_dim = key.shape[2:]
     if rows == 2 and query.dtype == torch.bfloat16:
-        return row_by_row
-    if heads < torch.get_num_threads() and rows <= MAX_SPLIT_ROWS and key.shape[2] > MIN_SPLIT_KEYS:
+        num_bytes = 2 * num_keys * head_dim * key.element_size()
+        if num_bytes <= MAX_REREAD_BYTES:
+            return row_by_row
+    if heads < torch.get_num_threads() and rows <= MAX_SPLIT_ROWS and num_keys > MIN_SPLIT_KEYS:
         return split
     return packed
 

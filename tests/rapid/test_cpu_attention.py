@@ -76,9 +76,10 @@ def test_each_form_is_taken_where_it_was_measured_to_pay() -> None:
         return form_for(query, torch.empty(1, dtype=dtype).expand(*shape[:2], num_keys, 64))
 
     single, half = torch.float32, torch.bfloat16
-    assert chosen(8, 2, 65536, half) is row_by_row
-    assert chosen(8, 2, 65536, single) is packed
-    assert chosen(8, 3, 65536, half) is packed
+    assert chosen(8, 2, 16384, half) is row_by_row
+    assert chosen(8, 2, 16384, single) is packed
+    assert chosen(8, 3, 16384, half) is packed
+    assert chosen(8, 2, 65536, half) is packed  # the second row would read memory again
     assert chosen(1, 8, 65536, single) is split
     assert chosen(4, 8, 65536, single) is packed  # a head for every thread
     assert chosen(1, 8, 1000, single) is packed  # not worth the merging
