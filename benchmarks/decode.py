@@ -27,7 +27,6 @@ import gc
 import statistics
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,7 @@ from filled import (
     say,
     static_cache,
 )
-from reporting import RESULTS, keep, ratios, shown, spread, table
+from reporting import keep, ratios, shown, spread, table
 
 from rapid.engines.ports import EngineDrafter, EngineVerifier
 from rapid.messages import Verdict
@@ -466,7 +465,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer cases, nothing kept")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # of this thread, which only waits; the engine's has its own
     transformers.logging.set_verbosity_error()
@@ -493,10 +491,7 @@ def main() -> None:
         "max_draft": MAX_DRAFT,
         "seconds": round(time.perf_counter() - began),
     }
-    if arguments.quick:
-        print(f"\n{text}")
-    else:
-        keep("decode", "Decoding in process", text, report, arguments.out)
+    keep(None if arguments.quick else "decode", "Decoding in process", text, report)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ SCALE = HEAD_DIM**-0.5
 # (past, new rows) of each sequence of a batch
 BATCHES = {
     "decode": [(5, 1), (0, 1), (61, 1), (16, 1)],
+    "decode, in one run each": [(5, 1), (0, 1), (11, 1)],
     "verify": [(33, 11), (7, 2), (60, 16), (1, 3)],
     "first chunks": [(0, 40), (0, 7)],
     "all kinds": [(50, 1), (12, 30), (0, 25), (41, 11), (3, 2), (64, 1)],
