@@ -8,6 +8,7 @@ step reads and computes is what it would be, and both must then say the same tok
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -113,6 +114,7 @@ class FilledEngine:
         room: int = 128,
         max_draft: int = 1,
         threads: int = 1,
+        draft_ahead: bool = False,
     ) -> None:
         self.length = length
         self.prompts = np.random.default_rng(0).integers(10, loaded.vocab_size, (batch, length))
@@ -125,6 +127,8 @@ class FilledEngine:
             "kv_cache_tokens": batch * pages * loaded.config.page_tokens,
             "max_leases": batch,
             "threads": threads,
+            "draft_ahead": draft_ahead,
+            "lease_ttl_s": 3600,
         }
         self.engine = Engine(loaded, loaded.config.model_copy(update=config))
         torch.manual_seed(1)
@@ -144,15 +148,18 @@ class FilledEngine:
                 SpeculationConfig(eta=0, max_draft=self._max_draft),
             )
             await self.engine.open(request)
-        self.rewind()
+        await self.rewind()
 
-    def rewind(self) -> None:
+    async def rewind(self) -> None:
         """Forget the answers: as after the prefill, whose last token is always left to compute."""
         for lease_id in self.lease_ids:
-            for sequence in self.engine._ledger.get(lease_id).sequences:
-                sequence.drop_speculation()
-                del sequence.token_ids[self.length :]
-                sequence.num_computed = self.length - 1
+            await self._call(lease_id, (0,), functools.partial(self._forget, lease_id))
+
+    def _forget(self, lease_id: str) -> None:
+        sequence = self.engine._ledger.get(lease_id).sequences[0]
+        sequence.drop_speculation()
+        del sequence.token_ids[self.length :]
+        sequence.num_computed = self.length - 1
 
     def kv(self) -> KV:
         """A copy of what the prompts' KV holds, as the library lays it out."""
@@ -172,8 +179,14 @@ class FilledEngine:
         same cores make each other sleep and wake at every operation, which costs a step of a small
         model more than half its time: so everything that is compared shares the engine's team.
         """
-        lease_id = self.lease_ids[0]
-        return await self.engine._call(lease_id, lambda lease: _Call(lease, function), object)
+        return await self._call(self.lease_ids[0], (), function)
+
+    async def _call(
+        self, lease_id: str, choices: tuple[int, ...], function: Callable[[], Result]
+    ) -> Result:
+        return await self.engine._call(
+            lease_id, lambda lease: _Call(lease, choices, function), object
+        )
 
     def script(self, token_ids: Sequence[int]) -> None:
         """From now on the model says these tokens, whatever it computes (`Scripted`)."""
@@ -185,10 +198,12 @@ class FilledEngine:
 
 
 class _Call(Work):
-    """Work that needs no rows."""
+    """Work that needs no rows: it is done when it has begun."""
 
-    def __init__(self, lease: Lease, function: Callable[[], object]) -> None:
-        super().__init__(lease, ())
+    def __init__(
+        self, lease: Lease, choices: tuple[int, ...], function: Callable[[], object]
+    ) -> None:
+        super().__init__(lease, choices)
         self._function = function
 
     def begin(self) -> None:
