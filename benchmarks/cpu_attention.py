@@ -1,27 +1,35 @@
-"""Attention over page runs against one SDPA call on a contiguous tensor, on this CPU.
+"""Attention on this CPU: which form is fastest where, and what reading through page runs costs.
 
-Shows that reading KV through runs gathers and copies nothing: the ratio stays near one, while
-indexing the pages together first (`k[table]`) costs many times the attention itself. Every row also
-checks that the results agree. Candidates are interleaved within a repetition.
+    python benchmarks/cpu_attention.py [--quick]
 
-    python benchmarks/cpu_attention.py [--threads 1] [--repeats 9]
+The forms of `rapid.engines.cpu_attention` and the written-out products, by dtype, threads, KV
+heads, rows (all queries that share a KV head) and keys; `chosen / best` is what the engine takes
+over the fastest of all. Then runs: attention through page runs against one SDPA call on a
+contiguous tensor gathers and copies nothing, so the ratio stays near one, while indexing the pages
+together first (`k[table]`) costs many times the attention itself. Every row also checks that the
+results agree. Candidates are interleaved within a repetition.
+
+A minute and a half; with `--quick` 20 seconds.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import functools
+import os
+import random
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
+from reporting import keep, table
 from torch.nn.functional import scaled_dot_product_attention
 
-from evaluation.circumstances import circumstances
-from rapid.engines.attention import ragged_attention
+from rapid.engines import cpu_attention
+from rapid.engines.attention import plain_partial, ragged_attention
 from rapid.engines.batching import Feed, assemble
 from rapid.engines.kv_cache import KVCache, KVLayout, PageTable, Run
 
@@ -32,14 +40,20 @@ CPU = torch.device("cpu")
 def interleaved_ms(
     candidates: dict[str, Callable[[], torch.Tensor]], repeats: int
 ) -> dict[str, list[float]]:
-    """Milliseconds of every candidate in every repetition."""
+    """Milliseconds of every candidate in every repetition, each time in another order.
+
+    What ran just before leaves the caches warm or cold.
+    """
+    order = list(candidates)
+    shuffle = random.Random(0).shuffle
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for candidate in candidates.values():
         candidate()
     for _ in range(repeats):
-        for name, candidate in candidates.items():
+        shuffle(order)
+        for name in order:
             start = time.perf_counter()
-            candidate()
+            candidates[name]()
             times[name].append((time.perf_counter() - start) * 1e3)
     return times
 
@@ -112,42 +126,115 @@ def measure(num_keys: int, rows: int, num_runs: int, dtype: torch.dtype, repeats
     }
 
 
+def measure_forms(
+    num_keys: int, rows: int, kv_heads: int, dtype: torch.dtype, repeats: int
+) -> dict[str, Any]:
+    """Every form on the same views of a cache; the faster half of the repetitions counts."""
+    torch.manual_seed(0)
+    cache = torch.randn(2, 1, kv_heads, num_keys + 64, HEAD_DIM).to(dtype)
+    key, value = cache[:, :, :, 32 : 32 + num_keys]
+    query = torch.randn(1, kv_heads, rows, HEAD_DIM).to(dtype)
+    scale = HEAD_DIM**-0.5
+    exact, _ = plain_partial(query.float(), key.float(), value.float(), scale, is_causal=False)
+    forms = [cpu_attention.packed]
+    if kv_heads % torch.get_num_threads():  # otherwise there is one part
+        forms.append(cpu_attention.split)
+    if 1 < rows <= 4:
+        forms.append(cpu_attention.row_by_row)
+    candidates = {
+        form.__name__: functools.partial(form, query, key, value, scale) for form in forms
+    }
+    candidates["written out"] = functools.partial(
+        plain_partial, query, key, value, scale, is_causal=False
+    )
+    for name, candidate in candidates.items():
+        difference = (candidate()[0].float() - exact).abs().max().item()
+        assert difference < (1e-5 if dtype == torch.float32 else 2e-2), (name, difference)
+    times = interleaved_ms(candidates, repeats)
+    lower = {name: statistics.median(sorted(t)[: repeats // 2 + 1]) for name, t in times.items()}
+    chosen = cpu_attention.form_for(query, key).__name__
+    return {
+        "threads": torch.get_num_threads(),
+        "dtype": str(dtype).removeprefix("torch."),
+        "kv_heads": kv_heads,
+        "keys": num_keys,
+        "rows": rows,
+        "ms": {name: round(ms, 4) for name, ms in lower.items()},
+        "chosen": chosen,
+        "chosen_over_best": round(lower[chosen] / min(lower.values()), 2),
+    }
+
+
+def table_of_forms(cases: list[dict[str, Any]]) -> str:
+    """A row a case, the chosen form's time in bold."""
+    names = ["packed", "row_by_row", "split", "written out"]
+
+    def cell(case: dict[str, Any], name: str) -> str:
+        ms = f"{case['ms'][name]:.3f}" if name in case["ms"] else ""
+        return f"**{ms}**" if name == case["chosen"] else ms
+
+    shape = ["threads", "dtype", "kv_heads", "keys", "rows"]
+    rows = [
+        [*(case[key] for key in shape), *(cell(case, name) for name in names),
+         case["chosen_over_best"]]
+        for case in cases
+    ]  # fmt: skip
+    return table([*shape, *(f"{name}, ms" for name in names), "chosen / best"], rows)
+
+
+def table_of_runs(cases: list[dict[str, Any]]) -> str:
+    """Times through runs and over the others."""
+    others = ["contiguous", "contiguous_masked", "gather_first"]
+    rows = [
+        [case["dtype"], case["keys"], case["rows"], case["runs"], case["median_ms"]["runs"],
+         *(case["runs_over"][name] for name in others)]
+        for case in cases
+    ]  # fmt: skip
+    header = ["dtype", "keys", "rows", "runs", "through runs, ms"]
+    return table([*header, *(f"over {name.replace('_', ' ')}" for name in others)], rows)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer cases, nothing kept")
+    is_quick = parser.parse_args().quick
+    repeats = 5 if is_quick else 9
+    dtypes = (torch.float32, torch.bfloat16)
+    forms: list[dict[str, Any]] = []
     with torch.inference_mode():
-        cases = [
-            measure(num_keys, rows, num_runs, dtype, arguments.repeats)
-            for dtype in (torch.float32, torch.bfloat16)
-            for num_keys in (16384, 32768)
+        for threads in range(1, min(2, os.cpu_count() or 1) + 1):
+            torch.set_num_threads(threads)
+            forms += [
+                measure_forms(num_keys, rows, kv_heads, dtype, repeats)
+                for dtype in dtypes
+                for kv_heads in (1, 4)
+                for num_keys in ((4096, 16384) if is_quick else (1024, 4096, 16384, 65536))
+                for rows in ((1, 2, 16) if is_quick else (1, 2, 4, 8, 16, 32))
+            ]
+        torch.set_num_threads(1)
+        runs = [
+            measure(num_keys, rows, num_runs, dtype, repeats)
+            for dtype in dtypes
+            for num_keys in ((16384,) if is_quick else (16384, 32768))
             for rows in (1, 10)
             for num_runs in (1, 4)
         ]
-    for case in cases:
-        print(
-            f"{case['dtype']:>8} {case['keys']:>6} keys {case['rows']:>2} rows {case['runs']} runs:"
-            f" {case['median_ms']['runs']:7.2f} ms;"
-            f" / contiguous {case['runs_over']['contiguous']:.2f},"
-            f" / masked {case['runs_over']['contiguous_masked']:.2f},"
-            f" / gather first {case['runs_over']['gather_first']:.3f};"
-            f" difference {case['max_difference']:.1e}"
-        )
-    result = {
-        **circumstances(),
-        "threads": arguments.threads,
+    over = [case["chosen_over_best"] for case in forms]
+    text = (
+        f"{HEAD_DIM} wide heads, torch {torch.__version__}, {repeats} repetitions.\n\n"
+        f"## Forms\n\nIn bold what `form_for` takes: {sum(each <= 1.1 for each in over)} of "
+        f"{len(over)} cases within 10 % of the fastest, median {statistics.median(over):.2f}, "
+        f"worst {max(over):.2f}.\n\n{table_of_forms(forms)}\n"
+        f"## Runs, one thread\n\n{KV_HEADS} KV heads.\n\n{table_of_runs(runs)}"
+    )
+    report = {
         "torch": torch.__version__,
-        "repeats": arguments.repeats,
+        "repeats": repeats,
         "shape": {"kv_heads": KV_HEADS, "group": GROUP, "head_dim": HEAD_DIM, "page_tokens": PAGE},
-        "cases": cases,
+        "forms": forms,
+        "runs": runs,
     }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / "cpu_attention.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {path}")
+    keep(None if is_quick else "cpu_attention", "Attention on a CPU", text, report)
 
 
 if __name__ == "__main__":

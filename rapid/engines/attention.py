@@ -8,9 +8,10 @@
 * each past run is attended to without any mask, the new rows among themselves causally;
 * the parts are merged by their log-sum-exp.
 
-On a CPU a part is one fused flash kernel call over a strided view. On CUDA an engine brings the
-`Kernels` that `rapid.engines.cuda_attention` found right and fast. Elsewhere a part is
-`plain_partial`, written out, in blocks; the same function is the specification everywhere.
+On a CPU a part is the fused flash kernel over a strided view, in one of the forms of
+`rapid.engines.cpu_attention`. On CUDA an engine brings the `Kernels` that
+`rapid.engines.cuda_attention` found right and fast. Elsewhere a part is `plain_partial`, written
+out, in blocks; the same function is the specification everywhere.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Protocol, TypeVar, cast
 import torch
 from transformers import AttentionInterface
 
+from rapid.engines import cpu_attention
 from rapid.engines.kv_cache import KVCache
 
 NAME = "rapid_ragged"
@@ -139,6 +141,14 @@ class RaggedRows:
             return self.slots
         return self.once(("slots", device), lambda: self.slots.to(device))
 
+    def single_spans(self) -> list[tuple[int, int]]:
+        """What each row sees, if every sequence has one row and one run of keys; else empty."""
+        return self.once("single spans", self._single_spans)
+
+    def _single_spans(self) -> list[tuple[int, int]]:
+        is_plain = all(one.stop - one.start == len(one.all_spans) == 1 for one in self.segments)
+        return [one.all_spans[0] for one in self.segments] if is_plain else []
+
     def stretches(self) -> list[tuple[slice, RaggedRows]]:
         """Neighbours of one kind, steps or chunks: their rows, and themselves counted from 0."""
         if len({segment.is_step for segment in self.segments}) == 1:
@@ -193,6 +203,8 @@ def ragged_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     kernels = ragged.kernels
     if kernels is None:
+        if keys.device.type == "cpu" and (spans := ragged.single_spans()):
+            return cpu_attention.attend_single_rows(query, keys, values, spans, scale), None
         return attend_by_runs(query, key, value, keys, values, ragged, scale), None
     outputs = [
         (kernels.steps if part.segments[0].is_step else kernels.chunks)(
@@ -300,10 +312,7 @@ def partial(
         is_causal: row i sees keys [0, i]; only for as many keys as rows.
     """
     if query.device.type == "cpu":
-        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, is_causal, scale=scale
-        )
-        return output, lse
+        return cpu_attention.partial(query, key, value, scale, is_causal=is_causal)
     return blockwise_partial(query, key, value, scale, is_causal=is_causal)
 
 

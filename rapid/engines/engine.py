@@ -50,6 +50,8 @@ from rapid.ports import Clock
 
 logger = logging.getLogger(__name__)
 
+_COUNTING_THREADS = threading.Lock()
+
 Result = TypeVar("Result")
 Ending = Literal["released", "expired", "failed", "closed"]
 
@@ -281,8 +283,10 @@ class Engine:
     # --- the compute thread -----------------------------------------------------------------------
 
     def _loop(self) -> None:
-        if self._config.threads is not None:
-            torch.set_num_threads(self._config.threads)
+        with _COUNTING_THREADS:  # a thread takes the count that anyone set last when it first asks
+            if self._config.threads is not None:
+                torch.set_num_threads(self._config.threads)
+            torch.get_num_threads()
         while not self._is_closed:
             if not self._step_or_fail():
                 with self._guard:

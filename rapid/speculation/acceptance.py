@@ -203,6 +203,8 @@ def decode_token(
     Args:
         logits: one row [vocab].
     """
+    if sampling.temperature == 0 and num_logprobs is None:
+        return int(logits.argmax()), None
     probs = probabilities(logits, distribution_temperature(sampling, speculation))
     if sampling.temperature == 0:
         token = int(logits.argmax())

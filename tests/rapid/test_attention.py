@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rapid.engines import attention
+from rapid.engines import attention, cpu_attention
 from rapid.engines.attention import (
     Partial,
     blockwise_partial,
@@ -28,6 +28,7 @@ SCALE = HEAD_DIM**-0.5
 # (past, new rows) of each sequence of a batch
 BATCHES = {
     "decode": [(5, 1), (0, 1), (61, 1), (16, 1)],
+    "decode, in one run each": [(5, 1), (0, 1), (11, 1)],
     "verify": [(33, 11), (7, 2), (60, 16), (1, 3)],
     "first chunks": [(0, 40), (0, 7)],
     "all kinds": [(50, 1), (12, 30), (0, 25), (41, 11), (3, 2), (64, 1)],
@@ -62,11 +63,14 @@ def causal_attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tens
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("group", [1, 2, 4])
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("kernel", ["chosen", "plain", "blockwise"])
+@pytest.mark.parametrize("kernel", ["chosen", "split", "plain", "blockwise"])
 def test_every_row_equals_the_textbook(
     batch: str, group: int, dtype: torch.dtype, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if kernel != "chosen":
+    if kernel == "split":
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
+        monkeypatch.setattr(cpu_attention, "MIN_SPLIT_KEYS", 5)
+    elif kernel != "chosen":
         kernels = {"plain": plain_partial, "blockwise": blockwise_partial}
         monkeypatch.setattr(attention, "partial", kernels[kernel])
         monkeypatch.setattr(attention, "MAX_SCORES", 200)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rapid.config import SpeculationConfig
+from rapid.engines.batching import Feed, Runner
 from rapid.engines.engine import Engine
 from rapid.engines.ports import EngineDrafter, EngineVerifier
 from rapid.errors import OutOfStep
@@ -365,3 +366,19 @@ async def test_decoding_ends_at_max_tokens(engine: Engine) -> None:
     assert len((await engine.decode("a", 0, 64)).token_ids) == 5
     with pytest.raises(OutOfStep, match="no token left"):
         await engine.decode("a", 0, 1)
+
+
+async def test_an_engine_keeps_its_threads_beside_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    run = Runner.run
+
+    def watched(runner: Runner, feeds: list[Feed]) -> list[torch.Tensor]:
+        counts.append(torch.get_num_threads())
+        return run(runner, feeds)
+
+    monkeypatch.setattr(Runner, "run", watched)
+    first, second = tiny_engine(threads=2), tiny_engine(threads=1)
+    for engine in (second, first):
+        await opened(engine)
+        engine.close()
+    assert counts == [1, 2]

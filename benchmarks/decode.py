@@ -1,0 +1,502 @@
+"""Decoding in one process against Hugging Face's `generate`, same weights, same KV, on a CPU.
+
+    python benchmarks/decode.py [--quick] [--threads 2]
+
+plain     our step: one sequence, and several at once
+lossless  draft, verify, commit, with a drafter that reads a sixteenth of the context
+ahead     the same, the drafter going on while its block is judged
+dynamic   `generate` with its default cache, which is copied for every token
+static    `generate` with a static cache of exactly the room needed
+assisted  `generate(assistant_model=...)`: the same drafter, reading all that the target reads
+
+The weights are random (4 layers of 8 heads and 4 KV heads of 64; the drafter has one layer) and the
+KV of the prompts is drawn, not computed (`filled.py`); the embedded target is measured beside them.
+All arms run in turn within a repetition; a ratio is the median of the repetitions' own. Times leave
+out the first token, those of `generate` its set-up as well. Greedy throughout.
+
+Random weights agree about nothing, so in the second table target and drafter follow scripts that
+agree at a share alpha of the positions (`filled.Scripted`): **synthetic acceptance**, real work.
+There every engine has one thread: a team of two would wait for the one whose core another engine
+has. The bound is the speedup of a round that is nothing but its forwards, each at its best of this
+run, with the run's own tokens a round; of one sequence, for several share their forwards.
+
+About 10 minutes on two cores; with `--quick` one and a half.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import gc
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from filled import (
+    FilledEngine,
+    Model,
+    dynamic_cache,
+    embedded_target,
+    random_model,
+    rewind,
+    say,
+    static_cache,
+)
+from reporting import keep, ratios, shown, spread, table
+
+from rapid.engines.ports import EngineDrafter, EngineVerifier
+from rapid.messages import Verdict
+from rapid.speculation.loop import speculate
+
+TARGET = {"hidden_size": 512, "num_layers": 4, "num_heads": 8, "num_kv_heads": 4}
+DRAFTER = {"hidden_size": 256, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2}
+ALPHA, MAX_DRAFT = 0.8, 8
+ROOM = 64  # tokens of an answer, at most
+
+Arm = Callable[[], Awaitable["Run"]]
+
+
+class Run:
+    """One arm of one repetition.
+
+    Attributes:
+        ms: wall milliseconds a step that gives every sequence one token.
+        cpu_ms: the same in processor time of the whole process.
+        token_ids: of the first sequence.
+        verdicts: of all sequences; empty from `generate`.
+    """
+
+    def __init__(
+        self, ms: float, cpu_ms: float, token_ids: list[int], verdicts: list[Verdict] | None = None
+    ) -> None:
+        self.ms, self.cpu_ms, self.token_ids = ms, cpu_ms, token_ids
+        self.verdicts = verdicts or []
+
+
+class Stopwatch:
+    """A streamer: when how many tokens were there."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[float, float, int]] = []
+
+    def put(self, token_ids: torch.Tensor) -> None:
+        """Called with the prompt, then with each token (or block) of all sequences."""
+        self.seen.append((time.perf_counter(), time.process_time(), token_ids.shape[-1]))
+
+    def end(self) -> None:
+        """Nothing to flush."""
+
+    def per_token_ms(self, is_batch: bool) -> tuple[float, float]:
+        """Wall and processor milliseconds a token after the first, or after the first block."""
+        (wall, cpu, _), (last_wall, last_cpu, _) = self.seen[1], self.seen[-1]
+        count = sum(1 if is_batch else n for *_, n in self.seen[2:])
+        return 1e3 * (last_wall - wall) / count, 1e3 * (last_cpu - cpu) / count
+
+
+def plain(filled: FilledEngine, num_tokens: int) -> Arm:
+    """Our own decoding of all leases at once, timed after its first token as `generate` is."""
+
+    async def decoded(count: int) -> list[Verdict]:
+        engine = filled.engine
+        return await asyncio.gather(*(engine.decode(one, 0, count) for one in filled.lease_ids))
+
+    async def run() -> Run:
+        await filled.rewind()
+        first = await decoded(1)
+        began, cpu = time.perf_counter(), time.process_time()
+        others = await decoded(num_tokens - 1)
+        wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+        token_ids = [*first[0].token_ids, *others[0].token_ids]
+        return Run(1e3 * wall / (num_tokens - 1), 1e3 * cpu / (num_tokens - 1), token_ids)
+
+    return run
+
+
+def generated(model: Model, filled: FilledEngine, cache: Any, num_tokens: int, **more: Any) -> Arm:
+    """`generate` on the cache, which is taken back to its length before every run.
+
+    Without one it reads the prompt itself.
+    """
+    prompts = torch.from_numpy(filled.prompts)
+
+    def generate() -> Run:
+        if cache is not None:
+            rewind(cache, filled.length - 1)
+        watch = Stopwatch()
+        with torch.inference_mode():
+            output = model.theirs.generate(
+                prompts,
+                attention_mask=torch.ones_like(prompts),
+                past_key_values=cache,
+                max_new_tokens=num_tokens,
+                do_sample=False,
+                streamer=watch,
+                **more,
+            )
+        return Run(*watch.per_token_ms(len(prompts) > 1), output[0, filled.length :].tolist())
+
+    return functools.partial(filled.on_its_thread, generate)
+
+
+def lossless(target: FilledEngine, drafter: FilledEngine, num_tokens: int) -> Arm:
+    """Rounds of all leases side by side, as `rapid.generate` and the server run them."""
+
+    async def one(lease_id: str) -> list[Verdict]:
+        rounds = speculate(
+            EngineDrafter(drafter.engine, lease_id),
+            EngineVerifier(target.engine, lease_id),
+            max_tokens=num_tokens,
+            max_draft=MAX_DRAFT,
+        )
+        return [verdict async for verdict in rounds]
+
+    async def run() -> Run:
+        await target.rewind()
+        await drafter.rewind()
+        began, cpu = time.perf_counter(), time.process_time()
+        answers = await asyncio.gather(*(one(lease_id) for lease_id in target.lease_ids))
+        wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+        token_ids = [token for verdict in answers[0] for token in verdict.token_ids]
+        verdicts = [verdict for answer in answers for verdict in answer]
+        return Run(1e3 * wall / num_tokens, 1e3 * cpu / num_tokens, token_ids, verdicts)
+
+    return run
+
+
+async def in_turn(arms: dict[str, Arm], repeats: int) -> dict[str, list[Run]]:
+    """Every arm once a repetition, after one that does not count."""
+    runs: dict[str, list[Run]] = {name: [] for name in arms}
+    for repeat in range(repeats + 1):
+        for name, arm in arms.items():
+            gc.collect()
+            run = await arm()
+            if repeat:
+                runs[name].append(run)
+    return runs
+
+
+def times(runs: dict[str, list[Run]]) -> dict[str, Any]:
+    """Milliseconds a step of every arm; ratios of its time to that of `plain`."""
+    of_plain = [run.ms for run in runs["plain"]]
+    return {
+        "ms": {name: spread([run.ms for run in each]) for name, each in runs.items()},
+        "cpu_ms": {name: spread([run.cpu_ms for run in each]) for name, each in runs.items()},
+        "over_plain": {
+            name: ratios([run.ms for run in each], of_plain)
+            for name, each in runs.items()
+            if name != "plain"
+        },
+    }
+
+
+def num_equal(ours: list[int], theirs: list[int]) -> int:
+    """Leading tokens that are the same."""
+    return next(
+        (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(ours)
+    )
+
+
+async def against_generate(
+    model: Model, length: int, *, batch: int, num_tokens: int, repeats: int, threads: int
+) -> dict[str, Any]:
+    """`plain` beside `generate` with both caches."""
+    filled = FilledEngine(model.ours, length, batch=batch, room=ROOM, threads=threads)
+    try:
+        await filled.open()
+        kv = filled.kv()
+        arms = {
+            "plain": plain(filled, num_tokens),
+            "dynamic": generated(model, filled, dynamic_cache(model, kv), num_tokens),
+            "static": generated(model, filled, static_cache(model, kv, ROOM), num_tokens),
+        }
+        del kv
+        runs = await in_turn(arms, repeats)
+    finally:
+        filled.close()
+    ours = runs["plain"][0].token_ids
+    return times(runs) | {
+        "equal_tokens": {
+            name: f"{num_equal(ours, runs[name][0].token_ids)} of {num_tokens}"
+            for name in ("dynamic", "static")
+        }
+    }
+
+
+def scripts(num_tokens: int, vocab_size: int) -> tuple[list[int], list[int]]:
+    """The target's answer, and what a drafter says that is right with probability alpha."""
+    rng = np.random.default_rng(2)
+    right = rng.integers(10, vocab_size, num_tokens)
+    is_right = rng.random(num_tokens) < ALPHA
+    return right.tolist(), np.where(is_right, right, (right + 1) % vocab_size).tolist()
+
+
+def follow(model: Any, length: int, token_ids: list[int]) -> None:
+    """The script for a transformers model (`filled.Scripted` is for an engine)."""
+    script = torch.tensor(token_ids)
+
+    def raise_logits(_: Any, __: Any, inputs: dict[str, Any], output: Any) -> None:
+        last = int(inputs["past_key_values"].get_seq_length()) - length
+        rows = output.logits[0]
+        first = last - len(rows) + 1
+        if first >= 0:
+            say(script[first : last + 1], rows)
+
+    model.register_forward_hook(raise_logits, with_kwargs=True)
+
+
+async def speculating(
+    target: Model,
+    drafter: Model,
+    length: int,
+    *,
+    batch: int,
+    num_tokens: int,
+    repeats: int,
+    with_assisted: bool,
+) -> dict[str, Any]:
+    """`lossless` beside `plain`, and the bound that this run's own times set."""
+    both = {"batch": batch, "room": ROOM, "max_draft": MAX_DRAFT}
+    long = FilledEngine(target.ours, length, **both)
+    short, ahead = (
+        FilledEngine(drafter.ours, max(length // 16, 64), draft_ahead=draft_ahead, **both)
+        for draft_ahead in (False, True)
+    )
+    right, drafted = scripts(ROOM + 2 * MAX_DRAFT, target.ours.vocab_size)
+    try:
+        for filled, script in ((long, right), (short, drafted), (ahead, drafted)):
+            await filled.open()
+            filled.script(script)
+        arms = {
+            "plain": plain(long, num_tokens),
+            "lossless": lossless(long, short, num_tokens),
+            "ahead": lossless(long, ahead, num_tokens),
+        }
+        if with_assisted:
+            arms["assisted"] = assisted(target, drafter, long, right, drafted, num_tokens)
+        runs = await in_turn(arms, repeats)
+    finally:
+        for filled in (long, short, ahead):
+            filled.close()
+    for name, each in runs.items():
+        for run in each:
+            assert run.token_ids[:num_tokens] == right[:num_tokens], f"{name} left its script"
+    return times(runs) | {"sequences": batch} | of_rounds(runs, is_alone=batch == 1)
+
+
+def assisted(
+    target: Model,
+    drafter: Model,
+    long: FilledEngine,
+    right: list[int],
+    drafted: list[int],
+    num_tokens: int,
+) -> Arm:
+    """`generate` with the drafter as its assistant, on as many tokens a block.
+
+    It takes no filled cache (its first forward reads the whole prompt whatever the cache holds), so
+    both models read the prompt, before the clock starts.
+    """
+    follow(target.theirs, long.length, right)
+    follow(drafter.theirs, long.length, drafted)
+    settings = drafter.theirs.generation_config
+    settings.num_assistant_tokens = MAX_DRAFT
+    settings.num_assistant_tokens_schedule = "constant"
+    settings.assistant_confidence_threshold = 0.0
+    return generated(target, long, None, num_tokens, assistant_model=drafter.theirs)
+
+
+def of_rounds(runs: dict[str, list[Run]], *, is_alone: bool) -> dict[str, Any]:
+    """What rounds gained; of one sequence also what they could have at most."""
+    verdicts = [verdict for run in runs["lossless"] for verdict in run.verdicts]
+    per_round = sum(len(verdict.token_ids) for verdict in verdicts) / len(verdicts)
+    gained = [a.ms / b.ms for a, b in zip(runs["plain"], runs["lossless"], strict=True)]
+    told = {"tokens_per_round": round(per_round, 2), "speedup": spread(gained)}
+    if not is_alone:
+        return told
+    whole = [verdict for verdict in verdicts if verdict.num_drafted == MAX_DRAFT]
+    best = {
+        "plain_ms": min(run.ms for run in runs["plain"]),
+        "draft_ms": min(verdict.draft_ms for verdict in whole),
+        "verify_ms": min(verdict.verify_ms for verdict in whole),
+    }
+    bound = best["plain_ms"] * per_round / (best["draft_ms"] + best["verify_ms"])
+    return told | {
+        "best": {name: round(value, 3) for name, value in best.items()},
+        "bound": round(bound, 3),
+        "share_of_bound": round(statistics.median(gained) / bound, 3),
+    }
+
+
+def table_of_plain(cases: list[dict[str, Any]]) -> str:
+    """Milliseconds a step, and how many times faster `plain` is."""
+    rows = [
+        [
+            case["model"],
+            case["dtype"],
+            case["length"],
+            case["batch"],
+            shown(case["ms"]["plain"]),
+            *(shown(case["over_plain"][name]) for name in ("dynamic", "static")),
+            f"{1e3 * case['batch'] / case['ms']['plain']['median']:.0f}",
+            case["equal_tokens"]["dynamic"],
+        ]
+        for case in cases
+    ]
+    header = ["model", "dtype", "tokens of context", "sequences", "plain, ms a step",
+              "`generate` / plain", "static cache / plain", "plain, tokens/s",
+              "tokens equal to `generate`'s"]  # fmt: skip
+    return table(header, rows)
+
+
+def table_of_lossless(cases: list[dict[str, Any]]) -> str:
+    """Speedups over our own plain decoding, with the bound."""
+
+    def speedup(case: dict[str, Any], name: str) -> str:
+        over = case["over_plain"].get(name)
+        return f"{1 / over['median']:.2f}" if over else ""
+
+    rows = [
+        [
+            case["dtype"],
+            case["length"],
+            case["sequences"],
+            shown(case["ms"]["plain"]),
+            shown(case["speedup"]),
+            case["tokens_per_round"],
+            case.get("bound", ""),
+            case.get("share_of_bound", ""),
+            " / ".join(f"{ms:.1f}" for ms in case["best"].values()) if "best" in case else "",
+            speedup(case, "ahead"),
+            speedup(case, "assisted"),
+        ]
+        for case in cases
+    ]
+    header = ["dtype", "tokens of context", "sequences", "plain, ms a token", "lossless: speedup",
+              "tokens a round", "bound", "share of it", "best ms: plain / draft / verify",
+              "drafting ahead: speedup", "assisted `generate`: speedup"]  # fmt: skip
+    return table(header, rows)
+
+
+def throughput(cases: list[dict[str, Any]]) -> str:
+    """Tokens per second of several sequences over those of one, where both were measured."""
+    lines = []
+    for case in cases:
+        alone = next(
+            one
+            for one in cases
+            if one["batch"] == 1
+            and all(one[key] == case[key] for key in ("model", "dtype", "length"))
+        )
+        if case["batch"] > 1:
+            ratio = case["batch"] * alone["ms"]["plain"]["median"] / case["ms"]["plain"]["median"]
+            lines.append(
+                f"- {case['model']}, {case['dtype']}, {case['length']} tokens: {case['batch']} "
+                f"sequences {ratio:.2f}x\n"
+            )
+    return "".join(lines)
+
+
+Case = tuple[str, str, int, int]  # model, dtype, tokens of context, sequences
+DTYPES = ("float32", "bfloat16")
+FULL_PLAIN: list[Case] = [
+    ("embedded", dtype, length, batch)
+    for dtype in DTYPES
+    for length in (1024, 4096)
+    for batch in (1, 4, 8)
+]
+FULL_PLAIN += [
+    ("random", dtype, length, batch)
+    for dtype in DTYPES
+    for length, batch in ((1024, 1), (1024, 4), (4096, 1), (4096, 4), (4096, 8), (16384, 1),
+                          (32768, 1), (65536, 1))
+]  # fmt: skip
+QUICK_PLAIN: list[Case] = [
+    ("embedded", "float32", 4096, 1),
+    ("embedded", "float32", 4096, 4),
+    ("random", "float32", 1024, 1),
+    ("random", "float32", 32768, 1),
+    ("random", "bfloat16", 4096, 1),
+    ("random", "bfloat16", 32768, 1),
+]
+FULL_LOSSLESS = [
+    (dtype, length, batch)
+    for dtype in DTYPES
+    for length, batch in ((1024, 1), (4096, 1), (4096, 4), (16384, 1), (65536, 1))
+]
+QUICK_LOSSLESS = [("bfloat16", 4096, 1), ("bfloat16", 32768, 1)]
+
+
+async def measure(is_quick: bool, threads: int) -> dict[str, Any]:
+    """All cases, one after the other."""
+    repeats = 3 if is_quick else 5
+    plain_cases, lossless_cases = [], []
+    for name, dtype, length, batch in QUICK_PLAIN if is_quick else FULL_PLAIN:
+        # the trained model knows 8192 positions; its prompts leave room for the answer in 4096
+        length -= ROOM if name == "embedded" else 0
+        model = embedded_target(dtype) if name == "embedded" else random_model(dtype, **TARGET)
+        case = await against_generate(
+            model,
+            length,
+            batch=batch,
+            num_tokens=10 if length > 16384 else 24,
+            repeats=repeats,
+            threads=threads,
+        )
+        plain_cases.append({"model": name, "dtype": dtype, "length": length, "batch": batch} | case)
+        print(table_of_plain(plain_cases[-1:]).splitlines()[-1], flush=True)
+    for dtype, length, batch in QUICK_LOSSLESS if is_quick else FULL_LOSSLESS:
+        case = await speculating(
+            random_model(dtype, **TARGET),
+            random_model(dtype, **DRAFTER),
+            length,
+            batch=batch,
+            num_tokens=32 if is_quick else 48,
+            repeats=repeats,
+            with_assisted=length <= 4096 and batch == 1,
+        )
+        lossless_cases.append({"dtype": dtype, "length": length} | case)
+        print(table_of_lossless(lossless_cases[-1:]).splitlines()[-1], flush=True)
+    return {"plain": plain_cases, "lossless": lossless_cases}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer cases, nothing kept")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)  # of this thread, which only waits; the engine's has its own
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    began = time.perf_counter()
+    cases = asyncio.run(measure(arguments.quick, arguments.threads))
+    text = (
+        f"torch {torch.__version__}, transformers "
+        f"{transformers.__version__}. Medians, in brackets the least and the most of the "
+        "repetitions; ratios are of neighbours in time.\n\n"
+        f"## Plain\n\n{arguments.threads} threads.\n\n{table_of_plain(cases['plain'])}\n"
+        "Tokens per second of several sequences over those of one:\n\n"
+        f"{throughput(cases['plain'])}\n"
+        f"## Lossless, synthetic acceptance {ALPHA}, {MAX_DRAFT} tokens a block\n\n"
+        "One thread an engine.\n\n"
+        f"{table_of_lossless(cases['lossless'])}"
+    )
+    report = cases | {
+        "threads": arguments.threads,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "target": TARGET,
+        "drafter": DRAFTER,
+        "alpha": ALPHA,
+        "max_draft": MAX_DRAFT,
+        "seconds": round(time.perf_counter() - began),
+    }
+    keep(None if arguments.quick else "decode", "Decoding in process", text, report)
+
+
+if __name__ == "__main__":
+    main()
