@@ -199,12 +199,24 @@ class EngineMetrics:
         self._hits = Counter(
             "vllm_prefix_cache_hits_total", "Prompt tokens found in the cache.", ("pool",)
         )
-        for each in (self._usage, self._queries, self._hits):
+        self._ahead_hits = Counter(
+            "rapid_overlap_hit_total", "Blocks that began with what was drafted ahead.", ("pool",)
+        )
+        self._ahead_misses = Counter(
+            "rapid_overlap_miss_total", "Blocks that found it to be wrong.", ("pool",)
+        )
+        counters = (self._queries, self._hits, self._ahead_hits, self._ahead_misses)
+        for each in (self._usage, *counters):
             each.set_default_tags({"pool": pool})
+        self._reported: EngineStatus | None = None
 
     def report(self, status: EngineStatus) -> None:
         """The ledger has changed."""
         self._usage.set(status.kv_pages_in_use / status.kv_pages_total)
+        before = self._reported
+        _raise(self._ahead_hits, status.ahead_hits - (before.ahead_hits if before else 0))
+        _raise(self._ahead_misses, status.ahead_misses - (before.ahead_misses if before else 0))
+        self._reported = status
 
     def count(self, receipt: PrefillReceipt) -> None:
         """A prompt was read."""

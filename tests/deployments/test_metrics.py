@@ -173,9 +173,11 @@ async def test_an_answer_without_its_drafter_is_a_fallback(
 
 def test_an_engine_counts_its_pages_and_its_cache(read: dict[str, Any]) -> None:
     engine = EngineMetrics("target")
-    engine.report(EngineStatus(1, 8, 30, 120, 16, 1024))
+    engine.report(EngineStatus(1, 8, 60, 120, 16, 1024, ahead_hits=2))
+    engine.report(EngineStatus(1, 8, 30, 120, 16, 1024, ahead_hits=5, ahead_misses=1))
     for cached in (0, 80):
         engine.count(PrefillReceipt("a", 100, cached))
     assert read["vllm_kv_cache_usage_perc"] == 0.25
     assert read["vllm_prefix_cache_queries_total"] == 200
     assert read["vllm_prefix_cache_hits_total"] == 80
+    assert (read["rapid_overlap_hit_total"], read["rapid_overlap_miss_total"]) == (5, 1)
