@@ -30,8 +30,8 @@ class Drafting(SequenceWork):
         self._eos_ids = eos_ids
 
     @override
-    def take(self, logits: torch.Tensor) -> None:
-        super().take(logits)
+    def _use(self, logits: torch.Tensor) -> None:
+        super()._use(logits)
         request, sequence = self.lease.request, self.sequence
         position = sequence.num_generated + len(sequence.draft_ids)
         ids, probs = proposal(logits[0], request.sampling, request.speculation)
@@ -90,8 +90,8 @@ class Draft(Drafting):
             self._finish_if_long_enough()
 
     @override
-    def take(self, logits: torch.Tensor) -> None:
-        super().take(logits)
+    def _use(self, logits: torch.Tensor) -> None:
+        super()._use(logits)
         self._finish_if_long_enough()
 
     def _finish_if_long_enough(self) -> None:
@@ -134,8 +134,8 @@ class DraftAhead(Drafting):
         self._num_tokens = num_tokens
 
     @override
-    def take(self, logits: torch.Tensor) -> None:
-        super().take(logits)
+    def _use(self, logits: torch.Tensor) -> None:
+        super()._use(logits)
         if self.is_far_enough():
             self.finish(None)
 
@@ -186,8 +186,8 @@ class Decode(SequenceWork):
             raise OutOfStep(f"lease {self.lease.lease_id!r} has no token left to decode")
 
     @override
-    def take(self, logits: torch.Tensor) -> None:
-        super().take(logits)
+    def _use(self, logits: torch.Tensor) -> None:
+        super()._use(logits)
         request, sequence = self.lease.request, self.sequence
         start = sequence.num_generated
         token, logprobs = decode_token(

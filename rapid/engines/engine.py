@@ -337,14 +337,15 @@ class Engine:
             return self._scheduler.select()
 
     def _move(self, moves: list[Move]) -> None:
-        """Copy pages between the tiers; the restoring ones are timed."""
+        """Copy pages between the tiers."""
         if self._host is None or not moves:
             return
-        num_restored = sum(move.is_restore for move in moves)
-        began = self._now()
-        self._host.make(moves, self._cache)
-        if num_restored == len(moves):
-            self._host.pace.observe_restored(num_restored, self._now() - began)
+        try:
+            self._host.make(moves, self._cache, self._now)
+        except Exception:
+            with self._guard:
+                self._host.forget()
+            raise
 
     def _run(self, scheduled: Scheduled) -> list[torch.Tensor]:
         """One forward; one of prompts alone is timed for the host tier, which competes with it."""
@@ -382,7 +383,8 @@ class Engine:
     def _postprocess(self, works: list[Work], logits: list[torch.Tensor]) -> list[Work]:
         """Hand out the logits; return what is done."""
         for work, rows in zip(works, logits, strict=True):
-            if work not in self._replies and work not in self._ahead.values():
+            is_ahead = isinstance(work, DraftAhead) and self._ahead.get(work.sequence) is work
+            if work not in self._replies and not is_ahead:
                 continue  # dropped or released during the forward
             try:
                 work.take(rows)

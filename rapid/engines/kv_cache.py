@@ -58,6 +58,11 @@ class PagePool:
         return self._num_free
 
     @property
+    def num_free_together(self) -> int:
+        """Pages of the longest free run."""
+        return max(map(len, self._free), default=0)
+
+    @property
     def num_holders(self) -> npt.NDArray[np.int32]:
         """Of every page; not to be written to."""
         return self._num_holders
@@ -71,16 +76,18 @@ class PagePool:
         """Take pages, as the tightest single run that holds them, else as few runs as possible."""
         if num_pages > self._num_free:
             raise OutOfPages(f"{num_pages} pages asked, {self._num_free} free")
+        by_length = sorted(self._free, key=len)
         taken: list[Run] = []
+        rests: dict[Run, Run] = {}
         missing = num_pages
         while missing:
-            fitting = [run for run in self._free if len(run) >= missing]
-            source = min(fitting, key=len) if fitting else max(self._free, key=len)
+            index = min(bisect_left(by_length, missing, key=len), len(by_length) - 1)
+            source = by_length.pop(index)
             run = Run(source.start, min(source.stop, source.start + missing))
-            index = bisect_left(self._free, source)
-            self._free[index : index + 1] = [Run(run.stop, source.stop)] if run != source else []
+            rests[source] = Run(run.stop, source.stop)
             taken.append(run)
             missing -= len(run)
+        self._free = [rest for run in self._free if (rest := rests.get(run, run))]
         for run in taken:
             self._num_holders[run.start : run.stop] = 1
         self._num_free -= num_pages

@@ -23,10 +23,14 @@ import torch
 
 from rapid.engines.kv_cache import KVCache, KVLayout, PagePool, Run
 from rapid.messages import Int32Array
+from rapid.ports import Clock
 
 Pages = np.ndarray[tuple[int], np.dtype[np.intp]]
 _NAME_BYTES = 16
 _WEIGHT = 0.25  # of the latest measurement in a running mean
+_FADE = 0.999  # of an estimate, with every page that is not restored because of it
+_MOST_EVICTED = 2  # times the pages asked for
+_EVICTED_AT_ONCE = 16
 
 
 def page_names(prompt_ids: Int32Array, page_tokens: int, tenant: str) -> list[bytes]:
@@ -76,6 +80,8 @@ class PrefixCache:
         pages = [self._page_of.get(name) for name in names]
         here = [page for page in pages if page is not None]
         self._pool.share(as_runs(here))  # from now on nothing pushes them out
+        if self._host is not None:
+            self._host.want(names)
         num_missing = num_pages - len(here)
         self._make_room(num_missing)
         fresh = [page for run in self._pool.allocate(num_missing) for page in run.pages]
@@ -148,11 +154,19 @@ class PrefixCache:
         self._pool.free([Run(page, page + 1)])
 
     def _make_room(self, num_pages: int) -> None:
-        num_wanted = num_pages - self._pool.num_free
-        if num_wanted > 0:
-            idle = self._pool.num_holders == 1
-            for name in [name for name, page in self._page_of.items() if idle[page]][:num_wanted]:
-                self._drop(name)
+        """Free pages, the ones used longest ago first, and some more for them to lie together.
+
+        A sequence in one run is attended to fastest; at most twice what is asked is given up for it.
+        """
+        is_idle = self._pool.num_holders == 1
+        idle = [name for name, page in self._page_of.items() if is_idle[page]]
+        for start in range(0, min(len(idle), _MOST_EVICTED * num_pages), _EVICTED_AT_ONCE):
+            if self._pool.num_free_together >= num_pages:
+                return
+            missing = num_pages - self._pool.num_free
+            for name in idle[start : start + max(missing, _EVICTED_AT_ONCE)]:
+                if name in self._page_of:
+                    self._drop(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +190,32 @@ class HostTier:
         host = replace(layout, devices=(torch.device("cpu"),) * len(layout.devices))
         self._tensors = KVCache(host, num_pages, page_tokens)
         self._page_tokens = page_tokens
+        self._num_pages = num_pages
         self._page_of: OrderedDict[bytes, int] = OrderedDict()
-        self._free = list(range(num_pages))[::-1]
+        self._free = list(range(num_pages))
         self._moves: list[Move] = []
+        self._wanted: set[bytes] = set()
         self.pace = RestorePace()
 
+    def want(self, names: Sequence[bytes]) -> None:
+        """These are about to be restored: what makes room for them does not push them out."""
+        self._wanted = set(names)
+        for name in reversed(names):
+            if name in self._page_of:
+                self._page_of.move_to_end(name)
+
+    def forget(self) -> None:
+        """Copies failed: nobody knows what is here."""
+        self._page_of.clear()
+        self._moves.clear()
+        self._free = list(range(self._num_pages))
+
     def keep(self, name: bytes, page: int) -> None:
-        """Copy a page out that leaves the engine's pool."""
+        """Copy a page out that leaves the engine's pool, if there is room for it."""
         if name in self._page_of:
             self._page_of.move_to_end(name)
+            return
+        if not self._free and next(iter(self._page_of)) in self._wanted:
             return
         host_page = self._free.pop() if self._free else self._page_of.popitem(last=False)[1]
         self._page_of[name] = host_page
@@ -193,18 +224,23 @@ class HostTier:
     def restore(self, name: bytes, page: int) -> None:
         """Copy a page back into the engine's pool if it is here and that is worth it."""
         host_page = self._page_of.get(name)
-        if host_page is not None and self.pace.is_restoring_faster:
+        if host_page is None:
+            return
+        if self.pace.is_restoring_faster:
             self._page_of.move_to_end(name)
             self._moves.append(Move(name, page, host_page, is_restore=True))
+        else:
+            self.pace.fade()
 
     def take_moves(self) -> list[Move]:
         """What is due, in order."""
         moves, self._moves = self._moves, []
         return moves
 
-    def make(self, moves: Sequence[Move], cache: KVCache) -> None:
-        """Copy, a run of neighbouring pages at a time."""
+    def make(self, moves: Sequence[Move], cache: KVCache, now: Clock) -> None:
+        """Copy, a run of neighbouring pages at a time; restoring is timed by `now`, in seconds."""
         for move, length in _joined(moves):
+            began = now() if move.is_restore else 0.0
             ours = self._slots(move.page, length)
             theirs = self._slots(move.host_page, length)
             for engine_layer, host_layer in zip(cache.layers, self._tensors.layers, strict=True):
@@ -213,6 +249,8 @@ class HostTier:
                         engine[:, ours].copy_(host[:, theirs])
                     else:
                         host[:, theirs].copy_(engine[:, ours])
+            if move.is_restore:
+                self.pace.observe_restored(length, now() - began)
 
     def _slots(self, page: int, num_pages: int) -> slice:
         return slice(page * self._page_tokens, (page + num_pages) * self._page_tokens)
@@ -232,6 +270,11 @@ class RestorePace:
     def observe_computed(self, num_pages: float, seconds: float) -> None:
         """A forward computed nothing but rows of prompts."""
         self._computing = _running_mean(self._computing, seconds / num_pages)
+
+    def fade(self) -> None:
+        """A page was computed because restoring is slow: in the end it is tried again."""
+        if self._restoring is not None:
+            self._restoring *= _FADE
 
     @property
     def is_restoring_faster(self) -> bool:
@@ -258,14 +301,18 @@ def pages_of(runs: Iterable[Run], num_pages: int) -> Pages:
 
 
 def _joined(moves: Sequence[Move]) -> Iterator[tuple[Move, int]]:
-    """Moves in order with how many of their neighbours go the same way in one copy."""
+    """Moves in order, neighbours on both sides as one: the lowest of them and how many they are.
+
+    Prompts come back head first and leave tail first, so neighbours may follow either way.
+    """
     first, length = None, 0
     for move in moves:
-        if first is not None and move == replace(
-            first, name=move.name, page=first.page + length, host_page=first.host_page + length
-        ):
-            length += 1
-            continue
+        if first is not None and move.is_restore == first.is_restore:
+            apart = (move.page - first.page, move.host_page - first.host_page)
+            if apart in ((length, length), (-1, -1)):
+                first = move if apart == (-1, -1) else first
+                length += 1
+                continue
         if first is not None:
             yield first, length
         first, length = move, 1

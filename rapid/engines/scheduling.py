@@ -8,10 +8,8 @@ from collections import deque
 
 from rapid.engines.batching import Feed
 from rapid.engines.timings import StepCosts
-from rapid.engines.work import Work
+from rapid.engines.work import MIN_CHUNK_TOKENS, Work
 from rapid.ports import Clock
-
-MIN_CHUNK_TOKENS = 16
 
 Scheduled = list[tuple[Work, Feed]]
 
@@ -85,7 +83,7 @@ class Scheduler:
 
     def observe(self, seconds: float, scheduled: Scheduled) -> None:
         """Learn what a step took."""
-        prefills = [feed for work, feed in scheduled if work.kind == "prefill"]
+        prefills = [feed for _, feed in scheduled if not feed.num_wanted]
         is_alone = all(work.kind in ("prefill", "ahead") for work, _ in scheduled)
         self.costs.observe(seconds, prefills, is_alone=is_alone)
         self._waited_s = seconds if prefills and is_alone else 0.0

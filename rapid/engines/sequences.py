@@ -49,6 +49,16 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt
 
     @property
+    def num_pending(self) -> int:
+        """Tokens whose KV is missing, drafted ones among them."""
+        return len(self.token_ids) + len(self.draft_ids) - self.num_computed
+
+    @property
+    def holds_prompt(self) -> bool:
+        """The KV of the prompt is there, but for its last token."""
+        return self.num_computed >= self.num_prompt - 1
+
+    @property
     def is_prefilled(self) -> bool:
         """Only the last committed token, or the speculation, is left to compute."""
         return self.num_computed >= len(self.token_ids) - 1
@@ -68,7 +78,7 @@ class Sequence:
             keeps_ahead: what was drafted after `token_ids` stays, if all of them were as drafted.
 
         Returns:
-            Whether any of it stays.
+            Whether they were, and nothing was drafted otherwise than it came.
         """
         num_right = 0
         for committed, drafted in zip(token_ids, self.draft_ids, strict=False):
@@ -84,7 +94,7 @@ class Sequence:
         self.token_ids += token_ids
         num_tokens = len(self.token_ids) + len(self.draft_ids)
         self.num_computed = min(self.num_computed, kept + len(self.draft_ids), num_tokens - 1)
-        return bool(self.draft_ids)
+        return is_hit
 
     def drop_speculation(self) -> None:
         """Forget what was drafted and not committed."""

@@ -51,8 +51,8 @@ class Score(Judging):
     """Hand out the target's logits; commits nothing, keeps the block's KV for `Commit`."""
 
     @override
-    def take(self, logits: torch.Tensor) -> None:
-        super().take(logits)
+    def _use(self, logits: torch.Tensor) -> None:
+        super()._use(logits)
         self.finish(
             TargetLogits(
                 lease_id=self.lease.lease_id,
@@ -74,7 +74,7 @@ class Verify(Judging):
         self._eos_ids = eos_ids
 
     @override
-    def take(self, logits: torch.Tensor) -> None:
+    def _use(self, logits: torch.Tensor) -> None:
         request = self.lease.request
         judgement = judge(
             self._block,
@@ -84,6 +84,5 @@ class Verify(Judging):
             self._eos_ids,
             request.num_logprobs,
         )
-        super().take(logits)
         self.sequence.commit(judgement.token_ids)
         self.finish(judgement.verdict(self._block, self.elapsed_ms))

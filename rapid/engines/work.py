@@ -22,6 +22,8 @@ from rapid.engines.sequences import Sequence
 from rapid.errors import OutOfStep
 from rapid.messages import PrefillReceipt, Verdict
 
+MIN_CHUNK_TOKENS = 16
+
 
 class Work(ABC):
     """One call in progress.
@@ -166,7 +168,10 @@ class Prefill(Work):
 
 
 class SequenceWork(Work):
-    """Work on one choice, which must be prefilled."""
+    """Work on one choice, which must be prefilled.
+
+    Rows that it needs no logits of, tokens committed elsewhere meanwhile, come first and in chunks.
+    """
 
     def __init__(self, lease: Lease, choice: int) -> None:
         if not 0 <= choice < len(lease.sequences):
@@ -174,22 +179,35 @@ class SequenceWork(Work):
         super().__init__(lease, (choice,))
         self.choice = choice
         self.sequence = lease.sequences[choice]
+        self._is_behind = False
 
     @override
     def begin(self) -> None:
         super().begin()
-        if not self.sequence.is_prefilled:
+        if not self.sequence.holds_prompt:
             raise OutOfStep(f"lease {self.lease.lease_id!r} is not prefilled yet")
 
     @override
     def feed(self, limit: int) -> Feed:
-        token_ids = self.sequence.pending()
+        sequence, num_wanted = self.sequence, self._num_wanted()
+        num_behind = sequence.num_pending - num_wanted
+        self._is_behind = num_behind > 0 and sequence.num_pending > max(limit, MIN_CHUNK_TOKENS)
+        if self._is_behind:
+            num_wanted = 0
+            token_ids = sequence.pending(min(num_behind, max(limit, MIN_CHUNK_TOKENS)))
+        else:
+            token_ids = sequence.pending()
         self._num_fed = len(token_ids)
-        return Feed(token_ids, self.sequence.num_computed, self.sequence.table, self._num_wanted())
+        return Feed(token_ids, sequence.num_computed, sequence.table, num_wanted)
 
     @override
     def take(self, logits: torch.Tensor) -> None:
         self.sequence.num_computed += self._num_fed
+        if not self._is_behind:
+            self._use(logits)
+
+    def _use(self, logits: torch.Tensor) -> None:
+        """The wanted rows' logits are here [num_wanted, vocab]."""
 
     def _num_wanted(self) -> int:
         return 1
