@@ -155,6 +155,7 @@ def _engine(loaded: LoadedModel, num_tokens: int) -> Engine:
         kv_cache_tokens=2 * num_tokens,
         step_tokens=1024,
         threads=torch.get_num_threads(),
+        draft_ahead=False,  # as in `rapid.generate`: two engines in one process share Python's lock
     )
     return Engine(loaded, config)
 
