@@ -17,7 +17,7 @@ whatever else runs makes the reference's wait for each other (4 tokens a second 
 Their random draws differ, so what was drafted and accepted is reported. Reading the prompts is not
 timed. Asked is: our round in half its time or less.
 
-About 12 minutes on two cores; with `--quick` one.
+About 10 minutes on two cores, and some for the environment the first time; with `--quick` one.
 """
 
 from __future__ import annotations
@@ -155,6 +155,7 @@ def _engine(loaded: LoadedModel, num_tokens: int) -> Engine:
         kv_cache_tokens=2 * num_tokens,
         step_tokens=1024,
         threads=torch.get_num_threads(),
+        draft_ahead=False,  # as in `rapid.generate`: two engines in one process share Python's lock
     )
     return Engine(loaded, config)
 
