@@ -1,7 +1,7 @@
 """Measured draft lengths against plain decoding: `lossless` must never be slower, and is it faster?
 
     python benchmarks/draft_length.py [--pairs 15] [--tokens 96] [--contexts 512 4000 8000]
-        [--cpu-time] [--out FILE]
+        [--cpu-time]
 
 The embedded target decodes greedily in process, past every end-of-sequence token, in interleaved
 pairs: plain, and `lossless` with the controller of a server. Ratio: plain's decoding time by that
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import statistics
 import sys
@@ -35,7 +34,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from evaluation.circumstances import circumstances  # noqa: E402
+from benchmarks.reporting import keep, table  # noqa: E402
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig  # noqa: E402
 from rapid.embedded.generator import generate_document  # noqa: E402
 from rapid.engines.engine import Engine  # noqa: E402
@@ -174,18 +173,17 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 4000, 8000])
     parser.add_argument("--cpu-time", action="store_true")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    report: dict[str, Any] = {"circumstances": circumstances(), "rows": []}
-    report["configuration"] = {k: v for k, v in vars(options).items() if k != "out"}
+    rows: list[dict[str, Any]] = []
     for name in ("embedded drafter", "prompt lookup", *(f"synthetic {rate}" for rate in RATES)):
         costs = RoundCosts()
         for context in options.contexts:
             row = asyncio.run(measure(name, context, costs, options))
-            report["rows"].append(row)
+            rows.append(row)
             print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+    title = "Measured draft lengths against plain decoding: plain's time by that of lossless"
+    text = table([key.replace("_", " ") for key in rows[0]], [list(row.values()) for row in rows])
+    keep("draft_length", title, text, {"settings": vars(options), "cases": rows})
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ _NAME_BYTES = 16
 _WEIGHT = 0.25  # of the latest measurement in a running mean
 _FADE = 0.999  # of an estimate, with every page that is not restored because of it
 _MOST_EVICTED = 2  # times the pages asked for
-_EVICTED_AT_ONCE = 16
 
 
 def page_names(prompt_ids: Int32Array, page_tokens: int, tenant: str) -> list[bytes]:
@@ -156,17 +155,20 @@ class PrefixCache:
     def _make_room(self, num_pages: int) -> None:
         """Free pages, the ones used longest ago first, and some more for them to lie together.
 
-        A sequence in one run is attended to fastest; at most twice what is asked is given up for it.
+        A sequence in one run is attended to fastest; for it at most twice of what is asked goes.
         """
         is_idle = self._pool.num_holders == 1
         idle = [name for name, page in self._page_of.items() if is_idle[page]]
-        for start in range(0, min(len(idle), _MOST_EVICTED * num_pages), _EVICTED_AT_ONCE):
-            if self._pool.num_free_together >= num_pages:
+        evicted = max(num_pages - self._pool.num_free, 0)
+        for name in idle[:evicted]:
+            self._drop(name)
+        at_once = 1 + num_pages // 16
+        while evicted < _MOST_EVICTED * num_pages and self._pool.num_free_together < num_pages:
+            if evicted >= len(idle):
                 return
-            missing = num_pages - self._pool.num_free
-            for name in idle[start : start + max(missing, _EVICTED_AT_ONCE)]:
-                if name in self._page_of:
-                    self._drop(name)
+            for name in idle[evicted : evicted + at_once]:
+                self._drop(name)
+            evicted += at_once
 
 
 @dataclass(frozen=True, slots=True)

@@ -382,3 +382,31 @@ async def test_an_engine_keeps_its_threads_beside_another(monkeypatch: pytest.Mo
         await opened(engine)
         engine.close()
     assert counts == [1, 2]
+
+
+@pytest.mark.parametrize("call", ["draft", "verify", "decode"])
+async def test_what_was_committed_elsewhere_is_caught_up_in_chunks(call: str) -> None:
+    """As after rounds without drafts: many tokens that only the other model has read."""
+    engine = tiny_engine(step_tokens=32)
+    await opened(engine, max_tokens=120)
+    elsewhere = tuple(random_prompt(80, seed=3).tolist())
+    run, rows = engine._runner.run, list[int]()
+
+    def counted(feeds: Sequence[Feed]) -> list[torch.Tensor]:
+        rows.append(sum(len(feed.token_ids) for feed in feeds))
+        return run(feeds)
+
+    engine._runner.run = counted  # type: ignore[method-assign]
+    await engine.commit("a", Verdict("a", 0, 0, elsewhere, 0, 0, False))
+    expected = reference_greedy([*PROMPT.tolist(), *elsewhere], 4)
+    if call == "draft":
+        token_ids = (await engine.draft("a", 0, None, 4)).token_ids.tolist()
+    elif call == "verify":
+        token_ids = list((await engine.verify("a", 0, block_of(expected, 80))).token_ids)
+    else:
+        token_ids = list((await engine.decode("a", 0, 4)).token_ids)
+    assert token_ids == expected
+    assert max(rows) <= 32
+    engine.release("a")
+    engine.check_integrity()
+    engine.close()

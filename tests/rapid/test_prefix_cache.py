@@ -23,6 +23,7 @@ from rapid.engines.prefix_cache import (
     page_names,
     pages_of,
 )
+from rapid.errors import EngineFailed
 from rapid.messages import Int32Array, as_prompt
 from rapid.speculation.loop import speculate
 from tests.rapid.tiny_models import lease_request, random_prompt, reference_greedy, tiny_engine
@@ -230,7 +231,8 @@ async def test_copies_that_failed_are_not_taken_for_pages() -> None:
         raise RuntimeError("no memory")
 
     engine._host.make = fail  # type: ignore[assignment]
-    await ask(engine, "second", second)  # nothing was in progress that could have failed with it
+    with pytest.raises(EngineFailed):
+        await ask(engine, "second", second)
     engine._host.make = make  # type: ignore[method-assign]
     answer, num_cached = await ask(engine, "again", first)
     assert answer == reference_greedy(first.tolist(), 4)

@@ -52,7 +52,7 @@ def test_what_was_drafted_ahead_stays_only_behind_a_block_that_was_right(prompt,
         assert sequence.token_ids[before:] == committed
         is_right = drafted[: len(committed)] == committed and len(committed) >= num_offered
         assert sequence.draft_ids == (drafted[len(committed) :] if is_right else [])
-        assert is_hit == bool(sequence.draft_ids)
+        assert is_hit == is_right
         assert [token for token, _ in sequence.proposals] == sequence.draft_ids
         tokens = [*sequence.token_ids, *sequence.draft_ids]
         assert sequence.num_computed < len(tokens)
