@@ -31,13 +31,24 @@ class Drafting(SequenceWork):
 
     @override
     def _use(self, logits: torch.Tensor) -> None:
-        super()._use(logits)
-        request, sequence = self.lease.request, self.sequence
-        position = sequence.num_generated + len(sequence.draft_ids)
+        sequence = self.sequence
+        token, proposed = self._draw(logits, len(sequence.draft_ids))
+        sequence.draft_ids.append(token)
+        sequence.proposals.append(proposed)
+
+    def _draw(self, logits: torch.Tensor, num_drafted: int) -> tuple[int, Proposal]:
+        """The token after so many drafted ones, and what it was drawn from."""
+        request, position = self.lease.request, self.sequence.num_generated + num_drafted
         ids, probs = proposal(logits[0], request.sampling, request.speculation)
         token = propose(ids, probs, request.sampling, request.speculation, self.choice, position)
-        sequence.draft_ids.append(token)
-        sequence.proposals.append((ids, probs))
+        return token, (ids, probs)
+
+    def _within_room(self, num_tokens: int) -> int:
+        """How many of these may be drafted: the lease's room ends somewhere."""
+        room = self.sequence.capacity - len(self.sequence.token_ids) + 1
+        if min(num_tokens, room) < 1:
+            raise OutOfStep(f"lease {self.lease.lease_id!r} has no room to draft in")
+        return min(num_tokens, room)
 
     def _is_block_over(self) -> bool:
         """Whether a block that holds the last drafted token must end with it."""
@@ -82,10 +93,7 @@ class Draft(Drafting):
             had_more = len(sequence.proposals) > sequence.num_offered
             is_right = sequence.commit(self._verdict.token_ids, keeps_ahead=True)
             self.is_hit = is_right if had_more else None
-        room = sequence.capacity - len(sequence.token_ids) + 1
-        self._num_tokens = min(self._num_asked, room)
-        if self._num_tokens < 1:
-            raise OutOfStep(f"lease {self.lease.lease_id!r} has no room to draft in")
+        self._num_tokens = self._within_room(self._num_asked)
         if sequence.draft_ids:
             self._finish_if_long_enough()
 
@@ -187,7 +195,6 @@ class Decode(SequenceWork):
 
     @override
     def _use(self, logits: torch.Tensor) -> None:
-        super()._use(logits)
         request, sequence = self.lease.request, self.sequence
         start = sequence.num_generated
         token, logprobs = decode_token(

@@ -107,15 +107,10 @@ class PrefixCache:
         """These named pages hold their KV from now on."""
         self._is_computed[pages] = True
 
-    def num_computed(self, pages: Pages, start: int) -> int:
-        """How many pages in a row, from index `start` on, hold their KV."""
-        missing = np.flatnonzero(~self._is_computed[pages[start:]])
-        return int(missing[0]) if len(missing) else len(pages) - start
-
-    def num_missing(self, pages: Pages, start: int) -> int:
-        """How many pages in a row, from index `start` on, have no KV yet."""
-        computed = np.flatnonzero(self._is_computed[pages[start:]])
-        return int(computed[0]) if len(computed) else len(pages) - start
+    def num_in_a_row(self, pages: Pages, start: int, *, computed: bool) -> int:
+        """How many pages, from index `start` on, hold their KV; or how many have none yet."""
+        others = np.flatnonzero(self._is_computed[pages[start:]] != computed)
+        return int(others[0]) if len(others) else max(len(pages) - start, 0)
 
     def take_moves(self) -> list[Move]:
         """Copies between the tiers that are due, in order; the caller makes them, then `settle`."""
@@ -157,6 +152,8 @@ class PrefixCache:
 
         A sequence in one run is attended to fastest; for it at most twice of what is asked goes.
         """
+        if self._pool.num_free_together >= num_pages:
+            return
         is_idle = self._pool.num_holders == 1
         idle = [name for name, page in self._page_of.items() if is_idle[page]]
         evicted = max(num_pages - self._pool.num_free, 0)

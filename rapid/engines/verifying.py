@@ -52,7 +52,6 @@ class Score(Judging):
 
     @override
     def _use(self, logits: torch.Tensor) -> None:
-        super()._use(logits)
         self.finish(
             TargetLogits(
                 lease_id=self.lease.lease_id,

@@ -18,16 +18,12 @@ from typing_extensions import override
 
 from rapid.config import WindowDrafting
 from rapid.engines.batching import Feed
-from rapid.engines.drafting import draft_block
+from rapid.engines.drafting import Drafting, draft_block
 from rapid.engines.leases import Lease
-from rapid.engines.work import SequenceWork
-from rapid.errors import OutOfStep
-from rapid.messages import Float32Array, Int32Array
-from rapid.speculation.acceptance import propose
-from rapid.speculation.sampling import proposal
+from rapid.engines.sequences import Proposal
 
 
-class WindowDraft(SequenceWork):
+class WindowDraft(Drafting):
     """Sample a block token by token; each row attends to the sinks and to the last `window` tokens.
 
     The sequence stays as it is, with the last committed token left to compute: what these rows
@@ -42,22 +38,17 @@ class WindowDraft(SequenceWork):
         num_tokens: int,
         eos_ids: Set[int],
     ) -> None:
-        super().__init__(lease, choice)
+        super().__init__(lease, choice, eos_ids)
         self._window = window
         self._num_tokens = num_tokens
-        self._eos_ids = eos_ids
         self._token_ids: list[int] = []
-        self._proposals: list[tuple[Int32Array, Float32Array]] = []
+        self._proposals: list[Proposal] = []
 
     @override
     def begin(self) -> None:
         super().begin()
-        sequence = self.sequence
-        sequence.drop_speculation()
-        room = sequence.capacity - len(sequence.token_ids) + 1
-        self._num_tokens = min(self._num_tokens, room)
-        if self._num_tokens < 1:
-            raise OutOfStep(f"lease {self.lease.lease_id!r} has no room to draft in")
+        self.sequence.drop_speculation()
+        self._num_tokens = self._within_room(self._num_tokens)
 
     @override
     def feed(self, limit: int) -> Feed:
@@ -70,11 +61,8 @@ class WindowDraft(SequenceWork):
 
     @override
     def take(self, logits: torch.Tensor) -> None:
-        request = self.lease.request
-        position = self.sequence.num_generated + len(self._token_ids)
-        ids, probs = proposal(logits[0], request.sampling, request.speculation)
-        token = propose(ids, probs, request.sampling, request.speculation, self.choice, position)
+        token, proposed = self._draw(logits, len(self._token_ids))
         self._token_ids.append(token)
-        self._proposals.append((ids, probs))
+        self._proposals.append(proposed)
         if len(self._token_ids) == self._num_tokens or token in self._eos_ids:
             self.finish(draft_block(self, self._token_ids, self._proposals))

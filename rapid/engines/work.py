@@ -107,7 +107,7 @@ class Prefill(Work):
         first, pages = self.lease.sequences[0], self.lease.prompt_pages
         page = first.num_computed // self._page_tokens
         self._prefixes.note_computed(pages[:page])
-        page += self._prefixes.num_computed(pages, page)
+        page += self._prefixes.num_in_a_row(pages, page, computed=True)
         num_known = page * self._page_tokens
         if num_known > first.num_computed:
             self._num_cached += num_known - first.num_computed
@@ -132,7 +132,7 @@ class Prefill(Work):
         """Where the next page begins whose KV is here, or the prompt ends."""
         pages = self.lease.prompt_pages
         page = self.lease.sequences[0].num_computed // self._page_tokens
-        page += self._prefixes.num_missing(pages, page)
+        page += self._prefixes.num_in_a_row(pages, page, computed=False)
         return page * self._page_tokens if page < len(pages) else self._num_prompt
 
     @property

@@ -291,7 +291,7 @@ def test_the_tail_of_a_prompt_gives_way_before_its_head() -> None:
     assert (pool.num_free, cache.num_idle) == (2, 6)
     cache.free(cache.take((), 4))  # two pages more than are free
     again = cache.take(names, 6)
-    found = cache.num_computed(pages_of(again, 6), 0)
+    found = cache.num_in_a_row(pages_of(again, 6), 0, computed=True)
     assert found == 4
     cache.check_integrity([again])
 
@@ -321,7 +321,8 @@ def test_a_page_missing_in_the_middle_is_computed_and_the_rest_kept() -> None:
     first = cache.take(names, 4)
     cache.note_computed(pages_of(first, 4)[[0, 2, 3]])
     pages = pages_of(first, 4)
-    assert (cache.num_computed(pages, 0), cache.num_missing(pages, 1)) == (1, 1)
+    assert cache.num_in_a_row(pages, 0, computed=True) == 1
+    assert cache.num_in_a_row(pages, 1, computed=False) == 1
     cache.free(first)  # nobody is left who would compute the second page
     assert cache.num_idle == 3
     assert pages_of(cache.take(names, 4), 4)[0] == pages[0]
