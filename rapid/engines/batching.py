@@ -9,6 +9,7 @@ import torch
 
 from rapid.engines.attention import Kernels, RaggedRows, Segment
 from rapid.engines.cuda_graphs import Capture, StepGraphs
+from rapid.engines.decoder import decoder_of
 from rapid.engines.kv_cache import KVCache, PageTable
 
 
@@ -99,6 +100,7 @@ class Runner:
     ) -> None:
         self.cache = cache
         self._layers = model.get_submodule("model")
+        self._decoder = decoder_of(model)
         self._lm_head = model.get_submodule("lm_head")
         self._device = device
         self._vocab_size = vocab_size
@@ -126,12 +128,19 @@ class Runner:
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         """Logits of the wanted rows, in the model's dtype [num_wanted, vocab]."""
-        hidden = self._layers(
+        hidden = self._hidden(batch)
+        wanted = hidden[:, batch.wanted.to(hidden.device)]
+        logits: torch.Tensor = self._lm_head(wanted)[0, :, : self._vocab_size]
+        return logits.to(self._device)
+
+    def _hidden(self, batch: Batch) -> torch.Tensor:
+        """Of all rows, after the last norm [1, rows, hidden]."""
+        if self._decoder is not None:
+            return self._decoder(batch.input_ids, batch.position_ids, batch.rows)
+        hidden: torch.Tensor = self._layers(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
             use_cache=False,
             ragged=batch.rows,
         ).last_hidden_state
-        wanted = hidden[:, batch.wanted.to(hidden.device)]
-        logits: torch.Tensor = self._lm_head(wanted)[0, :, : self._vocab_size]
-        return logits.to(self._device)
+        return hidden

@@ -66,7 +66,9 @@ def attend_single_rows(
     packed = query.transpose(1, 2).reshape(rows, 1, num_kv_heads, heads // num_kv_heads, head_dim)
     keys, values = keys[None], values[None]
     outputs = [
-        partial(row, keys[:, :, a:b], values[:, :, a:b], scale, is_causal=False)[0]
+        partial(row, keys.narrow(2, a, b - a), values.narrow(2, a, b - a), scale, is_causal=False)[
+            0
+        ]
         for row, (a, b) in zip(packed.unbind(), spans, strict=True)
     ]
     return torch.cat(outputs).to(query.dtype).reshape(1, rows, heads, head_dim)

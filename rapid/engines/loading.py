@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from rapid.config import EngineConfig
 from rapid.engines import attention
 from rapid.engines.checkpoints import checkpoint_source, read_eos_ids
+from rapid.engines.decoder import decoder_of
 from rapid.engines.kv_cache import KVLayout
 from rapid.engines.memory import check_fits, free_bytes, memory_needs
 from rapid.engines.model_config import ModelFacts, read_model_facts
@@ -73,6 +74,9 @@ def load_model(config: EngineConfig, *, with_pools: bool = False) -> LoadedModel
     own = copy.deepcopy(model_config)
     model = _load_weights(config, source, own, quantization, device, dtype)
     model = model.eval().requires_grad_(False)
+    decoder_of(model)  # fuses its weights: before anything else takes the room that this needs
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     return LoadedModel(
         config=config,
         model=model,
