@@ -443,7 +443,7 @@ async def measure(is_quick: bool, threads: int) -> dict[str, Any]:
             model,
             length,
             batch=batch,
-            num_tokens=10 if length > 16384 else 24,
+            num_tokens=10 if length > 16384 else 40,
             repeats=repeats,
             threads=threads,
         )

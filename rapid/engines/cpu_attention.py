@@ -138,7 +138,7 @@ def _flash(
     scale: float,
     is_causal: bool = False,
 ) -> Partial:
-    output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+    output, lse = torch._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, is_causal, scale=scale
     )
     return output, lse
