@@ -148,6 +148,20 @@ class Ours:
             engine.close()
 
 
+def products_ms(loaded: LoadedModel, num_rows: int) -> float:
+    """A forward's products of rows and weights alone, at their best: neither side can do less."""
+    with torch.inference_mode():
+        layers = [one for one in loaded.model.modules() if isinstance(one, torch.nn.Linear)]
+        inputs = {one.in_features: torch.randn(num_rows, one.in_features) for one in layers}
+        times = []
+        for _ in range(10):
+            began = time.perf_counter()
+            for one in layers:
+                one(inputs[one.in_features])
+            times.append(1e3 * (time.perf_counter() - began))
+    return min(times)
+
+
 def _engine(loaded: LoadedModel, num_tokens: int) -> Engine:
     config = EngineConfig(
         model=loaded.config.model,
@@ -160,7 +174,9 @@ def _engine(loaded: LoadedModel, num_tokens: int) -> Engine:
     return Engine(loaded, config)
 
 
-def measure(name: str, case: Case, theirs: Side, ours: Ours, repeats: int) -> dict[str, Any]:
+def measure(
+    name: str, case: Case, theirs: Side, ours: Ours, loaded: dict[str, LoadedModel], repeats: int
+) -> dict[str, Any]:
     """One case on both sides, speculative and plain, in turn."""
     sides: dict[str, Side] = {"reference": theirs, "ours": ours.run}
     runs: dict[tuple[str, bool], list[dict[str, float]]] = {}
@@ -185,6 +201,12 @@ def measure(name: str, case: Case, theirs: Side, ours: Ours, repeats: int) -> di
         }
     for part in ("draft", "verify"):
         found["ours"][f"{part}_ms"] = spread(per(runs["ours", True], f"{part}_s", "rounds", 1e3))
+    num_drafted = found["ours"]["drafted_per_round"]["median"]
+    found["products_ms"] = round(
+        num_drafted * products_ms(loaded[case["drafter"]], 1)
+        + products_ms(loaded[case["target"]], round(num_drafted) + 1),
+        1,
+    )
     found["round_over_reference"] = ratios(round_ms["ours"], round_ms["reference"])
     found["round_cpu_over_reference"] = ratios(cpu_ms["ours"], cpu_ms["reference"])
     found["plain_over_reference"] = ratios(
@@ -201,7 +223,7 @@ def per(runs: list[dict[str, float]], above: str, below: str, scale: float = 1.0
 def told(cases: list[dict[str, Any]]) -> str:
     header = (
         "model", "context", "round, reference, ms", "round, ours, ms", "ours / reference",
-        "in CPU time",
+        "in CPU time", "products alone, ms",
         "drafted a round", "accepted", "decode tokens/s", "plain tokens/s",
         "plain, ours / reference",
     )  # fmt: skip
@@ -220,6 +242,7 @@ def told(cases: list[dict[str, Any]]) -> str:
                 shown(ours["round_ms"], 1),
                 shown(case["round_over_reference"]),
                 shown(case["round_cpu_over_reference"]),
+                case["products_ms"],
                 both("drafted_per_round"),
                 both("accepted_of_drafted"),
                 both("tokens_per_s"),
@@ -229,7 +252,8 @@ def told(cases: list[dict[str, Any]]) -> str:
         )
     note = (
         "Medians (least to most) over the repetitions; where a cell has two numbers the first is "
-        "the reference's.\n"
+        "the reference's. Products: rows by weights of our drafted tokens and of the verification, "
+        "measured by themselves.\n"
     )
     return f"{table(header, rows)}\n{note}"
 
@@ -282,7 +306,7 @@ def main() -> None:
             }
             ours = Ours(case, loaded)
             try:
-                found.append(measure(name, case, theirs, ours, options.repeats))
+                found.append(measure(name, case, theirs, ours, loaded, options.repeats))
             finally:
                 ours.close()
             print(told(found[-1:]), file=sys.stderr)
