@@ -11,9 +11,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from rapid.shapes import ModelShape
+if TYPE_CHECKING:
+    from rapid.shapes import ModelShape
 
 USABLE = 0.9  # of a GPU's memory; the rest is the driver's, the allocator's and other libraries'
 COMPUTE_SHARE = 0.5  # of the peak that large matrix products reach
