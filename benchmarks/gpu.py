@@ -244,6 +244,13 @@ class Bench:
         if self.is_cuda:
             torch.cuda.synchronize(self.device)
 
+    def driver_bytes(self) -> int:
+        """Memory that is not torch's: the context, kernels, captured graphs."""
+        if not self.is_cuda:
+            return 0
+        free, total = torch.cuda.mem_get_info(self.device)
+        return total - free - torch.cuda.memory_reserved(self.device)
+
     def free_bytes(self) -> int:
         if not self.is_cuda:
             return 2**30
@@ -453,6 +460,7 @@ def target_steps(bench: Bench, target: Served, most: int) -> None:
     """Through the runner that engines use."""
     plan, times = bench.plan, bench.step_ms
     results = bench.report["steps"] = []
+    before = bench.driver_bytes()
     runner, ordinary = target.runner(), target.runner(is_captured=False)
     for context in plan.contexts:
         room = most * plan.contexts[0] // context
@@ -479,6 +487,9 @@ def target_steps(bench: Bench, target: Served, most: int) -> None:
                     f"8B, {batch} x {context}, {'decode' if rows == 1 else f'verify {rows}'}",
                     f"{ms:.2f} ms = {least / ms:.0%} of the bytes' speed{beside}",
                 )
+    shapes = {(batch, rows) for _, batch, rows in times}
+    each = (bench.driver_bytes() - before) / len(shapes) / 2**20
+    bench.say(f"the driver's memory for {len(shapes)} shapes of steps", f"{each:.0f} MiB each")
 
 
 def draft_steps(bench: Bench, drafter: Served) -> None:
