@@ -66,6 +66,7 @@ try:
     from rapid.engines.batching import Feed, Runner
     from rapid.engines.cuda_attention import all_candidates, choose_kernels
     from rapid.engines.cuda_graphs import GraphCapture
+    from rapid.engines.decoder import decoder_of
     from rapid.engines.kv_cache import KVCache, KVLayout, PageTable, Run
     from rapid.messages import DraftBlock
     from rapid.planning import draft_ahead_speedup, expected_tokens, sequential_speedup
@@ -417,6 +418,7 @@ def serve(bench: Bench, name: str, num_tokens: int, max_context: int, layers: in
             model = LlamaForCausalLM(config).eval().requires_grad_(False)
     finally:
         torch.set_default_dtype(before)
+    decoder_of(model)  # fuses its weights, while there is room for both
     cache = KVCache(layout_of(bench, name, sizes["num_hidden_layers"]), num_tokens // PAGE, PAGE)
     kernels = choose_kernels(
         cache,

@@ -124,7 +124,7 @@ class TestPlan:
         (plain,) = [line for line in shown.splitlines() if line.startswith("Plain: ")]
         assert plain.startswith("Plain: 24.6 ms a step, 244 tokens/s, 4,100 GPU-s")
         (target,) = [line.split() for line in shown.splitlines() if line.startswith("target ")]
-        assert " ".join(target) == "target 1 16.00 15.0 96.0 1.3 112.3 118.2 yes 6"
+        assert " ".join(target) == "target 1 16.00 15.0 96.0 2.8 113.7 118.2 yes 6"
         assert sum("draft ahead" in line for line in shown.splitlines()) == 4  # 1, 2, 4, 8 GPUs
 
     def test_where_its_acceptance_comes_from(self):
