@@ -137,7 +137,7 @@ class TestPlan:
     def test_what_does_not_fit_is_told_what_would(self):
         result = rapid("plan", *self.EIGHT, "--drafter", "llama-3.2-1b", "--batch", "7")
         assert result.exit_code == 1
-        assert "7 sequences need 128.3 GiB of 118.2 usable; try --batch 6 or" in result.stderr
+        assert "7 sequences need 129.8 GiB of 118.2 usable; try --batch 6 or" in result.stderr
         assert "--target-gpus 2" in result.stderr
 
     def test_a_drafter_that_does_not_fit(self):
@@ -153,7 +153,7 @@ class TestPlan:
         own = (*self.EIGHT, "--drafter", "llama-3.1-8b", "--drafter-gpus", "0", "--batch", "6")
         shown = rapid("plan", *own).stdout
         (both,) = [line.split() for line in shown.splitlines() if line.startswith("both ")]
-        assert " ".join(both) == "both 1 16.67 15.0 100.0 1.3 116.3 118.2 yes 6"
+        assert " ".join(both) == "both 1 16.67 15.0 100.0 2.8 117.7 118.2 yes 6"
         assert "draft ahead" not in shown
         other = (*self.EIGHT, "--drafter", "qwen2.5-7b", "--drafter-gpus", "0", "--batch", "6")
         result = rapid("plan", *other)
