@@ -15,13 +15,21 @@ from rapid.engines.attention import (
     MAX_STEP_ROWS,
     Attend,
     Kernels,
+    PartialKernel,
     attend_by_runs,
     plain_partial,
     ragged_attention,
 )
 from rapid.engines.attention_cases import Case, Rows, checks, chunk_checks, step_checks
 from rapid.engines.attention_survey import TOLERANCES, Candidate, device_ms, fastest, survey
-from rapid.engines.cuda_attention import all_candidates, attend_by_pages, choose_kernels
+from rapid.engines.cuda_attention import (
+    all_candidates,
+    attend_by_pages,
+    choose_kernels,
+    efficient_partial,
+    flash_partial,
+    float32_partial,
+)
 from rapid.engines.kv_cache import KVCache, KVLayout
 from rapid.errors import ConfigurationError
 
@@ -219,6 +227,21 @@ def test_pages_are_padded_on_the_left_for_kernels_with_uniform_rows(page: int) -
     cases = [case for case in step_cases(page) if case.name != "windows"]  # no whole pages
     (found,) = survey([Candidate("pages", lambda: attend)], cases, [], 1e-4, timer())
     assert found.problem == ""
+
+
+@pytest.mark.parametrize("kernel", [flash_partial, efficient_partial, float32_partial])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_torch_s_kernels_are_called_as_torch_declares_them(
+    kernel: PartialKernel, is_causal: bool
+) -> None:
+    """Their arguments and the shapes of what they return, without a device to compute on."""
+    shape = (8, 4, 40, 128)  # KV heads, group, rows, head_dim: as rows attend to themselves
+    query = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    key = torch.empty(8, 40, 128, dtype=torch.bfloat16, device="meta")[:, None].expand(shape)
+    output, lse = kernel(query, key, key, 128**-0.5, is_causal=is_causal)
+    assert output.shape == shape
+    assert lse.shape == shape[:3]
+    assert lse.dtype == torch.float32
 
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
