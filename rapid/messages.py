@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from rapid.config import Contract, Coupling, Mode, SamplingConfig, SpeculationConfig, Transfer
+if TYPE_CHECKING:  # `benchmarks/gpu.py` runs where pydantic is not
+    from rapid.config import Contract, Coupling, Mode, SamplingConfig, SpeculationConfig, Transfer
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]

@@ -11,9 +11,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from rapid.shapes import ModelShape
+if TYPE_CHECKING:
+    from rapid.shapes import ModelShape
 
 USABLE = 0.9  # of a GPU's memory; the rest is the driver's, the allocator's and other libraries'
 COMPUTE_SHARE = 0.5  # of the peak that large matrix products reach
@@ -48,12 +49,20 @@ GPUS = {
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes that a model's replica holds in one place, each part by what makes it grow."""
+    """Bytes that a model's replica holds in one place, each part by what makes it grow.
+
+    Attributes:
+        workspace: of the largest step.
+        graphs: captured steps, on a GPU.
+        check: of its kernels, while a GPU's engine starts: before there are steps.
+    """
 
     weights: float = 0.0
     kv_pool: float = 0.0
     workspace: float = 0.0
     host_cache: float = 0.0
+    graphs: float = 0.0
+    check: float = 0.0
 
     @property
     def pools(self) -> float:
@@ -61,9 +70,14 @@ class MemoryNeed:
         return self.kv_pool + self.host_cache
 
     @property
+    def work(self) -> float:
+        """What computing takes: at the start, or later."""
+        return max(self.workspace + self.graphs, self.check)
+
+    @property
     def total(self) -> float:
-        """All parts."""
-        return self.weights + self.workspace + self.pools
+        """All that is held at once."""
+        return self.weights + self.work + self.pools
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +112,14 @@ class Replica:
         return self.num_gpus * self.gpu.memory * USABLE
 
     def need(self, num_sequences: int) -> MemoryNeed:
-        """Memory for so many sequences; every GPU has a workspace."""
+        """Memory for so many sequences; what computing takes is taken on every GPU."""
         workspace = self.shape.workspace_bytes(STEP_TOKENS, num_sequences, on_gpu=True)
         return MemoryNeed(
             self.shape.weight_bytes(self.layer_bits, self.other_bits),
             num_sequences * self.kv_per_sequence,
             self.num_gpus * workspace,
+            graphs=self.num_gpus * self.shape.graph_bytes(num_sequences),
+            check=self.num_gpus * self.shape.check_bytes(STEP_TOKENS, self.context),
         )
 
     @property

@@ -19,6 +19,13 @@ _LOGIT_ROWS = 10
 _JUDGING_COPIES = 6
 # Scores that attention holds at once on a GPU (`rapid.engines.attention`); a CPU's kernel is fused.
 GPU_SCORES = 2**26
+# Captured steps of an engine on a GPU (`rapid.engines.cuda_graphs`), and what a graph holds for
+# each of its launches: reports go from 16 to 64 KiB; `benchmarks/gpu.py` prints what a device says.
+GRAPHS = 32
+_LAUNCHES = 40  # of a layer
+_LAUNCH_BYTES = 2**15
+# Slots of one layer that the checks of kernels fill (`rapid.engines.attention_cases`).
+CHECK_SLOTS = 2**16
 
 
 class ModelShape(Frozen):
@@ -119,13 +126,38 @@ class ModelShape(Frozen):
         in float32), one block while it is judged in float64, and attention's scores: twice in
         float32 and twice in the dtype.
         """
-        heads = (2 * self.heads + 2 * self.kv_heads) * self.head_dim
-        widest = max(3 * self.intermediate, heads) + 4 * self.hidden
         rows = min(step_tokens, _LOGIT_ROWS * num_leases)
         logits = rows * self.vocabulary * (bytes_per_number + 4)
         judging = _LOGIT_ROWS * self.vocabulary * 8 * _JUDGING_COPIES
         scores = GPU_SCORES * (8 + 2 * bytes_per_number) if on_gpu else 0
-        return step_tokens * widest * bytes_per_number + logits + judging + scores
+        return step_tokens * self._widest * bytes_per_number + logits + judging + scores
+
+    def graph_bytes(self, num_leases: int, bytes_per_number: float = 2) -> float:
+        """Captured steps of every shape an engine keeps: an estimate from above.
+
+        Each has its launches and its logits (half of the largest step's on average); the
+        activations of the largest are shared by all.
+        """
+        rows = _LOGIT_ROWS * num_leases
+        launches = self.layers * _LAUNCHES * _LAUNCH_BYTES
+        logits = rows / 2 * self.vocabulary * bytes_per_number
+        return GRAPHS * (launches + logits) + rows * self._widest * bytes_per_number
+
+    def check_bytes(self, step_tokens: int, context: int, bytes_per_number: float = 2) -> float:
+        """Checking and timing the kernels of a GPU, on one layer, before anything else runs.
+
+        A cache for the checks; for the plainest kernel float32 copies of the longest context's keys
+        and values, four copies of its scores, and six of a prefill chunk's queries.
+        """
+        slot = 2 * self.kv_heads * self.head_dim
+        rows = 6 * step_tokens * self.heads * self.head_dim
+        return CHECK_SLOTS * slot * bytes_per_number + 4 * (context * slot + 4 * GPU_SCORES + rows)
+
+    @property
+    def _widest(self) -> int:
+        """Numbers that one row has at once, at most."""
+        heads = (2 * self.heads + 2 * self.kv_heads) * self.head_dim
+        return max(3 * self.intermediate, heads) + 4 * self.hidden
 
     # --- floating-point operations ----------------------------------------------------------------
 

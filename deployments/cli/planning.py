@@ -215,7 +215,7 @@ def _show_memory(target: Replica, drafter: Replica, batch: int) -> str | None:
     problems = []
     for role, replica in (("target", target), ("drafter", drafter)):
         need, most = replica.need(batch), replica.max_sequences
-        parts = (need.weights, need.kv_pool, need.workspace, need.total, replica.usable)
+        parts = (need.weights, need.kv_pool, need.work, need.total, replica.usable)
         table.add_row(
             role,
             str(replica.num_gpus),
@@ -233,20 +233,20 @@ def _show_memory(target: Replica, drafter: Replica, batch: int) -> str | None:
 def _show_shared_memory(
     target: Replica, drafter: Replica, batch: int, *, is_one_model: bool
 ) -> str | None:
-    """Both on the same GPUs; one that drafts for itself has its weights and workspace once."""
+    """Both on the same GPUs; one that drafts for itself has its weights and work once."""
     ours, its = target.need(batch), replace(drafter, num_gpus=target.num_gpus).need(batch)
     weights = ours.weights + (0 if is_one_model else its.weights)
-    workspace = ours.workspace + (0 if is_one_model else its.workspace)
+    work = ours.work + (0 if is_one_model else its.work)
     pools = ours.kv_pool + its.kv_pool
-    total = weights + pools + workspace
+    total = weights + pools + work
     each = target.kv_per_sequence + drafter.kv_per_sequence
-    most = max(0, int((target.usable - weights - workspace) // each))
+    most = max(0, int((target.usable - weights - work) // each))
     table = _memory_table()
     table.add_row(
         "both",
         str(target.num_gpus),
         f"{each / _GIB:.2f}",
-        *(f"{part / _GIB:.1f}" for part in (weights, pools, workspace, total, target.usable)),
+        *(f"{part / _GIB:.1f}" for part in (weights, pools, work, total, target.usable)),
         "yes" if total <= target.usable else "no",
         str(most),
     )

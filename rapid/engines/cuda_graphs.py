@@ -33,10 +33,12 @@ logger = logging.getLogger(__name__)
 
 STEPS_BEFORE = 2  # ordinary steps of a shape before it is worth a graph
 MAX_SHAPES = 32  # that have a graph or were refused one
-TOLERANCE = 0.03  # of logits and stored keys, as a share of their norm; a wrong input costs about 1
+TOLERANCE = 0.03  # of logits and stored keys, as a share of their norm
+ELSEWHERE = 0.3  # stored keys that differ by more were not stored there: others' cost about 1.4
 REPEATS = 3  # of both, when they are compared
 
-_capturing = threading.Lock()  # one engine at a time: a capture begins by waiting for the device
+# One engine at a time: a capture begins by waiting for the device, which no capture survives.
+CAPTURING = threading.Lock()
 
 Shape = tuple[int, int]  # sequences, rows of each
 Forward = Callable[["Batch"], torch.Tensor]
@@ -79,6 +81,7 @@ class StepGraphs:
         self._capture = capture
         self._num_seen: dict[Shape, int] = {}
         self._graphs: dict[Shape, _Graph | None] = {}
+        self._may_capture = True
 
     def run(self, batch: Batch) -> torch.Tensor:
         """Logits of the wanted rows, as `forward` gives them [num_wanted, vocab]."""
@@ -87,7 +90,7 @@ class StepGraphs:
             return self._forward(batch)
         if shape not in self._graphs:
             self._num_seen[shape] = self._num_seen.get(shape, 0) + 1
-            if self._num_seen[shape] > STEPS_BEFORE:
+            if self._may_capture and self._num_seen[shape] > STEPS_BEFORE:
                 self._graphs[shape] = self._captured(batch, shape)
             return self._forward(batch)
         graph = self._graphs[shape]
@@ -116,8 +119,9 @@ class StepGraphs:
         try:
             with on_device_of(batch.input_ids):
                 return _Graph(inputs, table, self._capture(lambda: self._forward(inputs)))
-        except Exception as cause:
-            logger.warning("no graph for steps of shape %s: %s", shape, cause)
+        except Exception as cause:  # what stops one stops all: a sync in the model, no memory
+            logger.warning("no graph for steps of shape %s, nor others: %s", shape, cause)
+            self._may_capture = False
             return None
 
     def _fill(self, graph: _Graph, batch: Batch) -> bool:
@@ -145,16 +149,21 @@ class StepGraphs:
         Raises:
             EngineFailed: the graph wrote elsewhere than it should; the KV is in doubt.
         """
-        replayed, replay_s = _timed(lambda: graph.replay()[batch.wanted])
+        self._graphs[shape] = None
+        try:
+            replayed, replay_s = _timed(lambda: graph.replay()[batch.wanted])
+        except Exception as cause:  # no memory to upload it, say
+            logger.warning("graph for steps of shape %s cannot be run: %s", shape, cause)
+            return self._forward(batch)
         stored = _stored(batch)
         logits, ordinary_s = _timed(lambda: self._forward(batch))
         error = _difference(replayed, logits)
         found = f"{error:.1e} from the ordinary step, {1e3 * replay_s:.2f} ms against "
         found += f"{1e3 * ordinary_s:.2f} ms"
-        self._graphs[shape] = None
-        if not _difference(stored, _stored(batch)) <= TOLERANCE:
+        misplaced = _difference(stored, _stored(batch))
+        if not misplaced <= ELSEWHERE:
             raise EngineFailed(f"a graph for steps of shape {shape} stored keys in wrong places")
-        if not error <= TOLERANCE:
+        if not max(error, misplaced) <= TOLERANCE:
             logger.warning("graph for steps of shape %s refused: %s", shape, found)
         elif replay_s >= ordinary_s:
             logger.info("graph for steps of shape %s does not pay: %s", shape, found)
@@ -210,21 +219,31 @@ class GraphCapture:
 
     def __init__(self) -> None:
         self._pool: Any = None
+        self._side: Any = None
 
     def __call__(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """Capture."""
+        """Capture.
+
+        On a stream of its own, always the same: libraries keep a workspace for each that they see,
+        and a pool belongs to the stream it was captured on.
+        """
         cuda: Any = torch.cuda
-        with _capturing:
+        with CAPTURING:
             self._pool = self._pool or cuda.graph_pool_handle()
-            side = cuda.Stream()
-            side.wait_stream(cuda.current_stream())
-            with cuda.stream(side):  # kernels compile and libraries allocate before the capture
-                run()
-                run()
-            cuda.current_stream().wait_stream(side)
+            side = self._side = self._side or cuda.Stream()
+            current = cuda.current_stream()
+            side.wait_stream(current)
             graph = cuda.CUDAGraph()
-            with cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                output = run()
+            settings = {"pool": self._pool, "stream": side, "capture_error_mode": "thread_local"}
+            try:
+                with cuda.stream(side):  # kernels compile, libraries allocate before the capture
+                    run()
+                    run()
+                current.wait_stream(side)
+                with cuda.graph(graph, **settings):
+                    output = run()
+            finally:  # a capture that fails leaves its stream the current one
+                cuda.set_stream(current)
 
         def replay() -> torch.Tensor:
             graph.replay()

@@ -78,6 +78,8 @@ class Decoder:
         self._rotary = model.model.rotary_emb
         self._last_norm = model.model.norm.weight
         self._layers = [self._fused(layer) for layer in model.model.layers]
+        if self._tokens.device.type == "cuda":  # what was fused is free: not torch's to keep
+            torch.cuda.empty_cache()
 
     def __call__(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, rows: RaggedRows

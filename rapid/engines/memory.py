@@ -94,7 +94,10 @@ def memory_needs(
         ),
     )
     if on_gpu:
-        return device, host
+        max_context = config.max_context or facts.num_positions
+        checked = facts.shape.check_bytes(config.step_tokens, max_context, width)
+        graphs = facts.shape.graph_bytes(config.max_leases, width)
+        return replace(device, graphs=graphs, check=checked), host
     return replace(device, host_cache=host.host_cache), MemoryNeed()
 
 
@@ -207,10 +210,13 @@ def _bytes_in_index(source: str, facts: ModelFacts, width: int) -> float:
 
 
 def _parts(need: MemoryNeed) -> str:
+    is_start = need.work > need.workspace + need.graphs
     parts = {
         "weights": need.weights,
         "KV pool": need.kv_pool,
-        "workspace": need.workspace,
+        "check of the kernels": need.check if is_start else 0,
+        "workspace": 0 if is_start else need.workspace,
+        "captured steps": 0 if is_start else need.graphs,
         "host cache": need.host_cache,
     }
     return ", ".join(f"{name} {_size(part)}" for name, part in parts.items() if part)

@@ -19,15 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.messages import DraftBlock, Float32Array, Int32Array, TokenLogprobs, Verdict
 from rapid.speculation.fusion import fused_probs
 from rapid.speculation.noise import Float64Array, Purpose, accepts, race, uniforms
 from rapid.speculation.sampling import distribution_temperature, filter_probs, probabilities
+
+if TYPE_CHECKING:
+    from rapid.config import SamplingConfig, SpeculationConfig
 
 _SURE = 0.1  # the reference's evaluation script: assistant_confidence_threshold
 

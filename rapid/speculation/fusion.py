@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from rapid.config import Transfer
 from rapid.speculation.sampling import probabilities
+
+if TYPE_CHECKING:
+    from rapid.config import Transfer
 
 
 def fused_probs(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 
-from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.messages import Float32Array, Int32Array
+
+if TYPE_CHECKING:
+    from rapid.config import SamplingConfig, SpeculationConfig
 
 
 def distribution_temperature(sampling: SamplingConfig, speculation: SpeculationConfig) -> float:

@@ -11,35 +11,30 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rapid.engines import cuda_attention
 from rapid.engines.attention import (
     MAX_STEP_ROWS,
     Attend,
     Kernels,
+    PartialKernel,
     attend_by_runs,
     plain_partial,
     ragged_attention,
 )
+from rapid.engines.attention_cases import Case, Rows, checks, chunk_checks, step_checks
+from rapid.engines.attention_survey import TOLERANCES, Candidate, device_ms, fastest, survey
 from rapid.engines.cuda_attention import (
-    Candidate,
-    Case,
-    Rows,
     all_candidates,
     attend_by_pages,
-    checks,
     choose_kernels,
-    chunk_checks,
-    device_ms,
-    fastest,
-    step_checks,
-    survey,
+    efficient_partial,
+    flash_partial,
+    float32_partial,
 )
 from rapid.engines.kv_cache import KVCache, KVLayout
 from rapid.errors import ConfigurationError
 
 CPU = torch.device("cpu")
 PAGE, KV_HEADS, HEADS, HEAD_DIM = 16, 2, 4, 16
-WORDS = "rapid.engines.cuda_attention"
 
 
 def cache_of(dtype: torch.dtype = torch.float32, page: int = PAGE) -> KVCache:
@@ -96,7 +91,7 @@ def test_the_fastest_of_the_right_ones_wins(caplog: pytest.LogCaptureFixture) ->
         Candidate("missing", unavailable),
     ]
     cases = step_cases()
-    with caplog.at_level(logging.WARNING, WORDS):
+    with caplog.at_level(logging.WARNING):
         found = survey(candidates, cases, cases[:2], 1e-4, timer(slow=3, right=2))
     assert fastest(found).candidate.name == "right"
     assert fastest(found).ms == 4
@@ -112,7 +107,7 @@ def test_the_fastest_of_the_right_ones_wins(caplog: pytest.LogCaptureFixture) ->
 def test_a_single_key_left_out_is_found_in_bfloat16_too() -> None:
     torch.manual_seed(0)
     cache = cache_of(torch.bfloat16)
-    tolerance = cuda_attention.TOLERANCES[torch.bfloat16]
+    tolerance = TOLERANCES[torch.bfloat16]
     candidates = [Candidate("blind", lambda: blind_to_the_last_key)]
     chunks = chunk_checks(cache.layers[0][0], HEADS, 128)  # long spans
     (found,) = survey(candidates, chunks, [], tolerance, timer())
@@ -156,7 +151,7 @@ def test_steps_and_prefill_choose_for_themselves(caplog: pytest.LogCaptureFixtur
         Candidate("b", lambda: for_chunks),
         Candidate("c", lambda: right, is_for_chunks=False, is_capturable=True),
     ]
-    with caplog.at_level(logging.INFO, WORDS):
+    with caplog.at_level(logging.INFO):
         kernels = choose_kernels(cache_of(), HEADS, PAGE, 512, 100, candidates, measure)
     assert kernels.steps is for_steps
     assert kernels.chunks is for_chunks
@@ -234,6 +229,21 @@ def test_pages_are_padded_on_the_left_for_kernels_with_uniform_rows(page: int) -
     assert found.problem == ""
 
 
+@pytest.mark.parametrize("kernel", [flash_partial, efficient_partial, float32_partial])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_torch_s_kernels_are_called_as_torch_declares_them(
+    kernel: PartialKernel, is_causal: bool
+) -> None:
+    """Their arguments and the shapes of what they return, without a device to compute on."""
+    shape = (8, 4, 40, 128)  # KV heads, group, rows, head_dim: as rows attend to themselves
+    query = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    key = torch.empty(8, 40, 128, dtype=torch.bfloat16, device="meta")[:, None].expand(shape)
+    output, lse = kernel(query, key, key, 128**-0.5, is_causal=is_causal)
+    assert output.shape == shape
+    assert lse.shape == shape[:3]
+    assert lse.dtype == torch.float32
+
+
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -254,13 +264,13 @@ def test_what_a_device_chooses_is_right_there(
         assert case.expected is not None
         for attend in (kernels.steps, kernels.captured):
             difference = (case.run(attend).float() - case.expected).abs().max()
-            assert difference < cuda_attention.TOLERANCES[dtype]
+            assert difference < TOLERANCES[dtype]
 
 
 @pytest.mark.gpu
 @NEEDS_GPU
 def test_every_candidate_that_runs_on_a_device_is_right_there() -> None:
     keys = torch.empty(8, 16, 128, dtype=torch.bfloat16, device="cuda")
-    tolerance = cuda_attention.TOLERANCES[torch.bfloat16]
+    tolerance = TOLERANCES[torch.bfloat16]
     found = survey(all_candidates(256), step_checks(keys, 32, 256), [], tolerance, device_ms)
     assert not [str(finding) for finding in found if "is wrong" in finding.problem]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from rapid.engines import cuda_graphs
 from rapid.engines.attention import Kernels, attend_by_runs
-from rapid.engines.batching import Batch, Feed, Runner
+from rapid.engines.batching import Batch, Feed, Runner, assemble
 from rapid.engines.cuda_graphs import StepGraphs
 from rapid.engines.kv_cache import KVCache, PageTable, Run
 from rapid.engines.loading import load_model
@@ -138,7 +140,104 @@ def test_a_capture_that_fails_leaves_the_steps_ordinary(
 
     with caplog.at_level(logging.WARNING):
         decode(fails, range(20, 26))
-    assert caplog.text.count("no graph for steps of shape (2, 1)") == 1
+    assert caplog.text.count("no graph for steps of shape (2, 1), nor others: ") == 1
+
+
+def test_after_a_capture_that_failed_there_is_no_other() -> None:
+    num_tried = 0
+
+    def fails(run: Replay) -> Replay:
+        nonlocal num_tried
+        num_tried += 1
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    def forward(batch: Batch) -> torch.Tensor:
+        return torch.ones(len(batch.wanted), 3)
+
+    kernels = Kernels(attend_by_runs, attend_by_runs, attend_by_blocks)
+    graphs = StepGraphs(forward, kernels, 64, fails)
+    cache = KVCache(loaded().kv_layout, 32, page_tokens=4)
+    for rows in (1, 2):
+        for _ in range(4):
+            graphs.run(assemble([Feed(PROMPTS[0][:rows], 20, TABLES[0], 1)], cache, CPU))
+    assert num_tried == 1
+
+
+def test_a_graph_that_cannot_be_run_leaves_the_steps_ordinary(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def capture(run: Replay) -> Replay:
+        def replay() -> torch.Tensor:
+            raise RuntimeError("CUDA out of memory")
+
+        return replay
+
+    with caplog.at_level(logging.WARNING):
+        decode(capture, range(20, 26))
+    assert caplog.text.count("cannot be run: CUDA out of memory") == 1
+
+
+@pytest.mark.usefixtures("_instant")
+def test_a_graph_that_rounds_otherwise_is_refused_but_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored = cuda_graphs._stored
+    factors = iter([1.0, 1.05] * 10)
+    monkeypatch.setattr(cuda_graphs, "_stored", lambda batch: stored(batch) * next(factors))
+    captures = Captures()
+    with caplog.at_level(logging.WARNING):
+        decode(captures, range(20, 26))
+    assert captures.num_replayed == 1
+    assert "graph for steps of shape (2, 1) refused" in caplog.text
+
+
+def test_a_capture_is_on_one_stream_of_its_own_which_it_leaves_when_it_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Stream:
+        def wait_stream(self, other: Stream) -> None:
+            pass
+
+    current = Stream()
+    now, ran_on = [current], []
+    is_broken = False
+
+    @contextmanager
+    def stream(one: Stream) -> Iterator[None]:
+        now.append(one)
+        yield
+        now.append(current)
+
+    @contextmanager
+    def graph(_: object, *, stream: Stream, **settings: str) -> Iterator[None]:
+        assert settings == {"pool": "pool", "capture_error_mode": "thread_local"}
+        now.append(stream)
+        yield
+        if is_broken:  # torch then leaves the stream as it is
+            raise RuntimeError("capture invalidated")
+        now.append(current)
+
+    def run() -> torch.Tensor:
+        ran_on.append(now[-1])
+        return torch.zeros(1)
+
+    fake = SimpleNamespace(
+        Stream=Stream, stream=stream, graph=graph, current_stream=lambda: now[-1],
+        set_stream=now.append, graph_pool_handle=lambda: "pool",
+        CUDAGraph=lambda: SimpleNamespace(replay=lambda: None),
+    )  # fmt: skip
+    monkeypatch.setattr(cuda_graphs.torch, "cuda", fake)
+    capture = cuda_graphs.GraphCapture()
+    capture(run)
+    capture(run)
+    assert len(ran_on) == 6
+    assert len(set(ran_on)) == 1
+    assert current not in ran_on
+    is_broken = True
+    with pytest.raises(RuntimeError, match="capture invalidated"):
+        capture(run)
+    assert now[-1] is current
+    assert not cuda_graphs.CAPTURING.locked()
 
 
 @pytest.mark.gpu

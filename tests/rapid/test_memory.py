@@ -9,13 +9,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from rapid import shapes
 from rapid.config import EngineConfig
-from rapid.engines import loading, memory
+from rapid.engines import cuda_graphs, loading, memory
+from rapid.engines.attention_cases import chunk_checks, step_checks
 from rapid.engines.engine import Engine
 from rapid.engines.loading import check_memory, load_model
-from rapid.engines.memory import memory_needs, quantized_bits
+from rapid.engines.memory import check_fits, memory_needs, quantized_bits
 from rapid.engines.model_config import read_model_facts
 from rapid.errors import ConfigurationError
+from rapid.planning import MemoryNeed
 from tests.rapid.tiny_models import checkpoint, engine_config, loaded
 
 MIB = 2**20
@@ -78,6 +81,28 @@ class TestNeed:
         assert (on_cpu.host_cache, beside.total) == (num_bytes, 0)
         on_gpu, beside = needs(config, on_gpu=True, with_pools=True)
         assert (on_gpu.host_cache, beside.total) == (0, num_bytes)
+
+    def test_a_gpu_holds_captured_steps_too_and_checks_its_kernels_first(self):
+        config = engine_config(kv_cache_tokens=512, max_context=256)
+        on_cpu, on_gpu = need(config), need(config, on_gpu=True)
+        assert (on_cpu.graphs, on_cpu.check) == (0, 0)
+        assert on_gpu.work == max(on_gpu.workspace + on_gpu.graphs, on_gpu.check)
+        assert on_gpu.total == on_gpu.weights + on_gpu.work
+        longer = need(config.model_copy(update={"max_context": 1256}), on_gpu=True)
+        layer = loaded().kv_layout.bytes_per_token / len(loaded().kv_layout.devices)  # float32
+        assert longer.check - on_gpu.check == 1000 * layer
+        more = need(config.model_copy(update={"max_leases": 2 * config.max_leases}), on_gpu=True)
+        shape = read_model_facts(config).shape
+        logits = 10 * config.max_leases * shape.vocabulary * 4
+        assert more.graphs - on_gpu.graphs > cuda_graphs.MAX_SHAPES / 2 * logits
+
+    def test_the_plan_knows_what_checks_and_graphs_take(self):
+        assert shapes.GRAPHS == cuda_graphs.MAX_SHAPES
+        keys = torch.empty(1, 16, 1)
+        for make in (step_checks, chunk_checks):
+            for page in (16, 256):
+                (case, *_) = make(keys, 1, page)
+                assert case.rows.cache.layers[0][0].shape[1] <= shapes.CHECK_SLOTS
 
     def test_auto_is_bfloat16_on_a_gpu_only(self):
         config = EngineConfig(model=str(checkpoint()))
@@ -143,6 +168,15 @@ class TestRefusal:
         told = f"KV pool {pool // MIB} MiB.*lower kv_cache_tokens$"
         with pytest.raises(ConfigurationError, match=told):
             load_model(engine_config(kv_cache_tokens=room), with_pools=True)
+
+    def test_parts_of_a_gpu_s_need_add_up_to_what_is_told(self):
+        steps = MemoryNeed(weights=2**30, workspace=2**29, graphs=2**29, check=2**20)
+        start = MemoryNeed(weights=2**30, workspace=2**29, graphs=2**29, check=2**31)
+        with pytest.raises(ConfigurationError) as caught:
+            check_fits([("a", steps), ("b", start)], "cuda:0", 2**30)
+        assert "a (weights 1.0 GiB, workspace 512 MiB, captured steps 512 MiB)" in str(caught.value)
+        assert "b (weights 1.0 GiB, check of the kernels 2.0 GiB)" in str(caught.value)
+        assert "5.0 GiB are needed, 1.0 GiB are free" in str(caught.value)
 
     def test_nor_a_host_cache(self, free, no_reading):
         room = 2**20

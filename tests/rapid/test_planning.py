@@ -243,7 +243,7 @@ class TestMemory:
 
     def test_need_adds_up(self):
         need = TARGET.need(6)
-        assert need.total == need.weights + need.kv_pool + need.workspace <= TARGET.usable
+        assert need.total == need.weights + need.kv_pool + need.work <= TARGET.usable
         assert TARGET.need(7).total > TARGET.usable
 
     def test_70b_fits_no_single_h200_with_any_keys(self):
