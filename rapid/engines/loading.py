@@ -75,8 +75,6 @@ def load_model(config: EngineConfig, *, with_pools: bool = False) -> LoadedModel
     model = _load_weights(config, source, own, quantization, device, dtype)
     model = model.eval().requires_grad_(False)
     decoder_of(model)  # fuses its weights: before anything else takes the room that this needs
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
     return LoadedModel(
         config=config,
         model=model,
