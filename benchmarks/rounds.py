@@ -52,7 +52,7 @@ from deployments.answers import Answer  # noqa: E402
 from deployments.app import compose  # noqa: E402
 from deployments.config import ServeConfig  # noqa: E402
 from deployments.engine_actor import load_engine  # noqa: E402
-from deployments.ray_ports import RayDrafter, RayVerifier  # noqa: E402
+from deployments.ray_ports import Patience, RayDrafter, RayVerifier  # noqa: E402
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig  # noqa: E402
 from rapid.engines.text import ChatText  # noqa: E402
 from rapid.messages import (  # noqa: E402
@@ -129,7 +129,7 @@ class Loops:
                 answer = Answer(0, self._text, (), BLOCK * rounds)
                 verdicts = speculate(
                     RayDrafter(drafter),
-                    RayVerifier(target, drafter),
+                    RayVerifier(target, drafter, Patience(30)),
                     max_tokens=BLOCK * rounds,
                     max_draft=BLOCK,
                 )
@@ -175,7 +175,10 @@ class Loops:
                     await lease.engine.prefill.remote(lease.lease_id)
                 answer = Answer(0, self._text, (), 64)
                 rounds = speculate(
-                    RayDrafter(other), RayVerifier(reader, other), max_tokens=64, max_draft=BLOCK
+                    RayDrafter(other),
+                    RayVerifier(reader, other, Patience(30)),
+                    max_tokens=64,
+                    max_draft=BLOCK,
                 )
                 began = time.perf_counter()
                 async for _ in answer.follow(rounds):

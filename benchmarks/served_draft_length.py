@@ -1,6 +1,6 @@
 """`auto` and `lossless` against `plain` in the served application: is a request ever slower?
 
-    python benchmarks/served_draft_length.py [--pairs 15] [--tokens 160] [--contexts 500 1500 4000]
+    python benchmarks/served_draft_length.py [--pairs 21] [--tokens 96] [--contexts 500 1500 4000]
 
 What `draft_length.py` measures in process, through Ray: the application of `serve_config.yaml`, one
 replica a pool, over engines without an end of sequence, answers greedy requests of the
@@ -171,8 +171,8 @@ async def measure_all(app: str, ways: Sequence[str], options: Any) -> list[dict[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--tokens", type=int, default=160)
+    parser.add_argument("--pairs", type=int, default=21)
+    parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--contexts", type=int, nargs="+", default=[500, 1500, 4000])
     parser.add_argument("--quick", action="store_true", help="three groups on the first document")
     options = parser.parse_args()
