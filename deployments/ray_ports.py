@@ -90,12 +90,11 @@ class RayVerifier:
 
     async def _ask_about(self, block: ObjectRef | DraftBlock, method: Any) -> Any:
         """Ask with a block that is still being drafted, and may never come."""
-        answer = self._ask(method, self._choice, block)
         if isinstance(block, DraftBlock):
-            return await answer
-        began = time.monotonic()
-        asked = asyncio.ensure_future(answer)
-        limit_s = self._patience.limit_s
+            return await self._ask(method, self._choice, block)
+        reference = method.remote(self._target.lease_id, self._choice, block)
+        asked = asyncio.ensure_future(self._answered(reference))
+        began, limit_s = time.monotonic(), self._patience.limit_s
         try:
             async with asyncio.timeout(limit_s):
                 found = await asyncio.shield(asked)
