@@ -9,7 +9,7 @@ order: `plain`, and each way that is compared with it. Ratio: plain's decoding t
 other's; below 1 the other is slower. Decoding is what comes after an answer's first text; requests
 ask for log probabilities, since those tell the tokens of each text.
 
-Ways: `lossless` with the embedded drafter; `auto` where nothing is retrieved, which is plain
+Ways: `plain` again, which shows what the measurement itself spreads; `lossless` with the embedded drafter; `auto` where nothing is retrieved, which is plain
 decoding after a look; `auto` where something is, which is `fused`: it has to draft, and its answer
 is another one; and, on a second application whose drafter is prompt lookup, `auto`, which is
 `lossless` there. Asked is a median of at least 0.97 wherever `auto` promises the target's own
@@ -58,6 +58,7 @@ from rapid.messages import (  # noqa: E402
 
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {"mode": "plain"},
+    "plain, again": {"mode": "plain"},
     "lossless": {"mode": "lossless"},
     "auto, nothing found": {"mode": "auto", "query": "xylograph"},
     "auto, evidence": {"mode": "auto"},
@@ -65,6 +66,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 RESOLVED = {
     "plain": "plain",
+    "plain, again": "plain",
     "lossless": "lossless",
     "auto, nothing found": "plain",
     "auto, evidence": "fused",
