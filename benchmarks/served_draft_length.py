@@ -9,12 +9,13 @@ order: `plain`, and each way that is compared with it. Ratio: plain's decoding t
 other's; below 1 the other is slower. Decoding is what comes after an answer's first text; requests
 ask for log probabilities, since those tell the tokens of each text.
 
-Ways: `plain` again, which shows what the measurement itself spreads; `lossless` with the embedded drafter; `auto` where nothing is retrieved, which is plain
-decoding after a look; `auto` where something is, which is `fused`: it has to draft, and its answer
-is another one; and, on a second application whose drafter is prompt lookup, `auto`, which is
-`lossless` there. Asked is a median of at least 0.97 wherever `auto` promises the target's own
-answer. All requests share an orchestrator and so its `RoundCosts`; the first group of a document,
-whose trials nobody has paid for yet, is told apart.
+Ways: `plain` again, which shows what the measurement itself spreads; `lossless` with the embedded
+drafter; `auto` where nothing is retrieved, which is plain decoding after a look; `auto` where
+something is, which is `fused`: it has to draft, and its answer is another one; and, on a second
+application whose drafter is prompt lookup, `auto`, which is `lossless` there. Asked is a median of
+at least 0.97 wherever `auto` promises the target's own answer. All requests share an orchestrator
+and so its `RoundCosts`; the first group of a document, whose trials nobody has paid for yet, is
+told apart.
 
 About 5 minutes on two cores; with `--quick` one.
 """
