@@ -33,7 +33,7 @@ from reporting import keep, table
 
 from cluster.leases import Lease
 from deployments.engine_actor import EngineActor
-from deployments.ray_ports import RayDrafter, RayVerifier
+from deployments.ray_ports import Patience, RayDrafter, RayVerifier
 from evaluation.statistics import ratio
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
@@ -99,7 +99,7 @@ def in_processes() -> Place:
         call,
         lambda engine, lease_id: RayDrafter(Lease(lease_id, engine, 0.0)),
         lambda target, drafter, lease_id: RayVerifier(
-            Lease(lease_id, target, 0.0), Lease(lease_id, drafter, 0.0)
+            Lease(lease_id, target, 0.0), Lease(lease_id, drafter, 0.0), Patience(30)
         ),
     )
 

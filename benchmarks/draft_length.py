@@ -34,7 +34,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.reporting import keep, table  # noqa: E402
+from benchmarks.reporting import interval, keep, table  # noqa: E402
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig  # noqa: E402
 from rapid.embedded.generator import generate_document  # noqa: E402
 from rapid.engines.engine import Engine  # noqa: E402
@@ -157,13 +157,6 @@ async def measure(name: str, context: int, costs: RoundCosts, options: Any) -> d
         "interval_95": [round(low, 3), round(high, 3)],
         "drafted_rounds": f"{drafted} of {rounds}",
     }
-
-
-def interval(values: list[float]) -> tuple[float, float]:
-    """Of the median, by 2,000 resamples."""
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(2_000))
-    return medians[50], medians[-51]
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,13 @@ def spread(values: Sequence[float], digits: int = 3) -> dict[str, Any]:
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
     """Of neighbours in time: what slows the machine for a while slows both."""
     return spread([a / b for a, b in zip(ours, theirs, strict=True)])
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % of the median, by 2,000 resamples."""
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(2_000))
+    return medians[50], medians[-51]
 
 
 def shown(measured: dict[str, Any], digits: int = 2) -> str:

@@ -28,6 +28,8 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,7 @@ from deployments.answers import Answer  # noqa: E402
 from deployments.app import compose  # noqa: E402
 from deployments.config import ServeConfig  # noqa: E402
 from deployments.engine_actor import load_engine  # noqa: E402
-from deployments.ray_ports import RayDrafter, RayVerifier  # noqa: E402
+from deployments.ray_ports import Patience, RayDrafter, RayVerifier  # noqa: E402
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig  # noqa: E402
 from rapid.engines.text import ChatText  # noqa: E402
 from rapid.messages import (  # noqa: E402
@@ -127,7 +129,7 @@ class Loops:
                 answer = Answer(0, self._text, (), BLOCK * rounds)
                 verdicts = speculate(
                     RayDrafter(drafter),
-                    RayVerifier(target, drafter),
+                    RayVerifier(target, drafter, Patience(30)),
                     max_tokens=BLOCK * rounds,
                     max_draft=BLOCK,
                 )
@@ -173,7 +175,10 @@ class Loops:
                     await lease.engine.prefill.remote(lease.lease_id)
                 answer = Answer(0, self._text, (), 64)
                 rounds = speculate(
-                    RayDrafter(other), RayVerifier(reader, other), max_tokens=64, max_draft=BLOCK
+                    RayDrafter(other),
+                    RayVerifier(reader, other, Patience(30)),
+                    max_tokens=64,
+                    max_draft=BLOCK,
                 )
                 began = time.perf_counter()
                 async for _ in answer.follow(rounds):
@@ -278,6 +283,24 @@ def parts(
     return {name: round(value, 3) for name, value in found.items()}
 
 
+@contextmanager
+def local_serve() -> Iterator[None]:
+    """A Ray of this script's own, on loopback."""
+    ray.init(
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+        _node_ip_address="127.0.0.1",
+    )
+    serve.start(http_options={"host": "127.0.0.1", "port": free_port()})
+    try:
+        yield
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
 def measure(rounds: int, repeats: int, answers: int) -> dict[str, Any]:
     load = functools.partial(FakeEngine, candidates=CANDIDATES)
     serve.run(compose(configuration(rounds), load, load), name="rounds", route_prefix="/")
@@ -351,17 +374,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rounds, arguments.repeats = 50, 3
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="error",
-        _node_ip_address="127.0.0.1",
-    )
-    serve.start(http_options={"host": "127.0.0.1", "port": free_port()})
-    report = measure(arguments.rounds, arguments.repeats, answers=4 if arguments.quick else 12)
-    serve.shutdown()
-    ray.shutdown()
+    with local_serve():
+        report = measure(arguments.rounds, arguments.repeats, answers=4 if arguments.quick else 12)
     name = None if arguments.quick else "rounds"
     keep(name, "Rounds through Ray", told(report), report | {"ray": ray.__version__})
 

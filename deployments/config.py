@@ -59,6 +59,8 @@ class OrchestratorPool(Frozen):
             `fixed` always asks for `max_draft`, for measurements that compare at one length.
         target_wait_s: longest wait for a target lease; then the request is refused with 503.
         drafter_wait_s: longest wait for a drafter lease; then `auto` and `lossless` go on without.
+        drafter_hangs_s: longest wait for a drafter to read its prompt, or for a round with it, but
+            at least ten times the longest round of late; then it counts as lost though it lives.
         retrieval_wait_s: longest wait for the retriever; then it counts as failed.
         default_max_tokens: answer length when the request names none, cut to what fits.
     """
@@ -67,6 +69,7 @@ class OrchestratorPool(Frozen):
     draft_length: Literal["measured", "fixed"] = "measured"
     target_wait_s: Finite = Field(30.0, gt=0)
     drafter_wait_s: Finite = Field(5.0, gt=0)
+    drafter_hangs_s: Finite = Field(30.0, gt=0)
     retrieval_wait_s: Finite = Field(30.0, gt=0)
     default_max_tokens: int = Field(512, ge=1)
     pool: PoolConfig = PoolConfig(target_ongoing_requests=64, max_ongoing_requests=256)

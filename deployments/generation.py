@@ -8,12 +8,14 @@
 
 What can be refused is refused before `Started`: then the leases are held and the mode is settled.
 Prefills may go on after it. Whatever ends the generator, the leases are released. An engine that
-dies later is replaced: new leases, the committed tokens replayed, the same answer continued.
+dies later is replaced: new leases, the committed tokens replayed, the same answer continued. A
+drafter that dies or hangs is not: the target goes on alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -26,7 +28,7 @@ from deployments.answers import Answer, merged
 from deployments.config import ServeConfig
 from deployments.leasing import Leasing, Role, Side, background
 from deployments.prompting import DrafterPrompt, Prompter
-from deployments.ray_ports import JudgingVerifier, RayDrafter, RayVerifier
+from deployments.ray_ports import JudgingVerifier, Patience, RayDrafter, RayVerifier
 from deployments.receipts import Account
 from deployments.resolution import (
     FUSING,
@@ -39,6 +41,7 @@ from deployments.resolution import (
     without_drafter,
 )
 from rapid.errors import (
+    DrafterHangs,
     DrafterUnavailable,
     LeaseNotFound,
     PromptTooLong,
@@ -46,6 +49,7 @@ from rapid.errors import (
     TargetUnavailable,
 )
 from rapid.messages import (
+    Failover,
     Finished,
     GenerateRequest,
     GenerationEvent,
@@ -70,6 +74,7 @@ class Services:
     config: ServeConfig
     handles: dict[Role, DeploymentHandle]
     prompter: Prompter
+    patience: Patience
     costs: RoundCosts = field(default_factory=RoundCosts)
 
 
@@ -89,6 +94,7 @@ class Generation:
         self._is_shared = services.config.drafter == "target"
         self._looks_up = services.config.drafter == "prompt_lookup"
         self._prompter = services.prompter
+        self._patience = services.patience
         self._costs = services.costs
         self._request = request
         self._sampling = sampling_of(request)
@@ -128,6 +134,10 @@ class Generation:
                             yield delta
                     break
                 except (TargetUnavailable, LeaseNotFound) as error:
+                    if isinstance(error, DrafterHangs):
+                        self._lose_drafter("drafter hung")
+                    else:
+                        self._account.failovers.append("target lost")
                     if not num_left:
                         raise
                     logger.warning("request %s: new leases: %s", self._request.request_id, error)
@@ -204,7 +214,7 @@ class Generation:
             return Opened(verifier, await self._take("drafter", held, verifier))
         except RapidError as error:
             logger.warning("request %s: no drafter again: %s", self._request.request_id, error)
-            self._lose_drafter()
+            self._lose_drafter("drafter lost")
             return Opened(verifier)
 
     async def _take(self, role: Role, held: AsyncExitStack, verifier: Side | None = None) -> Side:
@@ -233,11 +243,17 @@ class Generation:
     def _has_lost_drafter(self) -> bool:
         return any(answer.statistics.plain_from is not None for answer in self._answers)
 
-    def _lose_drafter(self) -> None:
+    def _lose_drafter(self, how: Failover) -> None:
         """What is left of every answer is the target's."""
         for answer in self._answers:
             if not answer.is_finished:
-                answer.statistics.lose_drafter()
+                self._lose_drafter_of(answer, how)
+
+    def _lose_drafter_of(self, answer: Answer, how: Failover) -> None:
+        """All choices have one drafter, which is lost once."""
+        if not self._has_lost_drafter():
+            self._account.failovers.append(how)
+        answer.statistics.lose_drafter()
 
     async def _read(self) -> DrafterPrompt:
         started = time.monotonic()
@@ -254,11 +270,15 @@ class Generation:
         self._account.prefill = await opened.verifier.prefill
         drafter = opened.drafter
         if drafter is not None:
+            limit_s = self._patience.limit_s
             try:
-                await drafter.prefill
+                async with asyncio.timeout(limit_s):
+                    await drafter.prefill
+            except TimeoutError:
+                raise DrafterHangs(f"It has not read its prompt within {limit_s:g} s.") from None
             except RapidError as error:
                 logger.warning("request %s: no drafter: %s", self._request.request_id, error)
-                self._lose_drafter()
+                self._lose_drafter("drafter lost")
                 drafter = None
         rounds = [
             answer.follow(self._verdicts(decision, answer, opened.verifier, drafter))
@@ -275,11 +295,12 @@ class Generation:
     ) -> AsyncIterator[Verdict]:
         """The loop of one choice, from where its answer stands."""
         lease = drafter.lease if drafter else None
-        judge = RayVerifier(verifier.lease, lease, answer.choice)
+        judge = RayVerifier(verifier.lease, lease, self._patience, answer.choice)
         if self._settings.acceptance_site == "orchestrator":
             judge = JudgingVerifier(
                 verifier.lease,
                 lease,
+                self._patience,
                 answer.choice,
                 self._sampling,
                 self._speculation,
@@ -298,7 +319,7 @@ class Generation:
             max_tokens=self._max_tokens - len(committed),
             max_draft=self._speculation.max_draft,
             pace=self._pace(decision, len(committed)),
-            on_loss=answer.statistics.lose_drafter,
+            on_loss=functools.partial(self._lose_drafter_of, answer, "drafter lost"),
         )
 
     def _pace(self, decision: Decision, num_committed: int) -> Controller | None:

@@ -105,6 +105,9 @@ class RequestMetrics:
         self._fallbacks = counter(
             "rapid_fallback_total", "Requests that had to do without a drafter.", "reason"
         )
+        self._failovers = counter(
+            "rapid_failover_total", "Losses that an answer went on after.", "reason"
+        )
         self._plain_rounds = counter(
             "rapid_plain_rounds_total", "Rounds that the target decoded alone."
         )
@@ -182,6 +185,8 @@ class RequestMetrics:
         _raise(self._accepted, sum(each.accepted for each in choices))
         for position, number in accepted_by_position(choices).items():
             self._accepted_at.inc(number, {"position": str(position)})
+        for reason, number in Counts(receipt.failovers).items():
+            self._failovers.inc(number, {"reason": reason})
         if is_fallback(receipt.reason):
             self._fallbacks.inc(1, {"reason": receipt.reason})
         elif any(position is not None for position in receipt.plain_from):

@@ -14,6 +14,7 @@ from deployments.generation import Generation, Services
 from deployments.leasing import Role
 from deployments.metrics import RequestMetrics
 from deployments.prompting import Prompter
+from deployments.ray_ports import Patience
 from deployments.readiness import readiness
 from rapid.engines.text import ChatText
 from rapid.messages import GenerateRequest, GenerationEvent
@@ -40,7 +41,8 @@ class Orchestrator:
         handles: dict[Role, DeploymentHandle] = {"target": target}
         if drafter is not None:
             handles["drafter"] = drafter
-        self._services = Services(config, handles, prompter)
+        patience = Patience(config.orchestrator.drafter_hangs_s)
+        self._services = Services(config, handles, prompter, patience)
         self._metrics = RequestMetrics(config.api.model)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationEvent]:

@@ -8,6 +8,7 @@ along with the call.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Set
 from dataclasses import replace
 from typing import Any
@@ -18,8 +19,33 @@ from ray.exceptions import ObjectLostError
 from cluster.failures import as_rapid_error, is_death_of, unwrapped
 from cluster.leases import Lease
 from rapid.config import SamplingConfig, SpeculationConfig
-from rapid.errors import DrafterUnavailable, RapidError, TargetUnavailable
+from rapid.errors import DrafterHangs, DrafterUnavailable, RapidError, TargetUnavailable
 from rapid.messages import DraftBlock, TargetLogits, Verdict
+
+_TIMES_THE_LONGEST = 10.0
+_FORGET = 0.99  # of the longest round, with each that is shorter
+_LOOK_S = 1.0
+
+
+class Patience:
+    """How long a drafter may take before it counts as hung; shared by the requests of a process.
+
+    Never less than `floor_s`, and ten times what the longest round of late took: a round waits for
+    whatever else the engines do, so that its usual length says little and its longest much.
+    """
+
+    def __init__(self, floor_s: float) -> None:
+        self._floor_s = floor_s
+        self._longest_s = 0.0
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds."""
+        return max(self._floor_s, _TIMES_THE_LONGEST * self._longest_s)
+
+    def observe(self, seconds: float) -> None:
+        """A round with a drafter took so long."""
+        self._longest_s = max(seconds, _FORGET * self._longest_s)
 
 
 class RayDrafter:
@@ -40,20 +66,44 @@ class RayDrafter:
 class RayVerifier:
     """Has blocks judged where the target's logits are."""
 
-    def __init__(self, target: Lease, drafter: Lease | None, choice: int = 0) -> None:
+    def __init__(
+        self, target: Lease, drafter: Lease | None, patience: Patience, choice: int = 0
+    ) -> None:
         self._target = target
         self._drafter = drafter
+        self._patience = patience
         self._choice = choice
 
     async def verify(self, block: ObjectRef | DraftBlock) -> Verdict:
-        """Judge a block; see `rapid.ports.Verifier`."""
-        verdict: Verdict = await self._ask(self._target.engine.verify, self._choice, block)
+        """Judge a block; see `rapid.ports.Verifier`.
+
+        Raises:
+            DrafterHangs: the block does not come.
+        """
+        verdict: Verdict = await self._ask_about(block, self._target.engine.verify)
         return verdict
 
     async def decode(self, num_tokens: int) -> Verdict:
         """Decode without a drafter; see `rapid.ports.Verifier`."""
         verdict: Verdict = await self._ask(self._target.engine.decode, self._choice, num_tokens)
         return verdict
+
+    async def _ask_about(self, block: ObjectRef | DraftBlock, method: Any) -> Any:
+        """Ask with a block that is still being drafted, and may never come."""
+        if isinstance(block, DraftBlock):
+            return await self._ask(method, self._choice, block)
+        reference = method.remote(self._target.lease_id, self._choice, block)
+        asked = asyncio.ensure_future(self._answered(reference))
+        began, limit_s = time.monotonic(), self._patience.limit_s
+        try:
+            async with asyncio.timeout(limit_s):
+                found = await asyncio.shield(asked)
+        except TimeoutError:
+            if not await _has_come(block):
+                raise DrafterHangs(f"The drafter has not answered within {limit_s:g} s.") from None
+            found = await asked  # it is the target that takes so long
+        self._patience.observe(time.monotonic() - began)
+        return found
 
     async def _ask(self, method: Any, *args: object) -> Any:
         return await self._answered(method.remote(self._target.lease_id, *args))
@@ -75,6 +125,18 @@ class RayVerifier:
         return as_rapid_error(cause, "target", TargetUnavailable)
 
 
+async def _has_come(block: Awaitable[object]) -> bool:
+    """Whether a block was drafted, or failed; opens it, which nobody does here otherwise."""
+    try:
+        async with asyncio.timeout(_LOOK_S):
+            await block
+    except TimeoutError:
+        return False
+    except Exception:
+        return True
+    return True
+
+
 class JudgingVerifier(RayVerifier):
     """Fetches the target's logits and judges here: `acceptance_site: orchestrator`."""
 
@@ -82,18 +144,19 @@ class JudgingVerifier(RayVerifier):
         self,
         target: Lease,
         drafter: Lease | None,
+        patience: Patience,
         choice: int,
         sampling: SamplingConfig,
         speculation: SpeculationConfig,
         eos_ids: Set[int],
         num_logprobs: int | None,
     ) -> None:
-        super().__init__(target, drafter, choice)
+        super().__init__(target, drafter, patience, choice)
         self._rule = (sampling, speculation, eos_ids, num_logprobs)
 
     async def verify(self, block: ObjectRef | DraftBlock) -> Verdict:
         """Judge a block; see `rapid.ports.Verifier`."""
-        scored: TargetLogits = await self._ask(self._target.engine.score, self._choice, block)
+        scored: TargetLogits = await self._ask_about(block, self._target.engine.score)
         drafted = block if isinstance(block, DraftBlock) else await self._answered(block)
         verdict = await asyncio.to_thread(self._judge, drafted, scored)
         await self._ask(self._target.engine.commit, verdict)

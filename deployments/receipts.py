@@ -11,6 +11,7 @@ from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.messages import (
     ChunkUsed,
     Explanation,
+    Failover,
     GenerateRequest,
     Int32Array,
     PrefillReceipt,
@@ -31,6 +32,7 @@ class Account:
     prompts: dict[str, Int32Array] = field(default_factory=dict)
     chunks: tuple[RetrievedChunk, ...] = ()
     prefill: PrefillReceipt | None = None
+    failovers: list[Failover] = field(default_factory=list)
     timings_ms: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(
             ("queue", "retrieval", "target_prefill", "drafter_prefill", "draft", "verify"), 0.0
@@ -74,6 +76,7 @@ class Account:
             chunks=tuple(ChunkUsed(c.id, c.document, c.score, c.start, c.end) for c in self.chunks),
             timings_ms={name: round(ms, 3) for name, ms in timings.items()},
             plain_from=tuple(each.plain_from if decision.is_drafted else None for each in counters),
+            failovers=tuple(self.failovers),
             explanation=self._explanation(answers) if request.explain else None,
         )
 

@@ -10,6 +10,7 @@
     ├── Unauthorized            missing or unknown API key                         401
     ├── Overloaded              pools are full; says when to come back             503
     ├── LeaseNotFound           released, expired, or never here: take a new one   503
+    │   └── DrafterHangs        no block came in time: go on without, on a new lease   503
     ├── OutOfStep               a message for another position of the sequence     500
     ├── DrafterUnavailable      no drafter: `auto` and `lossless` go on without    503
     ├── TargetUnavailable       no target replica answered                         503
@@ -74,6 +75,13 @@ class Overloaded(RapidError):
 
 class LeaseNotFound(RapidError):
     """Recoverable: the lease was released or expired here; take a new one and prefill again."""
+
+
+class DrafterHangs(LeaseNotFound):
+    """Recoverable: the drafter has not answered in time, and may yet: give up both its leases.
+
+    A block that still comes must not meet the verifier's lease, which has gone on meanwhile.
+    """
 
 
 class OutOfStep(RapidError):

@@ -20,6 +20,7 @@ Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 Origin = Literal["drafted", "corrected", "bonus", "target"]
 FinishReason = Literal["stop", "length"]
+Failover = Literal["target lost", "drafter lost", "drafter hung"]
 
 
 # --- caller -> orchestrator ---------------------------------------------------------------------
@@ -323,6 +324,7 @@ class Receipt:
     chunks: tuple[ChunkUsed, ...]
     timings_ms: dict[str, float]  # queue, retrieval, target_prefill, drafter_prefill, draft, verify
     plain_from: tuple[int | None, ...] = ()  # per choice: position from which the drafter was lost
+    failovers: tuple[Failover, ...] = ()  # what the answer went on after, in order
     explanation: Explanation | None = None
 
 

@@ -21,6 +21,7 @@ from deployments.config import ServeConfig
 from deployments.engine_actor import EngineActor
 from deployments.generation import Generation, Services
 from deployments.prompting import Prompter
+from deployments.ray_ports import Patience
 from rapid.config import EngineConfig
 from rapid.engines.kv_cache import PagePool
 from rapid.engines.leases import LeaseLedger
@@ -204,6 +205,7 @@ class LocalApplication:
             self.config,
             {"target": self.target} | ({} if looks_up else {"drafter": self.drafter}),
             Prompter(text, text, retriever, self.config.retriever.retrieval, 1.0),
+            Patience(self.config.orchestrator.drafter_hangs_s),
         )
 
     def generate(self, request: GenerateRequest) -> Any:

@@ -173,6 +173,7 @@ FAKE_CONFIG: dict[str, Any] = {
     "orchestrator": {
         "target_wait_s": 20,
         "drafter_wait_s": 20,
+        "drafter_hangs_s": 4,  # a busy machine's pauses are no hangs
         "draft_length": "fixed",  # or fakes, whose every step takes the same time, never draft
         "pool": {"num_cpus": 0.05},
     },

@@ -18,6 +18,7 @@ STATUS = {
     "Unauthorized": 401,
     "Overloaded": 503,
     "LeaseNotFound": 503,
+    "DrafterHangs": 503,
     "OutOfStep": 500,
     "DrafterUnavailable": 503,
     "TargetUnavailable": 503,

@@ -118,10 +118,75 @@ async def test_a_target_that_dies_costs_no_text_of_any_choice() -> None:
             app.target.start()
             dead.kill()
     whole = await app.answered(replace(request, request_id="again"))
+    assert (receipt(events).failovers, receipt(whole).failovers) == (("target lost",), ())
     assert sorted(finished(events)) == [0, 1, 2]
     for choice in range(3):
         assert tokens(events, choice) == script(5, 60, choice)
         assert text(events, choice) == text(whole, choice)
+
+
+class Hangs(FakeEngine):
+    """From the third call of this method on it answers nobody, and lives."""
+
+    method = "draft"
+    calls = 0
+
+    async def draft(self, *args):
+        await self._hang("draft")
+        return await super().draft(*args)
+
+    async def prefill(self, lease_id: str):
+        await self._hang("prefill")
+        return await super().prefill(lease_id)
+
+    async def _hang(self, method: str) -> None:
+        self.calls += method == self.method
+        if self.calls >= (3 if method == "draft" else 1):
+            await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("site", ["target", "orchestrator"])
+@pytest.mark.parametrize("num_choices", [1, 3])
+@pytest.mark.parametrize(("mode", "method"), [("lossless", "draft"), ("fused", "prefill")])
+async def test_a_drafter_that_hangs_leaves_the_answer_to_the_target(
+    mode: str, method: str, num_choices: int, site: str
+) -> None:
+    app = LocalApplication(drafter_hangs_s=0.1, acceptance_site=site)
+    app.drafter.load = lambda: hanging
+    hanging = Hangs(app.config.drafter_pool.engine)
+    hanging.method = method
+    app.drafter.start()
+    request = question(
+        "r", mode=mode, documents=ATLAS, seed=5, max_tokens=60, num_choices=num_choices,
+        explain=True,
+    )  # fmt: skip
+    events = await app.answered(request)
+    end = receipt(events)
+    assert end.failovers == ("drafter hung",)
+    assert all(where is not None and where < 60 for where in end.plain_from)
+    assert bool(end.choices[0].drafted) == (method == "draft")
+    for choice in range(num_choices):
+        assert tokens(events, choice) == script(5, 60, choice)
+    await asyncio.sleep(0.05)
+    assert hanging.leases == {}
+    assert app.target.engine.actor._engine.leases == {}
+
+
+class Dawdles(FakeEngine):
+    """Every block takes it longer than a drafter may take."""
+
+    async def verify(self, *args):
+        await asyncio.sleep(0.15)
+        return await super().verify(*args)
+
+
+async def test_a_target_that_takes_long_is_not_a_drafter_that_hangs() -> None:
+    app = LocalApplication(drafter_hangs_s=0.05)
+    app.target.load = lambda: Dawdles(app.config.target.engine)
+    app.target.start()
+    end = receipt(await app.answered(question("r", mode="lossless", seed=5, max_tokens=30)))
+    assert (end.failovers, end.plain_from) == ((), (None,))
+    assert end.choices[0].drafted == 30
 
 
 def text(events: list[GenerationEvent], choice: int) -> str:

@@ -109,6 +109,7 @@ class TestWhole:
             "accepted": 6,
             "bonus": 0,
             "plain_from": [None],
+            "failovers": [],
             "chunks": [{"id": "doc:0", "document": "notes", "score": 1.5, "start": 0, "end": 40}],
             "timings_ms": {"queue": 1.0, "retrieval": 2.0},
         }

@@ -171,6 +171,13 @@ async def test_an_answer_without_its_drafter_is_a_fallback(
     assert read[f'rapid_fallback_total{{reason="{reason}"}}'] == 1
 
 
+async def test_what_an_answer_went_on_after_is_counted_by_its_kind(read: dict[str, Any]) -> None:
+    lost = replace(ANSWERED, failovers=("target lost", "target lost", "drafter hung"))
+    await watch(Script((0.1, STARTED), (0.2, Finished(lost))))
+    assert read['rapid_failover_total{reason="target lost"}'] == 2
+    assert read['rapid_failover_total{reason="drafter hung"}'] == 1
+
+
 def test_an_engine_counts_its_pages_and_its_cache(read: dict[str, Any]) -> None:
     engine = EngineMetrics("target")
     engine.report(EngineStatus(1, 8, 60, 120, 16, 1024, ahead_hits=2))

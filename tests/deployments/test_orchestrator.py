@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 from collections.abc import Iterable
 from typing import Any
 
@@ -155,10 +157,35 @@ async def test_a_drafter_that_dies_leaves_the_answer_to_the_target(fakes: Fakes)
     assert end.explanation.token_ids[0] == tuple(scripted_token(3, 0, i) for i in range(60))
     assert end.plain_from[0] is not None
     assert 0 < end.plain_from[0] < 60
+    assert end.failovers == ("drafter lost",)
     # The next request waits for the drafter that replaces it.
     end = receipt(await answered(fakes, question("r10", mode="lossless", seed=3)))
     assert end.mode == "lossless"
     assert end.choices[0].drafted
+
+
+async def test_a_drafter_that_hangs_leaves_the_answer_to_the_target(fakes: Fakes) -> None:
+    """Its process is stopped, and woken when the answer is complete."""
+    request = question("r14", mode="lossless", seed=60_003, max_tokens=60, explain=True)
+    stopped: list[int] = []
+    events: list[GenerationEvent] = []
+    try:
+        async for event in stream(fakes, request):
+            events.append(event)
+            if len(events) == 3:
+                stopped = ray.get([engine.ping.remote() for engine in fakes.engines("Drafter")])
+                for process in stopped:
+                    os.kill(process, signal.SIGSTOP)
+    finally:
+        for process in stopped:
+            os.kill(process, signal.SIGCONT)
+    end = receipt(events)
+    assert end.failovers == ("drafter hung",)
+    assert end.explanation is not None
+    assert end.explanation.token_ids[0] == tuple(scripted_token(3, 0, i) for i in range(60))
+    assert end.plain_from[0] is not None
+    assert 0 < end.plain_from[0] < 60
+    wait_until(lambda: fakes.held() == (0, 0), 5)
 
 
 async def test_a_target_that_dies_is_replaced_and_the_answer_goes_on(fakes: Fakes) -> None:

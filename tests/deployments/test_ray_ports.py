@@ -7,7 +7,7 @@ import pytest
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RayTaskError
 
 from cluster.leases import Lease
-from deployments.ray_ports import JudgingVerifier, RayDrafter, RayVerifier
+from deployments.ray_ports import JudgingVerifier, Patience, RayDrafter, RayVerifier
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import (
     DrafterUnavailable,
@@ -43,7 +43,7 @@ class ScriptedEngine:
 
 def verifier(answer: object) -> RayVerifier:
     target = Lease("t", ScriptedEngine(TARGET, answer), 0.0)
-    return RayVerifier(target, Lease("d", ScriptedEngine(DRAFTER), 0.0))
+    return RayVerifier(target, Lease("d", ScriptedEngine(DRAFTER), 0.0), Patience(30))
 
 
 def remote(cause: Exception) -> BaseException:
@@ -79,6 +79,7 @@ async def test_a_block_that_is_lost_on_its_way_here_is_a_lost_drafter(failure: E
     judging = JudgingVerifier(
         Lease("t", target, 0.0),
         Lease("d", ScriptedEngine(DRAFTER), 0.0),
+        Patience(30),
         0,
         SamplingConfig(),
         SpeculationConfig(),
@@ -87,6 +88,17 @@ async def test_a_block_that_is_lost_on_its_way_here_is_a_lost_drafter(failure: E
     )
     with pytest.raises(DrafterUnavailable):
         await judging.verify(ScriptedEngine(DRAFTER, failure).remote())
+
+
+def test_patience_grows_with_the_longest_round_of_late_and_comes_back() -> None:
+    patience = Patience(3.0)
+    patience.observe(0.1)
+    assert patience.limit_s == 3.0
+    patience.observe(2.0)
+    assert patience.limit_s == 20.0
+    for _ in range(200):
+        patience.observe(0.1)
+    assert patience.limit_s == 3.0
 
 
 async def test_a_block_is_a_reference_that_nobody_opens_here() -> None:
