@@ -54,7 +54,7 @@ class Lease:
 
 @dataclass(eq=False)
 class Waiter:
-    """A request for the queue; `on_open` is called once, with its lease or None if there is none."""
+    """A request for the queue; `on_open` is called once, with its lease or None if none comes."""
 
     request: LeaseRequest
     on_open: Callable[[Lease | None], None]
