@@ -21,10 +21,11 @@ class Scheduler:
 
     **Prefill** gets what is left of the budget, but slows the others by no more than a factor, as
     measured: with base the seconds of a step without it, a step takes at most ``slowdown * base``,
-    or, where that is too little for a small chunk, up to four steps do on average, and what one took
-    more the next takes less; and while all others are away between two calls, one that comes back
-    after the time `away` finds a chunk that takes no more than ``(slowdown - 1) * (base + away)``, and is not made to wait for
-    prefill twice. While that is too little for a chunk, prefill rests. Tenants share it equally,
+    or, where that is too little for a small chunk, up to four steps do on average, and what one
+    took more the next takes less; and while all others are away between two calls, one that comes
+    back after the time `away` finds a chunk that takes no more than ``(slowdown - 1) * (base +
+    away)``, and is not made to wait for prefill twice. While that is too little for a chunk,
+    prefill rests. Tenants share it equally,
     then each tenant's leases, taking turns at being first: neither a long prompt nor a crowd of
     them stalls the others, and some prefill always goes on.
 
