@@ -2,11 +2,12 @@
 
     python benchmarks/scheduling.py [--prompt 4096] [--repeats 7] [--quick]
 
-Two leases decode on one engine, token by token. In turn within each repetition: alone, beside the
-prefill of a long prompt bounded by `prefill_slowdown` 2 and 4, and beside the same with the
-token budget of a step alone. A random-weight Llama of 4 layers x 256, float32, one thread.
-Reported: the others' seconds per token (the mean over the prefill, and the slowest), as ratios to
-alone, and how long the prefill took, as a ratio to a prefill that has the engine for itself.
+Two leases decode on one engine, token by token. In turn within each repetition: beside the prefill
+of a long prompt bounded by `prefill_slowdown` 2 and 4, and beside the same with the token budget of
+a step alone. A random-weight Llama of 4 layers x 256, float32, one thread. Reported: the others'
+seconds per token (the mean over the prefill, and the slowest), as ratios to those of the same
+leases just before and just after it (the answers grow meanwhile, and so does what a token costs),
+and how long the prefill took, as a ratio to a prefill that has the engine for itself.
 """
 
 from __future__ import annotations
@@ -45,14 +46,18 @@ def lease(lease_id: str, num_prompt: int, max_tokens: int) -> LeaseRequest:
     )
 
 
-async def decode(engine: Engine, lease_id: str, until: asyncio.Event | None) -> list[float]:
-    """Seconds of each token, until the event; without one, of a fixed number of them."""
-    seconds: list[float] = []
-    while not until.is_set() if until else len(seconds) < TOKENS_ALONE:
-        began = time.perf_counter()
-        await engine.decode(lease_id, 0, 1)
-        seconds.append(time.perf_counter() - began)
-    return seconds
+async def decode(engine: Engine, until: asyncio.Event | None = None) -> list[float]:
+    """Seconds of the others' tokens, until the event; without one, of a fixed number of them."""
+
+    async def one(lease_id: str) -> list[float]:
+        seconds: list[float] = []
+        while not until.is_set() if until else len(seconds) < TOKENS_ALONE:
+            began = time.perf_counter()
+            await engine.decode(lease_id, 0, 1)
+            seconds.append(time.perf_counter() - began)
+        return seconds
+
+    return [each for seconds in await asyncio.gather(*map(one, OTHERS)) for each in seconds]
 
 
 async def prefill(engine: Engine, num_tokens: int) -> float:
@@ -65,49 +70,52 @@ async def prefill(engine: Engine, num_tokens: int) -> float:
     return took
 
 
-async def beside(engine: Engine, num_tokens: int | None) -> tuple[list[float], float]:
-    """The others' seconds per token, and those of the prefill of so many tokens beside them."""
+async def beside(engine: Engine, num_tokens: int) -> tuple[list[float], list[float], float]:
+    """The others' seconds per token alone and beside a prefill, and the seconds of that."""
     for name in OTHERS:
         await engine.open(lease(name, OTHERS_PROMPT, OTHERS_TOKENS))
         await engine.prefill(name)
         await engine.decode(name, 0, 8)
-    until = asyncio.Event() if num_tokens else None
-    decoding = asyncio.gather(*(decode(engine, name, until) for name in OTHERS))
-    took = 0.0
-    if until and num_tokens:
-        took = await prefill(engine, num_tokens)
-        until.set()
-    seconds = [each for one in await decoding for each in one]
+    before = await decode(engine)
+    until = asyncio.Event()
+    decoding = asyncio.ensure_future(decode(engine, until))
+    took = await prefill(engine, num_tokens)
+    until.set()
+    seconds = await decoding
+    after = await decode(engine)
     for name in OTHERS:
         engine.release(name)
-    return seconds, took
+    return before + after, seconds, took
 
 
 async def measure(engines: dict[str, Engine], prompt: int, repeats: int) -> dict[str, Any]:
     """Everything once without counting, then in turn."""
-    mean: dict[str, list[float]] = {name: [] for name in ("alone", *engines)}
-    slowest: dict[str, list[float]] = {name: [] for name in mean}
-    took: dict[str, list[float]] = {name: [] for name in mean}
-    any_engine = next(iter(engines.values()))
+    alone: dict[str, list[float]] = {name: [] for name in engines}
+    mean: dict[str, list[float]] = {name: [] for name in engines}
+    slowest: dict[str, list[float]] = {name: [] for name in engines}
+    took: dict[str, list[float]] = {name: [] for name in engines}
+    took_alone: list[float] = []
     for repeat in range(repeats + 1):
-        for name in mean:
-            engine = engines.get(name, any_engine)
-            seconds, prefill_s = await beside(engine, None if name == "alone" else prompt)
-            if name == "alone":
-                prefill_s = await prefill(engine, prompt)
+        prefill_alone_s = await prefill(next(iter(engines.values())), prompt)
+        if repeat:
+            took_alone.append(prefill_alone_s)
+        for name, engine in engines.items():
+            seconds_alone, seconds, prefill_s = await beside(engine, prompt)
             if repeat:
+                alone[name].append(1e3 * statistics.fmean(seconds_alone))
                 mean[name].append(1e3 * statistics.fmean(seconds))
                 slowest[name].append(1e3 * max(seconds))
                 took[name].append(prefill_s)
     return {
         name: {
+            "ms_per_token_alone": spread(alone[name]),
             "ms_per_token": spread(mean[name]),
             "slowest_token_ms": spread(slowest[name], 1),
             "prefill_s": spread(took[name]),
-            "per_token_over_alone": ratios(mean[name], mean["alone"]),
-            "prefill_over_alone": ratios(took[name], took["alone"]),
+            "per_token_over_alone": ratios(mean[name], alone[name]),
+            "prefill_over_alone": ratios(took[name], took_alone),
         }
-        for name in mean
+        for name in engines
     }
 
 
@@ -144,6 +152,7 @@ def main() -> None:
     rows = [
         [
             name,
+            shown(case["ms_per_token_alone"]),
             shown(case["ms_per_token"]),
             shown(case["per_token_over_alone"]),
             shown(case["slowest_token_ms"], 0),
@@ -152,7 +161,7 @@ def main() -> None:
         ]
         for name, case in cases.items()
     ]
-    header = ["prefill beside", "ms/token", "/ alone", "slowest ms", "prefill s", "/ alone"]
+    header = ["bound", "alone ms/token", "beside", "/ alone", "slowest ms", "prefill s", "/ alone"]
     settings = {
         "prompt_tokens": arguments.prompt,
         "others": len(OTHERS),

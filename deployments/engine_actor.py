@@ -64,7 +64,12 @@ class EngineActor:
         self._released: dict[str, None] = {}  # in order; a lease's id is never used again
 
     async def ping(self) -> int:
-        """Answer with the process id: the model is loaded and the event loop turns."""
+        """Answer with the process id: the model is loaded, the event loop and the engine turn.
+
+        Raises:
+            EngineFailed: the engine closed.
+        """
+        self._engine.check_running()
         return os.getpid()
 
     async def live(self) -> None:

@@ -187,6 +187,9 @@ class FakeEngine:
             lease.closed.set()
             self._waking = asyncio.ensure_future(self._wake())
 
+    def check_running(self) -> None:
+        pass
+
     def status(self) -> EngineStatus:
         return EngineStatus(
             leases_open=len(self.leases),

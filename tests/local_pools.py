@@ -141,7 +141,8 @@ class QueueingEngine(FakeEngine):
 
     async def open(self, request: LeaseRequest) -> None:
         admitted = asyncio.get_running_loop().create_future()
-        waiter = self.ledger.submit(request, admitted.set_result)
+        waiter = self.ledger.prepare(request, admitted.set_result)
+        self.ledger.submit(waiter)
         try:
             await admitted
         except asyncio.CancelledError:

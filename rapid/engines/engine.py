@@ -12,6 +12,7 @@ into them: their next holder's rows are computed by the same thread, later.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
@@ -138,9 +139,10 @@ class Engine:
         def answer(lease: Lease | None) -> None:
             reply.settle(None, None if lease else EngineFailed("the engine is closed"))
 
+        waiter = self._ledger.prepare(request, answer)
         with self._guard:
-            self._check_running()
-            waiter = self._ledger.submit(request, answer)
+            self.check_running()
+            self._ledger.submit(waiter)
         try:
             await reply.future
         except asyncio.CancelledError:
@@ -172,9 +174,11 @@ class Engine:
 
         Raises:
             LeaseNotFound: it is not open.
+            EngineFailed: nor is the engine.
         """
         reply = Reply()
         with self._guard:
+            self.check_running()
             lease = self._ledger.get(lease_id)
             self._endings.setdefault(lease, []).append(reply)
         return cast(Ending, await reply.future)
@@ -265,7 +269,7 @@ class Engine:
     ) -> Result:
         reply = Reply()
         with self._guard:
-            self._check_running()
+            self.check_running()
             work = make(self._ledger.get(lease_id))
             if work.lease.busy.intersection(work.choices):
                 raise OutOfStep(f"lease {lease_id!r} has another call in progress on this choice")
@@ -287,12 +291,15 @@ class Engine:
             if self._config.threads is not None:
                 torch.set_num_threads(self._config.threads)
             torch.get_num_threads()
-        while not self._is_closed:
-            if not self._step_or_fail():
-                with self._guard:
-                    if not (self._inbox or self._is_closed):
-                        ttl_s, rest_s = self._config.lease_ttl_s, self._scheduler.rest_s
-                        self._guard.wait(timeout=min(1.0, ttl_s / 4, rest_s))
+        try:
+            while not self._is_closed:
+                if not self._step_or_fail():
+                    with self._guard:
+                        if not (self._inbox or self._is_closed):
+                            ttl_s, rest_s = self._config.lease_ttl_s, self._scheduler.rest_s
+                            self._guard.wait(timeout=min(1.0, ttl_s / 4, rest_s))
+        except Exception as error:
+            self._give_up(error)
 
     def _step_or_fail(self) -> bool:
         """`step`; a bug in it ends all leases instead of leaving their callers waiting."""
@@ -412,15 +419,30 @@ class Engine:
                     error.__cause__ = cause
                     self._end(work.lease, "failed", error)
 
+    def _give_up(self, cause: Exception) -> None:
+        """Ending leases raised as well: nothing here can be relied on, but everyone is answered."""
+        logger.critical("the engine's bookkeeping failed: the engine is closed", exc_info=cause)
+        error = EngineFailed(f"the engine is closed: its bookkeeping raised {cause!r}")
+        error.__cause__ = cause
+        with self._guard:
+            self._is_closed = True
+            for reply in self._replies.values():
+                reply.settle(None, error)
+            for reply in itertools.chain(*self._endings.values()):
+                reply.settle("failed")
+            self._replies.clear()
+            self._endings.clear()
+            self._ledger.close()
+
     # --- bookkeeping, always under the guard -----------------------------------------------------
 
     def _settle(self, work: Work, error: Exception | None = None) -> None:
         reply = self._replies.get(work)
-        self._forget(work)
-        if reply is not None:
+        if reply is not None:  # first, whatever comes of the rest
             reply.settle(work.result, error)
-            if isinstance(work, Draft) and work.is_done and error is None:
-                self._go_ahead(work)
+        self._forget(work)
+        if reply is not None and error is None and isinstance(work, Draft) and work.is_done:
+            self._go_ahead(work)
 
     def _go_ahead(self, draft: Draft) -> None:
         """Draft on behind a block that was handed out.
@@ -465,7 +487,8 @@ class Engine:
         for lease in self._ledger.expired():
             self._end(lease, "expired")
 
-    def _check_running(self) -> None:
+    def check_running(self) -> None:
+        """Raise EngineFailed once the engine is closed, by `close` or by a failure of its own."""
         if self._is_closed:
             raise EngineFailed("the engine is closed")
 

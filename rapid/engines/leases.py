@@ -54,7 +54,7 @@ class Lease:
 
 @dataclass(eq=False)
 class Waiter:
-    """A request in the queue; `on_open` is called once, with its lease or None if there is none."""
+    """A request for the queue; `on_open` is called once, with its lease or None if none comes."""
 
     request: LeaseRequest
     on_open: Callable[[Lease | None], None]
@@ -82,8 +82,13 @@ class LeaseLedger:
     def __post_init__(self) -> None:
         self.prefixes = PrefixCache(self.pool, self.host)
 
-    def submit(self, request: LeaseRequest, on_open: Callable[[Lease | None], None]) -> Waiter:
-        """Open a lease now or as soon as those before it have left room.
+    def prepare(self, request: LeaseRequest, on_open: Callable[[Lease | None], None]) -> Waiter:
+        """Name the pages of its prompt, which takes a while if it is long and needs no guard."""
+        names = page_names(request.prompt_ids, self.page_tokens, request.tenant)
+        return Waiter(request, on_open, names)
+
+    def submit(self, waiter: Waiter) -> None:
+        """Open its lease now or as soon as those before it have left room.
 
         Raises:
             BadRequest: the request is malformed.
@@ -91,16 +96,13 @@ class LeaseLedger:
             OutOfStep: the id is taken.
             LeaseNotFound: the lease it belongs beside is not open.
         """
-        self._check(request)
-        names = page_names(request.prompt_ids, self.page_tokens, request.tenant)
-        waiter = Waiter(request, on_open, names)
-        if request.beside is None:
+        self._check(waiter.request)
+        if waiter.request.beside is None:
             self._waiting.append(waiter)
         else:
             num_companions = sum(each.request.beside is not None for each in self._waiting)
             self._waiting.insert(num_companions, waiter)
         self.admit()
-        return waiter
 
     def withdraw(self, waiter: Waiter) -> bool:
         """Leave the queue; False when the lease is open already."""
@@ -113,8 +115,9 @@ class LeaseLedger:
     def admit(self) -> None:
         """Open leases from the head of the queue while they fit."""
         while self._waiting and self._fits(self._waiting[0]):
-            waiter = self._waiting.popleft()
+            waiter = self._waiting[0]
             lease = self._reserve(waiter)
+            self._waiting.popleft()
             self._open[lease.lease_id] = lease
             first = self._open.get(waiter.request.beside or "")
             if first is not None:

@@ -39,7 +39,7 @@ def page_names(prompt_ids: Int32Array, page_tokens: int, tenant: str) -> list[by
     """
     num_pages = (len(prompt_ids) - 1) // page_tokens
     content = np.ascontiguousarray(prompt_ids, dtype=np.int32).tobytes()
-    width = len(content) // len(prompt_ids) * page_tokens
+    width = np.dtype(np.int32).itemsize * page_tokens
     name = blake2b(tenant.encode(), digest_size=_NAME_BYTES).digest()
     names = []
     for start in range(0, num_pages * width, width):

@@ -13,15 +13,19 @@ from rapid.ports import Clock
 
 Scheduled = list[tuple[Work, Feed]]
 
+_MOST_SAVED = 3  # steps whose share of time a later one may use
+
 
 class Scheduler:
     """Verify, draft and decode rows first, then prefill chunks, then drafts made ahead.
 
     **Prefill** gets what is left of the budget, but slows the others by no more than a factor, as
-    measured: with base the seconds of a step without it, a step takes at most ``slowdown * base``;
-    and while all others are away between two calls, one that comes back after the time `away` finds
-    a chunk that takes no more than ``(slowdown - 1) * (base + away)``, and is not made to wait for
-    prefill twice. While that is too little for a chunk, prefill rests. Tenants share it equally,
+    measured: with base the seconds of a step without it, a step takes at most ``slowdown * base``,
+    or, where that is too little for a small chunk, up to four steps do on average, and what one
+    took more the next takes less; and while all others are away between two calls, one that comes
+    back after the time `away` finds a chunk that takes no more than ``(slowdown - 1) * (base +
+    away)``, and is not made to wait for prefill twice. While that is too little for a chunk,
+    prefill rests. Tenants share it equally,
     then each tenant's leases, taking turns at being first: neither a long prompt nor a crowd of
     them stalls the others, and some prefill always goes on.
 
@@ -39,6 +43,9 @@ class Scheduler:
         self._clock = clock
         self._away_since: float | None = None  # the end of the last step with other rows
         self._waited_s = 0.0  # for prefill, by whoever came during the last step
+        self._allowed_s = math.inf  # for the last step with other rows and prefill
+        self._owed_s = 0.0  # what it took more, at most a step's time
+        self._spared: deque[float] = deque(maxlen=_MOST_SAVED)  # seconds of steps since a chunk
         self._steps: deque[Work] = deque()
         self._prefills: dict[str, deque[Work]] = {}  # by tenant, whose turn it is first
         self._ahead: deque[Work] = deque()
@@ -87,6 +94,12 @@ class Scheduler:
         is_alone = all(work.kind in ("prefill", "ahead") for work, _ in scheduled)
         self.costs.observe(seconds, prefills, is_alone=is_alone)
         self._waited_s = seconds if prefills and is_alone else 0.0
+        if prefills:
+            self._spared.clear()
+            excess_s = 0.0 if is_alone else max(seconds - self._allowed_s, 0.0)
+            self._owed_s = min(excess_s, self.costs.base_s.value or 0.0)
+        else:
+            self._spared.append(seconds)
         if not is_alone:
             self._away_since = self._clock()
 
@@ -119,11 +132,24 @@ class Scheduler:
         return chunks
 
     def _num_beside(self, depth: int) -> int:
-        """Prefill rows in a step with others; at least one, unless they have waited for some."""
+        """Prefill rows in a step with others; few of them take long, so a small chunk is saved for.
+
+        At least one in four steps, unless the others have waited for some.
+        """
         if self.costs.is_base_due:
             return 0
-        allowed_s = (self._prefill_slowdown - 1) * (self.costs.base_s.value or 0.0)
+        base_s = self.costs.base_s.value or 0.0
+        allowed_s = (self._prefill_slowdown - 1) * base_s
+        self._allowed_s = base_s + allowed_s
+        allowed_s -= self._owed_s
         num_rows = self._num_rows(allowed_s - self._waited_s, depth)
+        if num_rows >= MIN_CHUNK_TOKENS:
+            return num_rows
+        saved_s = sum(self._prefill_slowdown * base_s - seconds for seconds in self._spared)
+        self._allowed_s += saved_s
+        num_rows = self._num_rows(allowed_s + saved_s - self._waited_s, depth)
+        if num_rows < MIN_CHUNK_TOKENS and len(self._spared) < _MOST_SAVED:
+            return 0
         return num_rows if self._waited_s else max(num_rows, 1)
 
     def _num_alone(self, depth: int) -> int:
@@ -134,7 +160,8 @@ class Scheduler:
         slowdown, start_s = self._prefill_slowdown - 1, self.costs.start_s
         away_s = self._clock() - self._away_since
         least_s = start_s + MIN_CHUNK_TOKENS * self.costs.row_s(depth)
-        rest_s = min(least_s / slowdown - base_s, base_s) - away_s
+        enough_s = math.inf if self.costs.is_base_due else least_s / slowdown - base_s
+        rest_s = min(enough_s, base_s) - away_s
         if rest_s > 0:
             self.rest_s = rest_s
             return 0

@@ -5,12 +5,16 @@ No figure here is about hardware: everything is learnt from the steps and the ca
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rapid.engines.batching import Feed
 
-_STEPS_BETWEEN_PROBES = 8
+_STEPS_BETWEEN_PROBES = 48
+_PROBE_STEPS = 6
+_COLD_STEPS = 3
 _DECAY = 0.9
 _SWEEPS = 4
 
@@ -26,6 +30,22 @@ class RunningMean:
         """Take one more measurement in."""
         known = value if self.value is None else self.value
         self.value = known + self.weight * (value - known)
+
+
+class RunningMedian:
+    """Of the last nine measurements: one that hung, or was interrupted, does not count."""
+
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=9)
+
+    @property
+    def value(self) -> float | None:
+        """None before the first."""
+        return statistics.median(self._values) if self._values else None
+
+    def add(self, value: float) -> None:
+        """Take one more measurement in."""
+        self._values.append(value)
 
 
 @dataclass
@@ -60,21 +80,24 @@ class StepCosts:
         seconds = base + rows * (a + b * depth)    beside other rows
         seconds = start + rows * (a + b * depth)   alone
 
-    `base_s` is a running mean over the steps without prefill; start, a and b are fitted to the
-    others' seconds per row by least squares with none below zero, the latest steps counting most.
+    `base_s` is a running median of the steps without prefill, but the first three after one with:
+    those find the caches full of the prompt and take up to half as long again. start, a and b are
+    fitted to the others' seconds per row by least squares with none below zero, the latest steps
+    counting most.
     """
 
     def __init__(self) -> None:
-        self.base_s = RunningMean()
-        self._num_mixed = 0  # since the base was last measured
+        self.base_s = RunningMedian()
+        self._num_chunks = 0  # steps with prefill since the base was last measured
+        self._num_others = 0  # steps without since then, but for chunks while the base is due
         self._fitted = [0.0] * 3  # start, a, b
         self._products = [[0.0] * 3 for _ in range(3)]  # of (1 / rows if alone, 1, depth)
         self._targets = [0.0] * 3  # of the same with seconds per row
 
     @property
     def is_base_due(self) -> bool:
-        """Whether the base has not been measured yet, or not for eight steps that had both."""
-        return self.base_s.value is None or self._num_mixed >= _STEPS_BETWEEN_PROBES
+        """Whether the base has not been measured yet, or not for 48 steps that had prefill."""
+        return self.base_s.value is None or self._num_chunks >= _STEPS_BETWEEN_PROBES
 
     @property
     def start_s(self) -> float:
@@ -97,12 +120,18 @@ class StepCosts:
             rows += len(feed.token_ids)
             keys += len(feed.token_ids) * (feed.position + len(feed.token_ids) / 2)
         if not rows:
-            self.base_s.add(seconds)
-            self._num_mixed = 0
-        elif is_alone:
+            self._num_others += 1
+            if self._num_others > _COLD_STEPS or not self._num_chunks:
+                self.base_s.add(seconds)
+            if self._num_others >= _PROBE_STEPS:
+                self._num_chunks = 0
+            return
+        if not self.is_base_due:  # else who stays away for long would never let it be measured
+            self._num_others = 0
+        self._num_chunks += 1
+        if is_alone:
             self._fit((1.0 / rows, 1.0, keys / rows), seconds / rows)
         elif self.base_s.value is not None:
-            self._num_mixed += 1
             self._fit((0.0, 1.0, keys / rows), (seconds - self.base_s.value) / rows)
 
     def _fit(self, row: tuple[float, ...], seconds: float) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from deployments.engine_actor import EngineActor
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
-from rapid.errors import LeaseNotFound
+from rapid.errors import EngineFailed, LeaseNotFound
 from rapid.messages import LeaseRequest, as_prompt
 from tests.fakes import FakeEngine
 
@@ -38,6 +38,19 @@ async def test_a_release_that_overtakes_its_open_is_remembered(actor: EngineActo
     assert await held(actor) == 0
     await actor.open(room("b"))
     assert await held(actor) == 1
+
+
+async def test_an_engine_that_closed_by_itself_is_not_healthy(
+    actor: EngineActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await actor.ping()
+
+    def closed(_: FakeEngine) -> None:
+        raise EngineFailed("the engine is closed")
+
+    monkeypatch.setattr(FakeEngine, "check_running", closed)
+    with pytest.raises(EngineFailed):
+        await actor.ping()
 
 
 async def test_a_release_undoes_an_open_that_waits(actor: EngineActor) -> None:

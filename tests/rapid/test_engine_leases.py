@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 
 from rapid.engines.batching import Feed
 from rapid.engines.engine import Engine
+from rapid.engines.prefix_cache import page_names
 from rapid.errors import BadRequest, EngineFailed, LeaseNotFound, OutOfStep, PromptTooLong
 from rapid.messages import as_prompt
 from tests.rapid.tiny_models import (
@@ -173,6 +175,56 @@ async def test_a_rule_that_raises_ends_its_lease_alone(
         await engine.decode("a", 0, 2)
     monkeypatch.undo()
     assert (await engine.decode("b", 0, 6)).token_ids == tuple(EXPECTED)
+
+
+async def test_nobody_is_left_waiting_when_ending_leases_raises_as_well(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = tiny_engine(max_leases=2)
+    await opened(engine, "a")
+    await opened(engine, "b", num_choices=2)
+    gate = Gate(engine)
+    waiting = asyncio.ensure_future(engine.open(lease_request("c", PROMPT)))
+    endings = [asyncio.ensure_future(engine.wait_closed(lease_id)) for lease_id in "ab"]
+    calls = [asyncio.ensure_future(engine.decode("a", 0, 2))]
+    await gate.forward_started()
+    calls += [asyncio.ensure_future(engine.decode("b", choice, 2)) for choice in range(2)]
+    await asyncio.sleep(0)
+    engine.check_running()
+
+    def explode(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    gate.before = explode
+    monkeypatch.setattr(engine._scheduler, "drop", explode)  # while the leases are ended for it
+    gate.open()
+    async with asyncio.timeout(10):
+        for call in (*calls, waiting):
+            with pytest.raises(EngineFailed):
+                await call
+        assert await asyncio.gather(*endings) == ["failed", "failed"]
+    assert "bookkeeping failed" in caplog.text
+    for refused in (engine.open(lease_request("d")), engine.wait_closed("a")):
+        with pytest.raises(EngineFailed, match="closed"):
+            await refused
+    with pytest.raises(EngineFailed, match="closed"):  # what the health check asks
+        engine.check_running()
+    monkeypatch.undo()
+    engine.close()
+
+
+async def test_a_long_prompt_is_hashed_before_the_engine_is_locked(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def names(*arguments: Any) -> list[bytes]:
+        seen.append(engine._guard._is_owned())  # type: ignore[attr-defined]
+        return page_names(*arguments)
+
+    monkeypatch.setattr("rapid.engines.leases.page_names", names)
+    await engine.open(lease_request("a", PROMPT))
+    assert seen == [False]
 
 
 async def test_when_the_pool_is_full_opening_waits_its_turn() -> None:

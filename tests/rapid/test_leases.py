@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pytest
 
 from rapid.engines.kv_cache import PagePool
-from rapid.engines.leases import Lease, LeaseLedger
+from rapid.engines.leases import Lease, LeaseLedger, Waiter
 from rapid.errors import BadRequest, LeaseNotFound, OutOfStep, PromptTooLong
-from rapid.messages import as_prompt
+from rapid.messages import LeaseRequest, as_prompt
 from tests.rapid.tiny_models import lease_request, random_prompt
 
 
@@ -29,12 +29,15 @@ class Ledger(LeaseLedger):
         super().__init__(PagePool(num_pages), 8, max_leases, 128, 10.0, self.hands)
         self.admitted: list[str] = []
 
-    def ask(self, lease_id: str, num_tokens: int, **settings: object) -> object:
+    def ask(self, lease_id: str, num_tokens: int, **settings: object) -> Waiter:
         """A lease of `num_tokens`, 10 of them for the longest block; no two begin alike."""
         prompt = random_prompt(num_tokens - 4 - 10, seed=sum(map(ord, lease_id)))
-        return self.submit(
-            lease_request(lease_id, prompt, max_tokens=4, **settings), self._remember
-        )
+        return self.request(lease_request(lease_id, prompt, max_tokens=4, **settings))
+
+    def request(self, request: LeaseRequest) -> Waiter:
+        waiter = self.prepare(request, self._remember)
+        self.submit(waiter)
+        return waiter
 
     def _remember(self, lease: Lease | None) -> None:
         self.admitted.append(lease.lease_id if lease else "none")
@@ -153,7 +156,7 @@ def test_what_can_never_fit_is_refused_with_numbers() -> None:
     with pytest.raises(PromptTooLong, match="the engine has 160"):
         ledger.ask("a", 120, num_choices=8, committed=((),) * 8)
     with pytest.raises(BadRequest, match="empty"):
-        ledger.submit(lease_request("a", as_prompt([])), ledger._remember)
+        ledger.request(lease_request("a", as_prompt([])))
     assert ledger.status().leases_open == 0
     ledger.check_integrity()
 

@@ -279,7 +279,7 @@ def test_a_name_is_of_all_tokens_so_far_and_of_the_tenant() -> None:
     changed[3] += 1
     assert not set(page_names(changed, 8, "one")) & set(names)
     assert not set(page_names(DOCUMENT, 8, "two")) & set(names)
-    assert page_names(as_prompt([1]), 8, "one") == []
+    assert page_names(as_prompt([1]), 8, "one") == page_names(as_prompt([]), 8, "one") == []
 
 
 def test_the_tail_of_a_prompt_gives_way_before_its_head() -> None:

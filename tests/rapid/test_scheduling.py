@@ -84,6 +84,14 @@ class Machine:
         return scheduled, seconds
 
 
+def dearest(seconds: list[float]) -> float:
+    """The greatest mean of 32 in a row: time is saved up in some and spent in others."""
+    num_steps = min(32, len(seconds))
+    return max(
+        sum(seconds[i : i + num_steps]) / num_steps for i in range(len(seconds) - num_steps + 1)
+    )
+
+
 def rows_of(scheduled: Scheduled) -> dict[Work, int]:
     return {work: len(feed.token_ids) for work, feed in scheduled}
 
@@ -107,9 +115,10 @@ def test_beside_a_long_prefill_a_step_takes_at_most_the_stated_factor(slowdown: 
         assert decode in rows_of(scheduled)
         took.append(seconds)
     # the first steps learn; a chunk of ever deeper rows is cut by what the last ones cost
-    assert max(took[3:]) <= slowdown * machine.base_s * 1.05
-    prefilling = [seconds for seconds in took if seconds > machine.base_s]
-    assert sum(prefilling) / len(prefilling) > slowdown * machine.base_s * 0.9  # and uses it
+    assert dearest(took[3:]) <= slowdown * machine.base_s * 1.05
+    assert max(took[3:]) <= (1 + 4 * (slowdown - 1)) * machine.base_s * 1.05
+    mean = sum(took) / len(took)
+    assert mean - machine.base_s > (slowdown - 1) * machine.base_s * 0.7  # and uses it
 
 
 @pytest.mark.parametrize("away_s", [0.001, 0.03, 0.3, 2.0])
@@ -134,7 +143,27 @@ def test_who_comes_back_waits_for_no_more_than_the_stated_factor(
         machine.scheduler.add(decode)
         machine.step()
         took.append(machine.now - left_at)
-    assert max(took[5:]) <= slowdown * (away_s + machine.base_s) * 1.05
+    assert dearest(took[5:]) <= slowdown * (away_s + machine.base_s) * 1.05
+
+
+def test_rows_too_dear_for_every_step_come_as_a_small_chunk_in_some() -> None:
+    """A step with one prefill row may take nearly what one with sixteen does."""
+    decode, prefill = FakeWork("step", 1), FakeWork("prefill", 8192)
+    machine = Machine(decode, prefill, base_s=0.01)  # sixteen rows take 16 ms, and more later
+    rows = [rows_of(machine.step()[0]).get(prefill, 0) for _ in range(30)]
+    assert 0 in rows[5:]
+    assert min(num_rows for num_rows in rows[5:] if num_rows) >= 16
+
+
+def test_what_a_step_took_too_long_the_next_makes_up_for() -> None:
+    decode, prefill = FakeWork("step", 1), FakeWork("prefill", 8192)
+    machine = Machine(decode, prefill, step_tokens=512)
+    for _ in range(8):
+        machine.step()
+    scheduled = machine.scheduler.select()
+    machine.scheduler.observe(2 * machine.base_s + 0.04, scheduled)
+    before = rows_of(scheduled)[prefill]
+    assert rows_of(machine.scheduler.select())[prefill] < before * 0.7
 
 
 def test_a_prefill_alone_has_the_whole_budget() -> None:
@@ -176,7 +205,7 @@ def test_some_prefill_goes_on_however_dear_it_is() -> None:
     machine = Machine(decode, prefill, base_s=1e-6)  # a row costs a thousand times that
     for _ in range(50):
         machine.step()
-    assert 16 + 40 <= prefill.num_fed <= 16 + 50
+    assert 16 + 10 <= prefill.num_fed <= 16 + 13
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -196,7 +225,7 @@ def test_tenants_share_equally_and_then_their_leases(beside: bool) -> None:
 def test_they_take_turns_when_there_is_no_room_for_all() -> None:
     works = [FakeWork("prefill", 100_000, tenant) for tenant in "aabc" for _ in range(2)]
     machine = Machine(FakeWork("step", 1), *works, base_s=1e-6)
-    for _ in range(400):
+    for _ in range(1600):
         machine.step()
     of_tenants = {
         tenant: [work.num_fed for work in works if work.lease.request.tenant == tenant]

@@ -68,19 +68,43 @@ def test_what_a_step_takes_before_its_rows_is_learnt_where_they_are_alone() -> N
     assert costs.row_s(0) == pytest.approx(1e-3, rel=0.05)
 
 
-def test_the_base_is_measured_again_after_eight_steps_that_had_both() -> None:
+def test_the_base_is_measured_again_once_the_caches_are_warm() -> None:
     costs = StepCosts()
     assert costs.is_base_due
     costs.observe(0.5, chunk(512, 0), is_alone=True)  # says nothing of others
     assert costs.is_base_due
-    costs.observe(1.0, [], is_alone=False)
-    for _ in range(8):
+    for _ in range(6):
+        costs.observe(1.0, [], is_alone=False)
+    for _ in range(48):
         assert not costs.is_base_due
         costs.observe(1.1, chunk(16, 100), is_alone=False)
-    assert costs.is_base_due
-    costs.observe(2.0, [], is_alone=False)
+    for cold_s in (3.0, 2.8, 2.6):
+        costs.observe(cold_s, [], is_alone=False)
+    assert costs.base_s.value == pytest.approx(1.0)
+    for _ in range(3):
+        assert costs.is_base_due
+        costs.observe(2.0, [], is_alone=False)
     assert not costs.is_base_due
-    assert costs.base_s.value == pytest.approx(1.2)
+    for _ in range(2):
+        costs.observe(2.0, [], is_alone=False)  # no prefill was in between
+    assert costs.base_s.value == pytest.approx(2.0)
+
+
+def test_a_step_that_was_interrupted_is_not_taken_for_the_base() -> None:
+    costs = StepCosts()
+    for seconds in (1.0, 1.1, 30.0, 0.9, 1.0):
+        costs.observe(seconds, [], is_alone=False)
+    assert costs.base_s.value == 1.0
+
+
+def test_who_always_comes_after_a_chunk_is_measured_as_it_is() -> None:
+    """Away for long between two calls, it finds the caches full of a prompt each time."""
+    costs = StepCosts()
+    costs.observe(1.0, [], is_alone=False)
+    for _ in range(48 + 6):
+        costs.observe(0.5, chunk(64, 0), is_alone=True)
+        costs.observe(2.0, [], is_alone=False)
+    assert costs.base_s.value == pytest.approx(2.0)
 
 
 def test_a_row_too_cheap_to_see_costs_nothing() -> None:
