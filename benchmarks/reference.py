@@ -149,7 +149,7 @@ class Ours:
 
 
 def products_ms(loaded: LoadedModel, num_rows: int) -> float:
-    """A forward's products of rows and weights alone, at their best: neither side can do less."""
+    """A forward's products of rows and weights alone, projection by projection, at their best."""
     with torch.inference_mode():
         layers = [one for one in loaded.model.modules() if isinstance(one, torch.nn.Linear)]
         inputs = {one.in_features: torch.randn(num_rows, one.in_features) for one in layers}

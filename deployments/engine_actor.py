@@ -64,7 +64,7 @@ class EngineActor:
         self._released: dict[str, None] = {}  # in order; a lease's id is never used again
 
     async def ping(self) -> int:
-        """Answer with the process id: the model is loaded, the event loop and the engine turn.
+        """Answer with the process id: the model is loaded, the event loop turns.
 
         Raises:
             EngineFailed: the engine closed.

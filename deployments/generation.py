@@ -127,22 +127,23 @@ class Generation:
                 for choice in range(self._request.num_choices)
             ]
             yield Started(decision.mode, decision.reason, decision.contract)
-            for num_left in reversed(range(_MAX_FAILOVERS + 1)):
+            while True:
                 try:
                     async with aclosing(self._deltas(decision, opened)) as deltas:
                         async for delta in deltas:
                             yield delta
                     break
+                except DrafterHangs as error:  # once: it is gone then
+                    self._lose_drafter("drafter hung")
+                    told: RapidError = error
                 except (TargetUnavailable, LeaseNotFound) as error:
-                    if isinstance(error, DrafterHangs):
-                        self._lose_drafter("drafter hung")
-                    else:
-                        self._account.failovers.append("target lost")
-                    if not num_left:
+                    if self._account.failovers.count("target lost") == _MAX_FAILOVERS:
                         raise
-                    logger.warning("request %s: new leases: %s", self._request.request_id, error)
-                    await held.aclose()
-                    opened = await self._reopen(held, decision)
+                    self._account.failovers.append("target lost")
+                    told = error
+                logger.warning("request %s: new leases: %s", self._request.request_id, told)
+                await held.aclose()
+                opened = await self._reopen(held, decision)
             yield Finished(
                 self._account.receipt(
                     self._request, decision, self._sampling, self._speculation, self._answers
@@ -274,11 +275,11 @@ class Generation:
             try:
                 async with asyncio.timeout(limit_s):
                     await drafter.prefill
-            except TimeoutError:
-                raise DrafterHangs(f"It has not read its prompt within {limit_s:g} s.") from None
-            except RapidError as error:
-                logger.warning("request %s: no drafter: %s", self._request.request_id, error)
-                self._lose_drafter("drafter lost")
+            except (TimeoutError, RapidError) as error:
+                told = error if isinstance(error, RapidError) else f"not read within {limit_s:g} s"
+                logger.warning("request %s: no drafter: %s", self._request.request_id, told)
+                hangs = isinstance(error, TimeoutError)
+                self._lose_drafter("drafter hung" if hangs else "drafter lost")
                 drafter = None
         rounds = [
             answer.follow(self._verdicts(decision, answer, opened.verifier, drafter))

@@ -94,14 +94,15 @@ class RayVerifier:
             return await self._ask(method, self._choice, block)
         reference = method.remote(self._target.lease_id, self._choice, block)
         asked = asyncio.ensure_future(self._answered(reference))
+        asked.add_done_callback(lambda done: done.cancelled() or done.exception())
         began, limit_s = time.monotonic(), self._patience.limit_s
         try:
-            async with asyncio.timeout(limit_s):
-                found = await asyncio.shield(asked)
-        except TimeoutError:
-            if not await _has_come(block):
-                raise DrafterHangs(f"The drafter has not answered within {limit_s:g} s.") from None
-            found = await asked  # it is the target that takes so long
+            done, _ = await asyncio.wait({asked}, timeout=limit_s)
+            if not done and not await _has_come(block):
+                raise DrafterHangs(f"The drafter has not answered within {limit_s:g} s.")
+            found = await asked  # not done: it is the target that takes so long
+        finally:
+            asked.cancel()
         self._patience.observe(time.monotonic() - began)
         return found
 

@@ -127,7 +127,8 @@ class EngineConfig(Frozen):
         max_leases: requests held at once, each with all its choices.
         step_tokens: token budget of one forward; prefill chunks are cut to it.
         prefill_slowdown: what prefill may make of the others' time per token, as measured while the
-            engine runs: 2 at most doubles it, and leaves a long prompt at best half of the time.
+            engine runs: 2 at most doubles it, on average over a few steps, and leaves a long prompt
+            at best half of the time.
         draft_ahead: go on drafting while a block is judged, as if it were going to be accepted; for
             a drafter whose engine has a process of its own.
         lease_ttl_s: a lease that is neither stepped nor renewed for this long is freed.

@@ -156,8 +156,8 @@ class ModelShape(Frozen):
     @property
     def _widest(self) -> int:
         """Numbers that one row has at once, at most."""
-        heads = (2 * self.heads + 2 * self.kv_heads) * self.head_dim
-        return max(3 * self.intermediate, heads) + 4 * self.hidden
+        heads = 4 * (self.heads + self.kv_heads) * self.head_dim
+        return max(4 * self.intermediate, heads) + 4 * self.hidden
 
     # --- floating-point operations ----------------------------------------------------------------
 

@@ -7,7 +7,8 @@ nothing else (`Kernels.captured`).
 
 The ordinary forward stays the specification. A graph is captured from the third step of its shape
 and tried on the next one, with inputs other than those it was captured with: it must give that
-step's logits and store its keys, and be faster. Else its shape stays ordinary, for good, and the
+step's logits and store its keys, and be faster. Else its shape stays ordinary, for good (no
+other shape is captured either, after a capture that failed), and the
 log says why. Nothing is padded: a shape is (sequences, rows of each).
 """
 

@@ -28,14 +28,14 @@ class _Layer:
     """One layer's weights.
 
     Attributes:
-        attention: the module whose `layer_idx` attention asks for.
+        module: whose `layer_idx` attention asks for.
         qkv: queries', keys' and values' projection [(heads + 2 kv_heads) * head_dim, hidden].
         qkv_bias: the same rows, or None.
-        qk_norm: of each head of queries and keys [heads + kv_heads, head_dim], or None.
+        qk_norm: of each head of queries and keys [heads + kv_heads, head_dim], a copy; or None.
         gate_up: both of the gated product's projections [2 * intermediate, hidden].
     """
 
-    attention: torch.nn.Module
+    module: torch.nn.Module
     before_attention: torch.Tensor
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
@@ -59,6 +59,7 @@ def decoder_of(model: Any) -> Decoder | None:
         all(type(projection) is torch.nn.Linear for projection in projections)
         and len(projections) == NUM_PROJECTIONS * len(model.model.layers)
         and not any(hasattr(module, "_hf_hook") for module in modules)
+        and getattr(model.config, "quantization_config", None) is None
         and all(layer.mlp.gate_proj.bias is None for layer in model.model.layers)
         and model.config.hidden_act == "silu"
     )
@@ -78,8 +79,6 @@ class Decoder:
         self._rotary = model.model.rotary_emb
         self._last_norm = model.model.norm.weight
         self._layers = [self._fused(layer) for layer in model.model.layers]
-        if self._tokens.device.type == "cuda":  # what was fused is free: not torch's to keep
-            torch.cuda.empty_cache()
 
     def __call__(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, rows: RaggedRows
@@ -95,30 +94,41 @@ class Decoder:
             [1, rows, hidden].
         """
         hidden = embedding(input_ids[0], self._tokens)
-        cos, sin = self._angles(position_ids[0], hidden.dtype)
-        num_rotated = self._num_heads + self._num_kv_heads
+        angles = self._angles(position_ids[0], hidden.dtype)
         for layer in self._layers:
-            mixed = linear(self._norm(hidden, layer.before_attention), layer.qkv, layer.qkv_bias)
-            heads = mixed.view(len(mixed), -1, self._head_dim)
-            rotated = heads[:, :num_rotated]
-            if layer.qk_norm is not None:
-                rotated = self._norm(rotated, layer.qk_norm)
-            rotated = rotated * cos + rotated.roll(self._head_dim // 2, -1) * sin
-            rotated = rotated.transpose(0, 1)[None]
-            attended, _ = ragged_attention(
-                layer.attention,
-                rotated[:, : self._num_heads],
-                rotated[:, self._num_heads :],
-                heads[:, num_rotated:].transpose(0, 1)[None],
-                None,
-                ragged=rows,
-            )
-            hidden = hidden + linear(
-                attended.reshape(len(mixed), -1), layer.output, layer.output_bias
-            )
-            gate, up = linear(self._norm(hidden, layer.before_mlp), layer.gate_up).chunk(2, dim=-1)
-            hidden = hidden + linear(silu(gate) * up, layer.down)
+            hidden = hidden + self._attention(layer, hidden, *angles, rows)
+            hidden = hidden + self._mlp(layer, hidden)
         return self._norm(hidden, self._last_norm)[None]
+
+    def _attention(
+        self,
+        layer: _Layer,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        rows: RaggedRows,
+    ) -> torch.Tensor:
+        mixed = linear(self._norm(hidden, layer.before_attention), layer.qkv, layer.qkv_bias)
+        heads = mixed.view(len(mixed), -1, self._head_dim)
+        num_rotated = self._num_heads + self._num_kv_heads
+        rotated = heads[:, :num_rotated]
+        if layer.qk_norm is not None:
+            rotated = self._norm(rotated, layer.qk_norm)
+        rotated = rotated * cos + rotated.roll(self._head_dim // 2, -1) * sin
+        rotated = rotated.transpose(0, 1)[None]
+        attended, _ = ragged_attention(
+            layer.module,
+            rotated[:, : self._num_heads],
+            rotated[:, self._num_heads :],
+            heads[:, num_rotated:].transpose(0, 1)[None],
+            None,
+            ragged=rows,
+        )
+        return linear(attended.reshape(len(mixed), -1), layer.output, layer.output_bias)
+
+    def _mlp(self, layer: _Layer, hidden: torch.Tensor) -> torch.Tensor:
+        gate, up = linear(self._norm(hidden, layer.before_mlp), layer.gate_up).chunk(2, dim=-1)
+        return linear(silu(gate) * up, layer.down)
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return weight * rms_norm(hidden, hidden.shape[-1:], None, self._epsilon)
@@ -148,7 +158,7 @@ class Decoder:
                 )
             )
         return _Layer(
-            attention=attention,
+            module=attention,
             before_attention=layer.input_layernorm.weight,
             qkv=_fuse("weight", *qkv),
             qkv_bias=None if qkv[0].bias is None else _fuse("bias", *qkv),
@@ -174,6 +184,9 @@ def _fuse(name: str, *projections: torch.nn.Linear) -> torch.Tensor:
     if len(storages) == 1 and starts[1:] == stops[:-1]:
         return own[0].as_strided((sum(num_rows), *own[0].shape[1:]), own[0].stride())
     fused = torch.cat(own)
+    own.clear()
     for projection, rows in zip(projections, torch.split(fused, num_rows), strict=True):
         getattr(projection, name).data = rows
+    if fused.is_cuda:  # the parts are free, too small for the next whole: not torch's to keep
+        torch.cuda.empty_cache()
     return fused

@@ -25,9 +25,8 @@ class Scheduler:
     took more the next takes less; and while all others are away between two calls, one that comes
     back after the time `away` finds a chunk that takes no more than ``(slowdown - 1) * (base +
     away)``, and is not made to wait for prefill twice. While that is too little for a chunk,
-    prefill rests. Tenants share it equally,
-    then each tenant's leases, taking turns at being first: neither a long prompt nor a crowd of
-    them stalls the others, and some prefill always goes on.
+    prefill rests. Tenants share it equally, then each tenant's leases, taking turns at being first:
+    neither a long prompt nor a crowd of them stalls the others, and some prefill always goes on.
 
     **Drafting ahead** takes what is left after that, in steps that do not verify or decode: nobody
     has asked for it yet, and those would wait for its rows.
@@ -134,18 +133,22 @@ class Scheduler:
     def _num_beside(self, depth: int) -> int:
         """Prefill rows in a step with others; few of them take long, so a small chunk is saved for.
 
-        At least one in four steps, unless the others have waited for some.
+        At least one row in four steps, unless the others have waited for some.
         """
         if self.costs.is_base_due:
             return 0
         base_s = self.costs.base_s.value or 0.0
-        allowed_s = (self._prefill_slowdown - 1) * base_s
+        most_s = self._prefill_slowdown * base_s
+        if len(self._spared) == _MOST_SAVED and min(self._spared) > most_s:
+            self.costs.forget_base()  # the others have become dearer by themselves
+            return 0
+        allowed_s = most_s - base_s
         self._allowed_s = base_s + allowed_s
         allowed_s -= self._owed_s
         num_rows = self._num_rows(allowed_s - self._waited_s, depth)
         if num_rows >= MIN_CHUNK_TOKENS:
             return num_rows
-        saved_s = sum(self._prefill_slowdown * base_s - seconds for seconds in self._spared)
+        saved_s = sum(most_s - seconds for seconds in self._spared)
         self._allowed_s += saved_s
         num_rows = self._num_rows(allowed_s + saved_s - self._waited_s, depth)
         if num_rows < MIN_CHUNK_TOKENS and len(self._spared) < _MOST_SAVED:

@@ -47,6 +47,10 @@ class RunningMedian:
         """Take one more measurement in."""
         self._values.append(value)
 
+    def clear(self) -> None:
+        """As before the first."""
+        self._values.clear()
+
 
 @dataclass
 class Gap:
@@ -89,7 +93,7 @@ class StepCosts:
     def __init__(self) -> None:
         self.base_s = RunningMedian()
         self._num_chunks = 0  # steps with prefill since the base was last measured
-        self._num_others = 0  # steps without since then, but for chunks while the base is due
+        self._num_others = 0  # steps without it in a row; a chunk amid a probe does not end one
         self._fitted = [0.0] * 3  # start, a, b
         self._products = [[0.0] * 3 for _ in range(3)]  # of (1 / rows if alone, 1, depth)
         self._targets = [0.0] * 3  # of the same with seconds per row
@@ -98,6 +102,10 @@ class StepCosts:
     def is_base_due(self) -> bool:
         """Whether the base has not been measured yet, or not for 48 steps that had prefill."""
         return self.base_s.value is None or self._num_chunks >= _STEPS_BETWEEN_PROBES
+
+    def forget_base(self) -> None:
+        """It no longer holds: measured anew before anything else is."""
+        self.base_s.clear()
 
     @property
     def start_s(self) -> float:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,6 +90,36 @@ async def test_a_block_that_is_lost_on_its_way_here_is_a_lost_drafter(failure: E
     )
     with pytest.raises(DrafterUnavailable):
         await judging.verify(ScriptedEngine(DRAFTER, failure).remote())
+
+
+async def test_a_caller_that_leaves_in_mid_round_leaves_nothing_behind() -> None:
+    """The call fails once its lease is released, when nobody waits for it any more."""
+    released = asyncio.Event()
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
+
+    class Waiting(ScriptedEngine):
+        def remote(self, *args: Any) -> Any:
+            async def answered() -> object:
+                await released.wait()
+                raise remote(LeaseNotFound("released"))
+
+            return answered()
+
+    asking = RayVerifier(
+        Lease("t", Waiting(TARGET), 0.0), Lease("d", ScriptedEngine(DRAFTER), 0.0), Patience(30)
+    )
+    round_ = asyncio.create_task(asking.verify("block"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    round_.cancel()
+    released.set()
+    with pytest.raises(asyncio.CancelledError):
+        await round_
+    await asyncio.sleep(0.01)
+    gc.collect()
+    assert complaints == []
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 def test_patience_grows_with_the_longest_round_of_late_and_comes_back() -> None:

@@ -155,6 +155,20 @@ def test_rows_too_dear_for_every_step_come_as_a_small_chunk_in_some() -> None:
     assert min(num_rows for num_rows in rows[5:] if num_rows) >= 16
 
 
+def test_others_that_become_much_dearer_do_not_stop_a_prefill() -> None:
+    """Long contexts joined: what a step took before is no measure any more."""
+    decode, prefill = FakeWork("step", 1), FakeWork("prefill", 100_000)
+    machine = Machine(decode, prefill, step_tokens=512)
+    for _ in range(20):
+        machine.step()
+    machine.base_s *= 6
+    for _ in range(10):
+        machine.step()
+    rows = [rows_of(machine.step()[0]).get(prefill, 0) for _ in range(10)]
+    assert min(rows) > 100
+    assert machine.scheduler.costs.base_s.value == pytest.approx(machine.base_s)
+
+
 def test_what_a_step_took_too_long_the_next_makes_up_for() -> None:
     decode, prefill = FakeWork("step", 1), FakeWork("prefill", 8192)
     machine = Machine(decode, prefill, step_tokens=512)
