@@ -8,6 +8,9 @@
 * each past run is attended to without any mask, the new rows among themselves causally;
 * the parts are merged by their log-sum-exp.
 
+On a CPU what several sequences begin with is a part that is read once for all of them
+(`rapid.engines.shared_prefixes`).
+
 On a CPU a part is the fused flash kernel over a strided view, in one of the forms of
 `rapid.engines.cpu_attention`. On CUDA an engine brings the `Kernels` that
 `rapid.engines.cuda_attention` found right and fast. Elsewhere a part is `plain_partial`, written
@@ -27,6 +30,7 @@ from transformers import AttentionInterface
 
 from rapid.engines import cpu_attention
 from rapid.engines.kv_cache import KVCache
+from rapid.engines.shared_prefixes import SharedPrefix, shared_prefixes
 
 NAME = "rapid_ragged"
 MAX_SCORES = 2**26  # float32 scores computed at once where no fused kernel is used
@@ -149,6 +153,10 @@ class RaggedRows:
         is_plain = all(one.stop - one.start == len(one.all_spans) == 1 for one in self.segments)
         return [one.all_spans[0] for one in self.segments] if is_plain else []
 
+    def prefixes(self) -> list[SharedPrefix]:
+        """What several of the sequences begin with."""
+        return self.once("prefixes", lambda: shared_prefixes(self.segments))
+
     def stretches(self) -> list[tuple[slice, RaggedRows]]:
         """Neighbours of one kind, steps or chunks: their rows, and themselves counted from 0."""
         if len({segment.is_step for segment in self.segments}) == 1:
@@ -205,6 +213,8 @@ def ragged_attention(
     if kernels is None:
         if keys.device.type == "cpu" and (spans := ragged.single_spans()):
             return cpu_attention.attend_single_rows(query, keys, values, spans, scale), None
+        if keys.device.type == "cpu" and ragged.prefixes():
+            return _attend_by_prefixes(query, key, value, keys, values, ragged, scale), None
         return attend_by_runs(query, key, value, keys, values, ragged, scale), None
     outputs = [
         (kernels.steps if part.segments[0].is_step else kernels.chunks)(
@@ -227,19 +237,61 @@ def attend_by_runs(
 ) -> torch.Tensor:
     """`Attend`, sequence by sequence and run by run; `kernel` takes the place of `partial`."""
     outputs = [
-        _attend(
-            query[:, :, segment.start : segment.stop],
-            key[:, :, segment.start : segment.stop],
-            value[:, :, segment.start : segment.stop],
-            keys,
-            values,
-            segment,
-            scale,
-            kernel or partial,
-        )
+        _attend(query, key, value, keys, values, segment, scale, kernel or partial)
         for segment in rows.segments
     ]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+
+def _attend_by_prefixes(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rows: RaggedRows,
+    scale: float,
+) -> torch.Tensor:
+    """`attend_by_runs`, where sequences have prefixes in common."""
+    segments = list(rows.segments)
+    begun: dict[int, Partial] = {}
+    for prefix in rows.prefixes():
+        begun |= _attend_to_prefix(query, keys, values, prefix, scale)
+        for index, rest in prefix.rests.items():
+            segments[index] = rest
+    outputs = [
+        _attend(query, key, value, keys, values, segment, scale, partial, begun.get(index))
+        for index, segment in enumerate(segments)
+    ]
+    return torch.cat(outputs, dim=1)
+
+
+def _attend_to_prefix(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    prefix: SharedPrefix,
+    scale: float,
+) -> dict[int, Partial]:
+    """All sequences' rows over what they share, packed as one sequence's: by sequence."""
+    num_kv_heads, _, head_dim = keys.shape
+    group = query.shape[1] // num_kv_heads
+    mine = [query[:, :, rest.start : rest.stop] for rest in prefix.rests.values()]
+    packed = torch.cat(mine, dim=2).reshape(1, num_kv_heads, -1, head_dim)
+    output, lse = merge(
+        [
+            partial(packed, keys[None, :, a:b], values[None, :, a:b], scale, is_causal=False)
+            for a, b in prefix.spans
+        ]
+    )
+    num_rows = [rows.shape[2] for rows in mine]
+    outputs = output.view(num_kv_heads, group, -1, head_dim).split(num_rows, dim=2)
+    lses = lse.view(num_kv_heads, group, -1).split(num_rows, dim=2)
+    shape = (1, num_kv_heads, -1)
+    return {
+        index: (some.reshape(*shape, head_dim), some_lse.reshape(shape))
+        for index, some, some_lse in zip(prefix.rests, outputs, lses, strict=True)
+    }
 
 
 def _attend(
@@ -251,8 +303,15 @@ def _attend(
     segment: Segment,
     scale: float,
     kernel: PartialKernel,
+    begun: Partial | None = None,
 ) -> torch.Tensor:
-    """One sequence's rows over its past and themselves, as [1, rows, heads, d]."""
+    """One sequence's rows over its past and themselves, as [1, rows, heads, d].
+
+    Args:
+        begun: attention over a part of the past that is not in the segment.
+    """
+    own = slice(segment.start, segment.stop)
+    query, key, value = query[:, :, own], key[:, :, own], value[:, :, own]
     _, num_heads, num_rows, head_dim = query.shape
     num_kv_heads = keys.shape[0]
     group = num_heads // num_kv_heads
@@ -265,6 +324,8 @@ def _attend(
     ]
     if num_rows > 1:
         parts.append(_attend_to_self(query, key, value, scale, kernel))
+    if begun is not None:
+        parts.append(begun)
     output, _ = merge(parts)
     return output.to(query.dtype).reshape(1, num_heads, num_rows, head_dim).transpose(1, 2)
 
