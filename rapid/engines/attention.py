@@ -253,45 +253,45 @@ def _attend_by_prefixes(
     scale: float,
 ) -> torch.Tensor:
     """`attend_by_runs`, where sequences have prefixes in common."""
-    segments = list(rows.segments)
-    begun: dict[int, Partial] = {}
+    outputs: dict[int, torch.Tensor] = {}
     for prefix in rows.prefixes():
-        begun |= _attend_to_prefix(query, keys, values, prefix, scale)
-        for index, rest in prefix.rests.items():
-            segments[index] = rest
-    outputs = [
-        _attend(query, key, value, keys, values, segment, scale, partial, begun.get(index))
-        for index, segment in enumerate(segments)
-    ]
-    return torch.cat(outputs, dim=1)
+        outputs |= _attend_together(query, key, value, keys, values, prefix, scale)
+    for index, segment in enumerate(rows.segments):
+        if index not in outputs:
+            outputs[index] = _attend(query, key, value, keys, values, segment, scale, partial)
+    return torch.cat([outputs[index] for index in range(len(rows.segments))], dim=1)
 
 
-def _attend_to_prefix(
+def _attend_together(
     query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     prefix: SharedPrefix,
     scale: float,
-) -> dict[int, Partial]:
-    """All sequences' rows over what they share, packed as one sequence's: by sequence."""
+) -> dict[int, torch.Tensor]:
+    """By sequence [1, rows, heads, d]; what is shared is read by all rows packed as one's."""
     num_kv_heads, _, head_dim = keys.shape
-    group = query.shape[1] // num_kv_heads
-    mine = [query[:, :, rest.start : rest.stop] for rest in prefix.rests.values()]
-    packed = torch.cat(mine, dim=2).reshape(1, num_kv_heads, -1, head_dim)
+    num_heads = query.shape[1]
+    by_head = (num_kv_heads, num_heads // num_kv_heads, -1)
+    rests = prefix.rests.values()
+    rows = torch.cat([query[:, :, rest.start : rest.stop] for rest in rests], dim=2)
+    packed = rows.reshape(1, num_kv_heads, -1, head_dim)
     output, lse = merge(
         [
             partial(packed, keys[None, :, a:b], values[None, :, a:b], scale, is_causal=False)
             for a, b in prefix.spans
         ]
     )
-    num_rows = [rows.shape[2] for rows in mine]
-    outputs = output.view(num_kv_heads, group, -1, head_dim).split(num_rows, dim=2)
-    lses = lse.view(num_kv_heads, group, -1).split(num_rows, dim=2)
-    shape = (1, num_kv_heads, -1)
-    return {
-        index: (some.reshape(*shape, head_dim), some_lse.reshape(shape))
-        for index, some, some_lse in zip(prefix.rests, outputs, lses, strict=True)
-    }
+    own = [merge(_parts(query, key, value, keys, values, rest, scale, partial)) for rest in rests]
+    own_output = torch.cat([output.reshape(*by_head, head_dim) for output, _ in own], dim=2)
+    own_lse = torch.cat([lse.reshape(by_head) for _, lse in own], dim=2)
+    shared = output.reshape(*by_head, head_dim), lse.reshape(by_head)
+    merged, _ = merge([shared, (own_output, own_lse)])
+    by_row = merged.to(query.dtype).permute(2, 0, 1, 3).reshape(1, -1, num_heads, head_dim)
+    split = torch.split(by_row, [rest.stop - rest.start for rest in rests], dim=1)
+    return dict(zip(prefix.rests, split, strict=True))
 
 
 def _attend(
@@ -303,13 +303,25 @@ def _attend(
     segment: Segment,
     scale: float,
     kernel: PartialKernel,
-    begun: Partial | None = None,
 ) -> torch.Tensor:
-    """One sequence's rows over its past and themselves, as [1, rows, heads, d].
+    """One sequence's rows over its past and themselves, as [1, rows, heads, d]."""
+    num_heads, head_dim = query.shape[1], query.shape[3]
+    output, _ = merge(_parts(query, key, value, keys, values, segment, scale, kernel))
+    by_head = output.to(query.dtype).reshape(1, num_heads, -1, head_dim)
+    return by_head.transpose(1, 2)
 
-    Args:
-        begun: attention over a part of the past that is not in the segment.
-    """
+
+def _parts(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    segment: Segment,
+    scale: float,
+    kernel: PartialKernel,
+) -> list[Partial]:
+    """One sequence's rows over each run of its past and over themselves, in the packed shape."""
     own = slice(segment.start, segment.stop)
     query, key, value = query[:, :, own], key[:, :, own], value[:, :, own]
     _, num_heads, num_rows, head_dim = query.shape
@@ -324,10 +336,7 @@ def _attend(
     ]
     if num_rows > 1:
         parts.append(_attend_to_self(query, key, value, scale, kernel))
-    if begun is not None:
-        parts.append(begun)
-    output, _ = merge(parts)
-    return output.to(query.dtype).reshape(1, num_heads, num_rows, head_dim).transpose(1, 2)
+    return parts
 
 
 def _attend_to_self(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rapid.engines.attention import Segment
 
-MIN_SHARED_KEYS = 512  # fewer are read faster by each sequence for itself
+MIN_SHARED_KEYS = 1024  # fewer are read faster by each sequence for itself
 
 Spans = list[tuple[int, int]]
 
