@@ -2,7 +2,7 @@
 
     python benchmarks/decode.py [--quick] [--threads 2]
 
-plain     our step: one sequence, and several at once
+plain     our step: one sequence, and several at once, on documents of their own or on one
 lossless  draft, verify, commit, with a drafter that reads a sixteenth of the context
 ahead     the same, the drafter going on while its block is judged
 dynamic   `generate` with its default cache, which is copied for every token
@@ -57,6 +57,8 @@ TARGET = {"hidden_size": 512, "num_layers": 4, "num_heads": 8, "num_kv_heads": 4
 DRAFTER = {"hidden_size": 256, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2}
 ALPHA, MAX_DRAFT = 0.8, 8
 ROOM = 64  # tokens of an answer, at most
+QUESTION = 64  # tokens after a document that several sequences have in common
+ONE_DOCUMENT = "embedded, one document"
 
 Arm = Callable[[], Awaitable["Run"]]
 
@@ -202,10 +204,19 @@ def num_equal(ours: list[int], theirs: list[int]) -> int:
 
 
 async def against_generate(
-    model: Model, length: int, *, batch: int, num_tokens: int, repeats: int, threads: int
+    model: Model,
+    length: int,
+    *,
+    batch: int,
+    shared: int,
+    num_tokens: int,
+    repeats: int,
+    threads: int,
 ) -> dict[str, Any]:
     """`plain` beside `generate` with both caches."""
-    filled = FilledEngine(model.ours, length, batch=batch, room=ROOM, threads=threads)
+    filled = FilledEngine(
+        model.ours, length, batch=batch, room=ROOM, threads=threads, shared=shared
+    )
     try:
         await filled.open()
         kv = filled.kv()
@@ -409,6 +420,7 @@ FULL_PLAIN: list[Case] = [
     for length in (1024, 4096)
     for batch in (1, 4, 8)
 ]
+FULL_PLAIN += [(ONE_DOCUMENT, dtype, 4096, batch) for dtype in DTYPES for batch in (1, 4, 8)]
 FULL_PLAIN += [
     ("random", dtype, length, batch)
     for dtype in DTYPES
@@ -418,6 +430,8 @@ FULL_PLAIN += [
 QUICK_PLAIN: list[Case] = [
     ("embedded", "float32", 4096, 1),
     ("embedded", "float32", 4096, 4),
+    (ONE_DOCUMENT, "float32", 4096, 1),
+    (ONE_DOCUMENT, "float32", 4096, 4),
     ("random", "float32", 1024, 1),
     ("random", "float32", 32768, 1),
     ("random", "bfloat16", 4096, 1),
@@ -437,12 +451,13 @@ async def measure(is_quick: bool, threads: int) -> dict[str, Any]:
     plain_cases, lossless_cases = [], []
     for name, dtype, length, batch in QUICK_PLAIN if is_quick else FULL_PLAIN:
         # the trained model knows 8192 positions; its prompts leave room for the answer in 4096
-        length -= ROOM if name == "embedded" else 0
-        model = embedded_target(dtype) if name == "embedded" else random_model(dtype, **TARGET)
+        length -= ROOM if name != "random" else 0
+        model = random_model(dtype, **TARGET) if name == "random" else embedded_target(dtype)
         case = await against_generate(
             model,
             length,
             batch=batch,
+            shared=length - QUESTION if name == ONE_DOCUMENT else 0,
             num_tokens=10 if length > 16384 else 40,
             repeats=repeats,
             threads=threads,

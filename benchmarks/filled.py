@@ -115,9 +115,12 @@ class FilledEngine:
         max_draft: int = 1,
         threads: int = 1,
         draft_ahead: bool = False,
+        shared: int = 0,
     ) -> None:
+        """Make it; the prompts have their first `shared` tokens in common, and so their KV."""
         self.length = length
         self.prompts = np.random.default_rng(0).integers(10, loaded.vocab_size, (batch, length))
+        self.prompts[:, :shared] = self.prompts[0, :shared]
         self.lease_ids = [str(index) for index in range(batch)]
         self._room, self._max_draft = room, max_draft
         most = length + room + max_draft

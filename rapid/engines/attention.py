@@ -8,6 +8,9 @@
 * each past run is attended to without any mask, the new rows among themselves causally;
 * the parts are merged by their log-sum-exp.
 
+On a CPU what several sequences begin with is a part that is read once for all of them
+(`rapid.engines.shared_prefixes`).
+
 On a CPU a part is the fused flash kernel over a strided view, in one of the forms of
 `rapid.engines.cpu_attention`. On CUDA an engine brings the `Kernels` that
 `rapid.engines.cuda_attention` found right and fast. Elsewhere a part is `plain_partial`, written
@@ -27,6 +30,7 @@ from transformers import AttentionInterface
 
 from rapid.engines import cpu_attention
 from rapid.engines.kv_cache import KVCache
+from rapid.engines.shared_prefixes import SharedPrefix, shared_prefixes
 
 NAME = "rapid_ragged"
 MAX_SCORES = 2**26  # float32 scores computed at once where no fused kernel is used
@@ -149,6 +153,10 @@ class RaggedRows:
         is_plain = all(one.stop - one.start == len(one.all_spans) == 1 for one in self.segments)
         return [one.all_spans[0] for one in self.segments] if is_plain else []
 
+    def prefixes(self) -> list[SharedPrefix]:
+        """What several of the sequences begin with."""
+        return self.once("prefixes", lambda: shared_prefixes(self.segments))
+
     def stretches(self) -> list[tuple[slice, RaggedRows]]:
         """Neighbours of one kind, steps or chunks: their rows, and themselves counted from 0."""
         if len({segment.is_step for segment in self.segments}) == 1:
@@ -205,6 +213,8 @@ def ragged_attention(
     if kernels is None:
         if keys.device.type == "cpu" and (spans := ragged.single_spans()):
             return cpu_attention.attend_single_rows(query, keys, values, spans, scale), None
+        if keys.device.type == "cpu" and ragged.prefixes():
+            return _attend_by_prefixes(query, key, value, keys, values, ragged, scale), None
         return attend_by_runs(query, key, value, keys, values, ragged, scale), None
     outputs = [
         (kernels.steps if part.segments[0].is_step else kernels.chunks)(
@@ -227,19 +237,61 @@ def attend_by_runs(
 ) -> torch.Tensor:
     """`Attend`, sequence by sequence and run by run; `kernel` takes the place of `partial`."""
     outputs = [
-        _attend(
-            query[:, :, segment.start : segment.stop],
-            key[:, :, segment.start : segment.stop],
-            value[:, :, segment.start : segment.stop],
-            keys,
-            values,
-            segment,
-            scale,
-            kernel or partial,
-        )
+        _attend(query, key, value, keys, values, segment, scale, kernel or partial)
         for segment in rows.segments
     ]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+
+def _attend_by_prefixes(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rows: RaggedRows,
+    scale: float,
+) -> torch.Tensor:
+    """`attend_by_runs`, where sequences have prefixes in common."""
+    outputs: dict[int, torch.Tensor] = {}
+    for prefix in rows.prefixes():
+        outputs |= _attend_together(query, key, value, keys, values, prefix, scale)
+    for index, segment in enumerate(rows.segments):
+        if index not in outputs:
+            outputs[index] = _attend(query, key, value, keys, values, segment, scale, partial)
+    return torch.cat([outputs[index] for index in range(len(rows.segments))], dim=1)
+
+
+def _attend_together(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    prefix: SharedPrefix,
+    scale: float,
+) -> dict[int, torch.Tensor]:
+    """By sequence [1, rows, heads, d]; what is shared is read by all rows packed as one's."""
+    num_kv_heads, _, head_dim = keys.shape
+    num_heads = query.shape[1]
+    by_head = (num_kv_heads, num_heads // num_kv_heads, -1)
+    rests = prefix.rests.values()
+    rows = torch.cat([query[:, :, rest.start : rest.stop] for rest in rests], dim=2)
+    packed = rows.reshape(1, num_kv_heads, -1, head_dim)
+    output, lse = merge(
+        [
+            partial(packed, keys[None, :, a:b], values[None, :, a:b], scale, is_causal=False)
+            for a, b in prefix.spans
+        ]
+    )
+    own = [merge(_parts(query, key, value, keys, values, rest, scale, partial)) for rest in rests]
+    own_output = torch.cat([output.reshape(*by_head, head_dim) for output, _ in own], dim=2)
+    own_lse = torch.cat([lse.reshape(by_head) for _, lse in own], dim=2)
+    shared = output.reshape(*by_head, head_dim), lse.reshape(by_head)
+    merged, _ = merge([shared, (own_output, own_lse)])
+    by_row = merged.to(query.dtype).permute(2, 0, 1, 3).reshape(1, -1, num_heads, head_dim)
+    split = torch.split(by_row, [rest.stop - rest.start for rest in rests], dim=1)
+    return dict(zip(prefix.rests, split, strict=True))
 
 
 def _attend(
@@ -253,6 +305,25 @@ def _attend(
     kernel: PartialKernel,
 ) -> torch.Tensor:
     """One sequence's rows over its past and themselves, as [1, rows, heads, d]."""
+    num_heads, head_dim = query.shape[1], query.shape[3]
+    output, _ = merge(_parts(query, key, value, keys, values, segment, scale, kernel))
+    by_head = output.to(query.dtype).reshape(1, num_heads, -1, head_dim)
+    return by_head.transpose(1, 2)
+
+
+def _parts(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    segment: Segment,
+    scale: float,
+    kernel: PartialKernel,
+) -> list[Partial]:
+    """One sequence's rows over each run of its past and over themselves, in the packed shape."""
+    own = slice(segment.start, segment.stop)
+    query, key, value = query[:, :, own], key[:, :, own], value[:, :, own]
     _, num_heads, num_rows, head_dim = query.shape
     num_kv_heads = keys.shape[0]
     group = num_heads // num_kv_heads
@@ -265,8 +336,7 @@ def _attend(
     ]
     if num_rows > 1:
         parts.append(_attend_to_self(query, key, value, scale, kernel))
-    output, _ = merge(parts)
-    return output.to(query.dtype).reshape(1, num_heads, num_rows, head_dim).transpose(1, 2)
+    return parts
 
 
 def _attend_to_self(

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rapid.engines import attention, cpu_attention
+from rapid.engines import attention, cpu_attention, shared_prefixes
 from rapid.engines.attention import (
     Partial,
+    attend_by_runs,
     blockwise_partial,
     merge,
     partial,
@@ -113,6 +114,48 @@ def test_every_row_equals_the_textbook(
         got = output[0, mine].transpose(0, 1)
         torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype], rtol=0)
         first += new
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("new", [(1, 1, 1, 1), (1, 11, 4, 1)])
+def test_what_sequences_begin_with_together_is_read_once(
+    new: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three questions about one document in two runs, and one about another."""
+    monkeypatch.setattr(shared_prefixes, "MIN_SHARED_KEYS", 16)
+    torch.manual_seed(0)
+    cache = KVCache(KVLayout(2, HEAD_DIM, dtype, (CPU,)), num_pages=64, page_tokens=PAGE)
+    keys, values = cache.layers[0]
+    keys.normal_()
+    values.normal_()
+    document, other = [Run(3, 9), Run(12, 20)], [Run(30, 44)]
+    tables = [
+        PageTable([*document, Run(20, 26)], PAGE),
+        PageTable([*other, Run(45, 50)], PAGE),
+        PageTable([*document, Run(50, 56)], PAGE),
+        PageTable([Run(3, 9), Run(12, 19), Run(57, 63)], PAGE),
+    ]
+    pasts = (59, 61, 70, 55)
+    feeds = [
+        Feed([0] * n, past, table, 0) for n, past, table in zip(new, pasts, tables, strict=True)
+    ]
+    rows = assemble(feeds, cache, CPU).rows
+    (prefix,) = rows.prefixes()
+    assert (prefix.spans, [*prefix.rests]) == ([(12, 36), (48, 76)], [0, 2, 3])
+    tensors = [torch.randn(1, heads, sum(new), HEAD_DIM).to(dtype) for heads in (6, 2, 2)]
+    num_read = 0
+
+    def counting(query, key, *rest, **options):  # type: ignore[no-untyped-def]
+        nonlocal num_read
+        num_read += key.shape[2]
+        return partial(query, key, *rest, **options)
+
+    monkeypatch.setattr(attention, "partial", counting)
+    output, _ = ragged_attention(SimpleNamespace(layer_idx=0), *tensors, None, SCALE, ragged=rows)
+    read_together, num_read = num_read, 0
+    apart = attend_by_runs(*tensors, keys, values, rows, SCALE)
+    assert num_read - read_together == 2 * 52
+    torch.testing.assert_close(output, apart, atol=TOLERANCE[dtype], rtol=0)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

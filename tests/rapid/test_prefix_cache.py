@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rapid.config import SpeculationConfig
+from rapid.engines import attention, shared_prefixes
 from rapid.engines.batching import Feed
 from rapid.engines.engine import Engine
 from rapid.engines.kv_cache import PagePool, Run
@@ -90,6 +91,40 @@ async def test_of_several_questions_at_once_one_reads_the_document() -> None:
         assert answer == reference_greedy(question(number).tolist(), 4)
     assert rows.number == 64 + sum(4 + len(answer) for answer, _ in asked)
     engine.close()
+
+
+@pytest.mark.parametrize("max_draft", [None, 1, 4])
+async def test_questions_answered_at_once_read_the_document_together(
+    max_draft: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each gets the answer that it gets alone, drafted or not."""
+    monkeypatch.setattr(shared_prefixes, "MIN_SHARED_KEYS", 32)
+    read: list[int] = []
+    together = attention._attend_together
+
+    def counted(*args: object) -> object:
+        prefix = args[5]
+        read.append(len(prefix.rests))  # type: ignore[attr-defined]
+        return together(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(attention, "_attend_together", counted)
+    target, drafter = tiny_engine(), tiny_engine(seed=1)
+
+    async def ask_in_rounds(number: int) -> list[int]:
+        request = lease_request(str(number), question(number), max_tokens=12)
+        for engine in (target, drafter):
+            await engine.open(request)
+            await engine.prefill(request.lease_id)
+        port = EngineDrafter(drafter, request.lease_id) if max_draft else None
+        verifier = EngineVerifier(target, request.lease_id)
+        rounds = speculate(port, verifier, max_tokens=12, max_draft=max_draft or 1)
+        return [token async for verdict in rounds for token in verdict.token_ids]
+
+    answers = await asyncio.gather(*(ask_in_rounds(number) for number in range(3)))
+    assert answers == [reference_greedy(question(number).tolist(), 12) for number in range(3)]
+    assert max(read) == 3
+    target.close()
+    drafter.close()
 
 
 async def test_who_waits_for_a_prefill_that_is_given_up_goes_on_with_it() -> None:
