@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,6 +66,8 @@ def decode(
     kernels = Kernels(attend_by_runs, attend_by_runs, attend_by_blocks)
     layout = replace(loaded().kv_layout, devices=(device,) * len(loaded().kv_layout.devices))
     cache = KVCache(layout, 32, page_tokens=4)
+    for tensor in itertools.chain(*cache.layers):
+        tensor.zero_()  # a graph that is wrong reads what nobody wrote, and that must not overflow
     model = copy.deepcopy(loaded().model).to(device)
     runner = Runner(model, cache, device, loaded().vocab_size, kernels)
     runner.capture_steps(64, capture)
