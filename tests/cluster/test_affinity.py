@@ -89,7 +89,8 @@ async def test_serve_sends_a_name_to_its_owner_until_that_is_busy(ray_cluster: s
         assert len(set.union(*alone.values())) == 2
         busy = [asyncio.ensure_future(who("0", 3.0)) for _ in range(2)]
         await asyncio.sleep(1.0)
-        assert {await who("0")} != alone["0"]
+        elsewhere = {await who("0") for _ in range(5)}  # Serve's count of what is going on lags
+        assert elsewhere - alone["0"]
         assert set(await asyncio.gather(*busy)) == alone["0"]
     finally:
         serve.delete("affinity")
