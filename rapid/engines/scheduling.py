@@ -142,9 +142,8 @@ class Scheduler:
         if len(self._spared) == _MOST_SAVED and min(self._spared) > most_s:
             self.costs.forget_base()  # the others have become dearer by themselves
             return 0
-        allowed_s = most_s - base_s
-        self._allowed_s = base_s + allowed_s
-        allowed_s -= self._owed_s
+        self._allowed_s = most_s
+        allowed_s = most_s - base_s - self._owed_s
         num_rows = self._num_rows(allowed_s - self._waited_s, depth)
         if num_rows >= MIN_CHUNK_TOKENS:
             return num_rows
