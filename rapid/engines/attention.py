@@ -8,8 +8,8 @@
 * each past run is attended to without any mask, the new rows among themselves causally;
 * the parts are merged by their log-sum-exp.
 
-On a CPU what several sequences begin with is a part that is read once for all of them
-(`rapid.engines.shared_prefixes`).
+What several sequences begin with is a part that is read once for all of them, where no `Kernels`
+attend (`rapid.engines.shared_prefixes`).
 
 On a CPU a part is the fused flash kernel over a strided view, in one of the forms of
 `rapid.engines.cpu_attention`. On CUDA an engine brings the `Kernels` that
@@ -213,8 +213,6 @@ def ragged_attention(
     if kernels is None:
         if keys.device.type == "cpu" and (spans := ragged.single_spans()):
             return cpu_attention.attend_single_rows(query, keys, values, spans, scale), None
-        if keys.device.type == "cpu" and ragged.prefixes():
-            return _attend_by_prefixes(query, key, value, keys, values, ragged, scale), None
         return attend_by_runs(query, key, value, keys, values, ragged, scale), None
     outputs = [
         (kernels.steps if part.segments[0].is_step else kernels.chunks)(
@@ -235,31 +233,21 @@ def attend_by_runs(
     scale: float,
     kernel: PartialKernel | None = None,
 ) -> torch.Tensor:
-    """`Attend`, sequence by sequence and run by run; `kernel` takes the place of `partial`."""
-    outputs = [
-        _attend(query, key, value, keys, values, segment, scale, kernel or partial)
-        for segment in rows.segments
-    ]
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+    """`Attend`, sequence by sequence and run by run, what several begin with once.
 
-
-def _attend_by_prefixes(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    rows: RaggedRows,
-    scale: float,
-) -> torch.Tensor:
-    """`attend_by_runs`, where sequences have prefixes in common."""
+    Args:
+        kernel: takes the place of `partial`, and every sequence for itself.
+    """
     outputs: dict[int, torch.Tensor] = {}
-    for prefix in rows.prefixes():
+    for prefix in rows.prefixes() if kernel is None else ():
         outputs |= _attend_together(query, key, value, keys, values, prefix, scale)
     for index, segment in enumerate(rows.segments):
         if index not in outputs:
-            outputs[index] = _attend(query, key, value, keys, values, segment, scale, partial)
-    return torch.cat([outputs[index] for index in range(len(rows.segments))], dim=1)
+            outputs[index] = _attend(
+                query, key, value, keys, values, segment, scale, kernel or partial
+            )
+    in_order = [outputs[index] for index in range(len(outputs))]
+    return in_order[0] if len(in_order) == 1 else torch.cat(in_order, dim=1)
 
 
 def _attend_together(
