@@ -6,7 +6,9 @@ its own callers: releasing, renewing and asking for the status take effect at on
 
 Ownership. `_guard` protects the ledger, the scheduler and the inbox. Sequences and the KV tensors
 belong to the compute thread alone. Pages may be freed and handed out while a forward still writes
-into them: their next holder's rows are computed by the same thread, later.
+into them: their next holder's rows are computed by the same thread, later. So are copies between
+pages and host memory made: between forwards, in the order in which leases came and went, and before
+the rows of any lease that came meanwhile (`Engine._schedule`).
 """
 
 from __future__ import annotations
@@ -143,12 +145,14 @@ class Engine:
         with self._guard:
             self.check_running()
             self._ledger.submit(waiter)
+            self._wake()
         try:
             await reply.future
         except asyncio.CancelledError:
             with self._guard:
                 if not self._ledger.withdraw(waiter):
                     self.release(request.lease_id)
+                self._wake()
             raise
 
     def renew(self, lease_id: str) -> None:
@@ -295,7 +299,7 @@ class Engine:
             while not self._is_closed:
                 if not self._step_or_fail():
                     with self._guard:
-                        if not (self._inbox or self._is_closed):
+                        if not (self._is_due() or self._is_closed):
                             ttl_s, rest_s = self._config.lease_ttl_s, self._scheduler.rest_s
                             self._guard.wait(timeout=min(1.0, ttl_s / 4, rest_s))
         except Exception as error:
@@ -348,7 +352,7 @@ class Engine:
         if self._host is None or not moves:
             return
         try:
-            self._host.make(moves, self._cache, self._now)
+            self._host.make(moves, self._cache, self._ledger.prefixes.tags, self._now)
         except Exception:
             with self._guard:
                 self._host.forget()
@@ -482,6 +486,16 @@ class Engine:
             reply.settle(ending)
         self._stop_ahead(lease.sequences)
         self._ledger.release(lease.lease_id)
+        self._wake()
+
+    def _is_due(self) -> bool:
+        """Whether the compute thread has something to begin with."""
+        return bool(self._inbox) or self._ledger.prefixes.has_moves
+
+    def _wake(self) -> None:
+        """Leases came or went: what has to be copied for it is copied now if the thread rests."""
+        if self._is_due():
+            self._guard.notify()
 
     def _expire(self) -> None:
         for lease in self._ledger.expired():

@@ -9,6 +9,11 @@ A page that no lease holds any more stays until room is needed; the one used lon
 of one prompt the tail before the head. What is pushed out may go on in a second tier, in host
 memory (`HostTier`), and is copied back for the next prompt that has it, unless that was measured to
 take longer than computing it anew.
+
+Names are given, and copies ordered, whenever a lease opens or ends; pages are written later, by the
+compute thread. So beside its name, which says what a page is for, every page carries a **tag**: the
+name of what was last written into it as a whole, by a copy, with which tags travel, or by a forward.
+A page counts as computed only while the two agree.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from rapid.messages import Int32Array
 from rapid.ports import Clock
 
 Pages = np.ndarray[tuple[int], np.dtype[np.intp]]
+Tags = list[bytes | None]
 _NAME_BYTES = 16
 _WEIGHT = 0.25  # of the latest measurement in a running mean
 _FADE = 0.999  # of an estimate, with every page that is not restored because of it
@@ -58,6 +64,7 @@ class PrefixCache:
         self._name_of: dict[int, bytes] = {}
         self._is_named = np.zeros(pool.num_pages, dtype=bool)
         self._is_computed = np.zeros(pool.num_pages, dtype=bool)
+        self.tags: Tags = [None] * pool.num_pages  # the compute thread's, as the KV is
 
     @property
     def num_idle(self) -> int:
@@ -103,31 +110,67 @@ class PrefixCache:
             for page in run.start + np.flatnonzero(is_alone & ~self._is_computed[pages]):
                 self._drop(self._name_of[int(page)])
 
+    def will_write(self, runs: Iterable[Run]) -> None:
+        """A lease is about to compute: what these pages held and nobody may use goes."""
+        for run in runs:
+            for page in run.start + np.flatnonzero(~self._is_computed[run.start : run.stop]):
+                self.tags[page] = None
+
     def note_computed(self, pages: Pages) -> None:
         """These named pages hold their KV from now on."""
+        for page in pages[~self._is_computed[pages]].tolist():
+            self.tags[page] = self._name_of[page]
         self._is_computed[pages] = True
 
     def num_in_a_row(self, pages: Pages, start: int, *, computed: bool) -> int:
-        """How many pages, from index `start` on, hold their KV; or how many have none yet."""
+        """How many pages, from index `start` on, hold their KV; or how many have none yet.
+
+        Raises:
+            AssertionError: a page counts as computed and holds something else.
+        """
         others = np.flatnonzero(self._is_computed[pages[start:]] != computed)
-        return int(others[0]) if len(others) else max(len(pages) - start, 0)
+        number = int(others[0]) if len(others) else max(len(pages) - start, 0)
+        if computed:
+            self._check_tags(pages[start : start + number].tolist())
+        return number
+
+    @property
+    def has_moves(self) -> bool:
+        """Whether copies between the tiers are due."""
+        return self._host is not None and self._host.has_moves
 
     def take_moves(self) -> list[Move]:
-        """Copies between the tiers that are due, in order; the caller makes them, then `settle`."""
-        return self._host.take_moves() if self._host else []
+        """Copies between the tiers that are due, in order; the caller makes them, then `settle`.
+
+        A page may have changed hands since its copy was ordered: only what it is for now, and does
+        not hold yet, may be copied into it.
+        """
+        moves = self._host.take_moves() if self._host else []
+        return [
+            move
+            for move in moves
+            if not move.is_restore
+            or (self._page_of.get(move.name) == move.page and not self._is_computed[move.page])
+        ]
 
     def settle(self, moves: Iterable[Move]) -> None:
-        """What was restored, and is still wanted, holds its KV."""
+        """Pages into which was copied what they are for, still, hold their KV."""
         for move in moves:
-            if move.is_restore and self._page_of.get(move.name) == move.page:
+            if move.is_restore and self._name_of.get(move.page) == self.tags[move.page]:
                 self._is_computed[move.page] = True
 
     def check_integrity(self, held: Iterable[Iterable[Run]]) -> None:
-        """Raise unless the pool's counts are those of the leases and of the cache."""
+        """Raise unless counts are those of the leases and of the cache, and pages hold theirs."""
         named = [Run(page, page + 1) for page in self._name_of]
         self._pool.check_integrity([*held, named])
         if {name: page for page, name in self._name_of.items()} != self._page_of:
             raise AssertionError("prefix cache: names and pages differ")
+        self._check_tags(np.flatnonzero(self._is_computed).tolist())
+
+    def _check_tags(self, computed: Iterable[int]) -> None:
+        for page in computed:
+            if self.tags[page] != self._name_of[page]:
+                raise AssertionError(f"prefix cache: page {page} holds another prompt's KV")
 
     def _add(self, name: bytes, page: int) -> None:
         self._pool.share([Run(page, page + 1)])
@@ -188,6 +231,7 @@ class HostTier:
     def __init__(self, layout: KVLayout, num_pages: int, page_tokens: int) -> None:
         host = replace(layout, devices=(torch.device("cpu"),) * len(layout.devices))
         self._tensors = KVCache(host, num_pages, page_tokens)
+        self._tags: Tags = [None] * num_pages
         self._page_tokens = page_tokens
         self._num_pages = num_pages
         self._page_of: OrderedDict[bytes, int] = OrderedDict()
@@ -231,28 +275,49 @@ class HostTier:
         else:
             self.pace.fade()
 
+    @property
+    def has_moves(self) -> bool:
+        """Whether anything is due."""
+        return bool(self._moves)
+
     def take_moves(self) -> list[Move]:
         """What is due, in order."""
         moves, self._moves = self._moves, []
         return moves
 
-    def make(self, moves: Sequence[Move], cache: KVCache, now: Clock) -> None:
-        """Copy, a run of neighbouring pages at a time; restoring is timed by `now`, in seconds."""
+    def make(self, moves: Sequence[Move], cache: KVCache, tags: Tags, now: Clock) -> None:
+        """Copy, a run of neighbouring pages at a time; restoring is timed by `now`, in seconds.
+
+        Args:
+            tags: of the pages of `cache`; they are copied as well.
+
+        Raises:
+            AssertionError: what came back is not what was asked for.
+        """
         for move, length in _joined(moves):
             began = now() if move.is_restore else 0.0
-            ours = self._slots(move.page, length)
-            theirs = self._slots(move.host_page, length)
-            for engine_layer, host_layer in zip(cache.layers, self._tensors.layers, strict=True):
-                for engine, host in zip(engine_layer, host_layer, strict=True):
-                    if move.is_restore:
-                        engine[:, ours].copy_(host[:, theirs])
-                    else:
-                        host[:, theirs].copy_(engine[:, ours])
+            ours = slice(move.page, move.page + length)
+            theirs = slice(move.host_page, move.host_page + length)
             if move.is_restore:
+                tags[ours] = [None] * length  # until all layers are there
+                self._copy(self._tensors, theirs, cache, ours)
+                tags[ours] = self._tags[theirs]
                 self.pace.observe_restored(length, now() - began)
+            else:
+                self._tags[theirs] = [None] * length
+                self._copy(cache, ours, self._tensors, theirs)
+                self._tags[theirs] = tags[ours]
+        if any(move.is_restore and tags[move.page] != move.name for move in moves):
+            raise AssertionError("host tier: another prompt's KV came back")
 
-    def _slots(self, page: int, num_pages: int) -> slice:
-        return slice(page * self._page_tokens, (page + num_pages) * self._page_tokens)
+    def _copy(self, source: KVCache, pages: slice, destination: KVCache, places: slice) -> None:
+        read, write = self._slots(pages), self._slots(places)
+        for source_layer, destination_layer in zip(source.layers, destination.layers, strict=True):
+            for old, new in zip(source_layer, destination_layer, strict=True):
+                new[:, write].copy_(old[:, read])
+
+    def _slots(self, pages: slice) -> slice:
+        return slice(pages.start * self._page_tokens, pages.stop * self._page_tokens)
 
 
 class RestorePace:

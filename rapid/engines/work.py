@@ -102,6 +102,12 @@ class Prefill(Work):
         self._num_cached = 0
 
     @override
+    def begin(self) -> None:
+        super().begin()
+        for runs in self.lease.runs:
+            self._prefixes.will_write(runs)
+
+    @override
     def advance(self) -> None:
         """What was computed here is everybody's, and the other way round; may finish."""
         first, pages = self.lease.sequences[0], self.lease.prompt_pages
