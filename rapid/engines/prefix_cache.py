@@ -10,10 +10,10 @@ of one prompt the tail before the head. What is pushed out may go on in a second
 memory (`HostTier`), and is copied back for the next prompt that has it, unless that was measured to
 take longer than computing it anew.
 
-Names are given, and copies ordered, whenever a lease opens or ends; pages are written later, by the
-compute thread. So beside its name, which says what a page is for, every page carries a **tag**: the
-name of what was last written into it as a whole, by a copy, with which tags travel, or by a forward.
-A page counts as computed only while the two agree.
+Names are given and copies ordered whenever a lease opens or ends; pages are written later, by the
+compute thread. So beside its name, which says what a page is for, every page carries a **tag**,
+which says what it holds: the name of the KV that was last computed there, or copied there together
+with its tag. A page counts as computed only while the two agree.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class PrefixCache:
                 self._drop(self._name_of[int(page)])
 
     def will_write(self, runs: Iterable[Run]) -> None:
-        """A lease is about to compute: what these pages held and nobody may use goes."""
+        """Forget what these pages of a lease held: it overwrites those that are not computed."""
         for run in runs:
             for page in run.start + np.flatnonzero(~self._is_computed[run.start : run.stop]):
                 self.tags[page] = None
@@ -160,7 +160,7 @@ class PrefixCache:
                 self._is_computed[move.page] = True
 
     def check_integrity(self, held: Iterable[Iterable[Run]]) -> None:
-        """Raise unless counts are those of the leases and of the cache, and pages hold theirs."""
+        """Raise unless counts are those of leases and cache, and computed pages hold their own."""
         named = [Run(page, page + 1) for page in self._name_of]
         self._pool.check_integrity([*held, named])
         if {name: page for page, name in self._name_of.items()} != self._page_of:

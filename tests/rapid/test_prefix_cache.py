@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,9 +15,10 @@ from rapid.config import SpeculationConfig
 from rapid.engines import attention, shared_prefixes
 from rapid.engines.batching import Feed
 from rapid.engines.engine import Engine
-from rapid.engines.kv_cache import PagePool, Run
+from rapid.engines.kv_cache import KVCache, KVLayout, PagePool, Run
 from rapid.engines.ports import EngineDrafter, EngineVerifier
 from rapid.engines.prefix_cache import (
+    HostTier,
     Move,
     PrefixCache,
     RestorePace,
@@ -260,18 +262,93 @@ async def test_copies_that_failed_are_not_taken_for_pages() -> None:
     first, second = (random_prompt(97, seed=seed) for seed in (1, 2))
     await ask(engine, "first", first)
     assert engine._host is not None
-    make = engine._host.make
+    make, has_called = engine._host.make, threading.Event()
 
     def fail(*_: object) -> None:
+        has_called.wait()
         raise RuntimeError("no memory")
 
-    engine._host.make = fail  # type: ignore[assignment]
+    engine._host.make = fail  # type: ignore[method-assign]
+    await engine.open(lease_request("second", second, max_tokens=4))
+    call = asyncio.ensure_future(engine.prefill("second"))
+    await asyncio.sleep(0)  # the call is in; the copies that opening ordered are still to be made
+    has_called.set()
     with pytest.raises(EngineFailed):
-        await ask(engine, "second", second)
+        await call
     engine._host.make = make  # type: ignore[method-assign]
     answer, num_cached = await ask(engine, "again", first)
     assert answer == reference_greedy(first.tolist(), 4)
     assert num_cached < 96
+    engine.close()
+
+
+async def test_prompts_that_took_turns_on_a_page_during_a_forward_keep_their_own_kv() -> None:
+    """One tenant's document comes back, then another's on the same pages, and both askers leave.
+
+    The first one leaves host memory too; all before any copy is made, while a forward runs.
+    """
+    engine = tiny_engine(kv_cache_tokens=128, max_context=128, host_cache_tokens=48)
+    ours, theirs, other = (random_prompt(25, seed=seed) for seed in (1, 2, 3))  # of three pages
+
+    async def come_and_go(prompt: Int32Array, tenant: str) -> None:
+        await engine.open(replace(lease_request("short", prompt, max_tokens=4), tenant=tenant))
+        engine.release("short")
+
+    await ask(engine, "1", ours, "one")
+    await ask(engine, "2", theirs, "two")
+    await come_and_go(
+        random_prompt(110), "three"
+    )  # both documents give way, and host memory is full
+    await ask(engine, "3", other, "three")
+    run, is_running, may_end = engine._runner.run, threading.Event(), threading.Event()
+
+    def run_long(feeds: Sequence[Feed]) -> list[torch.Tensor]:
+        is_running.set()
+        may_end.wait()
+        return run(feeds)
+
+    engine._runner.run = run_long  # type: ignore[method-assign]
+    await engine.open(lease_request("long", random_prompt(9), max_tokens=4))
+    forward = asyncio.ensure_future(engine.prefill("long"))
+    await asyncio.to_thread(is_running.wait)
+    await come_and_go(ours, "one")
+    await come_and_go(theirs, "two")
+    await come_and_go(random_prompt(90), "three")  # the other document pushes ours out of the host
+    await engine.open(replace(lease_request("again", ours, max_tokens=4), tenant="one"))
+    may_end.set()
+    await forward
+    receipt = await engine.prefill("again")
+    answer = list((await engine.decode("again", 0, 4)).token_ids)
+    assert answer == reference_greedy(ours.tolist(), 4)
+    assert receipt.num_cached_tokens == 24  # copied back before it was pushed out
+    engine.check_integrity()
+    engine.close()
+
+
+async def test_an_idle_engine_copies_at_once() -> None:
+    """When a lease opens, and when one ends and lets another in."""
+    engine = tiny_engine(kv_cache_tokens=128, max_context=128, host_cache_tokens=256)
+    wait = engine._guard.wait
+    engine._guard.wait = lambda timeout: wait()  # type: ignore[assignment,misc]  # until called
+    first, second, third = (random_prompt(97, seed=seed) for seed in (1, 2, 3))
+    await ask(engine, "first", first)
+    assert engine._host is not None
+    make, loop, copied = engine._host.make, asyncio.get_running_loop(), asyncio.Semaphore(0)
+
+    def copy(*args: object) -> None:
+        make(*args)  # type: ignore[arg-type]
+        loop.call_soon_threadsafe(copied.release)
+
+    engine._host.make = copy  # type: ignore[method-assign]
+    async with asyncio.timeout(60):
+        await engine.open(lease_request("second", second, max_tokens=4))
+        await copied.acquire()
+        await engine.prefill("second")
+        waiting = asyncio.ensure_future(engine.open(lease_request("third", third, max_tokens=4)))
+        await asyncio.sleep(0)
+        engine.release("second")
+        await waiting
+        await copied.acquire()
     engine.close()
 
 
@@ -375,3 +452,73 @@ def test_a_prompt_that_is_here_needs_room_only_for_the_rest() -> None:
     assert cache.fits(names, 8)  # what it finds is not room for it as well
     assert not cache.fits(names, 8, num_kept=1)
     assert np.array_equal(pages_of((Run(3, 5), Run(7, 9)), 3), [3, 4, 7])
+
+
+A, B, C = (bytes([65 + i]) * 16 for i in range(3))
+
+
+def tiers(num_pages: int, num_host_pages: int) -> tuple[PrefixCache, HostTier, KVCache]:
+    layout = KVLayout(1, 1, torch.float32, (torch.device("cpu"),))
+    host = HostTier(layout, num_host_pages, 8)
+    return PrefixCache(PagePool(num_pages), host), host, KVCache(layout, num_pages, 8)
+
+
+def push_out(cache: PrefixCache, host: HostTier, kv: KVCache, *names: bytes) -> None:
+    """Compute pages of these names, one after the other, on a pool of one page."""
+    for name in names:
+        held = cache.take([name], 1)
+        cache.note_computed(pages_of(held, 1))
+        cache.free(held)
+    cache.free(cache.take((), 1))
+    host.make(cache.take_moves(), kv, cache.tags, float)
+
+
+def test_what_leaves_the_engine_again_was_used_last() -> None:
+    _, host, _ = tiers(1, 2)
+    for name in (A, B, A, C):
+        host.keep(name, 0)
+    host.take_moves()
+    for name in (A, B, C):
+        host.restore(name, 0)
+    assert [move.name for move in host.take_moves()] == [A, C]
+
+
+def test_a_copy_for_a_lease_that_has_ended_is_not_made() -> None:
+    cache, host, kv = tiers(1, 2)
+    push_out(cache, host, kv, A, B)
+    cache.free(cache.take([A], 1))
+    held = cache.take([B], 1)
+    moves = cache.take_moves()
+    assert [(move.name, move.is_restore) for move in moves] == [(B, True)]
+    host.make(moves, kv, cache.tags, float)
+    cache.settle(moves)
+    assert cache.num_in_a_row(pages_of(held, 1), 0, computed=True) == 1
+    cache.check_integrity([held])
+
+
+def test_a_page_that_changes_hands_while_it_is_copied_is_not_taken_for_computed() -> None:
+    cache, host, kv = tiers(1, 2)
+    push_out(cache, host, kv, A)
+    first = cache.take([A], 1)
+    moves = cache.take_moves()
+    cache.free(first)
+    held = cache.take([B], 1)
+    host.make(moves, kv, cache.tags, float)
+    cache.settle(moves)
+    assert cache.num_in_a_row(pages_of(held, 1), 0, computed=False) == 1
+    cache.check_integrity([held])
+
+
+def test_kv_of_another_prompt_is_refused() -> None:
+    """Whatever mistake might bring it there."""
+    cache, host, kv = tiers(2, 2)
+    held = cache.take([A, B], 2)
+    cache.note_computed(pages_of(held, 2))
+    cache.tags[1] = A
+    with pytest.raises(AssertionError, match="page 1"):
+        cache.num_in_a_row(pages_of(held, 2), 0, computed=True)
+    with pytest.raises(AssertionError, match="page 1"):
+        cache.check_integrity([held])
+    host.make([Move(A, 0, 0, is_restore=False)], kv, cache.tags, float)
+    with pytest.raises(AssertionError, match="came back"):
+        host.make([Move(B, 1, 0, is_restore=True)], kv, cache.tags, float)
