@@ -14,7 +14,7 @@ from rapid.config import SpeculationConfig
 from rapid.engines.batching import Feed, Runner
 from rapid.engines.engine import Engine
 from rapid.engines.ports import EngineDrafter, EngineVerifier
-from rapid.errors import OutOfStep
+from rapid.errors import DrafterUnavailable, OutOfStep
 from rapid.messages import DraftBlock, Verdict
 from rapid.speculation.loop import speculate
 from rapid.speculation.sampling import proposal
@@ -359,6 +359,43 @@ async def test_messages_out_of_step_change_nothing(engine: Engine) -> None:
         with pytest.raises(OutOfStep):
             await call
     assert (await engine.decode("a", 0, 4)).token_ids == tuple(expected)
+
+
+async def test_a_drafter_out_of_step_is_a_bug_and_no_lost_drafter(engine: Engine) -> None:
+    """Somebody else moves the drafter's sequence on, so that the next verdict does not fit it."""
+    await opened(engine)
+    await opened(engine, "b")
+    lost: list[Exception] = []
+    rounds = speculate(
+        EngineDrafter(engine, "b"),
+        EngineVerifier(engine, "a"),
+        max_tokens=12,
+        max_draft=4,
+        on_loss=lost.append,
+    )
+    await anext(rounds)
+    await engine.decode("b", 0, 1)
+    with pytest.raises(OutOfStep, match="verdict of choice 0 for position 0"):
+        await anext(rounds)
+    assert lost == []
+
+
+async def test_a_drafters_lease_that_is_gone_is_a_lost_drafter(engine: Engine) -> None:
+    await opened(engine)
+    await opened(engine, "b")
+    lost: list[Exception] = []
+    rounds = speculate(
+        EngineDrafter(engine, "b"),
+        EngineVerifier(engine, "a"),
+        max_tokens=12,
+        max_draft=4,
+        on_loss=lost.append,
+    )
+    token_ids = [*(await anext(rounds)).token_ids]
+    engine.release("b")
+    token_ids += [token async for verdict in rounds for token in verdict.token_ids]
+    assert token_ids == reference_greedy(PROMPT.tolist(), 12)
+    assert [type(error) for error in lost] == [DrafterUnavailable]
 
 
 async def test_decoding_ends_at_max_tokens(engine: Engine) -> None:
