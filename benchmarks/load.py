@@ -37,7 +37,7 @@ from typing import Any
 import httpx
 import numpy as np
 import yaml
-from reporting import keep, table
+from reporting import keep, settings, table
 from startup import ROOT, free_port, wait_until_ready
 
 from rapid.embedded.generator import generate_document
@@ -289,9 +289,8 @@ def main() -> None:
         f"\nBounds of goodput: first token within {options.ttft_ms:g} ms, then at most "
         f"{options.tpot_ms:g} ms a token. {options.repeats * options.requests} requests a cell.\n"
     )
-    settings = {key: str(value) for key, value in vars(options).items() if key != "url"}
     name = None if options.quick else "load"
-    keep(name, "Open-loop load", text, {"settings": settings, "cases": cases})
+    keep(name, "Open-loop load", text, {"settings": settings(options), "cases": cases})
 
 
 if __name__ == "__main__":

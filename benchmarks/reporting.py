@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import statistics
@@ -11,7 +12,8 @@ from typing import Any
 
 from evaluation.circumstances import circumstances
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def spread(values: Sequence[float], digits: int = 3) -> dict[str, Any]:
@@ -44,6 +46,24 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
+
+
+def settings(options: argparse.Namespace) -> dict[str, str]:
+    """Return a script's options as a kept result tells them.
+
+    Nothing in them says on which machine it was made: where it was written and which server was
+    asked are left out, and a path is relative to the repository, or the name alone of what lies
+    elsewhere.
+    """
+    told = {name: value for name, value in vars(options).items() if name not in ("out", "url")}
+    return {name: _portable(value) for name, value in told.items()}
+
+
+def _portable(value: object) -> str:
+    path = Path(str(value)).expanduser()
+    if not path.is_absolute():
+        return str(value)
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
 
 
 def keep(

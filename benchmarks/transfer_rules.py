@@ -33,6 +33,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+from reporting import RESULTS, settings
 from right_answers import Reader, task_of
 
 from evaluation.circumstances import circumstances
@@ -41,7 +42,6 @@ from evaluation.loaders import load_items
 from evaluation.statistics import mean, paired_difference
 from evaluation.tasks import Condition, Task
 
-RESULTS = Path(__file__).parent / "results"
 TOP = 64
 PLAUSIBILITY = 0.1
 SHIFTS = ("distill", "boost", "doubt", "sure distill", "sure boost")
@@ -266,9 +266,8 @@ def main() -> None:
         for split, results in (("dev", dev), ("test", test))
         for variant, chance in results.items()
     ]
-    settings = {name: str(value) for name, value in vars(options).items()}
     options.out.mkdir(parents=True, exist_ok=True)
-    report = {"settings": settings, **circumstances(), "variants": kept}
+    report = {"settings": settings(options), **circumstances(), "variants": kept}
     (options.out / "transfer-rules.json").write_text(json.dumps(report, indent=1) + "\n")
     (options.out / "transfer-rules.md").write_text("\n".join(pages))
     sys.stdout.write("\n".join(pages[:5]))

@@ -30,8 +30,9 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+from reporting import RESULTS, settings
 from right_answers import Reader, task_of
-from transfer_rules import RESULTS, cut, score
+from transfer_rules import cut, score
 
 from evaluation.circumstances import circumstances
 from evaluation.items import Item
@@ -177,8 +178,8 @@ def main() -> None:
             outcomes.append(outcome)
             left = (time.monotonic() - began) / len(outcomes) * (len(items) - len(outcomes))
             sys.stderr.write(f"\r{len(outcomes)} of {len(items)}, {left / 60:.1f} min left ")
-    settings = {name: str(value) for name, value in vars(options).items()}
-    report = {"settings": settings, **circumstances(), "table": table(outcomes).splitlines()}
+    shown = table(outcomes)
+    report = {"settings": settings(options), **circumstances(), "table": shown.splitlines()}
     options.out.mkdir(parents=True, exist_ok=True)
     name = f"triggered-retrieval-{options.split}"
     (options.out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
@@ -186,9 +187,9 @@ def main() -> None:
         f"# Retrieving again ({options.split} split)\n\nMade by "
         "`benchmarks/triggered_retrieval.py`; "
         f"boost, eta {options.eta:g}, greedy, {len(items)} items; 95 % bootstrap intervals, "
-        f"differences paired by item.\n\n{table(outcomes)}"
+        f"differences paired by item.\n\n{shown}"
     )
-    sys.stdout.write("\n" + table(outcomes))
+    sys.stdout.write("\n" + shown)
 
 
 if __name__ == "__main__":

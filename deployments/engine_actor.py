@@ -1,9 +1,9 @@
 """An engine as a Ray actor: the child of a pool's replica, called by whoever holds a lease.
 
 The actor adds four things to `rapid.engines.engine.Engine`: a release that also undoes an ``open``
-still in the queue or on its way, and whatever was opened beside the lease; the rule that a failed
-``draft`` is a lost drafter; metrics; and a name under which readiness finds the engines of all
-replicas.
+still in the queue or on its way, and whatever was opened beside the lease; the rule that a
+``draft`` whose engine or lease failed is a lost drafter; metrics; and a name under which readiness
+finds the engines of all replicas.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ray.actor import ActorHandle
 from cluster.placement import PoolConfig, engine_options
 from deployments.metrics import EngineMetrics
 from rapid.config import EngineConfig
-from rapid.errors import DrafterUnavailable, LeaseNotFound
+from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound
 from rapid.messages import (
     DraftBlock,
     EngineStatus,
@@ -135,12 +135,13 @@ class EngineActor:
         """The next block; it travels to the target by reference.
 
         Raises:
-            DrafterUnavailable: whatever went wrong. The target's call fails with it, and must be
-                told from the target's own failures.
+            DrafterUnavailable: the engine failed, or the lease is gone. The target's call fails
+                with it, and must be told from the target's own failures. Anything else that
+                drafting raises is a bug, which no answer should go on after: it stays as it is.
         """
         try:
             return await self._engine.draft(lease_id, choice, verdict, num_tokens)
-        except Exception as error:
+        except (EngineFailed, LeaseNotFound) as error:
             raise DrafterUnavailable(f"The drafter failed: {error}") from error
 
     async def verify(self, lease_id: str, choice: int, block: DraftBlock) -> Verdict:

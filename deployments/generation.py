@@ -254,7 +254,12 @@ class Generation:
         """All choices have one drafter, which is lost once."""
         if not self._has_lost_drafter():
             self._account.failovers.append(how)
-        answer.statistics.lose_drafter()
+        answer.statistics.lose_drafter(how)
+
+    def _note_loss(self, answer: Answer, error: DrafterUnavailable) -> None:
+        """One answer goes on without its drafter; the log says why."""
+        logger.warning("request %s: no drafter any more: %s", self._request.request_id, error)
+        self._lose_drafter_of(answer, "drafter lost")
 
     async def _read(self) -> DrafterPrompt:
         started = time.monotonic()
@@ -320,7 +325,7 @@ class Generation:
             max_tokens=self._max_tokens - len(committed),
             max_draft=self._speculation.max_draft,
             pace=self._pace(decision, len(committed)),
-            on_loss=functools.partial(self._lose_drafter_of, answer, "drafter lost"),
+            on_loss=functools.partial(self._note_loss, answer),
         )
 
     def _pace(self, decision: Decision, num_committed: int) -> Controller | None:

@@ -19,7 +19,14 @@ from ray.exceptions import ObjectLostError
 from cluster.failures import as_rapid_error, is_death_of, unwrapped
 from cluster.leases import Lease
 from rapid.config import SamplingConfig, SpeculationConfig
-from rapid.errors import DrafterHangs, DrafterUnavailable, RapidError, TargetUnavailable
+from rapid.errors import (
+    BadRequest,
+    DrafterHangs,
+    DrafterUnavailable,
+    EngineFailed,
+    RapidError,
+    TargetUnavailable,
+)
 from rapid.messages import DraftBlock, TargetLogits, Verdict
 
 _TIMES_THE_LONGEST = 10.0
@@ -116,13 +123,19 @@ class RayVerifier:
             raise self._classified(error) from None
 
     def _classified(self, error: Exception) -> RapidError:
-        """Whose failure it is: a block that never came fails the target's call."""
+        """Return whose failure it is: a block that never came fails the target's call.
+
+        A drafter that is lost says so itself, or has died. What else its call raises is a bug, and
+        stays one: no answer goes on after it.
+        """
         cause = unwrapped(error)
         drafter = self._drafter
         if isinstance(cause, ObjectLostError):
             return DrafterUnavailable("The drafter's block was lost with its machine.")
         if drafter is not None and is_death_of(cause, drafter.engine):
             return as_rapid_error(cause, "drafter", DrafterUnavailable)
+        if isinstance(cause, BadRequest):  # a block that is malformed: no mistake of the client's
+            return EngineFailed(f"The drafter's block cannot be judged: {cause}")
         return as_rapid_error(cause, "target", TargetUnavailable)
 
 

@@ -14,6 +14,7 @@ from evaluation.results import Result, read
 from evaluation.statistics import Estimate, mean, paired_difference, ratio, ratio_of_ratios
 from evaluation.systems import System
 from evaluation.tasks import Condition, Task
+from rapid.errors import ConfigurationError
 from rapid.shapes import ModelShape
 
 RESULTS = "results.jsonl"
@@ -34,17 +35,44 @@ class RunResults:
         """The run of a directory, also of one that `evaluation.report.merge` made.
 
         Raises:
-            ConfigurationError: there is none.
+            ConfigurationError: there is none, or some of its answers are plain ones in disguise.
         """
         path = out_dir / RESULTS
         kept = path.with_name(f"{RESULTS}.gz")
-        return cls(*read(kept if kept.exists() and not path.exists() else path))
+        path = kept if kept.exists() and not path.exists() else path
+        run = cls(*read(path))
+        if disguised := run.without_drafter:
+            first = disguised[0]
+            raise ConfigurationError(
+                f"{path}: {len(disguised)} answers had rounds without their drafter, so they are "
+                f"not their system's; the first is of item {first.item}, {first.system}, "
+                f"{first.condition}: take their lines out and run the rest again"
+            )
+        return run
 
     @cached_property
     def task(self) -> Task:
         """What was run."""
         told = {key: self.configuration[key] for key in ("systems", "conditions")}
         return Task.model_validate(self.configuration["task"] | told)
+
+    @property
+    def without_drafter(self) -> list[Result]:
+        """Answers of this process whose drafter was lost on the way.
+
+        A model that drafts offers something in every round, so the first place of a block is judged
+        once a round. Prompt lookup may find nothing to offer, and a server may rest its drafter.
+        """
+        if self.configuration["server"] is not None:
+            return []
+        drafting = {s.name for s in self.task.systems if s.is_drafted and s.drafts != "lookup"}
+        return [
+            each
+            for each in self.results
+            if each.system in drafting
+            and each.error is None
+            and (each.by_position[0][0] if each.by_position else 0) != each.rounds
+        ]
 
     @cached_property
     def systems(self) -> list[System]:

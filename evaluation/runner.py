@@ -273,7 +273,13 @@ def _model(config: EngineConfig) -> Json:
 
 def _shape(settings: Json) -> Json:
     """What FLOPs depend on."""
-    memory_only = {"tied_embeddings", "attention_biases"}
+    memory_only = {
+        "tied_embeddings",
+        "attention_biases",
+        "output_biases",
+        "mlp_biases",
+        "query_key_norms",
+    }
     return ModelShape.of(settings).model_dump(exclude=memory_only)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -48,7 +49,8 @@ class Generation:
 
     Attributes:
         token_ids: the answer, with its end-of-sequence token if it came to one.
-        statistics: rounds, drafted and accepted tokens, refreshes, origins, times.
+        statistics: rounds, drafted and accepted tokens, refreshes, origins, times; if the drafter
+            was lost, `plain_from` says from which token on and `plain_reason` why.
         seed: all randomness; the same call with it gives the same answer.
     """
 
@@ -97,6 +99,9 @@ def generate(
     refresh: Refresh | None = None,
 ) -> Generation:
     """Answer one prompt; blocks until done, also from inside a running event loop (a notebook).
+
+    An answer whose drafter fails on the way goes on as the target's own, as a service's does: a
+    UserWarning says so, and the statistics of the result say from which token on.
 
     Args:
         target: reads `input_ids`, the long context.
@@ -162,7 +167,15 @@ def generate(
         )
         for ids in (input_ids, draft_input_ids)
     )
-    return _run(_generate(target, drafter, long, short, refresh))
+    generation = _run(_generate(target, drafter, long, short, refresh))
+    told = generation.statistics
+    if told.plain_from is not None:
+        warnings.warn(
+            f"the drafter was lost: the answer is the target's own from token {told.plain_from} on "
+            f"({told.plain_reason})",
+            stacklevel=2,
+        )
+    return generation
 
 
 async def _generate(
@@ -200,6 +213,7 @@ async def _generate(
             EngineVerifier(engines[0], long.lease_id, 0),
             max_tokens=long.max_tokens,
             max_draft=long.speculation.max_draft,
+            on_loss=statistics.lose_drafter,
             refresh=refreshed if refresh else None,
         ):
             statistics.observe(verdict)

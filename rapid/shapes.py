@@ -34,6 +34,9 @@ class ModelShape(Frozen):
     Attributes:
         tied_embeddings: the matrix that makes logits is the table of embeddings.
         attention_biases: of queries, keys and values, as Qwen2 has them.
+        output_biases: of attention's output, which Llama and Qwen3 have with the others.
+        mlp_biases: of the gated MLP's three projections.
+        query_key_norms: a norm of each head's queries and one of its keys, as Qwen3 has them.
     """
 
     layers: int = Field(ge=1)
@@ -45,6 +48,9 @@ class ModelShape(Frozen):
     vocabulary: int = Field(ge=1)
     tied_embeddings: bool = False
     attention_biases: bool = False
+    output_biases: bool = False
+    mlp_biases: bool = False
+    query_key_norms: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
@@ -54,6 +60,8 @@ class ModelShape(Frozen):
             KeyError: a word is missing.
         """
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        family = config.get("model_type")
+        asks_for_biases = bool(config.get("attention_bias")) and family != "qwen2"
         return cls(
             layers=config["num_hidden_layers"],
             hidden=hidden,
@@ -63,7 +71,10 @@ class ModelShape(Frozen):
             intermediate=config["intermediate_size"],
             vocabulary=config["vocab_size"],
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-            attention_biases=config.get("attention_bias", config.get("model_type") == "qwen2"),
+            attention_biases=asks_for_biases or family == "qwen2",
+            output_biases=asks_for_biases,
+            mlp_biases=bool(config.get("mlp_bias")) and family == "llama",
+            query_key_norms=family == "qwen3",
         )
 
     # --- numbers of weights -----------------------------------------------------------------------
@@ -88,9 +99,14 @@ class ModelShape(Frozen):
     def num_parameters(self) -> int:
         """All of them, with embeddings, norms and biases."""
         tables = self.head_weights * (1 if self.tied_embeddings else 2)
-        norms = (2 * self.layers + 1) * self.hidden
-        biases = self.layers * (self.heads + 2 * self.kv_heads) * self.head_dim
-        return self.layer_weights + tables + norms + (biases if self.attention_biases else 0)
+        of_layer = (
+            2 * self.hidden  # its norms
+            + self.query_key_norms * 2 * self.head_dim
+            + self.attention_biases * (self.heads + 2 * self.kv_heads) * self.head_dim
+            + self.output_biases * self.hidden
+            + self.mlp_biases * (2 * self.intermediate + self.hidden)
+        )
+        return self.layer_weights + tables + self.layers * of_layer + self.hidden
 
     # --- bytes ------------------------------------------------------------------------------------
 

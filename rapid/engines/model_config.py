@@ -29,6 +29,9 @@ ROPES: dict[str, tuple[str, ...]] = {
         "high_freq_factor",
     ),
 }
+# In these families `use_sliding_window` decides; in others a window that is named is one.
+_WINDOW_SWITCHED = ("qwen2", "qwen3")
+_QWEN_FULL_LAYERS = 28  # what transformers takes `max_window_layers` for where it is not there
 # These change angles with the longest sequence seen, so KV already stored would no longer fit.
 LENGTH_DEPENDENT_ROPES = ("dynamic", "longrope")
 
@@ -39,7 +42,8 @@ class ModelFacts:
 
     Attributes:
         shape: of its weights and KV.
-        num_positions: it was made for, after `rope_scaling`.
+        num_positions: it was made for, after `rope_scaling` or the checkpoint's own YaRN; within
+            them all of its layers see every token.
         rope_override: `rope_scaling` with its type under ``rope_type``; None keeps the
             checkpoint's own.
         dtype: of the stored weights, where the checkpoint says.
@@ -66,14 +70,12 @@ def read_model_facts(config: EngineConfig) -> ModelFacts:
             f"{model} is of the family {settings.get('model_type')!r}; "
             f"supported are {', '.join(FAMILIES)}"
         )
-    layer_types = settings.get("layer_types")
-    if (set(layer_types) != {"full_attention"}) if layer_types else _slides(settings):
-        raise ConfigurationError(f"{model} uses sliding windows: not supported")
     positions = settings.get("max_position_embeddings")
     if not isinstance(positions, int):
         raise ConfigurationError(f"{model}: its config.json has no max_position_embeddings")
     own = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     num_positions, rope = _reach(config.rope_scaling, own, positions, model)
+    num_positions = _seen(settings, config.max_context or num_positions, num_positions, model)
     return ModelFacts(
         shape=_shape(model, settings),
         num_positions=num_positions,
@@ -88,8 +90,12 @@ def _reach(
 ) -> tuple[int, dict[str, Any] | None]:
     """Positions after scaling, and the override once it is known to make sense."""
     if override is None:
-        _checked_rope(own, f"{model}: ", otherwise="default")
-        return positions, None
+        # Qwen writes YaRN beside the positions before it. Other types are written beside those
+        # after them, and so is YaRN that does not say what it began with.
+        rope = _checked_rope(own, f"{model}: ", otherwise="default")
+        original = rope.get("original_max_position_embeddings")
+        is_yarn = rope["rope_type"] == "yarn" and original is not None
+        return max(positions, int(original * rope["factor"]) if is_yarn else 0), None
     rope = _checked_rope(override, "rope_scaling: ")
     if rope["rope_type"] == "default":
         return positions, rope
@@ -122,10 +128,33 @@ def _shape(model: str, settings: dict[str, Any]) -> ModelShape:
         raise ConfigurationError(f"{model}: its config.json describes no model: {what}") from error
 
 
-def _slides(settings: dict[str, Any]) -> bool:
-    """Qwen2 and Qwen3 without `layer_types`: layers from `max_window_layers` on have a window."""
-    first = settings.get("max_window_layers", 28)
-    return bool(settings.get("use_sliding_window")) and first < settings["num_hidden_layers"]
+def _seen(settings: dict[str, Any], context: int, num_positions: int, model: str) -> int:
+    """Return the positions within which every layer sees all tokens, at least `context`.
+
+    Raises:
+        ConfigurationError: some layers attend within a window that is narrower.
+    """
+    layer_types = set(settings.get("layer_types") or ())
+    if others := layer_types - {"full_attention", "sliding_attention"}:
+        named = ", ".join(sorted(others))
+        raise ConfigurationError(f"{model} has layers of {named}: not supported")
+    is_switched = settings["model_type"] in _WINDOW_SWITCHED
+    window = settings.get("sliding_window", "unnamed" if is_switched else None)
+    slides = window is not None
+    if layer_types:
+        slides = "sliding_attention" in layer_types
+    elif is_switched:
+        first = settings.get("max_window_layers", _QWEN_FULL_LAYERS)
+        is_on = bool(settings.get("use_sliding_window")) and first < settings["num_hidden_layers"]
+        slides = slides and is_on
+    if not slides:
+        return num_positions
+    if not isinstance(window, int) or window < context:
+        raise ConfigurationError(
+            f"{model} uses sliding windows of {window} tokens: not supported for a longer context; "
+            "max_context sets it"
+        )
+    return min(num_positions, window)
 
 
 def _checked_rope(

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 
 from rapid.config import WindowDrafting
 from rapid.engines.engine import Engine
-from rapid.errors import DrafterUnavailable, RapidError
+from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound
 from rapid.messages import DraftBlock, Verdict
 
 
@@ -57,10 +57,15 @@ class EngineVerifier:
         self._choice = choice
 
     async def verify(self, block: DraftBlock | Awaitable[DraftBlock]) -> Verdict:
-        """Judge a block; see `rapid.ports.Verifier`."""
+        """Judge a block; see `rapid.ports.Verifier`.
+
+        Raises:
+            DrafterUnavailable: the drafter's engine failed, or its lease is gone. Anything else
+                that drafting raises is a mistake of the caller's, and is raised as it is.
+        """
         try:
             drafted = block if isinstance(block, DraftBlock) else await block
-        except RapidError as error:
+        except (EngineFailed, LeaseNotFound) as error:
             raise DrafterUnavailable(f"the drafter gave no block: {error}") from error
         return await self._engine.verify(self._lease_id, self._choice, drafted)
 

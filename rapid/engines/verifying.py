@@ -37,6 +37,9 @@ class Judging(SequenceWork):
         token_ids = block.token_ids.tolist()
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._num_ids:
             raise BadRequest("the block holds a token id beyond the vocabulary")
+        candidates = block.candidate_ids
+        if candidates.size and not -1 <= candidates.min() <= candidates.max() < self._num_ids:
+            raise BadRequest("the block proposes a token id beyond the vocabulary")
         sequence.drop_speculation()
         sequence.draft_ids = token_ids[: self._num_wanted() - 1]
 

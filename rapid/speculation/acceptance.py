@@ -27,7 +27,12 @@ import torch
 from rapid.messages import DraftBlock, Float32Array, Int32Array, TokenLogprobs, Verdict
 from rapid.speculation.fusion import fused_probs
 from rapid.speculation.noise import Float64Array, Purpose, accepts, race, uniforms
-from rapid.speculation.sampling import distribution_temperature, filter_probs, probabilities
+from rapid.speculation.sampling import (
+    best_token,
+    distribution_temperature,
+    filter_probs,
+    probabilities,
+)
 
 if TYPE_CHECKING:
     from rapid.config import SamplingConfig, SpeculationConfig
@@ -149,6 +154,9 @@ def judge(
             [rows, vocab].
         eos_ids: tokens that end the answer; rows after one are ignored.
         num_logprobs: None for none; alternatives beside each committed token otherwise.
+
+    Raises:
+        EngineFailed: the logits are not numbers.
     """
     further = logits[len(block) :]
     token_ids: list[int] = []
@@ -205,12 +213,15 @@ def decode_token(
 
     Args:
         logits: one row [vocab].
+
+    Raises:
+        EngineFailed: the logits are not numbers.
     """
     if sampling.temperature == 0 and num_logprobs is None:
-        return int(logits.argmax()), None
+        return best_token(logits), None
     probs = probabilities(logits, distribution_temperature(sampling, speculation))
     if sampling.temperature == 0:
-        token = int(logits.argmax())
+        token = best_token(logits)
     else:
         kept = _to_numpy(filter_probs(probs, sampling.top_k, sampling.top_p))
         token = race(kept, uniforms(sampling.seed, choice, position, Purpose.RESULT, len(kept)))
@@ -268,7 +279,7 @@ def _settle(
     Whole rows leave the device only for a race: not for the best token, nor for a draft that stays.
     """
     if sampling.temperature == 0:
-        token = int(fused.argmax())
+        token = best_token(fused)
         return token, token == drafted
 
     def noise(purpose: Purpose, count: int = len(fused)) -> Float64Array:

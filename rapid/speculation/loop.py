@@ -21,23 +21,27 @@ async def speculate(
     max_tokens: int,
     max_draft: int,
     pace: Pace | None = None,
-    on_loss: Callable[[], None] | None = None,
+    on_loss: Callable[[DrafterUnavailable], None] | None = None,
     refresh: Callable[[tuple[int, ...]], Awaitable[Drafter[Block]]] | None = None,
 ) -> AsyncIterator[Verdict]:
     """One choice's rounds, each yielded as its verdict; the verdicts' tokens are the answer.
 
     Without a drafter, from the round on in which it is lost, and whenever `pace` rests, the
     verifier decodes alone, up to `max_draft` tokens a round (such verdicts have
-    ``num_drafted == 0``).
+    ``num_drafted == 0``). An answer that goes on without its drafter follows another contract, so
+    that happens only where `on_loss` is there to note it.
 
     Args:
         max_tokens: tokens that may still be generated; no block is longer.
         max_draft: tokens asked of the drafter per block (gamma), at most.
         pace: chooses how many are asked for; None always asks for as many as may be.
-        on_loss: called when the drafter is lost.
+        on_loss: called with the reason when the drafter is lost; None raises the reason instead.
         refresh: given the tokens of these rounds, makes the drafter that goes on after them, with
             what was found for them; None never refreshes. `RefreshTrigger` says when. If it raises
             DrafterUnavailable, the drafter is lost.
+
+    Raises:
+        DrafterUnavailable: the drafter is lost and there is no `on_loss`.
     """
     verdict: Verdict | None = None
     untold: Verdict | None = None  # what the drafter has not been told of
@@ -54,10 +58,11 @@ async def speculate(
                     drafter, untold = await refresh(tuple(token_ids)), None
                 told, untold = untold, None
                 verdict = await verifier.verify(drafter.draft(told, num_tokens))
-            except DrafterUnavailable:
+            except DrafterUnavailable as error:
+                if on_loss is None:
+                    raise
+                on_loss(error)
                 drafter = None
-                if on_loss is not None:
-                    on_loss()
                 continue
         if drafter is not None:
             untold = _merged(untold, verdict)

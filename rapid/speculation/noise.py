@@ -15,7 +15,11 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from rapid.errors import EngineFailed
+
 Float64Array = npt.NDArray[np.float64]
+
+NOT_NUMBERS = "the logits are not numbers: no token can be chosen by them"
 
 _MASK_64 = 2**64 - 1
 
@@ -54,7 +58,14 @@ def race(probs: Float64Array, noise: Float64Array) -> int:
     Args:
         probs: non-negative weights [n]; a zero never wins.
         noise: uniforms of the same tokens [n].
+
+    Raises:
+        EngineFailed: no weight is above zero, as when logits are not numbers.
     """
     finish = np.full(len(probs), np.inf)
-    np.divide(-np.log(noise), probs, out=finish, where=probs > 0)
-    return int(finish.argmin())
+    with np.errstate(over="ignore"):  # a weight of 1e-307 never finishes: that is what inf says
+        np.divide(-np.log(noise), probs, out=finish, where=probs > 0)
+    winner = int(finish.argmin())
+    if finish[winner] == np.inf:
+        raise EngineFailed(NOT_NUMBERS)
+    return winner

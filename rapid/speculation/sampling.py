@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from rapid.errors import EngineFailed
 from rapid.messages import Float32Array, Int32Array
+from rapid.speculation.noise import NOT_NUMBERS
 
 if TYPE_CHECKING:
     from rapid.config import SamplingConfig, SpeculationConfig
@@ -21,6 +24,21 @@ def distribution_temperature(sampling: SamplingConfig, speculation: SpeculationC
 def probabilities(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     """``softmax(logits / temperature)`` in float64, over the last axis."""
     return torch.softmax(logits.double() / temperature, dim=-1)
+
+
+def best_token(scores: torch.Tensor) -> int:
+    """Return the token of the highest logit or probability; of equal ones the lowest id.
+
+    Args:
+        scores: of one position [vocab].
+
+    Raises:
+        EngineFailed: the highest is infinite or NaN, which counts as higher than any number.
+    """
+    token = int(scores.argmax())
+    if not math.isfinite(scores[token]):
+        raise EngineFailed(NOT_NUMBERS)
+    return token
 
 
 def filter_probs(probs: torch.Tensor, top_k: int | None, top_p: float) -> torch.Tensor:
@@ -58,6 +76,9 @@ def proposal(
 
     Returns:
         Token ids [m] and their probabilities [m]; m <= `draft_top_k`. Cut, they are best first.
+
+    Raises:
+        EngineFailed: the logits are not numbers.
     """
     probs = probabilities(logits, distribution_temperature(sampling, speculation))
     probs = filter_probs(probs, sampling.top_k, sampling.top_p)
@@ -69,5 +90,7 @@ def proposal(
     candidate_probs = best.float().cpu().numpy()
     candidate_ids = ids.int().cpu().numpy()
     kept = candidate_probs > 0
+    if not kept.any():
+        raise EngineFailed(NOT_NUMBERS)
     candidate_probs = candidate_probs[kept]
     return candidate_ids[kept], candidate_probs / candidate_probs.sum(dtype=np.float32)

@@ -15,6 +15,7 @@ class RoundStatistics:
         refreshes: times that the drafter's context was made anew; whoever makes it counts.
         plain_from: position from which the answer went on without its drafter; None while it has
             one, whether or not it is asked.
+        plain_reason: why the drafter was lost there; empty while it is not.
     """
 
     rounds: int = 0
@@ -22,6 +23,7 @@ class RoundStatistics:
     accepted: int = 0
     refreshes: int = 0
     plain_from: int | None = None
+    plain_reason: str = ""
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     token_ids: list[int] = field(default_factory=list)
@@ -42,10 +44,11 @@ class RoundStatistics:
             counts = self.histogram.setdefault(length, [0] * (length + 1))
             counts[verdict.num_accepted] += 1
 
-    def lose_drafter(self) -> None:
-        """What comes now is decoded by the target alone."""
+    def lose_drafter(self, reason: object) -> None:
+        """Note that what comes now is decoded by the target alone, and why."""
         if self.plain_from is None:
             self.plain_from = len(self.token_ids)
+            self.plain_reason = str(reason)
 
     def of_choice(self) -> ChoiceStatistics:
         """The counters as the receipt carries them."""

@@ -8,8 +8,8 @@ import pytest
 
 from deployments.engine_actor import EngineActor
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
-from rapid.errors import EngineFailed, LeaseNotFound
-from rapid.messages import LeaseRequest, as_prompt
+from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound, OutOfStep
+from rapid.messages import LeaseRequest, Verdict, as_prompt
 from tests.fakes import FakeEngine
 
 ROOM = EngineConfig(model="none", max_context=64, kv_cache_tokens=64, max_leases=2)
@@ -81,3 +81,21 @@ async def test_only_so_many_releases_are_remembered(
     for number in range(10):
         await actor.release(str(number))
     assert list(actor._released) == ["7", "8", "9"]
+
+
+async def test_a_draft_tells_a_lost_drafter_from_a_bug(
+    actor: EngineActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await actor.open(room("a"))
+    with pytest.raises(OutOfStep, match="a verdict for position 7"):
+        await actor.draft("a", 0, Verdict("a", 0, 7, (5,), 1, 1, False), 2)
+    await actor.release("a")
+    with pytest.raises(DrafterUnavailable, match="no lease a"):
+        await actor.draft("a", 0, None, 2)
+
+    async def failed(*_: object) -> None:
+        raise EngineFailed("a forward pass raised OutOfMemoryError: the lease is gone")
+
+    monkeypatch.setattr(FakeEngine, "draft", failed)
+    with pytest.raises(DrafterUnavailable, match="OutOfMemoryError"):
+        await actor.draft("a", 0, None, 2)

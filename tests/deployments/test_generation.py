@@ -14,7 +14,13 @@ from ray.serve.exceptions import DeploymentUnavailableError
 import rapid
 from deployments.engine_actor import load_engine
 from rapid.engines.text import ChatText
-from rapid.errors import BadRequest, DrafterUnavailable, PromptTooLong
+from rapid.errors import (
+    BadRequest,
+    DrafterUnavailable,
+    EngineFailed,
+    OutOfStep,
+    PromptTooLong,
+)
 from rapid.messages import Document, Finished, GenerationEvent, LeaseRequest, Receipt, TextDelta
 from tests.fakes import FakeEngine, scripted_token
 from tests.local_pools import LocalApplication, QueueingEngine
@@ -170,6 +176,41 @@ async def test_a_drafter_that_hangs_leaves_the_answer_to_the_target(
     await asyncio.sleep(0.05)
     assert hanging.leases == {}
     assert app.target.engine.actor._engine.leases == {}
+
+
+class Breaks(FakeEngine):
+    """Its third draft raises what it is told to."""
+
+    failure: Exception
+    calls = 0
+
+    async def draft(self, *args):
+        self.calls += 1
+        if self.calls == 3:
+            raise self.failure
+        return await super().draft(*args)
+
+
+@pytest.mark.parametrize("site", ["target", "orchestrator"])
+@pytest.mark.parametrize("mode", ["lossless", "fused"])
+async def test_a_drafter_whose_forward_fails_is_lost_and_one_out_of_step_is_a_bug(
+    mode: str, site: str
+) -> None:
+    app = LocalApplication(acceptance_site=site)
+    app.drafter.load = lambda: Breaks(app.config.drafter_pool.engine)
+    request = question("r", mode=mode, documents=ATLAS, seed=5, max_tokens=60, explain=True)
+    Breaks.failure = EngineFailed("a forward pass raised OutOfMemoryError: the lease is gone")
+    app.drafter.start()
+    events = await app.answered(request)
+    (lost_at,) = receipt(events).plain_from
+    assert lost_at is not None
+    assert 0 < lost_at < 60
+    assert receipt(events).failovers == ("drafter lost",)
+    assert tokens(events) == script(5, 60)
+    Breaks.failure = OutOfStep("a verdict for another position")
+    app.drafter.start()
+    with pytest.raises(OutOfStep, match="another position"):
+        await app.answered(replace(request, request_id="again"))
 
 
 class Dawdles(FakeEngine):

@@ -12,9 +12,11 @@ from cluster.leases import Lease
 from deployments.ray_ports import JudgingVerifier, Patience, RayDrafter, RayVerifier
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import (
+    BadRequest,
     DrafterUnavailable,
     EngineFailed,
     LeaseNotFound,
+    OutOfStep,
     RapidError,
     TargetUnavailable,
 )
@@ -61,6 +63,8 @@ def remote(cause: Exception) -> BaseException:
         (remote(DrafterUnavailable("the drafter failed")), DrafterUnavailable),
         (remote(LeaseNotFound("expired")), LeaseNotFound),
         (remote(ValueError("a bug")), EngineFailed),
+        (remote(OutOfStep("a verdict for another position")), OutOfStep),
+        (remote(BadRequest("the block holds a token id beyond the vocabulary")), EngineFailed),
     ],
 )
 async def test_a_failed_verify_tells_whose_failure_it_is(

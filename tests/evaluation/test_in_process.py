@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,15 @@ from evaluation.answering import Work
 from evaluation.in_process import Models, open_in_process
 from evaluation.loaders import load_items
 from evaluation.results import Result, read
+from evaluation.run_results import RunResults
 from evaluation.runner import RESULTS, Plan
 from evaluation.systems import BASELINES
 from evaluation.tasks import Condition, Task
 from rapid.config import EngineConfig
+from rapid.engines import loading
 from rapid.engines.engine import Engine
 from tests.evaluation.tiny_task import tiny_task
+from tests.rapid.tiny_models import out_of_memory
 
 MODELS = Models(EngineConfig(model="embedded:target"), EngineConfig(model="embedded:drafter"))
 ByKey = dict[tuple[str, str, str], Result]
@@ -79,6 +83,35 @@ def test_unrelated_retrieval_hides_the_evidence_and_leaves_the_target_alone(resu
     assert not any(each.evidence_found for each in of(results, "rag-drafter", "unrelated"))
     same = [(each.prediction, each.seed) for each in of(results, "plain")]
     assert [(each.prediction, each.seed) for each in of(results, "plain", "unrelated")] == same
+
+
+def test_an_answer_that_lost_its_drafter_is_an_error_and_is_answered_again(
+    results, tmp_path, monkeypatch
+):
+    task = tiny_task(systems=["plain", "rapid-boost"])
+    with ExitStack() as broken:
+
+        def load_model(config):
+            model = loading.load_model(config)
+            if config.model == "embedded:drafter":
+                broken.enter_context(out_of_memory(model.model, forward=6))
+            return model
+
+        monkeypatch.setattr(in_process, "load_model", load_model)
+        first = answered(task, tmp_path)
+    lost = [each for each in of(first, "rapid-boost") if each.error is not None]
+    assert lost
+    for each in lost:
+        assert "the drafter gave no block" in each.error
+        assert "OutOfMemoryError" in each.error
+        assert (each.prediction, each.tokens) == ("", 0)
+    assert all(each.error is None for each in of(first, "plain"))
+    monkeypatch.undo()
+    again = answered(task, tmp_path)
+    assert {key: each.prediction for key, each in again.items()} == {
+        key: results[key].prediction for key in again
+    }
+    assert RunResults.read(tmp_path).without_drafter == []
 
 
 def test_a_run_that_is_finished_is_not_run_again(tmp_path):

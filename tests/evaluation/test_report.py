@@ -53,6 +53,8 @@ def configuration(of: Task, **more: object) -> dict[str, object]:
 
 
 def result(number: int, system: str, score: float, condition: str = "as is", **more) -> Result:
+    is_drafted = system in BASELINES and BASELINES[system].is_drafted
+    judged = ((more.get("rounds", 10), 0),) if is_drafted else ()
     return Result(
         item=f"item-{number}",
         system=system,
@@ -64,6 +66,7 @@ def result(number: int, system: str, score: float, condition: str = "as is", **m
             "retrieved_tokens": 100,
             "tokens": 10,
             "rounds": 10,
+            "by_position": judged,
             "ms": {"decode": 100.0, "target_prefill": 50.0},
         }
         | more,
@@ -226,6 +229,26 @@ def test_an_error_scores_nothing_and_is_told(tmp_path):
     assert "1 answers ended in an error" in section(page, "Errors")
     assert "1 answers ended in an error" in summary(tmp_path)
     assert row(section(page, "exact by length"), "plain")[1].startswith("0.500")
+
+
+def test_an_answer_that_had_rounds_without_its_drafter_is_in_no_report(tmp_path):
+    whole = {"rounds": 3, "drafted": 12, "accepted": 7, "by_position": ((3, 3), (3, 2), (2, 2))}
+    lines = [result(0, "rapid-boost", 1.0, **whole), result(1, "rapid-boost", 1.0, **whole)]
+    assert write(run_dir(tmp_path / "whole", task("rapid-boost"), lines)).exists()
+    lines[1] = result(1, "rapid-boost", 1.0, **whole | {"rounds": 4})  # one of them decoded plainly
+    out = run_dir(tmp_path / "lost", task("rapid-boost"), lines)
+    for page in (write, summary, lambda out: merge([out], tmp_path / "kept")):
+        with pytest.raises(ConfigurationError, match=r"1 answers .* item item-1, rapid-boost"):
+            page(out)
+
+
+def test_rounds_in_which_nothing_is_drafted_are_prompt_lookups_and_a_servers_own(tmp_path):
+    some = {"rounds": 4, "drafted": 2, "accepted": 1, "by_position": ((2, 1),)}
+    lookup = [result(0, "prompt-lookup", 1.0, **some)]
+    assert write(run_dir(tmp_path / "lookup", task("prompt-lookup"), lookup)).exists()
+    rested, server = [result(0, "sd", 1.0, **some)], {"url": "http://127.0.0.1:8000"}
+    out = run_dir(tmp_path / "served", task("sd"), rested, models={}, server=server)
+    assert write(out).exists()
 
 
 def test_equal_answers_have_equal_intervals_in_whatever_order_they_came(tmp_path):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -14,7 +15,13 @@ from rapid.config import SpeculationConfig
 from rapid.engines.batching import Feed, Runner
 from rapid.engines.engine import Engine
 from rapid.engines.ports import EngineDrafter, EngineVerifier
-from rapid.errors import OutOfStep
+from rapid.errors import (
+    BadRequest,
+    DrafterUnavailable,
+    EngineFailed,
+    LeaseNotFound,
+    OutOfStep,
+)
 from rapid.messages import DraftBlock, Verdict
 from rapid.speculation.loop import speculate
 from rapid.speculation.sampling import proposal
@@ -24,6 +31,7 @@ from tests.rapid.tiny_models import (
     FAMILIES,
     VOCAB,
     lease_request,
+    loaded,
     random_prompt,
     reference_greedy,
     reference_logits,
@@ -359,6 +367,111 @@ async def test_messages_out_of_step_change_nothing(engine: Engine) -> None:
         with pytest.raises(OutOfStep):
             await call
     assert (await engine.decode("a", 0, 4)).token_ids == tuple(expected)
+
+
+async def test_a_drafter_out_of_step_is_a_bug_and_no_lost_drafter(engine: Engine) -> None:
+    """Somebody else moves the drafter's sequence on, so that the next verdict does not fit it."""
+    await opened(engine)
+    await opened(engine, "b")
+    lost: list[Exception] = []
+    rounds = speculate(
+        EngineDrafter(engine, "b"),
+        EngineVerifier(engine, "a"),
+        max_tokens=12,
+        max_draft=4,
+        on_loss=lost.append,
+    )
+    await anext(rounds)
+    await engine.decode("b", 0, 1)
+    with pytest.raises(OutOfStep, match="verdict of choice 0 for position 0"):
+        await anext(rounds)
+    assert lost == []
+
+
+async def test_a_drafters_lease_that_is_gone_is_a_lost_drafter(engine: Engine) -> None:
+    await opened(engine)
+    await opened(engine, "b")
+    lost: list[Exception] = []
+    rounds = speculate(
+        EngineDrafter(engine, "b"),
+        EngineVerifier(engine, "a"),
+        max_tokens=12,
+        max_draft=4,
+        on_loss=lost.append,
+    )
+    token_ids = [*(await anext(rounds)).token_ids]
+    engine.release("b")
+    token_ids += [token async for verdict in rounds for token in verdict.token_ids]
+    assert token_ids == reference_greedy(PROMPT.tolist(), 12)
+    assert [type(error) for error in lost] == [DrafterUnavailable]
+
+
+@pytest.mark.parametrize("token_id", [-2, VOCAB, VOCAB + 8, 2**31 - 1])
+@pytest.mark.parametrize("call", ["verify", "score"])
+async def test_a_block_that_proposes_what_is_no_token_is_refused(
+    engine: Engine, call: str, token_id: int
+) -> None:
+    await opened(engine)
+    expected = reference_greedy(PROMPT.tolist(), 4)
+    ids = np.asarray(expected[:2], np.int32)
+    candidates = np.asarray([[expected[0], -1], [expected[1], token_id]], np.int32)
+    probs = np.asarray([[1, 0], [0.9, 0.1]], np.float32)
+    with pytest.raises(BadRequest, match="proposes a token id beyond the vocabulary"):
+        await getattr(engine, call)("a", 0, DraftBlock("a", 0, 0, ids, candidates, probs))
+    candidates[1, 1] = VOCAB - 1
+    await getattr(engine, call)("a", 0, DraftBlock("a", 0, 0, ids, candidates, probs))
+    assert engine.status().leases_open == 1
+
+
+@contextmanager
+def one_logit(value: float) -> Iterator[None]:
+    """Let the model of all tiny engines give token 7 this logit."""
+
+    def change(_: object, __: object, logits: torch.Tensor) -> torch.Tensor:
+        changed = logits.clone()
+        changed[..., 7] = value
+        return changed
+
+    model = loaded("llama", 0, EOS).model  # cached under these arguments by `tiny_engine`
+    hook = model.get_submodule("lm_head").register_forward_hook(change)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("call", ["draft", "decode", "verify"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.0, "num_logprobs": 2},
+        {"temperature": 0.0, "speculation": SpeculationConfig(eta=10.0)},
+        {"temperature": 1.0, "speculation": SpeculationConfig(eta=10.0, coupling="maximal")},
+        {"temperature": 1.0, "speculation": SpeculationConfig(eta=0.0, coupling="shared_noise")},
+        {"temperature": 1.0, "speculation": SpeculationConfig(eta=0.0, draft_top_k=None)},
+        {"temperature": 1.0, "speculation": SpeculationConfig(rule="paper", eta=5.0)},
+    ],
+)
+async def test_logits_that_are_not_numbers_end_the_lease_and_give_no_token(
+    engine: Engine, settings: dict[str, object], call: str, value: float
+) -> None:
+    await opened(engine, "a", **settings)
+    await opened(engine, "b")
+    arguments = {"draft": (None, 3), "decode": (3,), "verify": (block_of([5, 6], 0),)}
+    with one_logit(value), pytest.raises(EngineFailed, match="logits are not numbers"):
+        await getattr(engine, call)("a", 0, *arguments[call])
+    with pytest.raises(LeaseNotFound):
+        engine.renew("a")
+    assert (await engine.decode("b", 0, 4)).token_ids == tuple(reference_greedy(PROMPT.tolist(), 4))
+
+
+async def test_a_token_that_logits_rule_out_is_no_failure(engine: Engine) -> None:
+    await opened(engine)
+    with one_logit(-float("inf")):
+        block = await engine.draft("a", 0, None, 3)
+        assert (await engine.verify("a", 0, block)).num_accepted == 3
 
 
 async def test_decoding_ends_at_max_tokens(engine: Engine) -> None:

@@ -14,7 +14,15 @@ from rapid import generation
 from rapid.engines.engine import Engine
 from rapid.errors import ConfigurationError, PromptTooLong
 from tests import reference
-from tests.rapid.tiny_models import EOS, VOCAB, checkpoint, engine_config, loaded, random_prompt
+from tests.rapid.tiny_models import (
+    EOS,
+    VOCAB,
+    checkpoint,
+    engine_config,
+    loaded,
+    out_of_memory,
+    random_prompt,
+)
 
 LONG, SHORT = random_prompt(90, seed=1).tolist(), random_prompt(30, seed=2).tolist()
 NUM_TOKENS = 40
@@ -135,6 +143,26 @@ def test_no_engine_is_left_behind_when_the_second_cannot_be_made():
     with pytest.raises(ConfigurationError, match="beyond the 16 positions"):
         rapid.generate(loaded(), cramped, LONG, SHORT)
     assert "rapid-engine" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_drafter_that_is_lost_is_told_with_the_token_and_the_reason():
+    common = {"max_tokens": NUM_TOKENS, "temperature": 0, "eta": 50, "max_draft": 3}
+    whole = rapid.generate(loaded(seed=0), loaded(seed=1), LONG, SHORT, **common)
+    assert (whole.statistics.plain_from, whole.statistics.plain_reason) == (None, "")
+    with (
+        out_of_memory(loaded(seed=1).model, forward=6),
+        pytest.warns(UserWarning, match=r"the target's own from token [1-9]\d* on .*out of memory"),
+    ):
+        told = rapid.generate(loaded(seed=0), loaded(seed=1), LONG, SHORT, **common)
+    lost_at = told.statistics.plain_from
+    assert "OutOfMemoryError" in told.statistics.plain_reason
+    assert lost_at is not None
+    kept = told.token_ids[:lost_at]
+    assert kept == whole.token_ids[:lost_at]
+    plain = rapid.generate(
+        loaded(seed=0), None, [*LONG, *kept], max_tokens=NUM_TOKENS - lost_at, temperature=0
+    )
+    assert told.token_ids[lost_at:] == plain.token_ids
 
 
 def test_what_cannot_be_done_is_said():

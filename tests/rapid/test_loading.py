@@ -9,13 +9,24 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import ValidationError
+from transformers import AutoModelForCausalLM
 
+import rapid
 from rapid.config import EngineConfig
 from rapid.engines.engine import Engine
 from rapid.engines.loading import load_model, load_tokenizer
 from rapid.engines.model_config import read_model_facts
-from rapid.errors import ConfigurationError
-from tests.rapid.tiny_models import EOS, checkpoint, engine_config, loaded
+from rapid.errors import ConfigurationError, PromptTooLong
+from tests.rapid.tiny_models import (
+    EOS,
+    checkpoint,
+    engine_config,
+    loaded,
+    random_prompt,
+    reference_greedy,
+)
+
+LAYERS = ["full_attention", "sliding_attention"]
 
 
 def copied(tmp_path: Path, **changes: object) -> Path:
@@ -69,6 +80,97 @@ def test_rope_scaling_is_overridden_and_lengthens_the_context() -> None:
     frequencies = [model.model.model.rotary_emb.inv_freq for model in (scaled, plain)]
     assert not torch.equal(*frequencies)
     assert scaled.model.config.rope_parameters["rope_theta"] == 10000.0
+
+
+@pytest.mark.parametrize(
+    ("rope", "max_context"),
+    [
+        # Of Qwen's model cards: beside the positions that the model was first trained for.
+        ({"factor": 4.0, "original_max_position_embeddings": 1024}, 4096),
+        # Of other checkpoints: beside the positions that it has now.
+        ({"factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+        ({"factor": 4.0}, 1024),
+    ],
+)
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+def test_yarn_of_a_checkpoints_own_reaches_as_far_as_it_says(
+    tmp_path: Path, rope: dict[str, object], max_context: int, key: str
+) -> None:
+    path = copied(tmp_path, rope_parameters=None, rope_scaling={key: "yarn"} | rope)
+    model = load_model(EngineConfig(model=str(path), device="cpu", dtype="float32"))
+    assert model.max_context == max_context
+    assert model.model.config.rope_parameters["rope_type"] == "yarn"
+
+
+def test_positions_beyond_those_before_yarn_are_computed_as_transformers_does(
+    tmp_path: Path,
+) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    path = copied(tmp_path, rope_parameters=None, rope_scaling=yarn, max_position_embeddings=64)
+    prompt = random_prompt(150).tolist()
+    model = rapid.load(str(path), device="cpu", dtype="float32")
+    got = rapid.generate(model, None, prompt, max_tokens=8, temperature=0).token_ids
+    theirs = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+    want = theirs.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)
+    assert list(got) == want[0, 150:].tolist()
+    with pytest.raises(PromptTooLong):
+        rapid.generate(model, None, prompt, max_tokens=107, temperature=0)
+
+
+WINDOW_64 = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        {"sliding_window": 64},
+        {"model_type": "qwen2"} | WINDOW_64,
+        {"model_type": "qwen3"} | WINDOW_64,
+        {"model_type": "qwen2", "sliding_window": 64, "layer_types": LAYERS},
+    ],
+)
+def test_a_window_is_refused_by_name_unless_the_context_lies_within(
+    tmp_path: Path, windows: dict[str, object]
+) -> None:
+    path = str(copied(tmp_path, **windows))
+    for max_context in (None, 65):
+        with pytest.raises(ConfigurationError, match="sliding windows of 64 tokens"):
+            read_model_facts(EngineConfig(model=path, max_context=max_context))
+    assert read_model_facts(EngineConfig(model=path, max_context=64)).num_positions == 64
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        {"sliding_window": None},
+        {"model_type": "qwen2", "sliding_window": 64},
+        {"model_type": "qwen3", "sliding_window": 64, "use_sliding_window": False},
+        {"model_type": "qwen2"} | WINDOW_64 | {"max_window_layers": 2},
+        {"model_type": "qwen2"} | WINDOW_64 | {"sliding_window": None},
+        {"model_type": "qwen2", "layer_types": ["full_attention"] * 2} | WINDOW_64,
+        {"model_type": "qwen2"} | WINDOW_64 | {"sliding_window": 1024},
+    ],
+)
+def test_a_window_that_no_layer_uses_or_that_holds_everything_is_none(
+    tmp_path: Path, windows: dict[str, object]
+) -> None:
+    path = str(copied(tmp_path, **windows))
+    assert read_model_facts(EngineConfig(model=path)).num_positions == 1024
+
+
+def test_within_its_window_a_model_answers_as_transformers_does(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint("qwen2"), path)
+    config = json.loads((path / "config.json").read_text())
+    del config["layer_types"]
+    (path / "config.json").write_text(json.dumps(config | WINDOW_64))
+    model = rapid.load(str(path), device="cpu", dtype="float32", max_context=64)
+    assert model.model.config.layer_types == LAYERS
+    prompt = random_prompt(50).tolist()
+    got = rapid.generate(model, None, prompt, max_tokens=14, temperature=0).token_ids
+    assert list(got) == reference_greedy(prompt, 14, "qwen2")
+    with pytest.raises(PromptTooLong):
+        rapid.generate(model, None, prompt, max_tokens=15, temperature=0)
 
 
 def test_a_rope_without_scaling_reaches_no_further() -> None:
@@ -129,6 +231,7 @@ def test_a_setting_that_cannot_work_is_one_sentence(
              "use_sliding_window": True},
             "sliding windows",
         ),
+        ({"model_type": "qwen3", "layer_types": ["linear_attention"] * 2}, "linear_attention"),
     ],
 )  # fmt: skip
 def test_a_checkpoint_of_another_kind_is_refused(

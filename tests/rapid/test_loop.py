@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rapid.config import SamplingConfig, SpeculationConfig, Transfer
+from rapid.errors import DrafterUnavailable
 from rapid.speculation.acceptance import propose
 from rapid.speculation.fusion import fused_probs
 from rapid.speculation.loop import speculate
@@ -228,8 +229,19 @@ async def test_a_lost_drafter_leaves_the_targets_own_answer():
     assert plain.plain_from is None
     assert lost.plain_from is not None
     assert lost.plain_from >= 10
+    assert (plain.plain_reason, lost.plain_reason) == ("", "the drafter died")
     assert "target" not in lost.origins[: lost.plain_from]
     assert lost.origins[lost.plain_from :] == ["target"] * (LENGTH - lost.plain_from)
+
+
+async def test_a_lost_drafter_that_nobody_takes_note_of_ends_the_answer():
+    speculation = SpeculationConfig(eta=3, max_draft=4)
+    verifier = ToyVerifier(TARGET, SamplingConfig(seed=3), speculation)
+    drafter = ToyDrafter(DRAFTER, SamplingConfig(seed=3), speculation, lost_at=10)
+    with pytest.raises(DrafterUnavailable, match="the drafter died"):
+        async for _ in speculate(drafter, verifier, max_tokens=LENGTH, max_draft=4):
+            pass
+    assert 10 <= len(verifier.committed) < LENGTH
 
 
 async def test_nothing_follows_the_end_of_the_answer():

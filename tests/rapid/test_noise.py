@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from rapid.errors import EngineFailed
 from rapid.speculation.noise import Purpose, race, uniforms
 
 
@@ -32,3 +34,16 @@ def test_a_race_follows_its_weights():
     # 4 standard errors of a binomial share at 20,000 draws; the draws are fixed by the seed
     np.testing.assert_allclose(wins / wins.sum(), probs, atol=4 * 0.5 / 20_000**0.5)
     assert wins[1] == 0
+
+
+def test_a_weight_close_to_zero_never_wins_and_warns_of_nothing():
+    """At a low temperature most tokens have such a weight."""
+    probs = np.array([5e-324, 1e-308, 1.0, 2.1e-307])
+    for position in range(100):
+        assert race(probs, uniforms(0, 0, position, Purpose.RESULT, 4)) == 2
+
+
+@pytest.mark.parametrize("weight", [0.0, np.nan])
+def test_a_race_that_nobody_can_win_is_an_error(weight):
+    with pytest.raises(EngineFailed, match="not numbers"):
+        race(np.full(3, weight), uniforms(0, 0, 0, Purpose.RESULT, 3))

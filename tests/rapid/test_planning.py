@@ -23,7 +23,8 @@ from rapid.planning import (
     group_sizes,
     plain_gpu_seconds,
 )
-from rapid.shapes import GPU_SCORES, KNOWN_SHAPES
+from rapid.shapes import GPU_SCORES, KNOWN_SHAPES, ModelShape
+from tests.rapid.tiny_models import FAMILIES
 
 H200 = GPUS["h200"]
 SHAPES = {name: shape for name, (_, shape) in KNOWN_SHAPES.items()}
@@ -76,6 +77,37 @@ class TestShapes:
     )
     def test_built_in_shapes_have_the_published_number_of_parameters(self, name, parameters):
         assert SHAPES[name].num_parameters == parameters
+
+    @pytest.mark.parametrize("tied", [False, True])
+    @pytest.mark.parametrize(
+        ("family", "settings"),
+        [
+            ("llama", {}),
+            ("llama", {"attention_bias": True}),
+            ("llama", {"mlp_bias": True}),
+            ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 24}),
+            ("qwen2", {}),
+            ("qwen2", {"attention_bias": False, "mlp_bias": True}),  # it knows neither
+            ("qwen3", {}),
+            ("qwen3", {"attention_bias": True}),
+        ],
+    )
+    def test_every_family_has_as_many_parameters_as_transformers_makes(
+        self, family, settings, tied
+    ):
+        config_class, model_class, kv_heads = FAMILIES[family]
+        config = config_class(
+            vocab_size=104,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=kv_heads,
+            tie_word_embeddings=tied,
+            **{"head_dim": 16} | settings,
+        )
+        made = model_class(config).num_parameters()
+        assert ModelShape.of(config.to_dict()).num_parameters == made
 
     def test_bytes_of_weights_and_keys(self):
         assert SHAPES["llama-3.1-8b"].weight_bytes() == near(16.06e9)

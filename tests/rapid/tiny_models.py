@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -65,6 +68,22 @@ def checkpoint(family: str = "llama", seed: int = 0, eos: int = EOS) -> Path:
 def loaded(family: str = "llama", seed: int = 0, eos: int = EOS) -> LoadedModel:
     torch.set_num_threads(1)
     return load_model(engine_config(family, seed, eos))
+
+
+@contextmanager
+def out_of_memory(model: torch.nn.Module, forward: int) -> Iterator[None]:
+    """Let one forward of `model`, counted from here and from 1, find no memory for its logits."""
+    count = itertools.count(1)
+
+    def check(*_: object) -> None:
+        if next(count) == forward:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    hook = model.get_submodule("lm_head").register_forward_pre_hook(check)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @cache
