@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from evaluation.tasks import DAY
 from rapid.embedded.generator import generate_document
 from rapid.engines.text import ChatText
 from rapid.messages import Document, Message
@@ -16,7 +17,7 @@ def prompts(seed: int | str, num_tokens: int) -> tuple[list[int], list[int]]:
     around = slice(max(asked.evidence[0][0] - 300, 0), asked.evidence[-1][1] + 300)
     chat = (Message("user", asked.question),)
     long, short = (
-        text.encode_chat(target_messages(chat, (Document(document.name, part),)))
+        text.encode_chat(target_messages(chat, (Document(document.name, part),)), day=DAY)
         for part in (document.text, document.text[around])
     )
     return long, short

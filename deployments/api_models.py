@@ -7,8 +7,10 @@ lacks what was asked for is worse than none.
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import json
+import re
 from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import (
@@ -25,7 +27,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from rapid.config import PAPER, Coupling, Finite, Mode, Transfer
 from rapid.errors import BadRequest
-from rapid.messages import Document, GenerateRequest, Message, SpeculationRequest
+from rapid.messages import Document, GenerateRequest, Message, SpeculationRequest, utc_day
 
 MAX_STOPS = 4
 MAX_STOP_LENGTH = 1000
@@ -157,6 +159,17 @@ class DocumentBody(_Body):
         return text
 
 
+def _as_day(day: object) -> object:
+    if day is None:
+        return None
+    if isinstance(day, str) and re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", day):
+        try:
+            return datetime.date.fromisoformat(day)
+        except ValueError:
+            pass
+    _refuse("date", "must be a day of the calendar, written as '2026-01-31'")
+
+
 class RapidOptions(_Body):
     """The method's knobs; None leaves each to the server's configuration."""
 
@@ -172,6 +185,7 @@ class RapidOptions(_Body):
     retrieval_tokens: int | None = Field(None, ge=1)
     documents: list[DocumentBody] | None = None
     query: Text | None = None
+    date: Annotated[datetime.date | None, BeforeValidator(_as_day)] = None
     explain: Literal["tokens", "none"] | None = None
 
     @field_validator(*PAPER)
@@ -302,6 +316,7 @@ class ChatRequest(_Body):
             num_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             speculation=rapid.as_speculation(),
             explain=rapid.explain == "tokens",
+            date=rapid.date or utc_day(),
         )
 
 

@@ -166,6 +166,7 @@ def rapid_receipt(receipt: Receipt) -> Json:
         "reason": receipt.reason,
         "contract": receipt.contract,
         "seed": receipt.seed,
+        "date": receipt.date.isoformat(),
         "coupling": receipt.coupling,
         "transfer": receipt.transfer,
         "eta": receipt.eta,

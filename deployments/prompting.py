@@ -57,7 +57,7 @@ class Prompter:
     async def target_prompt(self, request: GenerateRequest) -> Int32Array:
         """The whole chat with its documents, for the target."""
         chat = target_messages(request.messages, request.documents)
-        return as_prompt(await asyncio.to_thread(self.target.encode_chat, chat))
+        return as_prompt(await asyncio.to_thread(self.target.encode_chat, chat, day=request.date))
 
     async def drafter_prompt(self, request: GenerateRequest) -> DrafterPrompt:
         """The chat with what retrieval found in place of its long parts, for the drafter.
@@ -78,7 +78,7 @@ class Prompter:
                 chunks = context.chunks
                 evidence = _evidence_of(context)
         messages = drafter_messages(plan, chunks)
-        prompt_ids = await asyncio.to_thread(self.drafter.encode_chat, messages)
+        prompt_ids = await asyncio.to_thread(self.drafter.encode_chat, messages, day=request.date)
         return DrafterPrompt(as_prompt(prompt_ids), chunks, evidence)
 
     def longest_drafter_prompt(self, request: GenerateRequest, target_prompt: Int32Array) -> int:

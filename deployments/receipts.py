@@ -63,6 +63,7 @@ class Account:
             reason=decision.reason,
             contract=decision.contract,
             seed=sampling.seed,
+            date=request.date,
             coupling=speculation.coupling,
             transfer=speculation.transfer,
             eta=speculation.eta if decision.contract in FUSING else 0.0,

@@ -15,7 +15,7 @@ from evaluation.items import Item
 from evaluation.prompting import evidence_found, target_chat, truncate_middle
 from evaluation.results import Json, Result
 from evaluation.systems import BASELINES, DraftSource, System
-from evaluation.tasks import Condition, Task
+from evaluation.tasks import DAY, Condition, Task
 from rapid.config import Frozen
 from rapid.engines.text import ChatText
 from rapid.errors import ConfigurationError, RapidError
@@ -103,7 +103,7 @@ class OverHttp:
         item, system, condition, task = work.item, work.system, work.condition, self._task
         document = self._context(item, condition)
         speculation = system.speculation(condition.eta)
-        rapid: Json = {"mode": system.method}
+        rapid: Json = {"mode": system.method, "date": DAY.isoformat()}
         if system.is_drafted:
             rapid |= {
                 "coupling": speculation.coupling,
@@ -130,7 +130,9 @@ class OverHttp:
             reasoning = prediction
             fields = {"reasoning": reasoning.strip()}
             again = target_chat(task, item, document, task.templates.extraction, fields)
-            second = await self._ask(work, again, task.extraction_tokens, {"mode": "plain"})
+            second = await self._ask(
+                work, again, task.extraction_tokens, {"mode": "plain", "date": DAY.isoformat()}
+            )
             prediction = _text_of(second)
         drafting = reply["metrics"]["speculative_decoding"] or {}
         histogram = drafting.get("acceptance_histogram_by_draft_length", {})

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from evaluation.corruption import corrupt, unrelated_item
 from evaluation.items import Item
-from evaluation.tasks import Condition, Retrieval, Task
+from evaluation.tasks import DAY, Condition, Retrieval, Task
 from rapid.engines.text import ChatText
 from rapid.errors import ConfigurationError
 from rapid.messages import Document, Int32Array, Message, as_prompt
@@ -96,12 +96,12 @@ class Prompter:
     def target_prompt(self, item: Item, condition: Condition) -> Int32Array:
         """The whole context, for the target."""
         chat = target_chat(self._task, item, self.context(item, condition))
-        return as_prompt(self._target.encode_chat(chat))
+        return as_prompt(self._target.encode_chat(chat, day=DAY))
 
     def encode(self, found: Found, by_target: bool) -> Int32Array:
         """What was found, for the drafter or for a target that reads it alone."""
         reader = self._target if by_target else self._drafter
-        return as_prompt(reader.encode_chat(found.chat))
+        return as_prompt(reader.encode_chat(found.chat, day=DAY))
 
     async def retrieve(self, item: Item, condition: Condition) -> Found:
         """Retrieve, and make of it what the condition does."""
@@ -155,7 +155,7 @@ class Prompter:
         document = self.context(item, condition) if found is None else None
         fields = {"reasoning": reasoning.strip()} | ({"context": found.context} if found else {})
         chat = target_chat(self._task, item, document, templates.extraction, fields)
-        return as_prompt(self._target.encode_chat(chat))
+        return as_prompt(self._target.encode_chat(chat, day=DAY))
 
     async def close(self) -> None:
         """Release the retriever."""

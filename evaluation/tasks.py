@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +14,8 @@ from rapid.config_errors import read_yaml, validated
 from rapid.errors import ConfigurationError
 
 TASK_FILES = Path(__file__).parent / "task_files"
+DAY = date(2026, 1, 1)
+"""What chat templates that name the day are told in every run, so that a run can be repeated."""
 
 Corruption = Literal["none", "unrelated", "replaced", "contradicting"]
 

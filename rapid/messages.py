@@ -6,6 +6,7 @@ Positions are 0-based generated positions: the first answer token of a choice ha
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -56,9 +57,19 @@ class SpeculationRequest:
     all_draft_tokens: bool = False  # `draft_top_k: null` was sent: no cut
 
 
+def utc_day() -> datetime.date:
+    """Return today's date in UTC."""
+    return datetime.datetime.now(datetime.UTC).date()
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """A validated request with its tenant, as the ingress hands it to the orchestrator."""
+    """A validated request with its tenant, as the ingress hands it to the orchestrator.
+
+    Attributes:
+        date: the day that a chat template may name in its prompts; the day the request came, unless
+            the caller names another. It is settled once, for all prompts of the request.
+    """
 
     request_id: str
     tenant: str
@@ -76,6 +87,7 @@ class GenerateRequest:
     num_logprobs: int | None = None  # None: no logprobs; 0: the chosen token's only
     speculation: SpeculationRequest = field(default_factory=SpeculationRequest)
     explain: bool = False
+    date: datetime.date = field(default_factory=utc_day)
 
 
 # --- orchestrator -> engine ---------------------------------------------------------------------
@@ -311,6 +323,7 @@ class Receipt:
     reason: str
     contract: Contract
     seed: int
+    date: datetime.date
     coupling: Coupling
     transfer: Transfer
     eta: float

@@ -1,7 +1,11 @@
 """Chunks in Qdrant: inside the process (local mode) or on a server.
 
 One collection holds all tenants, as Qdrant advises; `_scope` builds the only filter, and every
-search, prefetch and term statistic goes through it.
+search, look-up and term statistic goes through it.
+
+Qdrant scores, and ranks are given here. Among equal scores Qdrant returns points in an order that
+depends on what else the collection holds or held, so a ranking that it cuts or fuses by itself is
+not a function of the documents and the query.
 """
 
 from __future__ import annotations
@@ -20,13 +24,12 @@ from retrieval.chunking import Chunk, RetrievedChunk
 from retrieval.config import ServerStoreConfig, StoreConfig
 from retrieval.embedding import Embedding, VectorSpace
 from retrieval.errors import CollectionMismatch, StoreUnavailable
+from retrieval.ranking import rank, reciprocal_ranks
 
 _LOCAL = ":memory:"
 _DENSE = "dense"
 _SPARSE = "sparse"
-_RRF_CONSTANT = 60
 _POINTS_PER_UPSERT = 256  # about 6 MB of JSON at 1024 dimensions; the server takes 32
-_CANDIDATES = 10_000  # rankings to be joined are complete for every document of fewer chunks
 _OLDEST_SERVER = (1, 19)  # the first whose term statistics can be kept to a tenant
 
 
@@ -111,16 +114,35 @@ class QdrantChunkStore:
         limit: int,
         floor: float,
     ) -> list[RetrievedChunk]:
-        """See `ChunkStore.search`; equal scores come in document order."""
-        if not document_ids or (query.dense is None and not _has_terms(query)):
+        """See `ChunkStore.search`.
+
+        It costs two calls: the ids of all chunks above the floor with their scores, then the texts
+        of the best.
+        """
+        in_order = [
+            point_id
+            for document_id in document_ids
+            for point_id in self._point_ids.get((tenant, document_id), [])
+        ]
+        if not in_order or (query.dense is None and not _has_terms(query)):
             return []
         scope = self._scope(tenant, document_ids)
+        queries = self._queries(query, scope, limit=len(in_order), floor=floor)
         with self._errors_named():
-            response = await self._client.query_points(
-                self._collection, **self._query(query, scope, limit=limit, floor=floor)
-            )
-        found = [_retrieved(point) for point in response.points]
-        return sorted(found, key=lambda chunk: (-chunk.score, chunk.document_id, chunk.start))
+            responses = await self._client.query_batch_points(self._collection, queries)
+        rankings = []
+        for response in responses:
+            scores = {str(point.id): point.score for point in response.points}
+            rankings.append(rank({id_: scores[id_] for id_ in in_order if id_ in scores}))
+        best = rankings[0]
+        if len(rankings) > 1:
+            by_meaning, by_words = rankings
+            # The floor is the dense score's: a shared word alone does not make a chunk evidence.
+            by_words = {id_: score for id_, score in by_words.items() if id_ in by_meaning}
+            best = reciprocal_ranks([by_meaning, by_words], in_order)
+        chosen = list(best)[:limit]
+        payloads = await self._payloads(scope, chosen)
+        return [_retrieved(payloads[id_], best[id_]) for id_ in chosen if id_ in payloads]
 
     async def delete(self, tenant: str, document_id: str) -> None:
         """See `ChunkStore.delete`."""
@@ -154,52 +176,42 @@ class QdrantChunkStore:
             ]
         )
 
-    def _query(
+    def _queries(
         self, query: Embedding, scope: qm.Filter, *, limit: int, floor: float
-    ) -> dict[str, Any]:
-        """Arguments of `query_points`; `scope` is in every prefetch and in the term statistics."""
+    ) -> list[qm.QueryRequest]:
+        """The dense and the sparse search, or the one there is, for ids and scores only."""
         params = qm.SearchParams(
             exact=None if self._url == _LOCAL else True,  # local mode always is, and warns
             idf=qm.IdfCorpusParams(corpus=scope) if self._space.idf else None,
         )
-        sparse = _qdrant_sparse(query) if _has_terms(query) else None
-        whole: dict[str, Any] = {"query_filter": scope, "limit": limit, "with_payload": True}
-        if query.dense is None:
-            return whole | {
-                "query": sparse,
-                "using": _SPARSE,
-                "score_threshold": floor,
-                "search_params": params,
-            }
-        dense = query.dense.tolist()
-        if sparse is None:
-            return whole | {
-                "query": dense,
-                "using": _DENSE,
-                "score_threshold": floor,
-                "search_params": params,
-            }
-        by_meaning = qm.Prefetch(
-            query=dense,
-            using=_DENSE,
-            filter=scope,
-            score_threshold=floor,
-            limit=_CANDIDATES,
-            params=params,
-        )
-        # Ranks what cleared the dense floor: a shared word alone does not make a chunk evidence.
-        by_words = qm.Prefetch(
-            prefetch=[by_meaning],
-            query=sparse,
-            using=_SPARSE,
-            filter=scope,
-            limit=_CANDIDATES,
-            params=params,
-        )
-        return whole | {
-            "prefetch": [by_meaning, by_words],
-            "query": qm.RrfQuery(rrf=qm.Rrf(k=_RRF_CONSTANT)),
-        }
+        vectors: dict[str, Any] = {}
+        if query.dense is not None:
+            vectors[_DENSE] = query.dense.tolist()
+        if _has_terms(query):
+            vectors[_SPARSE] = _qdrant_sparse(query)
+        return [
+            qm.QueryRequest(
+                query=vector,
+                using=name,
+                filter=scope,
+                params=params,
+                limit=limit,
+                score_threshold=floor if place == 0 else None,
+                with_payload=False,
+            )
+            for place, (name, vector) in enumerate(vectors.items())
+        ]
+
+    async def _payloads(self, scope: qm.Filter, point_ids: list[str]) -> dict[str, dict[str, Any]]:
+        """By point id; the scope is asked again, as an id may have been freed and used since."""
+        if not point_ids:
+            return {}
+        chosen = qm.Filter(must=[qm.HasIdCondition(has_id=list(point_ids)), scope])
+        with self._errors_named():
+            points, _ = await self._client.scroll(
+                self._collection, scroll_filter=chosen, limit=len(point_ids), with_payload=True
+            )
+        return {str(point.id): point.payload or {} for point in points}
 
     def _vectors(self, embedding: Embedding) -> dict[str, Any]:
         size = None if embedding.dense is None else len(embedding.dense)
@@ -304,8 +316,7 @@ def _payload(tenant: str, document_id: str, chunk: Chunk) -> dict[str, Any]:
     }
 
 
-def _retrieved(point: qm.ScoredPoint) -> RetrievedChunk:
-    payload = point.payload or {}
+def _retrieved(payload: dict[str, Any], score: float) -> RetrievedChunk:
     return RetrievedChunk(
         id=payload["chunk_id"],
         document=payload["document"],
@@ -313,7 +324,7 @@ def _retrieved(point: qm.ScoredPoint) -> RetrievedChunk:
         end=payload["end"],
         text=payload["text"],
         num_tokens=payload["num_tokens"],
-        score=point.score,
+        score=score,
     )
 
 

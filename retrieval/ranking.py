@@ -1,10 +1,57 @@
-"""From a ranking to a context: each text once, within the budget, in the order of the documents."""
+"""From scores to a ranking, and from a ranking to a context."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 from retrieval.chunking import RetrievedChunk
+
+_RRF_CONSTANT = 60  # Cormack, Clarke and Buettcher, SIGIR 2009
+
+# Scores that differ by rounding only are equal: a matrix product in float32 gives the same vector
+# another last digit in another row (4e-7 of the score at 1,024 dimensions).
+_RELATIVE_ROUNDING = 1e-5
+_ABSOLUTE_ROUNDING = 1e-6
+
+
+def rank(scores: Mapping[str, float]) -> dict[str, float]:
+    """Sort by score, best first; equal scores keep the order in which they are given.
+
+    Scores are equal when a chain of differences no larger than rounding joins them. They are given
+    the best score of the chain, so that whoever sorts again finds them equal too.
+    """
+    groups: list[list[str]] = []
+    previous = math.inf
+    for id_ in sorted(scores, key=lambda id_: -scores[id_]):
+        score = scores[id_]
+        if groups and math.isclose(
+            score, previous, rel_tol=_RELATIVE_ROUNDING, abs_tol=_ABSOLUTE_ROUNDING
+        ):
+            groups[-1].append(id_)
+        else:
+            groups.append([id_])
+        previous = score
+    place = {id_: index for index, id_ in enumerate(scores)}
+    return {
+        id_: scores[group[0]] for group in groups for id_ in sorted(group, key=place.__getitem__)
+    }
+
+
+def reciprocal_ranks(
+    rankings: Iterable[Iterable[str]], in_order: Sequence[str]
+) -> dict[str, float]:
+    """Fuse rankings by reciprocal rank: score ``sum of 1 / (60 + rank)``, ranks from zero.
+
+    Returns:
+        Ids with their scores, best first; equal scores are in the order of `in_order`.
+    """
+    fused: dict[str, float] = {}
+    for ranking in rankings:
+        for place, id_ in enumerate(ranking):
+            fused[id_] = fused.get(id_, 0.0) + 1 / (_RRF_CONSTANT + place)
+    in_place = [id_ for id_ in in_order if id_ in fused]
+    return {id_: fused[id_] for id_ in sorted(in_place, key=lambda id_: -fused[id_])}
 
 
 def select(

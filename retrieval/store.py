@@ -46,6 +46,10 @@ class ChunkStore(Protocol):
         A query with one vector gives its scores. With two, the dense and the sparse ranking are
         joined by reciprocal rank: score ``sum of 1 / (60 + rank)``, ranks from zero.
 
+        The result is a function of the documents and the query, whatever else is or was in the
+        store: equal scores are in the order of `document_ids`, then of the chunks as they were
+        added, also where rankings are joined and where `limit` cuts.
+
         Args:
             tenant: Whose documents; the same id under another tenant is another document.
             document_ids: Where to look.

@@ -9,10 +9,13 @@ import codecs
 import json
 import re
 from collections.abc import Sequence
+from contextvars import ContextVar
+from datetime import date, datetime, time
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from rapid.engines.checkpoints import checkpoint_source, read_eos_ids
 from rapid.errors import BadRequest, ConfigurationError
@@ -64,19 +67,27 @@ class ChatText:
         return cls(tokenizer, read_eos_ids(source, tokenizer))
 
     def encode_chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+        self, messages: Sequence[Message], *, day: date, add_generation_prompt: bool = True
     ) -> list[int]:
         """The chat as the model expects it.
 
         The template alone writes control tokens: their spelling in a message is encoded as the
         characters it is made of.
 
+        Args:
+            messages: the chat.
+            day: what a template that asks for the time (``strftime_now``, as Llama 3.2's does) is
+                told, at midnight. The clock would make another prompt of the same chat every day.
+            add_generation_prompt: end where the answer begins.
+
         Raises:
             BadRequest: the template refuses the chat, for instance because roles do not alternate.
         """
         chat = [{"role": message.role, "content": message.content} for message in messages]
         spoofed = any(self._control.search(message.content) for message in messages)
+        before = _told_day.set(day)
         try:
+            _pin_clock(self.tokenizer.get_chat_template())
             rendered = self.tokenizer.apply_chat_template(
                 chat,
                 add_generation_prompt=add_generation_prompt,
@@ -86,6 +97,8 @@ class ChatText:
             )
         except (TemplateError, ValueError) as error:
             raise BadRequest(f"the model's chat template refuses: {error}", "messages") from error
+        finally:
+            _told_day.reset(before)
         return list(rendered) if spoofed else self.encode(rendered)
 
     def encode(self, text: str) -> list[int]:
@@ -121,6 +134,23 @@ class ChatText:
     def stream(self, stop: Sequence[str] = ()) -> TextStream:
         """A stream that turns the ids of one answer into text."""
         return TextStream(self._pieces, self._hidden, tuple(stop))
+
+
+_told_day: ContextVar[date | None] = ContextVar("told_day", default=None)
+
+
+def _pin_clock(chat_template: str) -> None:
+    """Have the template's `strftime_now` tell the day of the chat that is being rendered.
+
+    transformers hands a template no callable of ours, so its own is replaced where it keeps the
+    compiled template; who renders the same template elsewhere is still told the time.
+    """
+    _compile_jinja_template(chat_template).environment.globals["strftime_now"] = _strftime_told
+
+
+def _strftime_told(format: str) -> str:
+    day = _told_day.get()
+    return (datetime.now() if day is None else datetime.combine(day, time())).strftime(format)
 
 
 class TextStream:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
 from rapid.messages import (
@@ -88,6 +89,7 @@ def receipt(num_choices: int = 1, *, is_explained: bool = False) -> Receipt:
         reason="retrieval cleared its floor",
         contract="fused",
         seed=7,
+        date=date(2026, 1, 31),
         coupling="shared_noise",
         transfer="boost",
         eta=10.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from typing import Any
 
 import pytest
@@ -31,6 +32,12 @@ def test_defaults():
     assert (request.temperature, request.top_p, request.top_k, request.seed) == (1, 1, None, None)
     assert (request.num_choices, request.max_tokens, request.num_logprobs) == (1, None, None)
     assert request.speculation == SpeculationRequest()
+
+
+def test_the_day_is_settled_when_the_request_comes(monkeypatch):
+    monkeypatch.setattr("deployments.api_models.utc_day", lambda: date(2026, 1, 31))
+    assert generate().date == date(2026, 1, 31)
+    assert generate(rapid={"date": "2026-01-30"}).date == date(2026, 1, 30)
 
 
 def test_nulls_are_defaults():
@@ -68,6 +75,7 @@ def test_everything_arrives():
             "retrieval_tokens": 100,
             "documents": [{"name": "a.txt", "text": "A"}],
             "query": "what",
+            "date": "2024-02-29",
             "explain": "tokens",
         },
     )
@@ -81,6 +89,7 @@ def test_everything_arrives():
     assert (request.stop, request.max_tokens, request.num_choices) == (("###",), 9, 2)
     assert request.num_logprobs == 0
     assert (request.query, request.retrieval_tokens, request.explain) == ("what", 100, True)
+    assert request.date == date(2024, 2, 29)
     assert request.speculation == SpeculationRequest(
         mode="lossless",
         transfer="distill",

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Iterable
+from datetime import date
 from typing import Any
 
 import httpx
@@ -91,6 +92,11 @@ async def test_wrong_drafts_are_counted_and_corrected(fakes: Fakes) -> None:
     assert end.explanation is not None
     assert end.explanation.origins[0].count("corrected") == 3
     assert end.plain_from == (None,)
+
+
+async def test_the_receipt_names_the_requests_day(fakes: Fakes) -> None:
+    day = date(2025, 3, 7)
+    assert receipt(await answered(fakes, question("r2d", mode="plain", date=day))).date == day
 
 
 async def test_all_choices_share_one_lease_and_each_ends_once(fakes: Fakes) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+from datetime import date
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,3 +111,14 @@ async def test_a_retriever_that_hangs_is_not_waited_for(chat_text: ChatText) -> 
     prompt = await prompter(chat_text, retriever).drafter_prompt(request(ATLAS))
     assert prompt.evidence.is_lost
     assert retriever.num_cancelled == 1
+
+
+async def test_both_prompts_name_the_requests_day(chat_text: ChatText) -> None:
+    """Whatever the clock says: yesterday's answer can be had again, and its prefix is cached."""
+    tokenizer = copy.deepcopy(chat_text.tokenizer)
+    tokenizer.chat_template = "{{ strftime_now('%d %B %Y') }}|" + tokenizer.chat_template
+    dated = ChatText(tokenizer, chat_text.eos_ids)
+    asked = request(ATLAS, date=date(2025, 3, 7))
+    prompts = prompter(dated, ScriptedRetriever(context(FOUND)))
+    both = await prompts.target_prompt(asked), (await prompts.drafter_prompt(asked)).prompt_ids
+    assert [dated.decode(ids.tolist()).partition("|")[0] for ids in both] == ["07 March 2025"] * 2

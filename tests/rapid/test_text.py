@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from datetime import date
 from itertools import pairwise
 
 import pytest
@@ -21,6 +22,7 @@ from rapid.messages import Message
 
 TEXT = ChatText.load("embedded:target")
 LETTERS = "▁abcdefghijklmnopqrstuvwxyz.,|<>"
+DAY = date(2026, 1, 31)
 SPECIAL = ["<unk>", "<s>", "</s>"]
 
 
@@ -84,20 +86,20 @@ class TestEncoding:
             expected = reference.apply_chat_template(
                 chat, add_generation_prompt=prompt, return_dict=False
             )
-            assert TEXT.encode_chat(messages, add_generation_prompt=prompt) == expected
+            assert TEXT.encode_chat(messages, day=DAY, add_generation_prompt=prompt) == expected
 
     @pytest.mark.parametrize("text", [TEXT, SENTENCEPIECE], ids=["bytes", "sentencepiece"])
     def test_control_tokens_in_a_message_are_ordinary_text(self, text):
         specials = text.tokenizer.all_special_ids
         spoof = "".join(text.tokenizer.all_special_tokens)
-        plain = text.encode_chat([Message("user", "a b")])
-        spoofed = text.encode_chat([Message("user", f"a{spoof} b {spoof}")])
+        plain = text.encode_chat([Message("user", "a b")], day=DAY)
+        spoofed = text.encode_chat([Message("user", f"a{spoof} b {spoof}")], day=DAY)
         assert [i for i in spoofed if i in specials] == [i for i in plain if i in specials]
         shown = text.tokenizer.backend_tokenizer.decode(spoofed, skip_special_tokens=True)
         assert shown.count(spoof) == 2
 
     def test_a_token_hidden_in_a_token_does_not_come_back(self):
-        spoofed = TEXT.encode_chat([Message("user", "<|en<|end|>d|>")])
+        spoofed = TEXT.encode_chat([Message("user", "<|en<|end|>d|>")], day=DAY)
         assert spoofed.count(TEXT.tokenizer.eos_token_id) == 1
 
     def test_a_refusing_template_is_the_callers_mistake(self):
@@ -106,7 +108,19 @@ class TestEncoding:
             chat_template="{{ raise_exception('roles must alternate') }}",
         )
         with pytest.raises(BadRequest, match="roles must alternate"):
-            ChatText(tokenizer, frozenset()).encode_chat([Message("user", "a")])
+            ChatText(tokenizer, frozenset()).encode_chat([Message("user", "a")], day=DAY)
+
+    @pytest.mark.parametrize("spoof", ["", "<|end|>"])
+    def test_a_template_that_asks_for_the_time_is_told_the_day(self, spoof):
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=TEXT.tokenizer.backend_tokenizer,
+            eos_token="<|end|>",
+            chat_template="{% set now = strftime_now('%d %b %Y %H:%M:%S.%f') %}"
+            "Today: {{ now }}{% for m in messages %} {{ m.content }}{% endfor %}",
+        )
+        text = ChatText(tokenizer, frozenset())
+        shown = text.decode(text.encode_chat([Message("user", f"Hi{spoof}")], day=DAY))
+        assert shown == f"Today: 31 Jan 2026 00:00:00.000000 Hi{spoof}"
 
     def test_counts_and_offsets_agree(self):
         document = "The harbor of Bakeno is dolu maki 482.\n\n<|end|> é"
@@ -143,8 +157,9 @@ class TestLoading:
     def test_torch_stays_out(self):
         code = (
             "import sys; from rapid.engines.text import ChatText; from rapid import prompts;"
-            "from rapid.messages import Message;"
-            "ChatText.load('embedded:target').encode_chat([Message('user', 'a <|end|>')]);"
+            "from datetime import date; from rapid.messages import Message;"
+            "text = ChatText.load('embedded:target');"
+            "text.encode_chat([Message('user', 'a <|end|>')], day=date.min);"
             "sys.exit('torch' in sys.modules)"
         )
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -31,7 +31,8 @@ class PlainChunkStore:
             if query.sparse is not None and query.sparse.terms:
                 words = {chunk: score for chunk, score in by_words.items() if chunk in scores}
                 scores = reciprocal_ranks(scores, words)
-        best = sorted(scores, key=lambda chunk: -scores[chunk])[:limit]
+        order = {chunk: place for place, (chunk, _) in enumerate(scope)}
+        best = sorted(scores, key=lambda chunk: (-round(scores[chunk], 9), order[chunk]))[:limit]
         return [
             RetrievedChunk(c.id, c.document, c.start, c.end, c.text, c.num_tokens, scores[c])
             for c in best
@@ -58,6 +59,6 @@ class PlainChunkStore:
 def reciprocal_ranks(*rankings):
     fused: dict[Chunk, float] = {}
     for scores in rankings:
-        for rank, chunk in enumerate(sorted(scores, key=lambda chunk: -scores[chunk])):
+        for rank, chunk in enumerate(sorted(scores, key=lambda chunk: -round(scores[chunk], 6))):
             fused[chunk] = fused.get(chunk, 0.0) + 1 / (60 + rank)
     return fused

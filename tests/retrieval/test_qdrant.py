@@ -54,7 +54,8 @@ class FakeQdrant:
             "PUT /collections/chunks/index": {"result": done},
             "PUT /collections/chunks/points": {"result": done},
             "POST /collections/chunks/points/delete": {"result": done},
-            "POST /collections/chunks/points/query": {"result": {"points": []}},
+            "POST /collections/chunks/points/query/batch": {"result": []},
+            "POST /collections/chunks/points/scroll": {"result": {"points": []}},
         }
         fake = self
 
@@ -106,30 +107,79 @@ def chunk(index=0):
     return Chunk(f"d:{index}", "name", index, index + 1, "x", 1)
 
 
-def levels(query):
-    """A query and every prefetch in it, however deep."""
-    yield query
-    for prefetch in query.get("prefetch") or []:
-        yield from levels(prefetch)
+def conditions(scope):
+    """What each field of a filter must match."""
+    return {each["key"]: each["match"] for each in scope["must"] if "key" in each}
 
 
-async def test_the_tenant_is_in_every_prefetch_and_indexed_as_one(server):
+async def added(server, store, tenant, num):
+    """Add a document of `num` chunks and return its points as the server got them."""
+    await store.add(tenant, "d", [chunk(i) for i in range(num)], [Embedding(DENSE, TERMS)] * num)
+    return server.bodies("PUT /collections/chunks/points")[-1]["points"]
+
+
+def answer(server, points, *rankings):
+    """Let the server answer with scores of the points, one mapping of index to score a query."""
+    found = [
+        [{"id": points[i]["id"], "version": 0, "score": score} for i, score in ranking.items()]
+        for ranking in rankings
+    ]
+    server.answers["POST /collections/chunks/points/query/batch"] = {
+        "result": [{"points": each} for each in found]
+    }
+    records = [{"id": point["id"], "payload": point["payload"]} for point in points]
+    server.answers["POST /collections/chunks/points/scroll"] = {"result": {"points": records}}
+
+
+async def test_the_tenant_is_in_every_call_and_indexed_as_one(server):
     store = await open_store(server, api_key="secret")
+    points = await added(server, store, "acme", 2)
+    answer(server, points, {0: 0.9, 1: 0.8}, {1: 2.0})
     await store.search("acme", ["d"], Embedding(DENSE, TERMS), limit=5, floor=0.3)
-    (query,) = server.bodies("POST /collections/chunks/points/query")
-    found = list(levels(query))
-    assert len(found) == 4  # the fusion, dense, sparse, and the dense floor below sparse
-    for level in found:
-        conditions = {c["key"]: c["match"] for c in level["filter"]["must"]}
-        assert conditions["tenant"] == {"value": "acme"}
-        assert [scope.rpartition("/")[2] for scope in conditions["document_id"]["any"]] == ["d"]
-    assert query["query"] == {"rrf": {"k": 60}}
-    by_meaning, by_words = query["prefetch"]
+    (batch,) = server.bodies("POST /collections/chunks/points/query/batch")
+    (look_up,) = server.bodies("POST /collections/chunks/points/scroll")
+    by_meaning, by_words = batch["searches"]
+    look_up_scope = next(each for each in look_up["filter"]["must"] if "must" in each)
+    for scope in (by_meaning["filter"], by_words["filter"], look_up_scope):
+        matches = conditions(scope)
+        assert matches["tenant"] == {"value": "acme"}
+        assert [each.rpartition("/")[2] for each in matches["document_id"]["any"]] == ["d"]
     assert by_meaning["score_threshold"] == 0.3
-    assert by_words["prefetch"] == [by_meaning]
     indexes = server.bodies("PUT /collections/chunks/index")
     assert {"type": "keyword", "is_tenant": True} in [index["field_schema"] for index in indexes]
     assert {key for _, _, key in server.requests} == {"secret"}
+    await store.close()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2), (2, 3, 1, 0)])
+async def test_the_order_among_equal_scores_is_not_the_servers(server, order):
+    """Neither in the answer, nor where it is cut, nor in the ranks that are fused."""
+    store = await open_store(server)
+    points = await added(server, store, "acme", 4)
+    equal = {i: 0.5 for i in order}
+    answer(server, points, equal, dict(sorted(equal.items(), key=lambda item: -item[0])))
+    for query in (Embedding(DENSE, TERMS), Embedding(DENSE, None)):
+        found = await store.search("acme", ["d"], query, limit=2, floor=0.3)
+        assert [each.id for each in found] == ["d:0", "d:1"]
+    await store.close()
+
+
+async def test_scores_that_differ_by_rounding_are_equal(server):
+    store = await open_store(server)
+    points = await added(server, store, "acme", 3)
+    answer(server, points, {2: 0.50000012, 1: 0.50000006, 0: 0.5})
+    found = await store.search("acme", ["d"], Embedding(DENSE, None), limit=2, floor=0.3)
+    assert [each.id for each in found] == ["d:0", "d:1"]
+    assert found[0].score == found[1].score
+    await store.close()
+
+
+async def test_a_chunk_that_a_word_alone_would_find_is_not_evidence(server):
+    store = await open_store(server)
+    points = await added(server, store, "acme", 3)
+    answer(server, points, {1: 0.9}, {0: 7.0, 1: 2.0})
+    found = await store.search("acme", ["d"], Embedding(DENSE, TERMS), limit=5, floor=0.3)
+    assert [(each.id, each.score) for each in found] == [("d:1", pytest.approx(2 / 60))]
     await store.close()
 
 
@@ -141,8 +191,11 @@ async def test_term_statistics_are_the_tenants_own(server):
     store = await open_store(server, LEXICAL)
     (created,) = server.bodies("PUT /collections/chunks")
     assert created["sparse_vectors"] == {"sparse": {"modifier": "idf"}}
+    await store.add("acme", "d", [chunk()], [Embedding(None, TERMS)])
+    answer(server, [], {})
     await store.search("acme", ["d"], Embedding(None, TERMS), limit=5, floor=0.0)
-    (query,) = server.bodies("POST /collections/chunks/points/query")
+    (batch,) = server.bodies("POST /collections/chunks/points/query/batch")
+    (query,) = batch["searches"]
     assert query["params"]["idf"] == {"corpus": query["filter"]}
     assert query["params"]["exact"] is True
     await store.close()
@@ -199,4 +252,21 @@ async def test_many_documents_in_turn_take_the_room_of_one():
         await store.add("acme", f"d{turn}", chunks, [Embedding(DENSE, TERMS)] * 5)
         await store.delete("acme", f"d{turn}")
     assert len(store._client._client.collections["chunks"].ids) == 5
+    await store.close()
+
+
+async def test_a_place_given_to_another_tenant_during_a_search_shows_nothing(monkeypatch):
+    store = await QdrantChunkStore.open(LocalStoreConfig(), "chunks", HYBRID)
+    embeddings = [Embedding(DENSE, TERMS)] * 2
+    await store.add("acme", "d", [chunk(0), chunk(1)], embeddings)
+    score = store._client.query_batch_points
+
+    async def score_and_lose_the_place(*args):
+        responses = await score(*args)
+        await store.delete("acme", "d")
+        await store.add("other", "d", [chunk(0), chunk(1)], embeddings)
+        return responses
+
+    monkeypatch.setattr(store._client, "query_batch_points", score_and_lose_the_place)
+    assert await store.search("acme", ["d"], embeddings[0], limit=5, floor=0.3) == []
     await store.close()

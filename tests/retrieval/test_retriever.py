@@ -191,6 +191,29 @@ async def test_who_comes_while_room_is_made_still_finds_the_document(embedder, s
     await retriever.close()
 
 
+async def test_a_context_does_not_depend_on_what_the_retriever_did_before():
+    """Log lines repeat, so that many chunks score the same and the budget takes some of them."""
+    lines = ["ERROR disk full", "ERROR disk slow", "WARN disk slow", "INFO job done on node seven"]
+    log = Document("log", "\n".join(f"{i} {lines[i * i % 7 % 4]}" for i in range(400)))
+    idle, used = [await open_retriever(SMALL, words) for _ in range(2)]
+    for turn in range(3):
+        other = Document("other", "\n".join(f"{i * 37} {lines[i % 3]}" for i in range(300 + turn)))
+        for tenant in ("local", "another"):
+            for each in (other, log):
+                await used.retrieve(tenant, [each], "Which disk is full?")
+            for key in [key for key in used._entries if key[0] == tenant]:
+                await used.forget(*key)
+    for question in [*lines, "Which disk is full?", "What is slow?", "seven", "ERROR", "17"]:
+        for budget in (24, 48, 96):
+            contexts = [
+                await each.retrieve("local", [log], question, budget) for each in (idle, used)
+            ]
+            chosen, again = [[chunk.id for chunk in context.chunks] for context in contexts]
+            assert chosen == again
+    await idle.close()
+    await used.close()
+
+
 async def test_facts_of_generated_documents_are_found_within_a_small_budget():
     retriever = await open_retriever(RetrievalConfig(chunk_tokens=32, budget_tokens=192), words)
     for seed in range(3):
