@@ -32,3 +32,9 @@ def test_a_race_follows_its_weights():
     # 4 standard errors of a binomial share at 20,000 draws; the draws are fixed by the seed
     np.testing.assert_allclose(wins / wins.sum(), probs, atol=4 * 0.5 / 20_000**0.5)
     assert wins[1] == 0
+
+
+def test_every_bit_of_a_seed_counts():
+    seeds = [0, *(1 << bit for bit in range(64))]
+    first = {float(uniforms(seed, 0, 0, Purpose.RESULT, 1)[0]) for seed in seeds}
+    assert len(first) == len(seeds)
