@@ -7,14 +7,16 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from rapid.config import SpeculationConfig
 from rapid.engines.batching import Feed
 from rapid.engines.engine import Engine
 from rapid.engines.prefix_cache import page_names
 from rapid.errors import BadRequest, EngineFailed, LeaseNotFound, OutOfStep, PromptTooLong
-from rapid.messages import as_prompt
+from rapid.messages import DraftBlock, Verdict, as_prompt
 from tests.rapid.tiny_models import (
     engine_config,
     lease_request,
@@ -338,3 +340,79 @@ async def test_closing_answers_everyone() -> None:
     with pytest.raises(EngineFailed, match="closed"):
         await engine.open(lease_request("c", PROMPT))
     engine.close()
+
+
+async def test_a_call_that_was_cancelled_in_its_last_forward_commits_nothing(
+    engine: Engine,
+) -> None:
+    await opened(engine)
+    gate = Gate(engine)
+    decode = asyncio.ensure_future(engine.decode("a", 0, 1))
+    await gate.forward_started()
+    decode.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await decode
+    gate.open()
+    verdict = await engine.decode("a", 0, 6)
+    assert (verdict.position, verdict.token_ids) == (0, tuple(EXPECTED))
+
+
+async def test_a_call_that_was_cancelled_before_it_began_changes_nothing(engine: Engine) -> None:
+    await opened(engine, num_choices=2)
+    gate = Gate(engine)
+    first = asyncio.ensure_future(engine.decode("a", 0, 1))
+    await gate.forward_started()
+    commit = asyncio.ensure_future(engine.commit("a", Verdict("a", 1, 0, (5,), 1, 1, False)))
+    await asyncio.sleep(0)
+    commit.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await commit
+    gate.open()
+    await first
+    verdict = await engine.decode("a", 1, 6)
+    assert (verdict.position, verdict.token_ids) == (0, tuple(EXPECTED))
+
+
+async def test_the_last_token_id_is_taken_and_the_next_one_refused(engine: Engine) -> None:
+    """A prompt may hold whatever the model embeds, a block what both vocabularies have."""
+    num_rows, num_ids = loaded().embedding_rows, loaded().vocab_size
+    assert num_ids < num_rows
+    await opened(engine, "a", prompt=as_prompt([5, num_rows - 1, 0]))
+    with pytest.raises(BadRequest, match="token id"):
+        await engine.open(lease_request("b", as_prompt([5, num_rows, 0])))
+    with pytest.raises(BadRequest, match="token id"):
+        await engine.open(lease_request("b", as_prompt([5]), committed=((num_rows,),)))
+
+    def block(token_id: int) -> DraftBlock:
+        ids = np.array([token_id], dtype=np.int32)
+        return DraftBlock("a", 0, 0, ids, np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32))
+
+    for refused in (-1, num_ids, num_rows):
+        with pytest.raises(BadRequest, match="token id"):
+            await engine.verify("a", 0, block(refused))
+    assert len((await engine.verify("a", 0, block(num_ids - 1))).token_ids) == 1
+
+
+async def test_messages_for_another_choice_are_out_of_step(engine: Engine) -> None:
+    await opened(engine, num_choices=2)
+    ids = np.array(EXPECTED[:2], dtype=np.int32)
+    block = DraftBlock("a", 1, 0, ids, ids[:, None], np.ones((2, 1), np.float32))
+    with pytest.raises(OutOfStep, match="of choice 1"):
+        await engine.verify("a", 0, block)
+    with pytest.raises(OutOfStep, match="of choice 1"):
+        await engine.draft("a", 0, Verdict("a", 1, 0, (5,), 1, 1, False), 2)
+    assert (await engine.decode("a", 0, 6)).token_ids == tuple(EXPECTED)
+
+
+async def test_a_block_longer_than_the_room_of_its_lease_is_refused(engine: Engine) -> None:
+    """20 tokens of prompt, 3 of answer and 2 more for the last block; one row needs no slot."""
+    speculation = SpeculationConfig(eta=0.0, max_draft=2)
+    await opened(engine, prompt=random_prompt(20), max_tokens=3, speculation=speculation)
+    for length in (7, 6):
+        ids = np.full(length, 5, dtype=np.int32)
+        block = DraftBlock("a", 0, 0, ids, ids[:, None], np.ones((length, 1), np.float32))
+        if length == 7:
+            with pytest.raises(OutOfStep, match="does not fit"):
+                await engine.verify("a", 0, block)
+        else:
+            assert (await engine.verify("a", 0, block)).num_drafted == length

@@ -177,3 +177,32 @@ def test_a_lost_page_is_noticed() -> None:
     del ledger._open["a"]
     with pytest.raises(AssertionError):
         ledger.check_integrity()
+
+
+def test_companions_wait_in_the_order_they_came() -> None:
+    ledger = Ledger(num_pages=20, max_leases=16)
+    for request in "abc":
+        ledger.ask(request, 48)
+    ledger.ask("plain", 48)
+    for request in "abc":
+        ledger.ask(f"{request}-draft", 24, beside=request)
+    ledger.release("c")
+    assert ledger.admitted == ["a", "b", "c", "a-draft", "b-draft"]
+    ledger.check_integrity()
+
+
+def test_a_prompt_and_its_answer_may_fill_the_context_and_no_more() -> None:
+    ledger = Ledger()
+    with pytest.raises(PromptTooLong, match="1 more than"):
+        ledger.request(lease_request("a", random_prompt(125), max_tokens=4))
+    ledger.request(lease_request("a", random_prompt(124), max_tokens=4))
+    assert ledger.get("a").sequences[0].capacity == 128  # no room for a longer last block
+    assert ledger.status().kv_pages_in_use == 16
+
+
+def test_no_more_may_be_committed_than_the_answer_may_have() -> None:
+    ledger = Ledger()
+    with pytest.raises(BadRequest, match="more tokens are committed"):
+        ledger.ask("a", 24, committed=((5,) * 5,))
+    ledger.ask("a", 24, committed=((5,) * 4,))
+    assert ledger.admitted == ["a"]

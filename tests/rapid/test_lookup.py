@@ -143,3 +143,12 @@ def test_one_call_generates_with_it(temperature):
     assert lookup.statistics.origins[0] == "target"
     with pytest.raises(ConfigurationError, match="reads nothing that the target does not"):
         rapid.generate(loaded(), rapid.PromptLookup(), prompt, eta=5, **common)
+
+
+def test_the_largest_ids_are_told_apart():
+    """Ids of three tokens fill one number: none may reach into its neighbour's bits."""
+    large = 2**21 - 1
+    drafter = PromptLookupDrafter(PromptIndex([0, large, 7, 1, large, 8, 0, large]))
+    assert drafter.draft(None, 1).token_ids.tolist() == [7]
+    drafter = PromptLookupDrafter(PromptIndex([large, 0, 7, large - 1, 0, 8, large, 0]))
+    assert drafter.draft(None, 1).token_ids.tolist() == [7]

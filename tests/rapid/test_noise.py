@@ -47,3 +47,9 @@ def test_a_weight_close_to_zero_never_wins_and_warns_of_nothing():
 def test_a_race_that_nobody_can_win_is_an_error(weight):
     with pytest.raises(EngineFailed, match="not numbers"):
         race(np.full(3, weight), uniforms(0, 0, 0, Purpose.RESULT, 3))
+
+
+def test_every_bit_of_a_seed_counts():
+    seeds = [0, *(1 << bit for bit in range(64))]
+    first = {float(uniforms(seed, 0, 0, Purpose.RESULT, 1)[0]) for seed in seeds}
+    assert len(first) == len(seeds)

@@ -281,3 +281,10 @@ def test_work_that_was_dropped_is_never_selected() -> None:
         scheduler.drop(work)
         scheduler.drop(work)
     assert scheduler.select() == []
+
+
+def test_those_that_find_no_room_in_a_step_go_first_in_the_next() -> None:
+    works = [FakeWork("step", 16) for _ in range(4)]
+    scheduler = Machine(*works, step_tokens=32).scheduler
+    served = [list(rows_of(scheduler.select())) for _ in range(3)]
+    assert served == [works[:2], works[2:], works[:2]]

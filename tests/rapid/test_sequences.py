@@ -65,3 +65,15 @@ def test_tokens_drawn_to_be_committed_are_never_handed_out_as_a_draft():
     sequence.draft_ids = [1, 2]  # a decode that was cancelled: no proposals
     assert not sequence.commit([1], keeps_ahead=True)
     assert sequence.draft_ids == []
+
+
+def test_the_kv_of_accepted_tokens_is_not_computed_again():
+    sequence = Sequence([1, 2, 3], (), PageTable((), 16), capacity=1000)
+    sequence.draft_ids = [4, 5, 6]
+    sequence.num_computed = 6
+    sequence.commit([4, 5, 9])  # two of three were right
+    assert sequence.pending() == [9]
+    sequence.draft_ids = [7, 8]
+    sequence.num_computed += 3
+    sequence.commit([7, 8])
+    assert sequence.pending() == [8]  # its row gives the next logits

@@ -226,6 +226,16 @@ class TestStreaming:
         assert at_once.num_tokens == one_by_one.num_tokens < len(ids)
         assert at_once.finish() == at_once.push(ids) == ""
 
+    def test_the_stop_that_is_complete_first_ends_the_text(self):
+        """Also when one token completes both, and the other began before it."""
+        (token_id,) = TEXT.encode(" harbor")
+        for stops in ([" harbor", "arb"], ["arb", " harbor"]):
+            out = TEXT.stream(stops)
+            assert out.push([token_id]) == " h"
+            assert out.stopped
+        out = TEXT.stream(["rb", "arb"])  # complete at once: the one that begins first
+        assert out.push([token_id]) == " h"
+
     def test_special_tokens_leave_no_trace(self):
         eos = TEXT.tokenizer.eos_token_id
         out = TEXT.stream()
