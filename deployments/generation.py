@@ -319,12 +319,12 @@ class Generation:
             judge,
             max_tokens=self._max_tokens - len(committed),
             max_draft=self._speculation.max_draft,
-            pace=self._pace(decision, len(committed)),
+            pace=self._pace(decision, len(committed)) if port is not None else None,
             on_loss=functools.partial(self._lose_drafter_of, answer, "drafter lost"),
         )
 
     def _pace(self, decision: Decision, num_committed: int) -> Controller | None:
-        """What chooses the draft lengths; None where all are `max_draft`.
+        """What chooses the draft lengths of an answer that is drafted; None for `max_draft` always.
 
         The rule `paper` has one length. And whoever sends a seed and asks for `maximal` coupling
         wants the same text again, which would then depend on when a drafter rests.
