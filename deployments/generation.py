@@ -341,6 +341,7 @@ class Generation:
             judge,
             max_tokens=self._max_tokens - len(committed),
             max_draft=self._speculation.max_draft,
+            is_streamed=self._request.is_streamed,
             pace=self._pace(decision, len(committed)) if port is not None else None,
             on_loss=functools.partial(self._lose_drafter_of, answer, "drafter lost"),
         )

@@ -385,6 +385,19 @@ async def test_prompt_lookup_goes_on_where_a_dead_target_left_off() -> None:
     assert tokens(events) == script(5, 60)
 
 
+@pytest.mark.parametrize("mode", ["plain", "rag"])
+async def test_the_first_text_of_a_stream_is_its_first_tokens(mode: str) -> None:
+    app = LocalApplication()
+    whole = question("r", mode=mode, documents=ATLAS, seed=5, max_tokens=60, num_choices=2)
+    events = await app.answered(replace(whole, is_streamed=True))
+    first = [next(e for e in events if isinstance(e, TextDelta) and e.choice == c) for c in (0, 1)]
+    tokens = ChatText.load("embedded:target")
+    assert [each.text for each in first] == [tokens.decode(script(5, 1, c)) for c in (0, 1)]
+    at_once = await app.answered(whole)
+    assert [text(events, choice) for choice in (0, 1)] == [text(at_once, c) for c in (0, 1)]
+    assert [each.rounds for each in receipt(at_once).choices] == [6, 6]
+
+
 async def test_measured_lengths_rest_where_drafting_is_slower_than_plain_decoding() -> None:
     """Every step of a fake takes 2 ms: a block takes two, plain decoding one for ten tokens."""
     app = LocalApplication(draft_length="measured")

@@ -131,6 +131,7 @@ class TestWhole:
         assert (request.tenant, request.num_choices, request.seed) == ("local", 2, 3)
         assert request.explain
         assert request.speculation.all_draft_tokens
+        assert not request.is_streamed
 
     async def test_several_choices_are_counted_apart(self):
         body = (await post(ingress(ScriptedOrchestrator()), ASK | {"n": 2})).json()
@@ -175,7 +176,9 @@ class TestStream:
         assert usage["metrics"]["speculative_decoding"]["num_spec_steps"] == 3
 
     async def test_the_receipt_is_on_the_last_end_of_several(self):
-        response = await post(ingress(ScriptedOrchestrator()), ASK | {"stream": True, "n": 2})
+        orchestrator = ScriptedOrchestrator()
+        response = await post(ingress(orchestrator), ASK | {"stream": True, "n": 2})
+        assert orchestrator.requests[0].is_streamed
         *chunks, _ = events(response)
         assert "usage" not in chunks[0]
         ends = [chunk for chunk in chunks if chunk["choices"][0]["finish_reason"]]

@@ -273,9 +273,9 @@ def test_the_command_line_answers_in_every_mode(shipped: str, mode: str, tmp_pat
     document = tmp_path / "document.txt"
     document.write_text(DOCUMENT.text)
     temperature = "0.5" if mode == "paper" else "0"
+    options = f"--mode {mode} --temperature {temperature} --max-tokens {MAX_TOKENS} --stats"
     done = subprocess.run(
-        [RAPID, "ask", QUESTION, "-d", document, "--mode", mode, "--temperature", temperature]
-        + ["--max-tokens", "12", "--stats", "--url", shipped],
+        [RAPID, "ask", QUESTION, "-d", document, "--url", shipped, *options.split()],
         capture_output=True,
         text=True,
         timeout=120,
