@@ -314,6 +314,7 @@ class ChatRequest(_Body):
             num_choices=self.n or 1,
             stop=tuple(self.stop or ()),
             num_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            is_streamed=bool(self.stream),
             speculation=rapid.as_speculation(),
             explain=rapid.explain == "tokens",
             date=rapid.date or utc_day(),

@@ -104,9 +104,13 @@ class EngineActor:
             raise LeaseNotFound(f"Lease {lease_id!r} was given up before it was opened.")
 
     async def wait_closed(self, lease_id: str) -> None:
-        """Return when the lease is over: released, or silent for its time-to-live."""
+        """Return when the lease is over: released, or silent for its time-to-live.
+
+        However it ended, it counts as released from then on, and so does what was opened beside it.
+        """
         with contextlib.suppress(LeaseNotFound):
             await self._engine.wait_closed(lease_id)
+        await self.release(lease_id)
         self._metrics.report(self._engine.status())
 
     async def release(self, lease_id: str) -> None:
@@ -118,6 +122,10 @@ class EngineActor:
             self._engine.release(each)
         while len(self._released) > _RELEASES_REMEMBERED:
             del self._released[next(iter(self._released))]
+
+    async def forgo_companion(self, lease_id: str) -> None:
+        """Keep no room for a second lease beside this one: none will come."""
+        self._engine.forgo_companion(lease_id)
 
     async def renew(self, lease_id: str) -> None:
         """The caller is alive."""

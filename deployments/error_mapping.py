@@ -27,6 +27,7 @@ _TABLE: dict[type[BaseException], tuple[int, str, str | None]] = {
     errors.RapidError: (503, _SERVER, None),
 }
 _RETRY_AFTER_S = 1.0
+_MISTAKE = "The server made a mistake; its log says which, under this response's x-request-id."
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,9 @@ class HttpError:
 def http_error(error: BaseException) -> HttpError:
     """Translate `error`, or what a Ray error carries in its ``cause``.
 
-    An error outside the tree is a bug: the client learns that it happened, not what it says.
+    An error outside the tree, or one of the tree with status 500, is a bug: the client learns that
+    it happened, not what it says, which may hold paths or other callers' text. What was away or
+    full is worth asking again, and the body says so; a bug would only happen again.
     """
     error = _unwrapped(error)
     for cls in type(error).__mro__:
@@ -51,7 +54,9 @@ def http_error(error: BaseException) -> HttpError:
             break
     else:
         status, kind, code = _overload(error) or (500, _SERVER, "internal_error")
-        message = "The server is busy." if status == 503 else "The server made a mistake."
+        message = "The server is busy."
+    if status == 500:
+        message = _MISTAKE
     headers: dict[str, str] = {}
     if status in (429, 503):
         wait_s = getattr(error, "retry_after_s", _RETRY_AFTER_S)
@@ -60,14 +65,28 @@ def http_error(error: BaseException) -> HttpError:
         headers["www-authenticate"] = "Bearer"
     param = getattr(error, "param", None)
     code = getattr(error, "code", None) or code
-    return HttpError(status, error_body(message, kind, param, code), headers)
+    body = error_body(message, kind, param, code, is_retryable=status == 503)
+    return HttpError(status, body, headers)
 
 
 def error_body(
-    message: str, kind: str = _INVALID, param: str | None = None, code: str | None = None
+    message: str,
+    kind: str = _INVALID,
+    param: str | None = None,
+    code: str | None = None,
+    *,
+    is_retryable: bool = False,
 ) -> dict[str, Any]:
-    """OpenAI's error body."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    """OpenAI's error body, and whether the same request may succeed when it is sent again."""
+    return {
+        "error": {
+            "message": message,
+            "type": kind,
+            "param": param,
+            "code": code,
+            "retryable": is_retryable,
+        }
+    }
 
 
 def _unwrapped(error: BaseException) -> BaseException:

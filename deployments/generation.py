@@ -165,12 +165,13 @@ class Generation:
 
         await self._read_target()
         reading = background(held, self._read()) if asked != "plain" else None
-        verifier = await self._take("target", held)
+        verifier = await self._take("target", held, may_draft=reading is not None)
         if reading is None:
             return decide(asked, Evidence(0)), Opened(verifier)
         prompt = await reading
         decision = decide(asked, prompt.evidence)
         if not decision.is_drafted:
+            self._forgo_drafter(verifier)
             return decision, Opened(verifier)
         try:
             self._leasing.fit("drafter", len(prompt.prompt_ids), self._max_tokens)
@@ -185,6 +186,7 @@ class Generation:
                 raise DrafterUnavailable(f"No drafter could be had: {error}") from None
             why = "no drafter could be had"
         self._account.drop_drafter()
+        self._forgo_drafter(verifier)
         return without_drafter(why), Opened(verifier)
 
     async def _open_lookup(
@@ -208,22 +210,38 @@ class Generation:
         """New leases that continue where the answers stand."""
         if decision.mode == "rag":
             return Opened(await self._take("drafter", held))
-        verifier = await self._take("target", held)
-        if not decision.is_drafted or self._has_lost_drafter():
+        is_drafted = decision.is_drafted and not self._has_lost_drafter()
+        verifier = await self._take("target", held, may_draft=is_drafted)
+        if not is_drafted:
             return Opened(verifier)
         try:
             return Opened(verifier, await self._take("drafter", held, verifier))
         except RapidError as error:
             logger.warning("request %s: no drafter again: %s", self._request.request_id, error)
             self._lose_drafter("drafter lost")
+            self._forgo_drafter(verifier)
             return Opened(verifier)
 
-    async def _take(self, role: Role, held: AsyncExitStack, verifier: Side | None = None) -> Side:
-        """A lease; `verifier` is given for the drafter that is to help it."""
+    async def _take(
+        self,
+        role: Role,
+        held: AsyncExitStack,
+        verifier: Side | None = None,
+        *,
+        may_draft: bool = False,
+    ) -> Side:
+        """A lease.
+
+        Args:
+            role: the pool to ask.
+            held: what the lease hangs on.
+            verifier: given for the drafter that is to help it.
+            may_draft: a drafter's lease may follow this one.
+        """
         settings = self._settings
         prompt_ids = self._account.prompts[role]
         companion_tokens = 0
-        if self._is_shared and self._may_draft(role):
+        if self._is_shared and may_draft:
             companion_tokens = self._prompter.longest_drafter_prompt(self._request, prompt_ids)
         return await self._leasing.take(
             held,
@@ -236,10 +254,13 @@ class Generation:
             first=verifier.lease if verifier and self._is_shared else None,
         )
 
-    def _may_draft(self, role: Role) -> bool:
-        """Whether a lease of this role may be followed by a drafter's."""
-        may = role == "target" and self._request.speculation.mode != "plain"
-        return may and not self._has_lost_drafter()
+    def _forgo_drafter(self, verifier: Side) -> None:
+        """No drafter's lease will come: an engine that drafts for itself need keep no room for it.
+
+        Nothing waits for the call: without it the room comes back with the lease.
+        """
+        if self._is_shared:
+            verifier.lease.engine.forgo_companion.remote(verifier.lease.lease_id)
 
     def _has_lost_drafter(self) -> bool:
         return any(answer.statistics.plain_from is not None for answer in self._answers)
@@ -285,6 +306,7 @@ class Generation:
                 logger.warning("request %s: no drafter: %s", self._request.request_id, told)
                 hangs = isinstance(error, TimeoutError)
                 self._lose_drafter("drafter hung" if hangs else "drafter lost")
+                await drafter.hold.aclose()
                 drafter = None
         rounds = [
             answer.follow(self._verdicts(decision, answer, opened.verifier, drafter))
@@ -324,12 +346,13 @@ class Generation:
             judge,
             max_tokens=self._max_tokens - len(committed),
             max_draft=self._speculation.max_draft,
-            pace=self._pace(decision, len(committed)),
+            is_streamed=self._request.is_streamed,
+            pace=self._pace(decision, len(committed)) if port is not None else None,
             on_loss=functools.partial(self._note_loss, answer),
         )
 
     def _pace(self, decision: Decision, num_committed: int) -> Controller | None:
-        """What chooses the draft lengths; None where all are `max_draft`.
+        """What chooses the draft lengths of an answer that is drafted; None for `max_draft` always.
 
         The rule `paper` has one length. And whoever sends a seed and asks for `maximal` coupling
         wants the same text again, which would then depend on when a drafter rests.

@@ -8,8 +8,10 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
+from cluster.failures import is_loss
 from deployments.config import ApiConfig
 from deployments.ingress import Ingress
+from rapid.errors import TargetUnavailable
 from rapid.messages import GenerateRequest, GenerationEvent
 
 _MAX_GRPC_CHARS = 2**20  # up to 4 bytes each would pass gRPC's limit of 4 MiB
@@ -26,7 +28,11 @@ class RemoteOrchestrator:
         self._handle = handle
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
-        """The events of a request; closing the iterator releases everything it holds."""
+        """The events of a request; closing the iterator releases everything it holds.
+
+        Raises:
+            TargetUnavailable: the orchestrator died or cannot be reached; another will answer.
+        """
         generate = self._handle.options(
             stream=True,
             method_name="generate",
@@ -36,6 +42,10 @@ class RemoteOrchestrator:
         try:
             async for event in stream:
                 yield event
+        except Exception as error:
+            if is_loss(error):
+                raise TargetUnavailable("The orchestrator was lost: ask again.") from error
+            raise
         finally:
             stream.cancel()
 

@@ -38,10 +38,15 @@ _HINT_OF_LOOKUP = " Shorten it or lower max_tokens."
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One engine's part in a request."""
+    """One engine's part in a request.
+
+    Attributes:
+        hold: keeps the lease; closing it gives the lease back before the request ends.
+    """
 
     lease: Lease
     prefill: asyncio.Task[PrefillReceipt]
+    hold: AsyncExitStack
 
 
 class Leasing:
@@ -131,9 +136,10 @@ class Leasing:
             holding = hold(self._handles[role], request, **options, lost=lost)
         else:
             holding = hold_beside(first, request, **options, lost=lost)
-        lease = await held.enter_async_context(holding)
+        own = await held.enter_async_context(AsyncExitStack())
+        lease = await own.enter_async_context(holding)
         self._account.timings_ms["queue"] += 1e3 * lease.queued_s
-        return Side(lease, background(held, self._prefill(role, lease, lost)))
+        return Side(lease, background(own, self._prefill(role, lease, lost)), own)
 
     def _lost(self, role: Role) -> type[RapidError]:
         """What the loss of an engine means, by what it does: in `rag` the drafter decides alone."""

@@ -85,6 +85,7 @@ class GenerateRequest:
     num_choices: int = 1
     stop: tuple[str, ...] = ()
     num_logprobs: int | None = None  # None: no logprobs; 0: the chosen token's only
+    is_streamed: bool = False  # somebody reads along
     speculation: SpeculationRequest = field(default_factory=SpeculationRequest)
     explain: bool = False
     date: datetime.date = field(default_factory=utc_day)

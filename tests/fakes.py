@@ -187,6 +187,9 @@ class FakeEngine:
             lease.closed.set()
             self._waking = asyncio.ensure_future(self._wake())
 
+    def forgo_companion(self, lease_id: str) -> None:
+        pass
+
     def check_running(self) -> None:
         pass
 

@@ -154,6 +154,9 @@ class QueueingEngine(FakeEngine):
         super().release(lease_id)
         self.ledger.release(lease_id)
 
+    def forgo_companion(self, lease_id: str) -> None:
+        self.ledger.forgo_companion(lease_id)
+
 
 class LocalRetriever:
     """Finds one chunk, or fails."""

@@ -172,7 +172,7 @@ def _stream(client: httpx.Client, body: _Json) -> tuple[_Json, _Json]:
             for chunk in _chunks(response):
                 if "error" in chunk:
                     waiting.stop()
-                    fail(chunk["error"]["message"])
+                    fail(_advice(chunk["error"]))
                 receipt = chunk.get("rapid", receipt)
                 final = chunk if chunk.get("usage") else final
                 for choice in chunk["choices"]:
@@ -213,8 +213,14 @@ def _unreachable(client: httpx.Client, error: Exception) -> NoReturn:
 def _refused(status: int, content: bytes) -> NoReturn:
     error = _parsed(content).get("error")
     if isinstance(error, dict) and error.get("message"):
-        fail(error["message"])
+        fail(_advice(error))
     fail(f"the server answered {status}: is this a RAPID server, and has it finished starting?")
+
+
+def _advice(error: _Json) -> str:
+    """What the server says went wrong, and whether asking again may help."""
+    message = str(error["message"])
+    return f"{message} Asking again may help." if error.get("retryable") else message
 
 
 def _parsed(content: bytes) -> _Json:

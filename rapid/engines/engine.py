@@ -173,6 +173,11 @@ class Engine:
                 return
             self._end(lease, "released")
 
+    def forgo_companion(self, lease_id: str) -> None:
+        """Keep no room for a second lease beside this one: none will come. Gone is fine."""
+        with self._guard:
+            self._ledger.forgo_companion(lease_id)
+
     async def wait_closed(self, lease_id: str) -> Ending:
         """Wait for the end of a lease and tell how it came.
 

@@ -1,13 +1,18 @@
 """The ledger of leases: who may hold pages, until when, and who waits for them.
 
 A lease carries all choices of a request and gets all pages it can ever need at once, so a lease
-that runs never waits for another and nothing is preempted. Leases that do not fit wait in the order
-they came. Time comes from an injected clock.
+that runs never waits for another and nothing is preempted. Time comes from an injected clock.
+
+Leases that do not fit wait. Tenants take turns, a lease each, and a tenant's own leases come in the
+order they were asked for: a crowd of one tenant delays another by one lease, not by the crowd. The
+lease whose turn it is is waited for, even where a later one would fit, so that a large one is not
+passed over for ever by small ones.
 
 An engine that drafts for itself gives a request two leases, the second when its evidence is found.
 First leases alone could fill the engine, and every draft would wait for an answer to end. So one is
 let in only with the room that its own companion and all earlier ones still need beside it, and a
-companion goes before everybody who waits for a first lease.
+companion goes before everybody who waits for a first lease. The room that is kept for a companion
+is given back once it is known that none will come.
 
 Pages of a prompt that are here already, for another lease or from an earlier one, are shared and
 ask for no room (`rapid.engines.prefix_cache`).
@@ -15,6 +20,7 @@ ask for no room (`rapid.engines.prefix_cache`).
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -61,6 +67,11 @@ class Waiter:
     page_names: list[bytes]
 
 
+def _line_of(waiter: Waiter) -> str | None:
+    """The line it stands in: its tenant's, or None for all companions'."""
+    return waiter.request.tenant if waiter.request.beside is None else None
+
+
 @dataclass
 class LeaseLedger:
     """Leases open, and the queue of those that wait for pages or a place.
@@ -77,7 +88,7 @@ class LeaseLedger:
     host: HostTier | None = None
     prefixes: PrefixCache = field(init=False)
     _open: dict[str, Lease] = field(default_factory=dict)
-    _waiting: deque[Waiter] = field(default_factory=deque)
+    _lines: dict[str | None, deque[Waiter]] = field(default_factory=dict)  # in the order of turns
 
     def __post_init__(self) -> None:
         self.prefixes = PrefixCache(self.pool, self.host)
@@ -88,7 +99,7 @@ class LeaseLedger:
         return Waiter(request, on_open, names)
 
     def submit(self, waiter: Waiter) -> None:
-        """Open its lease now or as soon as those before it have left room.
+        """Open its lease now or as soon as those before it have come in and there is room.
 
         Raises:
             BadRequest: the request is malformed.
@@ -97,27 +108,32 @@ class LeaseLedger:
             LeaseNotFound: the lease it belongs beside is not open.
         """
         self._check(waiter.request)
-        if waiter.request.beside is None:
-            self._waiting.append(waiter)
-        else:
-            num_companions = sum(each.request.beside is not None for each in self._waiting)
-            self._waiting.insert(num_companions, waiter)
+        self._lines.setdefault(_line_of(waiter), deque()).append(waiter)
         self.admit()
 
     def withdraw(self, waiter: Waiter) -> bool:
-        """Leave the queue; False when the lease is open already."""
-        if waiter not in self._waiting:
+        """Leave the line, which keeps its turn; False when the lease is open already."""
+        if waiter not in self._waiting():
             return False
-        self._waiting.remove(waiter)
+        self._leave(waiter)
         self.admit()
         return True
 
+    def forgo_companion(self, lease_id: str) -> None:
+        """Keep no room any more for a lease beside this one: none will come. Gone is fine."""
+        lease = self._open.get(lease_id)
+        if lease is not None and lease.expects_companion:
+            lease.expects_companion = False
+            self.admit()
+
     def admit(self) -> None:
-        """Open leases from the head of the queue while they fit."""
-        while self._waiting and self._fits(self._waiting[0]):
-            waiter = self._waiting[0]
+        """Open the leases whose turn it is while they fit."""
+        while (waiter := self._next()) is not None and self._fits(waiter):
             lease = self._reserve(waiter)
-            self._waiting.popleft()
+            self._leave(waiter)
+            line = _line_of(waiter)
+            if line in self._lines:  # its next one waits until every other line has had a turn
+                self._lines[line] = self._lines.pop(line)
             self._open[lease.lease_id] = lease
             first = self._open.get(waiter.request.beside or "")
             if first is not None:
@@ -158,9 +174,9 @@ class LeaseLedger:
 
     def close(self) -> None:
         """Send away those who wait."""
-        for waiter in self._waiting:
+        for waiter in self._waiting():
             waiter.on_open(None)
-        self._waiting.clear()
+        self._lines.clear()
 
     def expired(self) -> list[Lease]:
         """Leases that nobody has used or renewed for longer than the time-to-live."""
@@ -187,12 +203,30 @@ class LeaseLedger:
         self.prefixes.check_integrity(runs for lease in self._open.values() for runs in lease.runs)
         if len(self._open) > self.max_leases:
             raise AssertionError("lease ledger: more leases open than allowed")
-        if self._waiting and self._fits(head := self._waiting[0]):
-            raise AssertionError(f"lease ledger: {head.request.lease_id!r} waits though it fits")
+        if not all(self._lines.values()):
+            raise AssertionError("lease ledger: nobody stands in a line that has a turn")
+        if (waiter := self._next()) is not None and self._fits(waiter):
+            raise AssertionError(f"lease ledger: {waiter.request.lease_id!r} waits though it fits")
+
+    def _next(self) -> Waiter | None:
+        """Whose turn it is: a companion's, or the first in line of the tenant whose turn it is."""
+        if None in self._lines:
+            return self._lines[None][0]
+        return next((line[0] for line in self._lines.values()), None)
+
+    def _leave(self, waiter: Waiter) -> None:
+        line = self._lines[_line_of(waiter)]
+        line.remove(waiter)
+        if not line:
+            del self._lines[_line_of(waiter)]
+
+    def _waiting(self) -> list[Waiter]:
+        """Everybody who waits."""
+        return list(itertools.chain.from_iterable(self._lines.values()))
 
     def _check(self, request: LeaseRequest) -> None:
         lease_id = request.lease_id
-        if lease_id in self._open or any(w.request.lease_id == lease_id for w in self._waiting):
+        if lease_id in self._open or any(w.request.lease_id == lease_id for w in self._waiting()):
             raise OutOfStep(f"lease {lease_id!r} is open already")
         if request.beside is not None:
             self.get(request.beside)

@@ -20,6 +20,7 @@ async def speculate(
     *,
     max_tokens: int,
     max_draft: int,
+    is_streamed: bool = False,
     pace: Pace | None = None,
     on_loss: Callable[[DrafterUnavailable], None] | None = None,
     refresh: Callable[[tuple[int, ...]], Awaitable[Drafter[Block]]] | None = None,
@@ -28,12 +29,15 @@ async def speculate(
 
     Without a drafter, from the round on in which it is lost, and whenever `pace` rests, the
     verifier decodes alone, up to `max_draft` tokens a round (such verdicts have
-    ``num_drafted == 0``). An answer that goes on without its drafter follows another contract, so
-    that happens only where `on_loss` is there to note it.
+    ``num_drafted == 0``); how tokens are grouped in rounds changes none of them. An answer that
+    goes on without its drafter follows another contract, so that happens only where `on_loss` is
+    there to note it.
 
     Args:
         max_tokens: tokens that may still be generated; no block is longer.
         max_draft: tokens asked of the drafter per block (gamma), at most.
+        is_streamed: somebody reads along, so an answer that nothing drafts begins with a round of
+            one token. The others stay long: a round's calls cost the same for any number of tokens.
         pace: chooses how many are asked for; None always asks for as many as may be.
         on_loss: called with the reason when the drafter is lost; None raises the reason instead.
         refresh: given the tokens of these rounds, makes the drafter that goes on after them, with
@@ -51,7 +55,8 @@ async def speculate(
         limit = min(max_draft, max_tokens - len(token_ids))
         num_tokens = pace.next_length(limit) if pace and drafter else limit
         if drafter is None or not num_tokens:
-            verdict = await verifier.decode(limit)
+            is_awaited = is_streamed and drafter is None and verdict is None
+            verdict = await verifier.decode(1 if is_awaited else limit)
         else:
             try:
                 if refresh is not None and verdict is not None and trigger.observe(verdict):

@@ -26,7 +26,7 @@ from deployments.config import ApiConfig, ApiKey
 from deployments.ingress import Ingress
 from deployments.tenants import hash_key
 from rapid.embedded.generator import generate_document
-from rapid.errors import EngineFailed, PromptTooLong
+from rapid.errors import EngineFailed, Overloaded, PromptTooLong, TargetUnavailable
 from rapid.messages import TextDelta
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator
 
@@ -264,13 +264,18 @@ class TestAsk:
         ("script", "said"),
         [
             ((PromptTooLong("The prompt is 5 tokens too long."),), "5 tokens too long"),
-            ((STARTED, TextDelta(0, "Hel"), EngineFailed("The target failed.")), "target failed"),
+            ((STARTED, TextDelta(0, "Hel"), EngineFailed("secret")), "The server made a mistake"),
+            ((Overloaded("The pool is full."),), "The pool is full. Asking again may help."),
+            (
+                (STARTED, TextDelta(0, "Hel"), TargetUnavailable("The target was lost.")),
+                "The target was lost. Asking again may help.",
+            ),
         ],
     )
     def test_what_the_server_says_is_shown(self, serve, script, said):
         result = rapid("ask", "Who?", "--url", serve(*script).url)
         assert result.exit_code == 1
-        assert said in result.stderr
+        assert said in " ".join(result.stderr.split())
 
     def test_bad_options_and_files(self, serve, tmp_path):
         url = serve().url

@@ -74,6 +74,19 @@ async def test_what_was_opened_beside_a_lease_ends_with_it(actor: EngineActor) -
         await actor.open(room("a-again", beside="a"))
 
 
+async def test_what_was_opened_beside_a_lease_ends_when_it_expires() -> None:
+    """Its caller fell silent, and a second lease that is still renewed would be of no use."""
+    actor = EngineActor(ROOM.model_copy(update={"lease_ttl_s": 0.01}), FakeEngine)
+    await actor.open(room("a"))
+    await actor.open(room("a-draft", beside="a"))
+    await actor.wait_closed("a")
+    assert await held(actor) == 0
+    assert actor._companions == {}
+    with pytest.raises(LeaseNotFound):
+        await actor.open(room("a-again", beside="a"))
+    assert actor._companions == {}
+
+
 async def test_only_so_many_releases_are_remembered(
     actor: EngineActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,8 +38,9 @@ def test_every_error_of_the_tree_has_its_status(cls):
     error = http_error(cls("What to do."))
     assert error.status == STATUS[cls.__name__]
     body = error.body["error"]
-    assert set(body) == {"message", "type", "param", "code"}
-    assert body["message"] == "What to do."
+    assert set(body) == {"message", "type", "param", "code", "retryable"}
+    assert (body["message"] == "What to do.") == (error.status != 500)
+    assert body["retryable"] is (error.status == 503)
     assert ("retry-after" in error.headers) == (error.status == 503)
     assert (body["type"] == "server_error") == (error.status >= 500)
 
@@ -75,7 +76,9 @@ def test_a_full_deployment_is_busy():
     assert (error.status, error.body["error"]["message"]) == (503, "The server is busy.")
 
 
-def test_a_bug_does_not_speak():
-    error = http_error(KeyError("secret"))
+@pytest.mark.parametrize("cls", [KeyError, errors.EngineFailed, errors.OutOfStep])
+def test_a_bug_does_not_speak(cls):
+    error = http_error(cls("secret"))
     assert error.status == 500
     assert "secret" not in str(error.body)
+    assert "x-request-id" in error.body["error"]["message"]

@@ -87,6 +87,17 @@ async def test_a_broken_retriever_leaves_the_answer_to_the_target(mode: str) -> 
     assert end.reason.startswith("retrieval did not answer")
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_rag_is_answered_by_the_drafter_alone_however_lengths_are_chosen(
+    temperature: float,
+) -> None:
+    app = LocalApplication(draft_length="measured")
+    request = question("r", mode="rag", documents=ATLAS, max_tokens=12, temperature=temperature)
+    end = receipt(await app.answered(request))
+    assert (end.mode, end.contract, end.choices[0].drafted) == ("rag", "drafter", 0)
+    assert app.target.num_streams == 0
+
+
 class DiesAtPrefill(FakeEngine):
     """Its process ends when it is first asked to read a prompt."""
 
@@ -254,6 +265,71 @@ async def test_a_crowd_on_an_engine_that_drafts_for_itself_keeps_its_drafts() ->
         assert (ledger.status().leases_open, ledger.status().kv_pages_in_use) == (0, 0)
 
 
+class RefusesToDraft(QueueingEngine):
+    """Takes first leases and none beside them."""
+
+    async def open(self, request: LeaseRequest) -> None:
+        if request.beside is not None:
+            raise EngineFailed("the engine takes no second lease")
+        await super().open(request)
+
+
+@pytest.mark.parametrize("why", ["nothing to retrieve from", "no retriever", "no drafter's lease"])
+async def test_an_engine_keeps_no_room_for_a_drafter_that_will_not_come(why: str) -> None:
+    """Of four places, four requests get one each; the last is one that never asked for two."""
+    load = RefusesToDraft if why == "no drafter's lease" else QueueingEngine
+    app = LocalApplication(drafter="target", engine={"max_leases": 4}, load=load)
+    if why == "no retriever":
+        app.retriever.fail = RuntimeError("away")
+    documents = () if why == "nothing to retrieve from" else ATLAS
+    crowd = [
+        app.generate(question(f"r{i}", mode=mode, documents=documents, seed=5, max_tokens=24))
+        for i, mode in enumerate(("auto", "auto", "auto", "plain"))
+    ]
+    async with asyncio.timeout(10):
+        started = [await anext(events) for events in crowd]
+    assert [each.mode for each in started] == ["plain"] * 4
+    assert app.target.engine.actor._engine.ledger.status().leases_open == 4
+    for events in crowd:
+        await events.aclose()
+
+
+async def test_an_answer_that_goes_on_without_drafter_keeps_no_room_for_one() -> None:
+    """Its target died, and so it has a new lease: beside that there is room for somebody else."""
+    app = LocalApplication(drafter="target", engine={"max_leases": 2}, load=QueueingEngine)
+    lasting = app.generate(question("r1", seed=2_005, max_tokens=60))
+    assert (await anext(lasting)).mode == "plain"
+    await anext(lasting)
+    dead = app.target.engine
+    app.target.start()
+    dead.kill()
+    await anext(lasting)
+    async with asyncio.timeout(10):
+        await app.answered(question("r2", mode="plain", seed=5, max_tokens=24))
+    events = [event async for event in lasting]
+    assert receipt(events).failovers == ("target lost",)
+
+
+class CannotReadForDrafting(QueueingEngine):
+    """Fails to read what a second lease is for."""
+
+    async def prefill(self, lease_id: str):
+        if "/drafter" in lease_id:
+            raise EngineFailed("a forward pass raised")
+        return await super().prefill(lease_id)
+
+
+async def test_a_drafter_that_cannot_read_gives_its_room_back_while_the_answer_goes_on() -> None:
+    app = LocalApplication(drafter="target", engine={"max_leases": 2}, load=CannotReadForDrafting)
+    lasting = app.generate(question("r1", mode="lossless", seed=2_005, max_tokens=60))
+    assert (await anext(lasting)).mode == "lossless"
+    await anext(lasting)
+    async with asyncio.timeout(10):
+        await app.answered(question("r2", mode="plain", seed=5, max_tokens=24))
+    events = [event async for event in lasting]
+    assert receipt(events).plain_from == (0,)
+
+
 @pytest.mark.parametrize("site", ["target", "orchestrator"])
 async def test_the_papers_rule_is_served_as_it_runs_in_process(site: str) -> None:
     app = LocalApplication(load=load_engine, acceptance_site=site)
@@ -348,6 +424,19 @@ async def test_prompt_lookup_goes_on_where_a_dead_target_left_off() -> None:
             dead.kill()
     assert app.target.num_streams == 2
     assert tokens(events) == script(5, 60)
+
+
+@pytest.mark.parametrize("mode", ["plain", "rag"])
+async def test_the_first_text_of_a_stream_is_its_first_tokens(mode: str) -> None:
+    app = LocalApplication()
+    whole = question("r", mode=mode, documents=ATLAS, seed=5, max_tokens=60, num_choices=2)
+    events = await app.answered(replace(whole, is_streamed=True))
+    first = [next(e for e in events if isinstance(e, TextDelta) and e.choice == c) for c in (0, 1)]
+    tokens = ChatText.load("embedded:target")
+    assert [each.text for each in first] == [tokens.decode(script(5, 1, c)) for c in (0, 1)]
+    at_once = await app.answered(whole)
+    assert [text(events, choice) for choice in (0, 1)] == [text(at_once, c) for c in (0, 1)]
+    assert [each.rounds for each in receipt(at_once).choices] == [6, 6]
 
 
 async def test_measured_lengths_rest_where_drafting_is_slower_than_plain_decoding() -> None:

@@ -18,8 +18,11 @@ from rapid.errors import (
     BadRequest,
     DrafterUnavailable,
     EngineFailed,
+    LeaseNotFound,
+    OutOfStep,
     Overloaded,
     PromptTooLong,
+    TargetUnavailable,
 )
 from rapid.messages import Finished, TextDelta
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
@@ -129,6 +132,7 @@ class TestWhole:
         assert (request.tenant, request.num_choices, request.seed) == ("local", 2, 3)
         assert request.explain
         assert request.speculation.all_draft_tokens
+        assert not request.is_streamed
 
     async def test_several_choices_are_counted_apart(self):
         body = (await post(ingress(ScriptedOrchestrator()), ASK | {"n": 2})).json()
@@ -173,7 +177,9 @@ class TestStream:
         assert usage["metrics"]["speculative_decoding"]["num_spec_steps"] == 3
 
     async def test_the_receipt_is_on_the_last_end_of_several(self):
-        response = await post(ingress(ScriptedOrchestrator()), ASK | {"stream": True, "n": 2})
+        orchestrator = ScriptedOrchestrator()
+        response = await post(ingress(orchestrator), ASK | {"stream": True, "n": 2})
+        assert orchestrator.requests[0].is_streamed
         *chunks, _ = events(response)
         assert "usage" not in chunks[0]
         ends = [chunk for chunk in chunks if chunk["choices"][0]["finish_reason"]]
@@ -188,10 +194,32 @@ class TestStream:
         assert events(response)[-1] == "[DONE]"
 
     async def test_an_error_on_the_way_is_the_last_event(self):
-        script = (STARTED, TextDelta(0, "Hel"), EngineFailed("The target failed."))
+        script = (STARTED, TextDelta(0, "Hel"), TargetUnavailable("The target was lost."))
         response = await post(ingress(ScriptedOrchestrator(*script)), ASK | {"stream": True})
         assert response.status_code == 200
-        assert events(response)[-1]["error"]["message"] == "The target failed."
+        assert events(response)[-1]["error"]["message"] == "The target was lost."
+
+    @pytest.mark.parametrize(
+        ("error", "is_retryable"),
+        [
+            (TargetUnavailable("The target was lost."), True),
+            (LeaseNotFound("The lease expired."), True),
+            (Overloaded("Full."), True),
+            (EngineFailed("a forward pass raised KeyError('secret')"), False),
+            (OutOfStep("a block of secret"), False),
+            (KeyError("secret"), False),
+            (BadRequest("No.", "rapid.query"), False),
+        ],
+        ids=lambda value: type(value).__name__,
+    )
+    async def test_an_error_on_the_way_says_whether_to_ask_again_and_no_secrets(
+        self, error, is_retryable, caplog
+    ):
+        app = ingress(ScriptedOrchestrator(STARTED, TextDelta(0, "Hel"), error))
+        response = await post(app, ASK | {"stream": True})
+        assert events(response)[-1]["error"]["retryable"] is is_retryable
+        assert "secret" not in response.text
+        assert ("secret" in caplog.text) == ("secret" in str(error))
 
     @pytest.mark.parametrize("error", [TimeoutError("inside"), ConnectionResetError("inside")])
     async def test_a_broken_connection_elsewhere_is_not_the_callers(self, error):
@@ -233,6 +261,7 @@ class TestRefusal:
         assert response.status_code == status
         body = response.json()["error"]
         assert (body["param"], body["code"]) == (param, code)
+        assert body["retryable"] is (status == 503)
         assert "secret" not in response.text
         assert ("retry-after" in response.headers) == (status == 503)
         if isinstance(error, Overloaded):
@@ -349,7 +378,7 @@ class TestBadInput:
             )
         assert response.status_code == 400
         error = response.json()["error"]
-        assert set(error) == {"message", "type", "param", "code"}
+        assert set(error) == {"message", "type", "param", "code", "retryable"}
         assert (error["type"], error["param"]) == ("invalid_request_error", param)
         assert param in error["message"]
         assert not orchestrator.requests
@@ -531,14 +560,15 @@ class TestOpenAISDK:
         assert missing.value.code == "model_not_found"
 
     async def test_errors_on_the_way_are_raised(self):
-        script = (STARTED, TextDelta(0, "Hel"), EngineFailed("The target failed."))
+        script = (STARTED, TextDelta(0, "Hel"), TargetUnavailable("The target was lost."))
         async with (
             served(ingress(ScriptedOrchestrator(*script))) as url,
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="local", max_retries=0) as sdk,
         ):
             stream = await sdk.chat.completions.create(**ASK, stream=True)
-            with pytest.raises(openai.APIError, match="The target failed"):
+            with pytest.raises(openai.APIError, match="The target was lost") as lost:
                 _ = [chunk async for chunk in stream]
+            assert lost.value.body["retryable"] is True
 
     async def test_typed_refusals(self):
         keys = (ApiKey(tenant="acme", sha256=hash_key("sk-1")),)

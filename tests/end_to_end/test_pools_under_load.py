@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import Any
 
@@ -57,6 +58,30 @@ async def test_pools_scale_apart_and_come_back_and_no_request_is_lost(fakes: Fak
         return (replicas["Target"], replicas["Drafter"]) == (1, 1)
 
     wait_until(is_back, 60, every_s=0.5)
+
+
+async def test_who_loses_the_orchestrator_is_told_to_ask_again_and_is_answered_then(
+    fakes: Fakes,
+) -> None:
+    import ray
+
+    request = body(50_003, "lossless", 200)
+    async with httpx.AsyncClient(base_url=fakes.url, timeout=60) as client:
+        events: list[dict[str, Any]] = []
+        sent = request | {"stream": True}
+        async with client.stream("POST", "/v1/chat/completions", json=sent) as reply:
+            async for line in reply.aiter_lines():
+                if line.startswith("data: "):
+                    events.append(json.loads(line.removeprefix("data: ")))
+                if len(events) == 3:
+                    for actor in ray.util.list_named_actors(all_namespaces=True):
+                        if "fakes#Orchestrator#" in actor["name"]:
+                            ray.kill(ray.get_actor(actor["name"], namespace=actor["namespace"]))
+        assert events[-1]["error"]["code"] == "target_unavailable"
+        assert events[-1]["error"]["retryable"] is True
+        again = await client.post("/v1/chat/completions", json=request)
+        assert again.status_code == 200, again.text
+    await asyncio.to_thread(wait_until, lambda: fakes.held() == (0, 0), 5)
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -32,7 +34,9 @@ class Ledger(LeaseLedger):
     def ask(self, lease_id: str, num_tokens: int, **settings: object) -> Waiter:
         """A lease of `num_tokens`, 10 of them for the longest block; no two begin alike."""
         prompt = random_prompt(num_tokens - 4 - 10, seed=sum(map(ord, lease_id)))
-        return self.request(lease_request(lease_id, prompt, max_tokens=4, **settings))
+        tenant = str(settings.pop("tenant", "local"))
+        request = lease_request(lease_id, prompt, max_tokens=4, **settings)
+        return self.request(replace(request, tenant=tenant))
 
     def request(self, request: LeaseRequest) -> Waiter:
         waiter = self.prepare(request, self._remember)
@@ -63,6 +67,92 @@ def test_those_who_wait_come_in_in_order_even_if_a_later_one_would_fit() -> None
     ledger.release("a")
     assert ledger.admitted == ["a", "b", "c"]
     ledger.check_integrity()
+
+
+def test_a_crowd_of_one_tenant_delays_another_by_one_lease() -> None:
+    ledger = Ledger(max_leases=1)
+    for number in range(5):
+        ledger.ask(f"crowd-{number}", 24, tenant="crowd")
+    for number in range(2):
+        ledger.ask(f"guest-{number}", 24, tenant="guest")
+    for _ in range(6):
+        ledger.release(ledger.admitted[-1])
+        ledger.check_integrity()
+    assert ledger.admitted == [
+        "crowd-0", "crowd-1", "guest-0", "crowd-2", "guest-1", "crowd-3", "crowd-4",
+    ]  # fmt: skip
+
+
+def test_who_comes_back_at_once_does_not_come_before_those_who_wait() -> None:
+    """A tenant that asks one thing after another has no more turns than one that asks at once."""
+    ledger = Ledger(max_leases=1)
+    for lease_id in ("a0", "a1", "b0", "a2"):
+        ledger.ask(lease_id, 24, tenant=lease_id[0])
+    for number in range(1, 4):
+        ledger.release(ledger.admitted[-1])
+        ledger.release(ledger.admitted[-1])
+        ledger.ask(f"b{number}", 24, tenant="b")
+    assert ledger.admitted[:5] == ["a0", "a1", "b0", "a2", "b1"]
+    ledger.check_integrity()
+
+
+def test_a_large_lease_is_not_passed_over_for_ever_by_small_ones_of_other_tenants() -> None:
+    ledger = Ledger(num_pages=20, max_leases=16)
+    for number in range(6):  # 3 pages each
+        ledger.ask(f"small-{number}", 24, tenant=f"t{number}")
+    ledger.ask("large", 128, tenant="large")  # 16 pages
+    for number in range(6, 12):  # as soon as one is answered another comes
+        ledger.ask(f"small-{number}", 24, tenant=f"t{number}")
+        ledger.release(f"small-{number - 6}")
+        ledger.check_integrity()
+    assert ledger.admitted[6:8] == ["large", "small-6"]
+
+
+def test_a_tenant_that_stops_waiting_leaves_its_turn_to_the_next() -> None:
+    ledger = Ledger(max_leases=1)
+    ledger.ask("a", 24)
+    impatient = ledger.ask("b", 24, tenant="impatient")
+    ledger.ask("c", 24, tenant="patient")
+    assert ledger.withdraw(impatient)
+    assert not ledger.withdraw(impatient)
+    ledger.check_integrity()
+    ledger.release("a")
+    assert ledger.admitted == ["a", "c"]
+
+
+def test_whoever_waits_sees_every_other_tenant_come_in_once_at_most_before_it() -> None:
+    """A walk of arrivals, ends and withdrawals, of leases of every size."""
+    walk = random.Random(3)
+    ledger = Ledger(num_pages=40, max_leases=6)
+    waiting: dict[str, Waiter] = {}
+    passed: dict[str, Counter[str]] = {}
+    num_turns = 0
+    for number in range(3_000):
+        num_admitted = len(ledger.admitted)
+        tenant = walk.choice("aaaabbc")  # some ask more often than others
+        step = walk.random()
+        if step < 0.5 and len(waiting) < 20:
+            lease_id = f"{tenant}{number}"
+            waiting[lease_id] = ledger.ask(lease_id, walk.randint(15, 128), tenant=tenant)
+        elif step < 0.6 and waiting:
+            lease_id = walk.choice(list(waiting))
+            assert ledger.withdraw(waiting.pop(lease_id))
+        elif open_leases := ledger.leases():
+            ledger.release(walk.choice(open_leases).lease_id)
+        ledger.check_integrity()
+        for lease_id in ledger.admitted[num_admitted:]:
+            del waiting[lease_id]
+            passed.pop(lease_id[0], None)
+            for counts in passed.values():
+                counts[lease_id[0]] += 1
+            num_turns += 1
+        for tenant in "abc":
+            if not any(lease_id[0] == tenant for lease_id in waiting):
+                passed.pop(tenant, None)
+            else:
+                passed.setdefault(tenant, Counter())
+        assert all(count <= 1 for counts in passed.values() for count in counts.values())
+    assert num_turns > 500
 
 
 def test_a_place_is_needed_as_well_as_pages() -> None:
@@ -103,6 +193,36 @@ def test_first_leases_leave_pages_for_their_companions() -> None:
     assert ledger.admitted == ["a", "b", "b-draft"]  # c is first in the line
     ledger.ask("a-draft", 24, beside="a")
     assert ledger.admitted[3:] == ["a-draft"]
+    ledger.check_integrity()
+
+
+def test_the_room_for_a_companion_that_will_not_come_is_given_back() -> None:
+    """Of four places, two requests keep two each until it is known that nothing will draft."""
+    ledger = Ledger()
+    for request in "abcd":
+        ledger.ask(request, 24, companion_tokens=10)
+    assert ledger.admitted == ["a", "b"]
+    ledger.forgo_companion("a")  # one place is not enough for c and its companion
+    assert ledger.admitted == ["a", "b"]
+    ledger.forgo_companion("b")
+    assert ledger.admitted == ["a", "b", "c"]
+    ledger.forgo_companion("c")
+    ledger.forgo_companion("gone")
+    assert ledger.admitted == ["a", "b", "c"]  # d could not draft, and asks to
+    ledger.check_integrity()
+    ledger.release("a")
+    assert ledger.admitted == ["a", "b", "c", "d"]
+    ledger.check_integrity()
+
+
+def test_a_companion_that_has_ended_leaves_its_room_to_others() -> None:
+    ledger = Ledger(max_leases=3)
+    ledger.ask("a", 24, companion_tokens=10)
+    ledger.ask("a-draft", 24, beside="a")
+    ledger.release("a-draft")
+    for request in "bc":
+        ledger.ask(request, 24)
+    assert ledger.admitted == ["a", "a-draft", "b", "c"]
     ledger.check_integrity()
 
 

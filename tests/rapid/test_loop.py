@@ -244,6 +244,24 @@ async def test_a_lost_drafter_that_nobody_takes_note_of_ends_the_answer():
     assert 10 <= len(verifier.committed) < LENGTH
 
 
+@pytest.mark.parametrize("max_draft", [1, 10, 64])
+async def test_the_text_of_a_stream_begins_with_its_first_token(max_draft):
+    """Nobody waits for a text that is sent whole, and fewer rounds cost less."""
+    speculation = SpeculationConfig(eta=0, coupling="shared_noise", max_draft=max_draft)
+
+    async def rounds(is_streamed):
+        verifier = ToyVerifier(TARGET, SamplingConfig(seed=3), speculation)
+        verdicts = speculate(
+            None, verifier, max_tokens=LENGTH, max_draft=max_draft, is_streamed=is_streamed
+        )
+        return [verdict.token_ids async for verdict in verdicts]
+
+    whole, streamed = await rounds(False), await rounds(True)
+    assert sum(streamed, ()) == sum(whole, ())
+    assert [len(tokens) for tokens in whole[:-1]] == [max_draft] * (len(whole) - 1)
+    assert [len(tokens) for tokens in streamed[:-1]] == [1] + [max_draft] * (len(streamed) - 2)
+
+
 async def test_nothing_follows_the_end_of_the_answer():
     sampling = SamplingConfig(seed=1)
     for drafted in (True, False):
