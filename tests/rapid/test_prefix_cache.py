@@ -483,6 +483,17 @@ def test_what_leaves_the_engine_again_was_used_last() -> None:
     assert [move.name for move in host.take_moves()] == [A, C]
 
 
+def test_after_a_failed_copy_nothing_is_known_and_nothing_due() -> None:
+    """What was ordered meanwhile might have read what was never written."""
+    _, host, _ = tiers(1, 2)
+    host.keep(A, 0)
+    host.restore(A, 0)
+    host.forget()
+    assert not host.has_moves
+    host.restore(A, 0)
+    assert not host.has_moves
+
+
 def test_a_copy_for_a_lease_that_has_ended_is_not_made() -> None:
     cache, host, kv = tiers(1, 2)
     push_out(cache, host, kv, A, B)
