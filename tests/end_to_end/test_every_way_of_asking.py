@@ -20,7 +20,6 @@ from typing import Any, get_args
 
 import httpx
 import pytest
-import yaml
 
 from rapid.config import Mode
 from rapid.embedded.generator import generate_document
@@ -34,6 +33,7 @@ DOCUMENT = generate_document(5, 150)
 QUESTION = DOCUMENT.questions[0].question
 MAX_TOKENS = 12
 CONCURRENCY = 16
+SHIPPED = "shipped"
 
 ANSWERS = {  # by the mode asked for: mode and contract with documents, and without
     "auto": (("fused", "fused"), ("plain", "target")),
@@ -125,23 +125,45 @@ def main_ways() -> list[Way]:
 @pytest.fixture(scope="module")
 def shipped(ray_cluster: str) -> Iterator[str]:
     """The application that `serve_config.yaml` says, under a path of its own; its address."""
-    yield from started(ray_cluster, "shipped", {})
-
-
-def started(address: str, name: str, changes: dict[str, Any]) -> Iterator[str]:
-    """The application of `serve_config.yaml` with these changes, until it is not needed."""
     from ray import serve
 
     from deployments.app import build
-    from deployments.config import ServeConfig
 
-    (application,) = yaml.safe_load((ROOT / "serve_config.yaml").read_text())["applications"]
-    assert application["import_path"] == "deployments.app:build"
-    settings = {k: v for k, v in (application["args"] | changes).items() if v is not None}
-    config = ServeConfig.model_validate(settings)
-    serve.run(build(config), name=name, route_prefix=f"/{name}")
-    yield f"{address}/{name}"
-    serve.delete(name)
+    serve.run(build(shipped_config()), name=SHIPPED, route_prefix=f"/{SHIPPED}")
+    yield f"{ray_cluster}/{SHIPPED}"
+    serve.delete(SHIPPED)
+
+
+@pytest.fixture
+def drafting_by(shipped: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The shipped application with another `drafter`; its address.
+
+    Ingress and orchestrator are started as that configuration starts them, on the same engines.
+    """
+    from ray import serve
+
+    from deployments.app import compose
+
+    drafter: str = request.param
+    config = shipped_config().model_copy(update={"drafter": drafter})
+    application = compose(config)
+    ingress = application._bound_deployment
+    orchestrator = ingress.init_args[1]._bound_deployment
+    pools = [
+        argument and serve.get_deployment_handle(argument._bound_deployment.name, SHIPPED)
+        for argument in orchestrator.init_args[1:]
+    ]
+    beside = ingress.bind(config.api, orchestrator.bind(config, *pools))
+    serve.run(beside, name=drafter, route_prefix=f"/{drafter}")
+    yield shipped.replace(SHIPPED, drafter)
+    serve.delete(drafter)
+
+
+def shipped_config() -> Any:
+    """The settings in `serve_config.yaml`, as Serve would give them to the builder."""
+    from deployments.app import check
+
+    return check(ROOT / "serve_config.yaml")
 
 
 async def failures(url: str, ways: Iterable[Way], answers: Any = ANSWERS) -> str:
@@ -290,14 +312,13 @@ def test_the_command_line_answers_in_every_mode(shipped: str, mode: str, tmp_pat
     assert (rows["mode"].strip(), rows["contract"].strip()) == (settled, contract)
 
 
-async def test_a_target_that_drafts_for_itself_answers_every_mode(ray_cluster: str) -> None:
-    for url in started(ray_cluster, "shared", {"drafter": "target"}):
-        wrong = await failures(url, main_ways())
-        assert not wrong, wrong
+@pytest.mark.parametrize("drafting_by", ["target"], indirect=True)
+async def test_a_target_that_drafts_for_itself_answers_every_mode(drafting_by: str) -> None:
+    wrong = await failures(drafting_by, main_ways())
+    assert not wrong, wrong
 
 
-async def test_prompt_lookup_answers_what_it_can_and_refuses_the_rest(ray_cluster: str) -> None:
-    changes = {"drafter": "prompt_lookup", "retriever": None}
-    for url in started(ray_cluster, "lookup", changes):
-        wrong = await failures(url, main_ways(), LOOKUP_ANSWERS)
-        assert not wrong, wrong
+@pytest.mark.parametrize("drafting_by", ["prompt_lookup"], indirect=True)
+async def test_prompt_lookup_answers_what_it_can_and_refuses_the_rest(drafting_by: str) -> None:
+    wrong = await failures(drafting_by, main_ways(), LOOKUP_ANSWERS)
+    assert not wrong, wrong
