@@ -157,6 +157,15 @@ class ServeConfig(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _both_engines_are_deterministic(self) -> Self:
+        if self.target.engine.deterministic != self.drafter_pool.engine.deterministic:
+            raise ValueError(
+                "deterministic is set on one of target and drafter: a fused answer depends on the "
+                "numbers of both, so set it on both engines or on none"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_request_chooses_the_rule(self) -> Self:
         if self.speculation.rule != "exact":
             raise ValueError(

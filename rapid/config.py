@@ -131,6 +131,9 @@ class EngineConfig(Frozen):
             at best half of the time.
         draft_ahead: go on drafting while a block is judged, as if it were going to be accepted; for
             a drafter whose engine has a process of its own.
+        deterministic: compute every position in a place and a shape of its own, so that the text is
+            the same to the bit whatever else runs, in any dtype (`rapid.engines.tiles`). Slower:
+            sequences are computed one after the other.
         lease_ttl_s: a lease that is neither stepped nor renewed for this long is freed.
         threads: compute threads of torch on a CPU; None keeps torch's own choice.
     """
@@ -148,6 +151,7 @@ class EngineConfig(Frozen):
     step_tokens: int = Field(512, ge=16)
     prefill_slowdown: Finite = Field(4.0, gt=1)
     draft_ahead: bool = True
+    deterministic: bool = False
     lease_ttl_s: Finite = Field(60.0, gt=0)
     threads: int | None = Field(None, ge=1)
 
@@ -160,3 +164,12 @@ class EngineConfig(Frozen):
                 "(mps cannot compute in float64, which judging needs)"
             )
         return device
+
+    @model_validator(mode="after")
+    def _rows_are_computed_apart(self) -> Self:
+        if self.deterministic and (self.quantization is not None or self.device == "balanced"):
+            raise ValueError(
+                "deterministic needs weights that are neither quantized nor spread over devices: "
+                "leave quantization and device: balanced out, or deterministic"
+            )
+        return self

@@ -323,11 +323,11 @@ def _parts(
         for a, b in spans
     ]
     if num_rows > 1:
-        parts.append(_attend_to_self(query, key, value, scale, kernel))
+        parts.append(attend_to_self(query, key, value, scale, kernel))
     return parts
 
 
-def _attend_to_self(
+def attend_to_self(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from rapid.engines import attention
 from rapid.engines.attention import (
     Attend,
     Kernels,
@@ -47,6 +48,7 @@ from rapid.engines.attention_survey import (
 )
 from rapid.engines.cuda_graphs import CAPTURING
 from rapid.engines.kv_cache import KVCache
+from rapid.engines.tiles import tile_kernels
 from rapid.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -59,9 +61,15 @@ logger = logging.getLogger(__name__)
 def kernels_of(
     loaded: LoadedModel, cache: KVCache, max_context: int, config: EngineConfig
 ) -> Kernels | None:
-    """The kernels of an engine that is starting, its cache still nobody's; None off CUDA."""
+    """The kernels of an engine that is starting, its cache still nobody's; None off CUDA.
+
+    A deterministic engine has one that is never chosen by its time, and that no graph captures.
+    """
     layout = loaded.kv_layout
-    if any(device.type != "cuda" for device in layout.devices):
+    is_cuda = all(device.type == "cuda" for device in layout.devices)
+    if config.deterministic:
+        return tile_kernels(float32_partial if is_cuda else attention.partial)
+    if not is_cuda:
         return None
     settings: Any = loaded.model.config
     num_heads = int(settings.num_attention_heads)

@@ -37,10 +37,18 @@ from rapid.engines.prefix_cache import HostTier, Move
 from rapid.engines.replies import Reply
 from rapid.engines.scheduling import Scheduled, Scheduler
 from rapid.engines.sequences import Sequence
+from rapid.engines.tiles import TiledRunner
 from rapid.engines.verifying import Score, Verify
 from rapid.engines.window_drafting import WindowDraft
 from rapid.engines.work import Commit, Prefill, Work
-from rapid.errors import BadRequest, EngineFailed, LeaseNotFound, OutOfStep, RapidError
+from rapid.errors import (
+    BadRequest,
+    ConfigurationError,
+    EngineFailed,
+    LeaseNotFound,
+    OutOfStep,
+    RapidError,
+)
 from rapid.messages import (
     DraftBlock,
     EngineStatus,
@@ -91,9 +99,12 @@ class Engine:
         self._eos_ids = loaded.eos_ids
         self._device = loaded.device
         self._config = config
-        self._cache = KVCache(loaded.kv_layout, num_pages, config.page_tokens)
+        self._cache = KVCache(
+            loaded.kv_layout, num_pages + config.deterministic, config.page_tokens
+        )
         kernels = kernels_of(loaded, self._cache, max_context, config)
-        self._runner = Runner(loaded.model, self._cache, loaded.device, self._vocab_size, kernels)
+        runner = TiledRunner if config.deterministic else Runner
+        self._runner = runner(loaded.model, self._cache, loaded.device, self._vocab_size, kernels)
         if len(set(loaded.kv_layout.devices)) == 1:
             self._runner.capture_steps(max_context, GraphCapture())
         num_host_pages = config.host_cache_tokens // config.page_tokens
@@ -240,7 +251,15 @@ class Engine:
         """Draft up to `num_tokens` on a part of the KV; leaves the lease's sequence as it is.
 
         The block is for the same lease to `verify`. It ends as in `draft`.
+
+        Raises:
+            ConfigurationError: the engine is deterministic.
         """
+        if self._config.deterministic:
+            raise ConfigurationError(
+                "a deterministic engine does not draft in a window of its KV, where numbers depend "
+                "on where a block began: leave out deterministic or WindowDrafting"
+            )
         eos_ids = self._eos_ids
         return await self._call(
             lease_id,

@@ -100,6 +100,10 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
             "two leases a request: raise target.engine.max_leases",
         ),
         (
+            lambda _, args: args["target"]["engine"].update(deterministic=True),
+            "deterministic is set on one of target and drafter",
+        ),
+        (
             lambda _, args: args.update(drafter="prompt_lookup"),
             "prompt_lookup retrieves nothing: leave retriever out",
         ),
