@@ -13,7 +13,7 @@ import os
 from collections import deque
 from collections.abc import Coroutine, Generator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from random import Random
 
 import numpy as np
@@ -267,7 +267,7 @@ def kv(tenant: str, token_ids: tuple[int, ...]) -> Float32Array:
     return np.array(values, dtype=np.float32)
 
 
-@cache
+@lru_cache(maxsize=100)
 def slots(table: PageTable, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
     return np.array([slot for span in table.spans(start, stop) for slot in range(*span)], np.intp)
 
