@@ -5,7 +5,7 @@ BIN := .venv/bin
 CONFIG ?= serve_config.yaml
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: install lint check test test-gpu run stop bench bench-quick eval eval-quick clean
+.PHONY: install lint check test test-gpu test-mutants run stop bench bench-quick eval eval-quick clean
 
 install: .venv/.installed
 
@@ -28,6 +28,9 @@ test: install        # includes a real application on a local Ray
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu
+
+test-mutants: install  # a quarter of an hour; makes mistakes in copies, and says which no test notices
+	$(BIN)/python -m tests.mutants
 
 run: install         # until Ctrl-C or `make stop`
 	@$(BIN)/rapid serve $(CONFIG)

@@ -233,3 +233,19 @@ def test_load_has_its_own_times():
         assert machine.answer(costs, 400, 0.7)[-10:].count(0) >= 8
     machine.verify, machine.draft = 0.011, 0.0
     assert machine.answer(costs, 100, 1.0)[0] == 10
+
+
+def test_context_lengths_do_not_spoil_each_others_times():
+    """Short ones go on resting and long ones drafting, however often they take turns."""
+    short, long = {"plain": 0.010, "verify": 0.011}, {"plain": 0.1, "verify": 0.1}
+    machine, costs = Machine(draft=0.030), RoundCosts()
+
+    def answer(times: dict[str, float], num_tokens: int, context: int) -> list[int]:
+        machine.plain, machine.verify = times["plain"], times["verify"]
+        return machine.answer(costs, num_tokens, 0.9, context=context)
+
+    answer(short, 256, 2_000)
+    answer(long, 2_000, 64_000)
+    for _ in range(3):
+        assert not any(answer(short, 64, 2_000))
+        assert answer(long, 64, 64_000)[0] > 2

@@ -1,0 +1,167 @@
+"""Make the mistakes of `mutants.toml` one at a time, and say which of them no test notices.
+
+``python -m tests.mutants`` runs all of them, ``python -m tests.mutants noise loop`` those of some
+modules. The tests run in copies of the packages, so that the working tree stays as it is. A mistake
+is killed when one of its tests fails or hangs, else it survives: a test is missing. The exit status
+is 1 when fewer than 95 % are killed, and when the list is out of date.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+ROOT = Path(__file__).parents[1]
+LEAST_SCORE = 0.95
+NUM_JOBS = 2
+TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One mistake: `text`, which the file holds exactly once, becomes something else."""
+
+    module: str
+    file: str
+    breaks: str
+    text: str
+    becomes: str
+    tests: tuple[str, ...]
+
+    def applied(self, source: str) -> str:
+        """The source with the mistake in it.
+
+        Raises:
+            ValueError: the text does not occur exactly once.
+            SyntaxError: the outcome is not Python.
+        """
+        if (count := source.count(self.text)) != 1:
+            raise ValueError(f"{self.file} holds {count} times, not once: {self.text}")
+        mutated = source.replace(self.text, self.becomes)
+        ast.parse(mutated)
+        return mutated
+
+
+def read_mutants() -> list[Mutant]:
+    """The list, in its order."""
+    modules = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())
+    files, tests = modules.pop("files"), modules.pop("tests")
+    mutants = []
+    for module, entries in modules.items():
+        for entry in entries:
+            names = entry.pop("tests", [module])
+            named = tuple(test for name in names for test in tests[name])
+            mutants.append(Mutant(module=module, file=files[module], tests=named, **entry))
+    return mutants
+
+
+def out_of_date(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
+    """Why mutants cannot be made any more, a sentence each."""
+    problems = []
+    for mutant in mutants:
+        try:
+            mutant.applied((root / mutant.file).read_text())
+        except (OSError, ValueError, SyntaxError) as error:
+            problems.append(f"{mutant.module}, {mutant.breaks!r}: {error}")
+    return problems
+
+
+def copy_packages(to: Path) -> Path:
+    """Copy all that the tests import, without bytecode."""
+    ignore = shutil.ignore_patterns("__pycache__")
+    for package in ROOT.iterdir():
+        if (package / "__init__.py").exists():
+            shutil.copytree(package, to / package.name, ignore=ignore)
+    shutil.copy(ROOT / "pyproject.toml", to)
+    return to
+
+
+def failure(tests: Sequence[str], tree: Path) -> str | None:
+    """What pytest says in a copy when a test fails; None when all pass.
+
+    Raises:
+        RuntimeError: the tests cannot be run.
+    """
+    command = [sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider"]
+    try:
+        done = subprocess.run(
+            [*command, "--hypothesis-seed=0", *tests],
+            cwd=tree,
+            env=os.environ | {"PYTHONPATH": str(tree)},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"{tests} did not end within {TIMEOUT_S} s"
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout if done.returncode else None
+
+
+def is_killed(mutant: Mutant, tree: Path) -> bool:
+    """Whether a test notices; the copy is left as it was."""
+    path = tree / mutant.file
+    bytecode = Path(importlib.util.cache_from_source(str(path)))
+    source = path.read_text()
+    try:
+        path.write_text(mutant.applied(source))
+        bytecode.unlink(missing_ok=True)  # Python knows it by size and second alone
+        return failure(mutant.tests, tree) is not None
+    finally:
+        path.write_text(source)
+        bytecode.unlink(missing_ok=True)
+
+
+def main(modules: Sequence[str]) -> int:
+    """Run the list, or the part of it that belongs to some modules."""
+    mutants = [mutant for mutant in read_mutants() if not modules or mutant.module in modules]
+    if problems := out_of_date(mutants):
+        print("The list is out of date:", *problems, sep="\n  ")
+        return 1
+    began, survivors = time.monotonic(), []
+    tests = sorted({test for mutant in mutants for test in mutant.tests})
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(NUM_JOBS) as pool:
+        copies = SimpleQueue[Path]()
+        for number in range(NUM_JOBS):
+            copies.put(copy_packages(Path(scratch, str(number))))
+
+        def in_copy(run, item):
+            tree = copies.get()
+            try:
+                return run(item, tree)
+            finally:
+                copies.put(tree)
+
+        print(f"{len(tests)} test modules without a mistake", flush=True)
+        for said in pool.map(lambda test: in_copy(failure, [test]), tests):
+            if said is not None:
+                print(said)
+                return 1
+        judged = pool.map(lambda mutant: in_copy(is_killed, mutant), mutants)
+        for number, (mutant, killed) in enumerate(zip(mutants, judged, strict=True), start=1):
+            survivors += [] if killed else [mutant]
+            verdict = "killed  " if killed else "SURVIVED"
+            print(f"{number}/{len(mutants)} {verdict} {mutant.module}: {mutant.breaks}", flush=True)
+    for mutant in survivors:
+        print(f"survived in {mutant.file}: {mutant.breaks}\n- {mutant.text}\n+ {mutant.becomes}")
+    share, minutes = 1 - len(survivors) / len(mutants), (time.monotonic() - began) / 60
+    print(f"{share:.1%} of {len(mutants)} mutants killed in {minutes:.0f} minutes")
+    return int(share < LEAST_SCORE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
