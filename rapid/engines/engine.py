@@ -342,15 +342,16 @@ class Engine:
         scheduled = self._schedule()
         if not scheduled:
             return False
+        works = [work for work, _ in scheduled]
         began = time.perf_counter()
         try:
             logits = self._run(scheduled)
         except Exception as error:
-            self._fail([work for work, _ in scheduled], error)
+            self._fail(works, error)
             return True
-        done = self._postprocess([work for work, _ in scheduled], logits)
+        self._postprocess(works, logits)
         self._scheduler.observe(self._now() - began, scheduled)
-        self._publish(done)
+        self._publish(works)
         return True
 
     def _schedule(self) -> Scheduled:
@@ -415,8 +416,8 @@ class Engine:
         else:
             self._scheduler.add(work)
 
-    def _postprocess(self, works: list[Work], logits: list[torch.Tensor]) -> list[Work]:
-        """Hand out the logits; return what is done."""
+    def _postprocess(self, works: list[Work], logits: list[torch.Tensor]) -> None:
+        """Hand out the logits."""
         for work, rows in zip(works, logits, strict=True):
             is_ahead = isinstance(work, DraftAhead) and self._ahead.get(work.sequence) is work
             if work not in self._replies and not is_ahead:
@@ -425,17 +426,19 @@ class Engine:
                 work.take(rows)
             except Exception as error:
                 self._fail([work], error)
-        return [work for work in works if work.is_done]
 
     def _publish(self, works: list[Work]) -> None:
-        """Answer the callers of finished work."""
-        if works:
-            with self._guard:
-                for work in works:
-                    if isinstance(work, DraftAhead):
-                        self._stop_ahead([work.sequence])
-                    else:
-                        self._settle(work)
+        """Share what was computed, cancelled or not, and answer the callers of finished work."""
+        with self._guard:
+            for work in works:
+                if self._ledger.is_open(work.lease):
+                    work.share()
+                if not work.is_done:
+                    continue
+                if isinstance(work, DraftAhead):
+                    self._stop_ahead([work.sequence])
+                else:
+                    self._settle(work)
 
     def _fail(self, works: list[Work], cause: Exception) -> None:
         """A forward raised: the KV of its leases is in doubt, so they end; the engine goes on."""

@@ -52,6 +52,9 @@ class Work(ABC):
     def advance(self) -> None:  # noqa: B027 (most work has nothing to note)
         """Before every forward, under the engine's guard: note what others did meanwhile."""
 
+    def share(self) -> None:  # noqa: B027 (most work computes nothing that others could use)
+        """After every forward, under the guard: note what others may use of what was computed."""
+
     @property
     def began(self) -> float:
         """When, in seconds of the performance counter."""
@@ -106,13 +109,20 @@ class Prefill(Work):
         super().begin()
         for runs in self.lease.runs:
             self._prefixes.will_write(runs)
+        first = self.lease.sequences[0]
+        if not first.holds_prompt:  # given up amid a page, which others may have begun again since
+            first.num_computed -= first.num_computed % self._page_tokens
+
+    @override
+    def share(self) -> None:
+        num_pages = self.lease.sequences[0].num_computed // self._page_tokens
+        self._prefixes.note_computed(self.lease.prompt_pages[:num_pages])
 
     @override
     def advance(self) -> None:
-        """What was computed here is everybody's, and the other way round; may finish."""
+        """What others computed is found here; may finish."""
         first, pages = self.lease.sequences[0], self.lease.prompt_pages
         page = first.num_computed // self._page_tokens
-        self._prefixes.note_computed(pages[:page])
         page += self._prefixes.num_in_a_row(pages, page, computed=True)
         num_known = page * self._page_tokens
         if num_known > first.num_computed:

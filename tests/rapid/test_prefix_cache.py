@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from threading import Event
 
 import numpy as np
 import pytest
@@ -26,6 +26,7 @@ from rapid.engines.prefix_cache import (
     page_names,
     pages_of,
 )
+from rapid.engines.scheduling import Scheduled
 from rapid.errors import EngineFailed
 from rapid.messages import Int32Array, as_prompt
 from rapid.speculation.loop import speculate
@@ -154,6 +155,27 @@ async def test_who_waits_for_a_prefill_that_is_given_up_goes_on_with_it() -> Non
     engine.close()
 
 
+async def test_what_a_cancelled_prefill_had_computed_is_found() -> None:
+    """By the next lease, also when the caller left between a forward and its bookkeeping."""
+    engine = tiny_engine(step_tokens=64)
+    observe, loop, has_left = engine._scheduler.observe, asyncio.get_running_loop(), Event()
+
+    def observe_and_leave(seconds: float, scheduled: Scheduled) -> None:
+        engine._scheduler.observe = observe  # type: ignore[method-assign]
+        loop.call_soon_threadsafe(call.cancel)
+        has_left.wait()
+
+    engine._scheduler.observe = observe_and_leave  # type: ignore[method-assign]
+    await engine.open(lease_request("a", question(1)))
+    call = asyncio.ensure_future(engine.prefill("a"))
+    call.add_done_callback(lambda _: has_left.set())
+    await asyncio.gather(call, return_exceptions=True)
+    answer, num_cached = await ask(engine, "b", question(2))
+    assert answer == reference_greedy(question(2).tolist(), 4)
+    assert num_cached == 64
+    engine.close()
+
+
 async def test_a_tenant_never_meets_the_pages_of_another() -> None:
     engine = tiny_engine()
     cached = [
@@ -262,7 +284,7 @@ async def test_copies_that_failed_are_not_taken_for_pages() -> None:
     first, second = (random_prompt(97, seed=seed) for seed in (1, 2))
     await ask(engine, "first", first)
     assert engine._host is not None
-    make, has_called = engine._host.make, threading.Event()
+    make, has_called = engine._host.make, Event()
 
     def fail(*_: object) -> None:
         has_called.wait()
@@ -300,7 +322,7 @@ async def test_prompts_that_took_turns_on_a_page_during_a_forward_keep_their_own
         random_prompt(110), "three"
     )  # both documents give way, and host memory is full
     await ask(engine, "3", other, "three")
-    run, is_running, may_end = engine._runner.run, threading.Event(), threading.Event()
+    run, is_running, may_end = engine._runner.run, Event(), Event()
 
     def run_long(feeds: Sequence[Feed]) -> list[torch.Tensor]:
         is_running.set()
