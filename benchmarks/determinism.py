@@ -5,9 +5,9 @@
 The embedded target (documents of 300 tokens) and drafter, temperature 1, a seed for each question,
 27 tokens, `shared_noise`: in exact arithmetic every way of computing gives the same tokens. Ways of
 `lossless` are compared with blocks of 10, prefill chunks of 512, alone, nothing cached; `fused`
-with itself. In float32, in bfloat16, and in bfloat16 on engines that are `deterministic`, one thread
-each. Times are CPU seconds of this process, so that others on the machine count little, and ratios
-are of the same question. Fifteen minutes of one core.
+with itself. In float32, in bfloat16, and in bfloat16 on engines that are `deterministic`, one
+thread each. Times are CPU seconds of this process, so that others on the machine count little, and
+ratios are of the same question. Fifteen minutes of one core.
 """
 
 from __future__ import annotations

@@ -11,15 +11,17 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from rapid.config import EngineConfig, WindowDrafting
+from rapid.config import EngineConfig, SpeculationConfig, WindowDrafting
 from rapid.engines.batching import Feed
 from rapid.engines.cuda_attention import kernels_of
 from rapid.engines.engine import Engine
 from rapid.engines.kv_cache import KVLayout, PageTable, Run
 from rapid.engines.loading import LoadedModel, load_model
+from rapid.engines.ports import EngineDrafter, EngineVerifier
 from rapid.engines.tiles import tiles
 from rapid.errors import ConfigurationError
 from rapid.messages import Float32Array, Int32Array, Verdict
+from rapid.speculation.loop import speculate
 from tests.rapid.test_engine import block_of
 from tests.rapid.tiny_models import (
     FAMILIES,
@@ -115,6 +117,44 @@ async def test_without_it_bits_do_depend_on_it() -> None:
         assert not np.array_equal(
             await scored(loaded, deterministic=False, **WAYS[way]), expected
         ), way
+
+
+async def test_seeded_answers_are_the_same_however_they_are_drafted() -> None:
+    loaded = bfloat16_model("qwen3")
+    config = loaded.config.model_copy(update={"deterministic": True})
+    target, drafter = Engine(loaded, config), Engine(loaded, config)
+
+    async def answer(seed: int, eta: float, max_draft: int, *, is_drafted: bool) -> list[int]:
+        speculation = SpeculationConfig(eta=eta, max_draft=max_draft, coupling="shared_noise")
+        held = {target: PROMPT, drafter: PROMPT[:40]} if is_drafted else {target: PROMPT}
+        for engine, prompt in held.items():
+            await engine.open(
+                lease_request("a", prompt, temperature=1.0, seed=seed, speculation=speculation)
+            )
+            await engine.prefill("a")
+        token_ids: list[int] = []
+        async for verdict in speculate(
+            EngineDrafter(drafter, "a") if is_drafted else None,
+            EngineVerifier(target, "a"),
+            max_tokens=32,
+            max_draft=max_draft,
+        ):
+            token_ids += verdict.token_ids
+        for engine in held:
+            engine.release("a")
+        return token_ids
+
+    moved = 0
+    for seed in range(6):
+        plain = await answer(seed, 0.0, 10, is_drafted=False)
+        fused = await answer(seed, 4.0, 10, is_drafted=True)
+        moved += fused != plain
+        for max_draft in (4, 1):
+            assert await answer(seed, 0.0, max_draft, is_drafted=True) == plain
+            assert await answer(seed, 4.0, max_draft, is_drafted=True) == fused
+    assert moved > 0
+    target.close()
+    drafter.close()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
