@@ -1,9 +1,9 @@
 """Make the mistakes of `mutants.toml` one at a time, and say which of them no test notices.
 
 ``python -m tests.mutants`` runs all of them, ``python -m tests.mutants noise loop`` those of some
-modules. The tests run in copies of the packages, so that the working tree stays as it is. A mistake
-is killed when one of its tests fails or hangs, else it survives: a test is missing. The exit status
-is 1 when fewer than 95 % are killed, and when the list is out of date.
+modules. The tests run in copies of the working tree, which stays as it is. A mistake is killed when
+one of its tests fails or hangs, else it survives: a test is missing. The exit status is 1 when
+fewer than 95 % are killed, and when the list is out of date.
 """
 
 from __future__ import annotations
@@ -41,12 +41,7 @@ class Mutant:
     tests: tuple[str, ...]
 
     def applied(self, source: str) -> str:
-        """The source with the mistake in it.
-
-        Raises:
-            ValueError: the text does not occur exactly once.
-            SyntaxError: the outcome is not Python.
-        """
+        """The source with the mistake; raise ValueError or SyntaxError if none comes of it."""
         if (count := source.count(self.text)) != 1:
             raise ValueError(f"{self.file} holds {count} times, not once: {self.text}")
         mutated = source.replace(self.text, self.becomes)
@@ -61,9 +56,8 @@ def read_mutants() -> list[Mutant]:
     mutants = []
     for module, entries in modules.items():
         for entry in entries:
-            names = entry.pop("tests", [module])
-            named = tuple(test for name in names for test in tests[name])
-            mutants.append(Mutant(module=module, file=files[module], tests=named, **entry))
+            named = [test for name in entry.pop("tests", [module]) for test in tests[name]]
+            mutants.append(Mutant(module, files[module], tests=tuple(named), **entry))
     return mutants
 
 
@@ -78,22 +72,8 @@ def out_of_date(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
     return problems
 
 
-def copy_packages(to: Path) -> Path:
-    """Copy all that the tests import, without bytecode."""
-    ignore = shutil.ignore_patterns("__pycache__")
-    for package in ROOT.iterdir():
-        if (package / "__init__.py").exists():
-            shutil.copytree(package, to / package.name, ignore=ignore)
-    shutil.copy(ROOT / "pyproject.toml", to)
-    return to
-
-
 def failure(tests: Sequence[str], tree: Path) -> str | None:
-    """What pytest says in a copy when a test fails; None when all pass.
-
-    Raises:
-        RuntimeError: the tests cannot be run.
-    """
+    """What pytest says in a copy when a test fails; None when all pass."""
     command = [sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider"]
     try:
         done = subprocess.run(
@@ -103,7 +83,6 @@ def failure(tests: Sequence[str], tree: Path) -> str | None:
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
-            check=False,
         )
     except subprocess.TimeoutExpired:
         return f"{tests} did not end within {TIMEOUT_S} s"
@@ -137,7 +116,8 @@ def main(modules: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(NUM_JOBS) as pool:
         copies = SimpleQueue[Path]()
         for number in range(NUM_JOBS):
-            copies.put(copy_packages(Path(scratch, str(number))))
+            ignored = shutil.ignore_patterns(".*", "__pycache__")
+            copies.put(shutil.copytree(ROOT, Path(scratch, str(number)), ignore=ignored))
 
         def in_copy(run, item):
             tree = copies.get()
@@ -146,7 +126,7 @@ def main(modules: Sequence[str]) -> int:
             finally:
                 copies.put(tree)
 
-        print(f"{len(tests)} test modules without a mistake", flush=True)
+        print(f"{len(tests)} modules and tests without a mistake ...", flush=True)
         for said in pool.map(lambda test: in_copy(failure, [test]), tests):
             if said is not None:
                 print(said)

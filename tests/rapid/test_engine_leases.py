@@ -15,6 +15,7 @@ from rapid.config import SpeculationConfig
 from rapid.engines.batching import Feed
 from rapid.engines.engine import Engine
 from rapid.engines.prefix_cache import page_names
+from rapid.engines.timings import Gap
 from rapid.errors import BadRequest, EngineFailed, LeaseNotFound, OutOfStep, PromptTooLong
 from rapid.messages import DraftBlock, Verdict, as_prompt
 from tests.rapid.tiny_models import (
@@ -416,3 +417,26 @@ async def test_a_block_longer_than_the_room_of_its_lease_is_refused(engine: Engi
                 await engine.verify("a", 0, block)
         else:
             assert (await engine.verify("a", 0, block)).num_drafted == length
+
+
+async def test_drafting_ahead_stops_with_its_lease(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pages may be another's already: not a row more may be written there."""
+    monkeypatch.setattr(Gap, "num_steps", lambda *_, at_most: at_most)
+    await opened(engine)
+    gate = Gate(engine)
+    draft = asyncio.ensure_future(engine.draft("a", 0, None, 3))
+    for _ in range(3):
+        await gate.forward_started()
+        gate.let_one_through()
+    await draft
+    await gate.forward_started()  # ahead
+    engine.release("a")
+    gate.open()
+    other = random_prompt(60, seed=9)
+    await opened(engine, "b", prompt=other)
+    token_ids = (await engine.decode("b", 0, 6)).token_ids
+    assert list(token_ids) == reference_greedy(other.tolist(), 6)
+    num_rows = sum(len(feed.token_ids) for feeds in gate.feeds[4:] for feed in feeds)
+    assert num_rows == len(other) - 1 + len(token_ids)

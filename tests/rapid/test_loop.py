@@ -271,6 +271,16 @@ async def test_nothing_follows_the_end_of_the_answer():
         assert 2 not in stats.token_ids[:-1]
 
 
+async def test_lossless_is_plain_in_every_choice():
+    speculation = SpeculationConfig(eta=0, coupling="shared_noise")
+    for choice in range(3):
+        plain, drafted = [
+            await answer(SamplingConfig(seed=4), speculation, choice=choice, drafted=drafted)
+            for drafted in (False, True)
+        ]
+        assert drafted.token_ids == plain.token_ids
+
+
 async def test_choices_differ_and_statistics_add_up():
     sampling = SamplingConfig(seed=5)
     speculation = SpeculationConfig(eta=5, max_draft=4)

@@ -236,6 +236,12 @@ def test_tenants_share_equally_and_then_their_leases(beside: bool) -> None:
         assert work.num_fed == pytest.approx(alone.num_fed / 3, rel=0.05)
 
 
+def test_leases_of_one_tenant_share_a_step() -> None:
+    works = [FakeWork("prefill", 1000) for _ in range(4)]
+    scheduled, _ = Machine(*works, step_tokens=512).step()
+    assert rows_of(scheduled) == dict.fromkeys(works, 128)
+
+
 def test_they_take_turns_when_there_is_no_room_for_all() -> None:
     works = [FakeWork("prefill", 100_000, tenant) for tenant in "aabc" for _ in range(2)]
     machine = Machine(FakeWork("step", 1), *works, base_s=1e-6)
