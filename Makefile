@@ -53,7 +53,7 @@ LAPTOP := laptop laptop-robustness laptop-dialogue
 eval: install        # within two hours on two cores; goes on where it was interrupted
 	for task in $(LAPTOP); do $(BIN)/rapid eval --task $$task || exit 1; done
 	$(BIN)/rapid eval --task laptop-speed --batch 1 --workers 1
-	$(BIN)/python -m evaluation.report $(LAPTOP:%=.eval/%) .eval/laptop-speed --out benchmarks/results/eval
+	$(BIN)/python -m evaluation.reports.report $(LAPTOP:%=.eval/%) .eval/laptop-speed --out benchmarks/results/eval
 
 eval-quick: install  # three minutes: every baseline on a few items
 	rm -rf .eval/laptop-quick

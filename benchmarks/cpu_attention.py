@@ -2,7 +2,7 @@
 
     python benchmarks/cpu_attention.py [--quick]
 
-The forms of `rapid.engines.cpu_attention` and the written-out products, by dtype, threads, KV
+The forms of `rapid.engines.attention.cpu` and the written-out products, by dtype, threads, KV
 heads, rows (all queries that share a KV head) and keys; `chosen / best` is what the engine takes
 over the fastest of all. Then runs: attention through page runs against one SDPA call on a
 contiguous tensor gathers and copies nothing, so the ratio stays near one, while indexing the pages
@@ -28,10 +28,10 @@ import torch
 from reporting import keep, table
 from torch.nn.functional import scaled_dot_product_attention
 
-from rapid.engines import cpu_attention
-from rapid.engines.attention import plain_partial, ragged_attention
-from rapid.engines.batching import Feed, assemble
-from rapid.engines.kv_cache import KVCache, KVLayout, PageTable, Run
+from rapid.engines.attention import cpu as cpu_attention
+from rapid.engines.attention.batch import Feed, assemble
+from rapid.engines.attention.ragged import plain_partial, ragged_attention
+from rapid.engines.kv.cache import KVCache, KVLayout, PageTable, Run
 
 PAGE, KV_HEADS, GROUP, HEAD_DIM = 16, 4, 1, 64
 CPU = torch.device("cpu")

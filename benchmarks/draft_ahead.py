@@ -32,12 +32,12 @@ from embedded_prompts import prompts
 from reporting import keep, table
 
 from cluster.leases import Lease
-from deployments.engine_actor import EngineActor
-from deployments.ray_ports import Patience, RayDrafter, RayVerifier
-from evaluation.statistics import ratio
+from deployments.orchestrator.ray_ports import Patience, RayDrafter, RayVerifier
+from deployments.pools.engine_actor import EngineActor
+from evaluation.reports.statistics import ratio
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
-from rapid.engines.loading import load_model
+from rapid.engines.forward.loading import load_model
 from rapid.engines.ports import EngineDrafter, EngineVerifier
 from rapid.messages import LeaseRequest, as_prompt
 from rapid.speculation.loop import speculate

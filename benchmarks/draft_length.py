@@ -35,12 +35,12 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.reporting import interval, keep, table  # noqa: E402
+from rapid.checkpoints.text import ChatText  # noqa: E402
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig  # noqa: E402
 from rapid.embedded.generator import generate_document  # noqa: E402
 from rapid.engines.engine import Engine  # noqa: E402
-from rapid.engines.loading import load_model  # noqa: E402
+from rapid.engines.forward.loading import load_model  # noqa: E402
 from rapid.engines.ports import EngineDrafter, EngineVerifier  # noqa: E402
-from rapid.engines.text import ChatText  # noqa: E402
 from rapid.messages import DraftBlock, LeaseRequest, Verdict, as_prompt  # noqa: E402
 from rapid.ports import Clock  # noqa: E402
 from rapid.speculation.controller import Controller, RoundCosts  # noqa: E402

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from evaluation.tasks import DAY
+from rapid.checkpoints.text import ChatText
 from rapid.embedded.generator import generate_document
-from rapid.engines.text import ChatText
 from rapid.messages import Document, Message
 from rapid.prompts import target_messages
 

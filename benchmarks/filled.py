@@ -18,13 +18,14 @@ import torch
 from transformers import Cache, DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
-from rapid.engines import attention
-from rapid.engines.batching import Feed, Runner
+from rapid.engines.attention import ragged as attention
+from rapid.engines.attention.batch import Feed
 from rapid.engines.engine import Engine
-from rapid.engines.kv_cache import KVLayout
-from rapid.engines.leases import Lease
-from rapid.engines.loading import LoadedModel, load_model
-from rapid.engines.work import Work
+from rapid.engines.forward.loading import LoadedModel, load_model
+from rapid.engines.forward.runner import Runner
+from rapid.engines.kv.cache import KVLayout
+from rapid.engines.kv.leases import Lease
+from rapid.engines.work.base import Work
 from rapid.messages import LeaseRequest, as_prompt
 
 CPU = torch.device("cpu")

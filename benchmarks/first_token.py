@@ -36,7 +36,7 @@ from reporting import keep, ratios, shown, spread, table
 
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
-from rapid.engines.loading import LoadedModel, load_model
+from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.messages import LeaseRequest, as_prompt
 
 QUESTION_TOKENS, MAX_TOKENS, PAGE_TOKENS = 64, 4, 16

@@ -53,23 +53,24 @@ try:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from evaluation.circumstances import circumstances
-    from rapid.engines import attention
-    from rapid.engines.attention import Kernels
-    from rapid.engines.attention_cases import Rows, chunk_checks, make_case, step_checks
-    from rapid.engines.attention_survey import (
+    from rapid.engines.attention import ragged as attention
+    from rapid.engines.attention.batch import Feed
+    from rapid.engines.attention.cases import Rows, chunk_checks, make_case, step_checks
+    from rapid.engines.attention.cuda import all_candidates, choose_kernels
+    from rapid.engines.attention.rows import Kernels
+    from rapid.engines.attention.survey import (
         TOLERANCES,
         Candidate,
         Finding,
         device_ms,
         survey,
     )
-    from rapid.engines.batching import Feed, Runner
-    from rapid.engines.cuda_attention import all_candidates, choose_kernels
-    from rapid.engines.cuda_graphs import GraphCapture
-    from rapid.engines.decoder import decoder_of
-    from rapid.engines.kv_cache import KVCache, KVLayout, PageTable, Run
+    from rapid.engines.forward.cuda_graphs import GraphCapture
+    from rapid.engines.forward.decoder import decoder_of
+    from rapid.engines.forward.runner import Runner
+    from rapid.engines.kv.cache import KVCache, KVLayout, PageTable, Run
     from rapid.messages import DraftBlock
-    from rapid.planning import draft_ahead_speedup, expected_tokens, sequential_speedup
+    from rapid.planning.plan import draft_ahead_speedup, expected_tokens, sequential_speedup
     from rapid.speculation.acceptance import decode_token, judge, propose
     from rapid.speculation.sampling import proposal
 except ImportError as missing:

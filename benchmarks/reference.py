@@ -44,7 +44,7 @@ import rapid
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.embedded import DRAFTER, TARGET
 from rapid.engines.engine import Engine
-from rapid.engines.loading import LoadedModel, load_model
+from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.ports import EngineDrafter, EngineVerifier
 from rapid.messages import LeaseRequest, as_prompt
 from rapid.speculation.loop import speculate

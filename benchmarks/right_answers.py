@@ -15,11 +15,11 @@ from collections.abc import Sequence
 import torch
 from transformers import AutoModelForCausalLM
 
+from evaluation.drivers.prompting import Found, Prompter, open_prompter
 from evaluation.items import Item
-from evaluation.prompting import Found, Prompter, open_prompter
 from evaluation.tasks import Condition, Retrieval, Source, Task
-from rapid.engines.checkpoints import checkpoint_source
-from rapid.engines.text import ChatText
+from rapid.checkpoints.files import checkpoint_source
+from rapid.checkpoints.text import ChatText
 
 
 class Reader:

@@ -48,13 +48,13 @@ from embedded_prompts import prompts  # noqa: E402
 from reporting import keep, shown, table  # noqa: E402
 
 from cluster.leases import hold  # noqa: E402
-from deployments.answers import Answer  # noqa: E402
 from deployments.app import compose  # noqa: E402
-from deployments.config import ServeConfig  # noqa: E402
-from deployments.engine_actor import load_engine  # noqa: E402
-from deployments.ray_ports import Patience, RayDrafter, RayVerifier  # noqa: E402
+from deployments.config.serve_config import ServeConfig  # noqa: E402
+from deployments.orchestrator.ray_ports import Patience, RayDrafter, RayVerifier  # noqa: E402
+from deployments.pools.engine_actor import load_engine  # noqa: E402
+from rapid.answering.answers import Answer  # noqa: E402
+from rapid.checkpoints.text import ChatText  # noqa: E402
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig  # noqa: E402
-from rapid.engines.text import ChatText  # noqa: E402
 from rapid.messages import (  # noqa: E402
     DraftBlock,
     GenerateRequest,

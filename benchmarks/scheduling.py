@@ -26,7 +26,7 @@ from reporting import keep, ratios, shown, spread, table
 
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
-from rapid.engines.loading import load_model
+from rapid.engines.forward.loading import load_model
 from rapid.messages import LeaseRequest, as_prompt
 
 VOCAB, STEP_TOKENS = 1024, 512

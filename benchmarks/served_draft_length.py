@@ -41,11 +41,11 @@ from reporting import interval, keep, table  # noqa: E402
 from rounds import embedded, local_serve  # noqa: E402
 
 from deployments.app import compose  # noqa: E402
-from deployments.config import ServeConfig  # noqa: E402
+from deployments.config.serve_config import ServeConfig  # noqa: E402
 from rapid.config import EngineConfig  # noqa: E402
 from rapid.embedded.generator import generate_document  # noqa: E402
 from rapid.engines.engine import Engine  # noqa: E402
-from rapid.engines.loading import load_model  # noqa: E402
+from rapid.engines.forward.loading import load_model  # noqa: E402
 from rapid.messages import (  # noqa: E402
     ChoiceStatistics,
     Document,

@@ -39,7 +39,7 @@ from right_answers import Reader, task_of
 from evaluation.circumstances import circumstances
 from evaluation.items import Item
 from evaluation.loaders import load_items
-from evaluation.statistics import mean, paired_difference
+from evaluation.reports.statistics import mean, paired_difference
 from evaluation.tasks import Condition, Task
 
 TOP = 64

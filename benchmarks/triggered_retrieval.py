@@ -37,7 +37,7 @@ from transfer_rules import cut, score
 from evaluation.circumstances import circumstances
 from evaluation.items import Item
 from evaluation.loaders import load_items
-from evaluation.statistics import mean, paired_difference
+from evaluation.reports.statistics import mean, paired_difference
 from evaluation.tasks import Condition, Task
 
 TRIGGERS = ("once", "rejected", "twice rejected", "unsure", "sentence")

@@ -19,15 +19,15 @@ from ray.serve import Application
 
 from cluster.leases import LeasingReplica
 from cluster.placement import PoolConfig, deployment_options
-from deployments.config import EnginePool, ServeConfig
-from deployments.config_file import check
-from deployments.drafter import Drafter
-from deployments.engine_actor import EngineFactory, load_engine
-from deployments.ingress_replica import IngressReplica
-from deployments.orchestrator import Orchestrator
-from deployments.preflight import preflight
-from deployments.retriever import Retriever
-from deployments.target import Target
+from deployments.api.replica import IngressReplica
+from deployments.config.preflight import preflight
+from deployments.config.serve_config import EnginePool, ServeConfig
+from deployments.config.serve_file import check
+from deployments.orchestrator.deployment import Orchestrator
+from deployments.pools.drafter import Drafter
+from deployments.pools.engine_actor import EngineFactory, load_engine
+from deployments.pools.retriever import Retriever
+from deployments.pools.target import Target
 
 __all__ = ["build", "check", "compose"]
 

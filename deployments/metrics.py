@@ -6,7 +6,7 @@ Ray prefixes every name with ``ray_`` and knows no colon: ``vllm:num_requests_ru
 ``ray_vllm_num_requests_running``, as when vLLM runs under Ray.
 
 Every label is one of a few values: a configured name, a mode, one of the fixed sentences of
-`deployments.resolution`, a position in a block. Never a tenant, a request or anything that was
+`rapid.answering.resolution`, a position in a block. Never a tenant, a request or anything that was
 asked.
 """
 
@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from deployments.resolution import is_fallback
+from rapid.answering.resolution import is_fallback
 from rapid.messages import (
     ChoiceStatistics,
     EngineStatus,

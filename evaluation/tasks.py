@@ -95,7 +95,7 @@ class Task(Frozen):
 
     Attributes:
         templates: None asks with the product's own prompts (`rapid.prompts`).
-        metrics: names in `evaluation.metrics`; the first is the headline.
+        metrics: names in `evaluation.reports.metrics`; the first is the headline.
         max_tokens: longest answer.
         extraction_tokens: longest answer of the second pass.
         temperature: 0 is greedy.
@@ -159,7 +159,7 @@ def load_task(name_or_path: str | Path) -> Task:
             )
     settings = read_yaml(path, f"a file of {TASK_FILES}")
     task = validated(Task, settings, prefix=f"{path}: ", top="task")
-    from evaluation.metrics import METRICS  # scorers take a second to import
+    from evaluation.reports.metrics import METRICS  # scorers take a second to import
 
     for index, metric in enumerate(task.metrics):
         if metric not in METRICS:

@@ -132,7 +132,7 @@ class EngineConfig(Frozen):
         draft_ahead: go on drafting while a block is judged, as if it were going to be accepted; for
             a drafter whose engine has a process of its own.
         deterministic: compute every position in a place and a shape of its own, so that the text is
-            the same to the bit whatever else runs, in any dtype (`rapid.engines.tiles`). Slower:
+            the same to the bit whatever else runs, in any dtype (`rapid.engines.forward.tiles`). Slower:
             sequences are computed one after the other.
         lease_ttl_s: a lease that is neither stepped nor renewed for this long is freed.
         threads: compute threads of torch on a CPU; None keeps torch's own choice.

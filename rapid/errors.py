@@ -18,7 +18,7 @@
     └── ConfigurationError      refused before anything starts
 
 Every class passes all its arguments to ``super().__init__`` so that it survives pickling between
-processes; ``str(error)`` is the sentence for the user. `deployments.error_mapping` turns the tree
+processes; ``str(error)`` is the sentence for the user. `deployments.api.errors` turns the tree
 into HTTP.
 """
 

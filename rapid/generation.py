@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from types import EllipsisType
 from typing import Any, TypeVar
 
+from rapid.checkpoints.vocabulary import check_same_vocabulary
 from rapid.config import (
     Coupling,
     EngineConfig,
@@ -26,9 +27,8 @@ from rapid.config import (
     WindowDrafting,
 )
 from rapid.engines.engine import Engine
-from rapid.engines.loading import LoadedModel, load_model
+from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.ports import EngineDrafter, EngineVerifier, WindowDrafter
-from rapid.engines.vocabulary import check_same_vocabulary
 from rapid.errors import ConfigurationError
 from rapid.messages import DraftBlock, LeaseRequest, TokenLogprobs, Verdict, as_prompt
 from rapid.ports import Drafter

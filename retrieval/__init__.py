@@ -4,6 +4,7 @@ Researchers call `retrieve_context`; a service opens a `Retriever` with `open_re
 torch and FlagEmbedding are imported only where they are used.
 """
 
+from rapid.answering.query import Query, choose_query
 from rapid.messages import Document
 from retrieval.chunking import Chunk, RetrievedChunk, chunk_text, hf_token_offsets
 from retrieval.config import RetrievalConfig
@@ -21,7 +22,6 @@ from retrieval.errors import (
     StoreUnavailable,
     UnknownDocument,
 )
-from retrieval.query import Query, choose_query
 from retrieval.retriever import (
     RetrievalTimings,
     RetrievedContext,

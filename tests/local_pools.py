@@ -17,15 +17,15 @@ from typing import Any, Literal
 from ray.exceptions import ActorUnavailableError
 
 from cluster.leases import LeasingReplica
-from deployments.config import ServeConfig
-from deployments.engine_actor import EngineActor
-from deployments.generation import Generation, Services
-from deployments.prompting import Prompter
-from deployments.ray_ports import Patience
+from deployments.config.serve_config import ServeConfig
+from deployments.orchestrator.ray_ports import Patience
+from deployments.pools.engine_actor import EngineActor
+from rapid.answering.prompting import Prompter
+from rapid.answering.request import Generation, Services
+from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig
-from rapid.engines.kv_cache import PagePool
-from rapid.engines.leases import LeaseLedger
-from rapid.engines.text import ChatText
+from rapid.engines.kv.cache import PagePool
+from rapid.engines.kv.leases import LeaseLedger
 from rapid.messages import GenerateRequest, GenerationEvent, LeaseRequest
 from retrieval import RetrievedChunk
 from tests.fakes import FakeEngine

@@ -87,7 +87,7 @@ class Fakes:
 
     def engines(self, pool: str = "") -> list[Any]:
         """The engine actors of a pool, or of both."""
-        from deployments.engine_actor import engines_of
+        from deployments.pools.engine_actor import engines_of
 
         return [a for name, a in engines_of(FAKES).items() if name.startswith(f"{FAKES}/{pool}")]
 
@@ -123,7 +123,7 @@ def fakes(ray_cluster: str) -> Fakes:
     from ray import serve
 
     from deployments.app import compose
-    from deployments.config import ServeConfig
+    from deployments.config.serve_config import ServeConfig
     from tests.fakes import FakeEngine
 
     BLOCKS_OPENED.unlink(missing_ok=True)

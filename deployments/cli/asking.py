@@ -122,7 +122,7 @@ def _read(paths: list[Path]) -> list[_Json]:
 def _client(url: str, api_key: str | None) -> httpx.Client:
     import httpx
 
-    from deployments.tenants import is_loopback
+    from deployments.config.tenants import is_loopback
 
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:

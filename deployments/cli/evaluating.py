@@ -15,9 +15,9 @@ from rich.table import Table
 from deployments.cli.terminal import err, fail, note, out
 
 if TYPE_CHECKING:
+    from evaluation.drivers.runner import Plan
     from evaluation.items import Item
     from evaluation.recipes import Recipe
-    from evaluation.runner import Plan
     from evaluation.systems import System
     from evaluation.tasks import Retrieval, Task
 
@@ -326,10 +326,10 @@ def _plan(
     """Everything but the items."""
     from pydantic import SecretStr
 
-    from evaluation.in_process import Models
-    from evaluation.judge import JudgeConfig
-    from evaluation.over_http import Server, check_can_serve
-    from evaluation.runner import Plan
+    from evaluation.drivers.in_process import Models
+    from evaluation.drivers.judge import JudgeConfig
+    from evaluation.drivers.over_http import Server, check_can_serve
+    from evaluation.drivers.runner import Plan
     from rapid.config import EngineConfig
 
     judge = None
@@ -373,7 +373,7 @@ def _has_cuda() -> bool:
 
 
 def _run(plan: Plan, data: Path | None, limit: int | None, folder: Path) -> None:
-    from evaluation import runner
+    from evaluation.drivers import runner
     from evaluation.loaders import load_items
 
     if missing := [name for name in _EXTRA if find_spec(name) is None]:
@@ -385,7 +385,7 @@ def _run(plan: Plan, data: Path | None, limit: int | None, folder: Path) -> None
     except KeyboardInterrupt:
         note(f"interrupted; what is done is kept in {folder}: the same command goes on from there")
         raise typer.Exit(130) from None
-    from evaluation import report
+    from evaluation.reports import report
 
     page = report.write(folder)
     out.print(report.summary(folder), markup=False, highlight=False, soft_wrap=True)
@@ -452,7 +452,7 @@ def _model_of(config: object) -> str:
 
 
 def _example(task: Task, item: Item | None) -> str:
-    from evaluation.prompting import target_chat
+    from evaluation.drivers.prompting import target_chat
 
     if item is None:
         return task.templates.target if task.templates else "the chat, with its document"

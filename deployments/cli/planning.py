@@ -12,8 +12,8 @@ from rich.table import Table
 from deployments.cli.terminal import fail, note, out
 
 if TYPE_CHECKING:
-    from rapid.planning import GPU, Replica, Schedule, Speculating
-    from rapid.shapes import ModelShape
+    from rapid.planning.plan import GPU, Replica, Schedule, Speculating
+    from rapid.planning.shapes import ModelShape
 
 # arXiv 2502.20330: drafts accepted in its multi-turn task, Llama-3.1-8B for itself on retrieved
 # text (56.34 % in plain speculative decoding on the whole). A share of drafts in blocks of ten.
@@ -144,7 +144,7 @@ def plan(
     Does it fit, how many sequences, how fast at best, with which draft length, how many targets one
     drafter should serve, and what a million tokens cost against plain decoding.
     """
-    from rapid.planning import Replica, Speculating, group_sizes
+    from rapid.planning.plan import Replica, Speculating, group_sizes
 
     device = _gpu(gpu)
     if drafter_context is None:
@@ -182,7 +182,7 @@ def plan(
 
 
 def _gpu(name: str) -> GPU:
-    from rapid.planning import GPUS
+    from rapid.planning.plan import GPUS
 
     if name.lower() not in GPUS:
         fail(f"no GPU {name!r} is known: take one of {', '.join(GPUS)}")
@@ -190,7 +190,7 @@ def _gpu(name: str) -> GPU:
 
 
 def _shape(model: str) -> ModelShape:
-    from rapid.shapes import KNOWN_SHAPES
+    from rapid.planning.shapes import KNOWN_SHAPES
 
     if model.lower() in KNOWN_SHAPES:
         return KNOWN_SHAPES[model.lower()][1]
@@ -199,8 +199,8 @@ def _shape(model: str) -> ModelShape:
             f"no model {model!r} is known: take one of {', '.join(KNOWN_SHAPES)}, or a directory "
             "with a config.json"
         )
+    from rapid.checkpoints.facts import read_model_facts
     from rapid.config import EngineConfig
-    from rapid.engines.model_config import read_model_facts
     from rapid.errors import ConfigurationError
 
     try:
@@ -278,7 +278,7 @@ def _table(title: str, names: tuple[str, ...], numbers: tuple[str, ...]) -> Tabl
 
 
 def _misfit(role: str, replica: Replica, batch: int) -> str:
-    from rapid.planning import group_sizes
+    from rapid.planning.plan import group_sizes
 
     need, most = replica.need(batch).total, replica.max_sequences
     enough = group_sizes(replica, batch)
@@ -299,7 +299,7 @@ def _fits(replica: Replica, bits: float, batch: int) -> bool:
 def _show_speed(
     target: Replica, drafters: list[Replica], how: Speculating, gpu_hour: float | None
 ) -> None:
-    from rapid.planning import cheapest, fastest, plain_gpu_seconds
+    from rapid.planning.plan import cheapest, fastest, plain_gpu_seconds
 
     step_s, plain = target.step_s(how.batch), plain_gpu_seconds(target, how.batch)
     price = "" if gpu_hour is None else f", a price of {_cost(plain, gpu_hour):,.2f}"

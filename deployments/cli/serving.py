@@ -19,7 +19,7 @@ from deployments.cli.terminal import DEFAULT_URL, err, fail, note, rapid_command
 
 if TYPE_CHECKING:
     from deployments.cli.server_process import ServerProcess
-    from deployments.config import ServeConfig
+    from deployments.config.serve_config import ServeConfig
 
 _STOP_TIMEOUT_S = 90.0
 
@@ -83,7 +83,7 @@ def stop() -> None:
 
 
 def _checked(config: Path) -> ServeConfig:
-    from deployments.config_file import check
+    from deployments.config.serve_file import check
     from rapid.errors import ConfigurationError
 
     try:

@@ -25,22 +25,22 @@ from typing import Literal, TypeVar, cast
 import torch
 
 from rapid.config import EngineConfig, WindowDrafting
-from rapid.engines.batching import Runner
-from rapid.engines.cuda_attention import kernels_of
-from rapid.engines.cuda_graphs import GraphCapture
-from rapid.engines.drafting import Decode, Draft, DraftAhead
-from rapid.engines.kv_cache import KVCache, PagePool
-from rapid.engines.leases import Lease, LeaseLedger
-from rapid.engines.loading import LoadedModel
-from rapid.engines.memory import plan_kv_pages
-from rapid.engines.prefix_cache import HostTier, Move
+from rapid.engines.forward.cuda_graphs import GraphCapture
+from rapid.engines.forward.kernels import kernels_of
+from rapid.engines.forward.loading import LoadedModel, plan_kv_pages
+from rapid.engines.forward.runner import Runner
+from rapid.engines.forward.tiles import TiledRunner
+from rapid.engines.kv.cache import KVCache, PagePool
+from rapid.engines.kv.host_tier import HostTier, Move
+from rapid.engines.kv.leases import Lease, LeaseLedger
+from rapid.engines.kv.sequences import Sequence
 from rapid.engines.replies import Reply
 from rapid.engines.scheduling import Scheduled, Scheduler
-from rapid.engines.sequences import Sequence
-from rapid.engines.tiles import TiledRunner
-from rapid.engines.verifying import Score, Verify
-from rapid.engines.window_drafting import WindowDraft
-from rapid.engines.work import Commit, Prefill, Work
+from rapid.engines.work.base import Commit, Work
+from rapid.engines.work.drafting import Decode, Draft, DraftAhead
+from rapid.engines.work.prefill import Prefill
+from rapid.engines.work.verifying import Score, Verify
+from rapid.engines.work.window_drafting import WindowDraft
 from rapid.errors import (
     BadRequest,
     ConfigurationError,
@@ -85,7 +85,7 @@ class Engine:
         """Allocate the KV pool and start the compute thread.
 
         Args:
-            loaded: from `rapid.engines.loading.load_model`.
+            loaded: from `rapid.engines.forward.loading.load_model`.
             config: room and budgets.
             vocab_size: ids shared with the other model; None takes this model's own.
             clock: monotonic seconds, for the time-to-live of leases.

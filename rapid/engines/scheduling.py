@@ -6,9 +6,9 @@ import math
 import time
 from collections import deque
 
-from rapid.engines.batching import Feed
+from rapid.engines.attention.batch import Feed
 from rapid.engines.timings import StepCosts
-from rapid.engines.work import MIN_CHUNK_TOKENS, Work
+from rapid.engines.work.base import MIN_CHUNK_TOKENS, Work
 from rapid.ports import Clock
 
 Scheduled = list[tuple[Work, Feed]]

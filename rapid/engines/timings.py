@@ -5,75 +5,16 @@ No figure here is about hardware: everything is learnt from the steps and the ca
 
 from __future__ import annotations
 
-import statistics
-from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
-from rapid.engines.batching import Feed
+from rapid.engines.attention.batch import Feed
+from rapid.estimators import RunningMedian
 
 _STEPS_BETWEEN_PROBES = 48
 _PROBE_STEPS = 6
 _COLD_STEPS = 3
 _DECAY = 0.9
 _SWEEPS = 4
-
-
-@dataclass
-class RunningMean:
-    """An exponential average: the first value counts whole, each later one by `weight`."""
-
-    weight: float = 0.2
-    value: float | None = None
-
-    def add(self, value: float) -> None:
-        """Take one more measurement in."""
-        known = value if self.value is None else self.value
-        self.value = known + self.weight * (value - known)
-
-
-class RunningMedian:
-    """Of the last nine measurements: one that hung, or was interrupted, does not count."""
-
-    def __init__(self) -> None:
-        self._values: deque[float] = deque(maxlen=9)
-
-    @property
-    def value(self) -> float | None:
-        """None before the first."""
-        return statistics.median(self._values) if self._values else None
-
-    def add(self, value: float) -> None:
-        """Take one more measurement in."""
-        self._values.append(value)
-
-    def clear(self) -> None:
-        """As before the first."""
-        self._values.clear()
-
-
-@dataclass
-class Gap:
-    """How long a drafter has between a block and the next call on the same choice."""
-
-    seconds: RunningMean = field(default_factory=RunningMean)
-    handed_out_at: float | None = None
-
-    def hand_out(self, now: float) -> None:
-        """A block leaves."""
-        self.handed_out_at = now
-
-    def call(self, now: float) -> None:
-        """The next call on the choice arrived."""
-        if self.handed_out_at is not None:
-            self.seconds.add(now - self.handed_out_at)
-        self.handed_out_at = None
-
-    def num_steps(self, step_s: float | None, at_most: int) -> int:
-        """Steps that fit into the gap; before anything is measured, `at_most`."""
-        if self.seconds.value is None or not step_s:
-            return at_most
-        return min(int(self.seconds.value / step_s), at_most)
 
 
 class StepCosts:

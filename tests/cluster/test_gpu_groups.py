@@ -27,8 +27,8 @@ def test_a_drafter_has_its_own_group_beside_the_targets_gpu(ray_cluster: str) ->
     from ray import serve
 
     from deployments.app import compose
-    from deployments.config import ServeConfig
-    from deployments.engine_actor import engines_of
+    from deployments.config.serve_config import ServeConfig
+    from deployments.pools.engine_actor import engines_of
 
     settings = copy.deepcopy(FAKE_CONFIG)
     settings["target"]["pool"] |= {"num_gpus": 1, "engine_cpus": 0.1}

@@ -12,8 +12,8 @@ from ray.serve import Application
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 
 from deployments import app
-from deployments.config import ServeConfig
-from deployments.config_file import check
+from deployments.config.serve_config import ServeConfig
+from deployments.config.serve_file import check
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,7 +88,7 @@ def test_a_replica_holds_as_many_leases_as_its_engine() -> None:
     [
         ("import deployments.app", {"torch"}),
         (
-            "from deployments.config_file import check; check('serve_config.yaml')",
+            "from deployments.config.serve_file import check; check('serve_config.yaml')",
             {"torch", "ray"},
         ),
     ],

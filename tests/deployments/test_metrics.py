@@ -11,7 +11,7 @@ import pytest
 
 from deployments import metrics
 from deployments.metrics import EngineMetrics, RequestMetrics
-from deployments.resolution import without_drafter
+from rapid.answering.resolution import without_drafter
 from rapid.errors import TargetUnavailable
 from rapid.messages import (
     ChoiceStatistics,

@@ -96,7 +96,7 @@ async def test_prompt_lookup_drafts_what_plain_decodes(application: str) -> None
     from ray import serve
 
     from cluster.placement import deployment_options
-    from deployments.orchestrator import Orchestrator
+    from deployments.orchestrator.deployment import Orchestrator
 
     config = real_config(draft_length="fixed").model_copy(update={"drafter": "prompt_lookup"})
     target = serve.get_deployment_handle("Target", app_name=REAL)
@@ -161,7 +161,7 @@ def orchestrator_beside(name: str, **settings: Any) -> Any:
     from ray import serve
 
     from cluster.placement import deployment_options
-    from deployments.orchestrator import Orchestrator
+    from deployments.orchestrator.deployment import Orchestrator
 
     config = real_config(**settings)
     pools = [
@@ -179,7 +179,7 @@ async def test_an_answer_outlives_its_target(application: str) -> None:
     import ray
     from ray import serve
 
-    from deployments.engine_actor import engines_of
+    from deployments.pools.engine_actor import engines_of
 
     orchestrator = serve.get_deployment_handle("Orchestrator", app_name=REAL)
     generate = orchestrator.options(stream=True, method_name="generate", _by_reference=False)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from evaluation.run_results import RunResults
+from evaluation.reports.run_results import RunResults
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = sorted(path for path in (ROOT / "benchmarks/results").rglob("*") if path.is_file())

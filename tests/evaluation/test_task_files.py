@@ -2,8 +2,8 @@
 
 import pytest
 
+from evaluation.drivers.prompting import target_chat
 from evaluation.items import Item
-from evaluation.prompting import target_chat
 from evaluation.tasks import Condition, load_task
 from rapid.messages import Document, Message
 

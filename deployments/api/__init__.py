@@ -1,0 +1,1 @@
+"""HTTP: OpenAI's wire format in, events out; keys, limits, errors."""

@@ -1,0 +1,83 @@
+"""What is wrong with a configuration, found before anything starts and without loading weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from cluster.placement import PoolConfig
+from deployments.config.serve_config import EnginePool, ServeConfig
+from rapid.checkpoints.facts import read_model_facts
+from rapid.checkpoints.files import checkpoint_source
+from rapid.checkpoints.memory import check_fits, free_bytes, memory_needs, plan_pages
+from rapid.checkpoints.text import ChatText
+from rapid.checkpoints.vocabulary import check_same_vocabulary
+from rapid.config import EngineConfig
+from rapid.errors import ConfigurationError
+from rapid.planning.plan import MemoryNeed
+
+
+def preflight(config: ServeConfig, *, runs_here: bool = False) -> ServeConfig:
+    """Check the checkpoints against the configuration and each other.
+
+    Args:
+        runs_here: all replicas start on this machine, so its memory is theirs. A GPU's is asked by
+            the engine that gets it, before it loads.
+
+    Returns:
+        The configuration with every `max_context` filled in.
+
+    Raises:
+        ConfigurationError: one sentence that says what to change.
+    """
+    filled = {"target": _checked("target", config.target)}
+    target_text = ChatText.load(config.target.engine.model)
+    if not isinstance(config.drafter, str):
+        filled["drafter"] = _checked("drafter", config.drafter)
+        check_same_vocabulary(target_text, ChatText.load(config.drafter.engine.model))
+    if runs_here:
+        _check_memory(filled)
+    return config.model_copy(update=filled)
+
+
+def _checked(role: str, pool: EnginePool) -> EnginePool:
+    """A pool whose checkpoint is there and can be run, and whose KV holds one sequence."""
+    engine = pool.engine
+    try:
+        _check_weights(engine)
+        max_context, _ = plan_pages(engine, read_model_facts(engine).num_positions)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{role}.engine: {error}") from error
+    filled = engine.model_copy(update={"max_context": max_context})
+    return pool.model_copy(update={"engine": filled})
+
+
+def _check_memory(pools: Mapping[str, EnginePool]) -> None:
+    """All engines that start on this machine's CPU, together, against what it has free."""
+    needs = [
+        (f"{role} {pool.engine.model!r}", _need(pool.engine))
+        for role, pool in pools.items()
+        if _is_on_cpu(pool.engine, pool.pool)
+        for _ in range(max(1, pool.pool.min_replicas))
+    ]
+    check_fits(needs, "this machine", free_bytes("cpu"))
+
+
+def _need(engine: EngineConfig) -> MemoryNeed:
+    need, _ = memory_needs(engine, read_model_facts(engine), on_gpu=False, with_pools=True)
+    return need
+
+
+def _is_on_cpu(engine: EngineConfig, pool: PoolConfig) -> bool:
+    """For certain: `auto` takes a GPU that it sees, also one that Ray has not counted."""
+    if engine.device == "auto":
+        return not pool.num_gpus and not any(Path("/dev").glob("nvidia[0-9]*"))
+    return engine.device == "cpu"
+
+
+def _check_weights(engine: EngineConfig) -> None:
+    directory = Path(checkpoint_source(engine.model))
+    if directory.is_dir() and not any(directory.glob("*.safetensors")):
+        raise ConfigurationError(
+            f"model {engine.model!r}: the directory holds no safetensors weights"
+        )

@@ -1,0 +1,194 @@
+"""The application's settings: what ``args`` of a Serve configuration file must say.
+
+Composed of the packages' own settings; rules that span several of them are the validators here.
+What needs a look at the checkpoints is in `deployments.config.preflight`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from cluster.placement import PoolConfig
+from rapid.config import EngineConfig, Finite, Frozen, SpeculationConfig
+from retrieval.config import LocalStoreConfig, RetrievalConfig
+
+
+class EnginePool(Frozen):
+    """One model and the replicas that run it."""
+
+    engine: EngineConfig
+    pool: PoolConfig = PoolConfig()
+
+    @model_validator(mode="after")
+    def _kv_pool_holds_one_sequence(self) -> Self:
+        engine = self.engine
+        if engine.max_context is not None and engine.kv_cache_tokens < engine.max_context:
+            raise ValueError(
+                f"kv_cache_tokens ({engine.kv_cache_tokens}) cannot hold one sequence of "
+                f"max_context ({engine.max_context}): raise kv_cache_tokens or lower max_context"
+            )
+        return self
+
+
+class RetrieverPool(Frozen):
+    """Retrieval and the replicas that run it."""
+
+    retrieval: RetrievalConfig = RetrievalConfig()
+    pool: PoolConfig = PoolConfig()
+
+    @model_validator(mode="after")
+    def _a_local_store_has_one_owner(self) -> Self:
+        if isinstance(self.retrieval.store, LocalStoreConfig) and self.pool.max_replicas > 1:
+            raise ValueError(
+                "a local store lives in one retriever: set retriever.pool.max_replicas to 1, or "
+                "retrieval.store to a Qdrant server"
+            )
+        return self
+
+
+class OrchestratorPool(Frozen):
+    """The loop of every request.
+
+    Attributes:
+        acceptance_site: where blocks are judged: beside the target's logits, or in the orchestrator
+            after moving them there (for audits; the tokens are the same).
+        draft_length: `measured` drafts what the measured times and acceptance make fastest, up to
+            `max_draft`, and decodes plainly where that is faster and the contract allows it;
+            `fixed` always asks for `max_draft`, for measurements that compare at one length.
+        target_wait_s: longest wait for a target lease; then the request is refused with 503.
+        drafter_wait_s: longest wait for a drafter lease; then `auto` and `lossless` go on without.
+        drafter_hangs_s: longest wait for a drafter to read its prompt, or for a round with it, but
+            at least ten times the longest round of late; then it counts as lost though it lives.
+        retrieval_wait_s: longest wait for the retriever; then it counts as failed.
+        default_max_tokens: answer length when the request names none, cut to what fits.
+    """
+
+    acceptance_site: Literal["target", "orchestrator"] = "target"
+    draft_length: Literal["measured", "fixed"] = "measured"
+    target_wait_s: Finite = Field(30.0, gt=0)
+    drafter_wait_s: Finite = Field(5.0, gt=0)
+    drafter_hangs_s: Finite = Field(30.0, gt=0)
+    retrieval_wait_s: Finite = Field(30.0, gt=0)
+    default_max_tokens: int = Field(512, ge=1)
+    pool: PoolConfig = PoolConfig(target_ongoing_requests=64, max_ongoing_requests=256)
+
+
+class ApiKey(Frozen):
+    """A caller: the SHA-256 of the key in hex, and the tenant it speaks for."""
+
+    tenant: str = Field(min_length=1, max_length=128)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class ApiConfig(Frozen):
+    """The HTTP side.
+
+    Attributes:
+        model: the name that clients ask for.
+        keys: callers allowed; none means the tenant `local`, from this machine only.
+        max_body_bytes: longest request body.
+        heartbeat_s: silence after which a stream gets a comment line.
+    """
+
+    model: str = Field("rapid", min_length=1)
+    keys: tuple[ApiKey, ...] = ()
+    max_body_bytes: int = Field(16 * 2**20, ge=1024)
+    max_choices: int = Field(8, ge=1, le=128)
+    heartbeat_s: Finite = Field(5.0, gt=0)
+    pool: PoolConfig = PoolConfig(target_ongoing_requests=64, max_ongoing_requests=256)
+
+    @model_validator(mode="after")
+    def _keys_are_distinct(self) -> Self:
+        if len({key.sha256 for key in self.keys}) < len(self.keys):
+            raise ValueError("api.keys lists the same key twice: give every tenant its own")
+        return self
+
+
+Drafters = Annotated[
+    Annotated[EnginePool, Tag("pool of its own")]
+    | Annotated[Literal["target", "prompt_lookup"], Tag("no pool")],
+    Discriminator(lambda drafter: "no pool" if isinstance(drafter, str) else "pool of its own"),
+]
+
+
+class ServeConfig(Frozen):
+    """The whole application.
+
+    Attributes:
+        drafter: its own pool; or ``target``: the target's engines draft for themselves, with one
+            copy of the weights and two of their leases a request; or ``prompt_lookup``: no model
+            drafts and nothing is retrieved, what followed the same words in the prompt is proposed.
+        speculation: defaults for what a request does not say.
+    """
+
+    target: EnginePool
+    drafter: Drafters
+    retriever: RetrieverPool = RetrieverPool()
+    orchestrator: OrchestratorPool = OrchestratorPool()
+    api: ApiConfig = ApiConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
+
+    @property
+    def drafter_pool(self) -> EnginePool:
+        """The pool that drafts, or the target's where there is no other."""
+        return self.target if isinstance(self.drafter, str) else self.drafter
+
+    @property
+    def pools(self) -> dict[str, PoolConfig]:
+        """The replicas of every deployment, by its name in lower case."""
+        pools = {
+            "target": self.target.pool,
+            "orchestrator": self.orchestrator.pool,
+            "ingress": self.api.pool,
+        }
+        if self.drafter != "prompt_lookup":
+            pools |= {"drafter": self.drafter_pool.pool, "retriever": self.retriever.pool}
+        return pools
+
+    @model_validator(mode="after")
+    def _prompt_lookup_retrieves_nothing(self) -> Self:
+        if self.drafter == "prompt_lookup" and "retriever" in self.model_fields_set:
+            raise ValueError(
+                "drafter: prompt_lookup retrieves nothing: leave retriever out, or give drafter an "
+                "engine"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _both_engines_are_deterministic(self) -> Self:
+        if self.target.engine.deterministic != self.drafter_pool.engine.deterministic:
+            raise ValueError(
+                "deterministic is set on one of target and drafter: a fused answer depends on the "
+                "numbers of both, so set it on both engines or on none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_request_chooses_the_rule(self) -> Self:
+        if self.speculation.rule != "exact":
+            raise ValueError(
+                "speculation.rule is not for servers: requests ask for rapid.mode 'paper'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_shared_engine_holds_two_leases(self) -> Self:
+        if self.drafter == "target" and self.target.engine.max_leases < 2:
+            raise ValueError(
+                "an engine that drafts for itself holds two leases a request: raise "
+                "target.engine.max_leases"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _drafter_has_room_for_the_retrieved_text(self) -> Self:
+        context = self.drafter_pool.engine.max_context
+        budget = self.retriever.retrieval.budget_tokens
+        if context is not None and budget is not None and budget >= context:
+            raise ValueError(
+                f"retrieval.budget_tokens ({budget}) fills the drafter's max_context ({context}): "
+                "raise drafter.engine.max_context or lower the budget"
+            )
+        return self

@@ -1,0 +1,1 @@
+"""Replicas that own an engine, and the retriever."""

@@ -1,0 +1,41 @@
+"""The retriever: documents in, the chunks that matter out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from rapid.checkpoints.text import ChatText
+from rapid.messages import Document
+from retrieval import RetrievalConfig, RetrievedContext, open_retriever
+from retrieval import Retriever as DocumentRetriever
+
+
+class Retriever:
+    """One `retrieval.Retriever` behind Serve; chunks are counted in the target's tokens."""
+
+    def __init__(self, retrieval: RetrievalConfig, target_model: str) -> None:
+        self._config = retrieval
+        self._tokens = ChatText.load(target_model).token_offsets
+        self._opening: asyncio.Task[DocumentRetriever] | None = None
+
+    async def retrieve(
+        self, tenant: str, documents: Sequence[Document], query: str, budget_tokens: int
+    ) -> RetrievedContext:
+        """Chunks of a tenant's documents for a query, in document order."""
+        retriever = await self._opened()
+        return await retriever.retrieve(tenant, documents, query, budget_tokens)
+
+    async def check_health(self) -> None:
+        """The first call opens the store and loads the embedder; until then nothing runs."""
+        await self._opened()
+
+    async def __del__(self) -> None:
+        """Serve awaits this when the replica stops: its chunks leave a shared store with it."""
+        if self._opening is not None:
+            await (await self._opening).close()
+
+    async def _opened(self) -> DocumentRetriever:
+        if self._opening is None:
+            self._opening = asyncio.create_task(open_retriever(self._config, self._tokens))
+        return await asyncio.shield(self._opening)

@@ -1,0 +1,1 @@
+"""What answers items: engines in this process, a server by HTTP."""

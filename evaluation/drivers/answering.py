@@ -1,0 +1,152 @@
+"""Work and who does it: every (item, system, condition) once, several at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from evaluation.items import Item
+from evaluation.reports.metrics import Metric
+from evaluation.results import Result
+from evaluation.systems import System
+from evaluation.tasks import Condition, Task
+from rapid.errors import RapidError
+
+logger = logging.getLogger(__name__)
+
+Emit = Callable[[Result], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One answer.
+
+    Attributes:
+        condition: under which it is given.
+        same: names of other conditions that change nothing for this system (another eta for plain
+            decoding): the answer counts for them too.
+    """
+
+    item: Item
+    system: System
+    condition: Condition
+    same: tuple[str, ...] = ()
+
+
+class Backend(Protocol):
+    """Answers: with engines of its own, or by asking a server."""
+
+    async def answer(self, work: Work) -> Result:
+        """The answer, not yet scored."""
+        ...
+
+
+def work_left(
+    items: Sequence[Item],
+    systems: Sequence[System],
+    conditions: Sequence[Condition],
+    done: frozenset[tuple[str, str, str]] = frozenset(),
+) -> Iterator[list[Work]]:
+    """What is left to do, by item; an item without work is left out."""
+    for item in items:
+        works: list[Work] = []
+        for condition in conditions:
+            for system in systems:
+                if (item.id, system.name, condition.name) in done:
+                    continue
+                alike = _effect(system, condition)
+                for index, other in enumerate(works):
+                    if other.system == system and _effect(system, other.condition) == alike:
+                        same = (*other.same, condition.name)
+                        works[index] = Work(item, system, other.condition, same)
+                        break
+                else:
+                    works.append(Work(item, system, condition))
+        if works:
+            yield works
+
+
+def _effect(system: System, condition: Condition) -> tuple[object, ...]:
+    """All of a condition that can change an answer of `system`."""
+    reading: tuple[object, ...] = ()
+    if system.reads_retrieved:
+        reading = (condition.corruption, condition.share, condition.retrieval_tokens)
+    return condition.context_tokens, system.eta_in(condition.eta), *reading
+
+
+async def answer_all(
+    backend: Backend,
+    works: Iterable[Work],
+    task: Task,
+    metrics: Mapping[str, Metric],
+    emit: Emit,
+    *,
+    batch: int,
+) -> None:
+    """Answer and score `works` in order, `batch` at a time; what fails is a result too."""
+
+    async def answer(work: Work) -> None:
+        result = failed(work, task, "")
+        scores = dict.fromkeys(metrics, 0.0)
+        try:
+            result = await backend.answer(work)
+            for name, metric in metrics.items():  # a judge takes its time
+                scores[name] = await asyncio.to_thread(metric, result.prediction, work.item)
+        except Exception as error:
+            is_expected = isinstance(error, RapidError | ValueError)
+            what = str(error) if is_expected else repr(error)
+            named = f"item {work.item.id}, {work.system.name}, {work.condition.name}"
+            logger.error("%s: %s", named, what, exc_info=None if is_expected else error)
+            result = result.model_copy(update={"error": what})
+        for name in (work.condition.name, *work.same):
+            emit(result.model_copy(update={"condition": name, "scores": scores}))
+
+    waiting = iter(works)
+
+    async def one_after_another() -> None:
+        for work in waiting:
+            await answer(work)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(batch):
+            group.create_task(one_after_another())
+
+
+def failed(work: Work, task: Task, error: str) -> Result:
+    """The result of an answer that there is not."""
+    return Result(
+        item=work.item.id,
+        system=work.system.name,
+        condition=work.condition.name,
+        groups=dict(work.item.groups),
+        seed=seed_of(task, work.item),
+        error=error,
+    )
+
+
+def seed_of(task: Task, item: Item) -> int:
+    """The same for every system: where two sample alike they answer alike."""
+    digest = hashlib.blake2b(f"{task.seed} {item.id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def by_position(histogram: Mapping[int, Sequence[int]]) -> tuple[tuple[int, int], ...]:
+    """How often the draft at each position of a block was judged, and kept.
+
+    Args:
+        histogram: by block length, [i] counts the rounds that kept exactly i.
+    """
+    longest = max(histogram, default=0)
+    judged, kept = [0] * longest, [0] * longest
+    for length, counts in histogram.items():
+        for num_kept, rounds in enumerate(counts):
+            for position in range(num_kept):
+                judged[position] += rounds
+                kept[position] += rounds
+            if num_kept < length:
+                judged[num_kept] += rounds
+    return tuple(zip(judged, kept, strict=True))

@@ -1,0 +1,317 @@
+"""Answers of a RAPID server, through the API that its users have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from pydantic import SecretStr
+
+from evaluation.drivers.answering import Work, by_position, seed_of
+from evaluation.drivers.prompting import evidence_found, target_chat, truncate_middle
+from evaluation.items import Item
+from evaluation.results import Json, Result
+from evaluation.systems import BASELINES, DraftSource, System
+from evaluation.tasks import DAY, Condition, Task
+from rapid.checkpoints.text import ChatText
+from rapid.config import Frozen
+from rapid.errors import ConfigurationError, RapidError
+from rapid.messages import Document, Message
+
+_RETRIES = 8
+_MOST_PATIENCE_S = 60.0  # whatever Retry-After says
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_SILENCE_TIMEOUT_S = 3600.0  # a whole answer, behind others
+
+
+class Server(Frozen):
+    """A running server.
+
+    Attributes:
+        url: up to, and without, ``/v1``.
+        api_key: if it wants one.
+        tokenizer: a checkpoint whose tokens `context_tokens` counts; None where nothing is cut.
+    """
+
+    url: str
+    api_key: SecretStr | None = None
+    tokenizer: str | None = None
+
+    def public(self) -> Json:
+        """What a configuration tells of it."""
+        return {"url": self.url, "tokenizer": self.tokenizer}
+
+
+class ServerRefused(RapidError):
+    """The server gave no answer; says what it said."""
+
+
+def check_can_serve(systems: Sequence[System], conditions: Sequence[Condition]) -> None:
+    """Refuse what no server can be asked for.
+
+    Raises:
+        ConfigurationError: naming the systems or the condition, and what to do.
+    """
+    if refused := [each.name for each in systems if each.drafts in ("naive", "window")]:
+        raise ConfigurationError(
+            f"{', '.join(refused)}: no server drafts in this way: leave out --url, or choose "
+            "other systems with --system"
+        )
+    if refused := [each.name for each in systems if each.refresh]:
+        raise ConfigurationError(
+            f"{', '.join(refused)}: no server retrieves again within an answer: leave out --url, "
+            "or choose other systems with --system"
+        )
+    for condition in conditions:
+        if condition.corruption != "none":
+            raise ConfigurationError(
+                f"condition {condition.name}: what a server retrieves cannot be corrupted from "
+                "outside: leave out --url"
+            )
+
+
+def _check_drafts(systems: Sequence[System], drafts: DraftSource) -> None:
+    """Refuse systems that draft, or answer, with something else than this server has."""
+
+    def can_serve(system: System) -> bool:
+        return system.method == "plain" or system.drafts == drafts
+
+    if refused := [each.name for each in systems if not can_serve(each)]:
+        able = [each.name for each in BASELINES.values() if can_serve(each)]
+        raise ConfigurationError(
+            f"{', '.join(refused)} cannot be asked of this server, which drafts by {drafts}: "
+            f"choose with --system from {', '.join(able)}"
+        )
+
+
+class OverHttp:
+    """Asks a server; see `open_over_http`."""
+
+    def __init__(
+        self, task: Task, client: httpx.AsyncClient, model: str, text: ChatText | None
+    ) -> None:
+        self._task = task
+        self._client = client
+        self._model = model
+        self._text = text
+
+    async def answer(self, work: Work) -> Result:
+        """Answer; see `evaluation.drivers.answering.Backend`."""
+        item, system, condition, task = work.item, work.system, work.condition, self._task
+        document = self._context(item, condition)
+        speculation = system.speculation(condition.eta)
+        rapid: Json = {"mode": system.method, "date": DAY.isoformat()}
+        if system.is_drafted:
+            rapid |= {
+                "coupling": speculation.coupling,
+                "max_draft": speculation.max_draft,
+                "plausibility": speculation.plausibility,
+                "draft_top_k": speculation.draft_top_k,
+            }
+        if system.fuses:
+            rapid |= {"transfer": speculation.transfer, "eta": speculation.eta}
+        if system.reads_retrieved:
+            rapid["retrieval_tokens"] = condition.retrieval_tokens or task.retrieval.tokens
+            rapid["query"] = item.query
+        messages: Sequence[Message] = item.messages
+        attached = document if task.templates is None else None
+        if task.templates is not None:
+            messages = target_chat(task, item, document)
+        if attached is not None:
+            rapid["documents"] = [{"name": attached.name, "text": attached.text}]
+        reply = await self._ask(work, messages, task.max_tokens, rapid)
+        receipt, usage = reply["rapid"], reply["usage"]
+        _check_kept(receipt, system)
+        reasoning, prediction = None, _text_of(reply)
+        if task.templates is not None and task.templates.extraction is not None:
+            reasoning = prediction
+            fields = {"reasoning": reasoning.strip()}
+            again = target_chat(task, item, document, task.templates.extraction, fields)
+            second = await self._ask(
+                work, again, task.extraction_tokens, {"mode": "plain", "date": DAY.isoformat()}
+            )
+            prediction = _text_of(second)
+        drafting = reply["metrics"]["speculative_decoding"] or {}
+        histogram = drafting.get("acceptance_histogram_by_draft_length", {})
+        return Result(
+            item=item.id,
+            system=system.name,
+            condition=condition.name,
+            prediction=prediction,
+            reasoning=reasoning,
+            groups=dict(item.groups),
+            seed=seed_of(task, item),
+            context_tokens=0 if system.method == "rag" else usage["prompt_tokens"],
+            retrieved_tokens=usage["prompt_tokens"] if system.method == "rag" else 0,
+            tokens=usage["completion_tokens"],
+            rounds=receipt["rounds"],
+            drafted=receipt["drafted"],
+            accepted=receipt["accepted"],
+            by_position=by_position({int(k): v for k, v in histogram.items()}),
+            ms=_times(receipt, reply["metrics"]),
+            evidence_found=_evidence_found(item, attached, receipt["chunks"], system),
+        )
+
+    def _context(self, item: Item, condition: Condition) -> Document | None:
+        limits = [self._task.context_tokens, condition.context_tokens]
+        limit = min((each for each in limits if each is not None), default=None)
+        if limit is None or item.document is None:
+            return item.document
+        assert self._text is not None
+        text = truncate_middle(item.document.text, self._text.token_offsets, limit)
+        return Document(item.document.name, text)
+
+    async def _ask(
+        self, work: Work, messages: Sequence[Message], max_tokens: int, rapid: Json
+    ) -> Json:
+        body = {
+            "model": self._model,
+            "messages": [{"role": each.role, "content": each.content} for each in messages],
+            "max_completion_tokens": max_tokens,
+            "temperature": work.system.temperature_in(self._task.temperature),
+            "seed": seed_of(self._task, work.item),
+            "rapid": {key: value for key, value in rapid.items() if value is not None},
+        }
+        return await _posted(self._client, body)
+
+
+@asynccontextmanager
+async def open_over_http(
+    task: Task, server: Server, transport: httpx.AsyncBaseTransport | None = None
+) -> AsyncIterator[OverHttp]:
+    """Connect, and ask the server for its model and for what drafts there.
+
+    Args:
+        task: what is asked.
+        server: whom.
+        transport: instead of the network.
+
+    Raises:
+        ConfigurationError: nobody answers there, or that server cannot be asked for a system.
+    """
+    check_can_serve(task.systems, task.conditions)
+    text = None
+    if task.context_tokens or any(each.context_tokens for each in task.conditions):
+        if server.tokenizer is None:
+            raise ConfigurationError(
+                "context_tokens needs the served model's tokenizer: name it with --target"
+            )
+        text = ChatText.load(server.tokenizer)
+    headers = {}
+    if server.api_key is not None:
+        headers["authorization"] = f"Bearer {server.api_key.get_secret_value()}"
+    async with httpx.AsyncClient(
+        base_url=server.url,
+        headers=headers,
+        timeout=httpx.Timeout(_SILENCE_TIMEOUT_S, connect=5.0),
+        transport=transport,
+        trust_env=httpx.URL(server.url).host not in _LOOPBACK,  # no proxy leads back here
+    ) as client:
+        model, drafts = await _greeted(client)
+        _check_drafts(task.systems, drafts)
+        yield OverHttp(task, client, model, text)
+
+
+async def _greeted(client: httpx.AsyncClient) -> tuple[str, DraftSource]:
+    """The one model that is served, and what drafts for it, as the pools show."""
+    try:
+        response = await client.get("/v1/models")
+        response.raise_for_status()
+        models = [str(card["id"]) for card in response.json()["data"]]
+        pools = (await client.get("/ready")).json()["pools"]
+    except httpx.HTTPStatusError as error:
+        raise ConfigurationError(
+            f"{client.base_url}: the server answered {_reason(error.response)}"
+        ) from None
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+        raise ConfigurationError(
+            f"no RAPID server answers at {client.base_url} ({error!r}): start one with "
+            "`rapid serve`, or correct --url"
+        ) from None
+    if len(models) != 1:
+        raise ConfigurationError(f"{client.base_url} serves {len(models)} models; one is expected")
+    if "drafter" in pools:
+        return models[0], "drafter"
+    return models[0], "target" if "retriever" in pools else "lookup"
+
+
+async def _posted(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Json:
+    """The reply; a server that is full or restarting is asked again when it says."""
+    for attempt in range(_RETRIES + 1):
+        pause = min(2.0**attempt, _MOST_PATIENCE_S)
+        try:
+            response = await client.post("/v1/chat/completions", json=body)
+        except httpx.TransportError as error:
+            reason = f"no answer ({error!r})"
+        else:
+            if response.status_code == 200:
+                reply: Json = response.json()
+                return reply
+            reason = _reason(response)
+            if response.status_code not in (429, 503):
+                break
+            pause = _retry_after(response, pause)
+        if attempt < _RETRIES:
+            await asyncio.sleep(pause)
+    raise ServerRefused(f"the server: {reason}")
+
+
+def _retry_after(response: httpx.Response, otherwise: float) -> float:
+    try:
+        return min(max(0.0, float(response.headers["retry-after"])), _MOST_PATIENCE_S)
+    except (KeyError, ValueError):
+        return otherwise
+
+
+def _reason(response: httpx.Response) -> str:
+    try:
+        return f"{response.status_code}, {response.json()['error']['message']}"
+    except (ValueError, LookupError, TypeError):
+        return f"{response.status_code}: is this a RAPID server?"
+
+
+def _text_of(reply: Json) -> str:
+    return str(reply["choices"][0]["message"]["content"])
+
+
+def _times(receipt: Json, metrics: Json) -> dict[str, float]:
+    """The receipt's times; `decode` from what the API tells, the first round estimated.
+
+    ``generation_time_ms`` begins with the first text, so it lacks the first round.
+    """
+    names = ("retrieval", "target_prefill", "drafter_prefill", "draft", "verify")
+    ms = {name: receipt["timings_ms"].get(name, 0.0) for name in names}
+    rounds = receipt["rounds"]
+    if rounds > 1:
+        ms["decode"] = round(metrics["generation_time_ms"] * rounds / (rounds - 1), 3)
+    else:
+        ms["decode"] = ms["draft"] + ms["verify"]
+    return ms
+
+
+def _check_kept(receipt: Json, system: System) -> None:
+    """Refuse an answer that is another system's: one that had to do without its drafter.
+
+    Raises:
+        ServerRefused: saying what the server did instead, and why.
+    """
+    if receipt["mode"] != system.method:
+        raise ServerRefused(
+            f"the server answered as {receipt['mode']}, not {system.method}: {receipt['reason']}"
+        )
+    (alone_from,) = receipt["plain_from"]
+    if alone_from is not None:
+        raise ServerRefused(f"the server lost its drafter at token {alone_from}")
+
+
+def _evidence_found(
+    item: Item, attached: Document | None, chunks: Sequence[Json], system: System
+) -> bool | None:
+    """Whether the chunks, which the receipt names by their place in the document, hold it."""
+    if attached is None or not system.reads_retrieved:
+        return None
+    read = [attached.text[c["start"] : c["end"]] for c in chunks if c["document"] == attached.name]
+    return evidence_found(item, "\n\n".join(read))

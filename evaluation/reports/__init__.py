@@ -1,0 +1,1 @@
+"""Scores, intervals, tables and figures of kept results."""

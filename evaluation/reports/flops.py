@@ -1,0 +1,68 @@
+"""Floating-point operations of an answer, from the models' shapes and the lengths alone.
+
+A multiplication with its addition counts as two. Counted are the matrix products: 2 per weight and
+position (Kaplan et al., arXiv 2001.08361, section 2.1), and attention's two products, 4 per layer,
+head dimension and (query, key) pair, keys after the query left out. Embedding look-ups, norms and
+softmax are not. The `paper_*` functions are the formulas of RAPID's Table 4 (arXiv 2502.20330) in
+its own counting, for comparison: without attention, and with the context read for each token.
+"""
+
+from __future__ import annotations
+
+from evaluation.results import Result
+from evaluation.systems import System
+from rapid.planning.shapes import ModelShape
+
+
+def paper_plain(target_weights: float, context: float, tokens: float) -> float:
+    """Table 4, "LC": ``2 g T L + g^2 T``."""
+    return 2 * tokens * target_weights * context + tokens**2 * target_weights
+
+
+def paper_rag(drafter_weights: float, retrieved: float, tokens: float) -> float:
+    """Table 4, "RAG": ``2 g D L_R + g^2 D``."""
+    return paper_plain(drafter_weights, retrieved, tokens)
+
+
+def paper_speculative(
+    target_weights: float,
+    drafter_weights: float,
+    context: float,
+    retrieved: float,
+    block: float,
+    acceptance: float,
+) -> float:
+    """Table 4, "SD" and "RAPID": ``(2 g D L_R + g^2 D + 2 T (L + g)) / beta``."""
+    step = paper_rag(drafter_weights, retrieved, block) + 2 * target_weights * (context + block)
+    return step / acceptance
+
+
+def of_answer(result: Result, system: System, target: ModelShape, drafter: ModelShape) -> float:
+    """Of one answer: prefills, drafts and verification; a second pass is not counted.
+
+    Every draft is verified, and a round without one decodes one token; the rule `paper` computes
+    one position more a round, for its bonus token. What is generated is read at half its length on
+    average, and what a refresh finds is as long as what was found at first.
+    """
+    context, tokens = result.context_tokens, result.tokens
+    drafting = target if system.drafts == "target" else drafter
+    read = result.retrieved_tokens
+    if system.method == "plain":
+        return target.prefill_flops(context) + target.decode_flops(tokens, context + tokens / 2)
+    if system.method == "rag":
+        return drafting.prefill_flops(read) + drafting.decode_flops(tokens, read + tokens / 2)
+    with_draft = result.by_position[0][0] if result.by_position else 0
+    more = result.rounds if system.method == "paper" else result.rounds - with_draft
+    verified = result.drafted + more
+    total = target.prefill_flops(context) + target.decode_flops(verified, context + tokens / 2)
+    match system.drafts:
+        case "lookup":
+            return total
+        case "window":
+            window = system.window_drafting
+            keys = min(window.num_sinks + window.window, context + tokens / 2)
+            return total + target.decode_flops(result.drafted, keys)
+        case _:
+            read = context if system.drafts == "naive" else read
+            drafts = drafting.decode_flops(result.drafted, read + tokens / 2)
+            return total + (1 + result.refreshes) * drafting.prefill_flops(read) + drafts

@@ -1,0 +1,146 @@
+"""Scores of one answer, in [0, 1], each by the rule of the benchmark that owns it."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import TYPE_CHECKING
+
+from evaluation.items import Item
+from rapid.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rouge_score.rouge_scorer import RougeScorer
+
+Metric = Callable[[str, Item], float]
+
+_NO_JUDGE = "the metric judge needs an endpoint: give --judge-url and --judge-model"
+
+
+def exact(prediction: str, item: Item) -> float:
+    """The whole answer, right to the last character; outer white space does not count."""
+    return float(prediction.strip() in {answer.strip() for answer in item.answers})
+
+
+def longbench_choice(prediction: str, item: Item) -> float:
+    """LongBench v2: the letter after "The correct answer is", in brackets or bare.
+
+    Source: ``extract_answer`` in ``pred.py`` of github.com/THUDM/LongBench.
+    """
+    return float(_stated_choice("The correct answer is", prediction) in item.answers)
+
+
+def longbench_choice_rapid(prediction: str, item: Item) -> float:
+    """The same without "The": the laxer rule behind the numbers that RAPID's authors publish.
+
+    Source: ``eval/pred_longbench.py`` of github.com/John-AI-Lab/RAPID.
+    """
+    return float(_stated_choice("correct answer is", prediction) in item.answers)
+
+
+def _stated_choice(phrase: str, prediction: str) -> str | None:
+    """The bracketed letter anywhere goes before a bare one that comes earlier."""
+    text = prediction.replace("*", "")
+    found = re.search(rf"{phrase} \(([A-D])\)", text) or re.search(rf"{phrase} ([A-D])", text)
+    return found[1] if found else None
+
+
+def infinitebench_choice(prediction: str, item: Item) -> float:
+    """InfiniteBench En.MC; the right answers are the option's text and its letter.
+
+    A first letter A-D is the answer, even that of a word; else the option's text; else what follows
+    the first of four phrases; else the first word that is a run of "ABCD". Source:
+    ``get_score_one_longbook_choice_eng`` in ``src/compute_scores.py`` of
+    github.com/OpenBMB/InfiniteBench.
+    """
+    text = prediction.strip()
+    if not text:
+        return 0.0
+    if text[0] in "ABCD":
+        return float(text[0] in item.answers)
+    if text in item.answers:
+        return 1.0
+    text = re.sub(" +", " ", re.sub(r"[\n\"'.,?!{}]", " ", text))
+    for phrase in ("answer is:", "answer:", "answer is", "option is"):
+        _, found, rest = text.partition(phrase)
+        if found:
+            return float(rest[1:].startswith(item.answers))
+    letters = (word for word in text.split() if word in "ABCD")
+    return float(next(letters, None) in item.answers)
+
+
+def f1(prediction: str, item: Item) -> float:
+    """InfiniteBench En.QA: F1 of the bags of words, best over the answers.
+
+    Words are lower case, without punctuation and articles. Source: ``qa_f1_score`` in
+    ``src/compute_scores.py`` of github.com/OpenBMB/InfiniteBench.
+    """
+    return max((_f1(_words(prediction), _words(answer)) for answer in item.answers), default=0.0)
+
+
+def _words(text: str) -> list[str]:
+    text = text.lower().translate(str.maketrans("", "", string.punctuation))
+    return re.sub(r"\b(a|an|the)\b", " ", text).split()
+
+
+def _f1(predicted: list[str], right: list[str]) -> float:
+    common = (Counter(predicted) & Counter(right)).total()
+    return 2 * common / (len(predicted) + len(right)) if common else 0.0
+
+
+def rouge_l_sum(prediction: str, item: Item) -> float:
+    """InfiniteBench En.Sum: F-measure of ROUGE-L-Sum, best over the answers; lines are sentences.
+
+    Without stemming, as ``evaluate.load("rouge")`` has it, which the benchmark's scorer calls.
+    """
+    return float(_rouge().score_multi(item.answers, prediction)["rougeLsum"].fmeasure)
+
+
+@cache
+def _rouge() -> RougeScorer:
+    from rouge_score.rouge_scorer import RougeScorer  # takes a second
+
+    return RougeScorer(["rougeLsum"])
+
+
+def judge(prediction: str, item: Item) -> float:
+    """Stands for `evaluation.drivers.judge.Judge`, which `scorers` puts here once it knows an endpoint.
+
+    Raises:
+        ConfigurationError: always.
+    """
+    raise ConfigurationError(_NO_JUDGE)
+
+
+METRICS: dict[str, Metric] = {
+    metric.__name__: metric
+    for metric in (
+        exact,
+        longbench_choice,
+        longbench_choice_rapid,
+        infinitebench_choice,
+        f1,
+        rouge_l_sum,
+        judge,
+    )
+}
+
+
+def scorers(names: Iterable[str], judged_by: Metric | None = None) -> dict[str, Metric]:
+    """The metrics of `names`, ready to use, so that nothing is missing after hours of answers.
+
+    Raises:
+        ConfigurationError: an unknown name, or `judge` without an endpoint.
+    """
+    names = tuple(names)
+    if unknown := [name for name in names if name not in METRICS]:
+        raise ConfigurationError(
+            f"unknown metric {', '.join(unknown)}; known are {', '.join(METRICS)}"
+        )
+    if "judge" in names and judged_by is None:
+        raise ConfigurationError(_NO_JUDGE)
+    known = METRICS | ({"judge": judged_by} if judged_by else {})
+    return {name: known[name] for name in names}

@@ -1,0 +1,282 @@
+"""A run read back: its results by system, condition and group, and what is estimated from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from evaluation.reports.flops import of_answer, paper_plain, paper_rag, paper_speculative
+from evaluation.reports.statistics import Estimate, mean, paired_difference, ratio, ratio_of_ratios
+from evaluation.results import Result, read
+from evaluation.systems import System
+from evaluation.tasks import Condition, Task
+from rapid.errors import ConfigurationError
+from rapid.planning.shapes import ModelShape
+
+RESULTS = "results.jsonl"
+ALL = "all"
+
+ByItem = Mapping[str, Result]
+
+
+@dataclass(frozen=True)
+class RunResults:
+    """The configuration of a run and its results, each key once."""
+
+    configuration: Mapping[str, Any]
+    results: Sequence[Result]
+
+    @classmethod
+    def read(cls, out_dir: Path) -> RunResults:
+        """The run of a directory, also of one that `evaluation.reports.report.merge` made.
+
+        Raises:
+            ConfigurationError: there is none, or some of its answers are plain ones in disguise.
+        """
+        path = out_dir / RESULTS
+        kept = path.with_name(f"{RESULTS}.gz")
+        path = kept if kept.exists() and not path.exists() else path
+        run = cls(*read(path))
+        if disguised := run.without_drafter:
+            first = disguised[0]
+            raise ConfigurationError(
+                f"{path}: {len(disguised)} answers had rounds without their drafter, so they are "
+                f"not their system's; the first is of item {first.item}, {first.system}, "
+                f"{first.condition}: take their lines out and run the rest again"
+            )
+        return run
+
+    @cached_property
+    def task(self) -> Task:
+        """What was run."""
+        told = {key: self.configuration[key] for key in ("systems", "conditions")}
+        return Task.model_validate(self.configuration["task"] | told)
+
+    @property
+    def without_drafter(self) -> list[Result]:
+        """Answers of this process whose drafter was lost on the way.
+
+        A model that drafts offers something in every round, so the first place of a block is judged
+        once a round. Prompt lookup may find nothing to offer, and a server may rest its drafter.
+        """
+        if self.configuration["server"] is not None:
+            return []
+        drafting = {s.name for s in self.task.systems if s.is_drafted and s.drafts != "lookup"}
+        return [
+            each
+            for each in self.results
+            if each.system in drafting
+            and each.error is None
+            and (each.by_position[0][0] if each.by_position else 0) != each.rounds
+        ]
+
+    @cached_property
+    def systems(self) -> list[System]:
+        """Those of the task that have results."""
+        known = {system for system, _ in self._table}
+        return [each for each in self.task.systems if each.name in known]
+
+    @cached_property
+    def conditions(self) -> list[Condition]:
+        """Those of the task that have results; the first is the headline's."""
+        known = {condition for _, condition in self._table}
+        return [each for each in self.task.conditions if each.name in known]
+
+    @cached_property
+    def families(self) -> dict[str, list[Condition]]:
+        """Conditions that differ by eta alone, where there are several, in its order."""
+        families: dict[Condition, list[Condition]] = {}
+        for each in self.conditions:
+            if each.eta is not None:
+                shared = each.model_copy(update={"name": "shared", "eta": None})
+                families.setdefault(shared, []).append(each)
+        return {
+            _name_of(shared): sorted(members, key=lambda member: member.eta or 0.0)
+            for shared, members in families.items()
+            if len(members) > 1
+        }
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """`ALL`, and the values of the first group."""
+        return [ALL, *self.values_of(self.task.groups[0])] if self.task.groups else [ALL]
+
+    def values_of(self, group: str) -> list[str]:
+        """Values of a group: numbers in order, anything else as first met."""
+        values = list(dict.fromkeys(r.groups[group] for r in self.results if group in r.groups))
+        return sorted(values, key=int) if all(value.isdigit() for value in values) else values
+
+    def of(self, system: System, condition: Condition, column: str = ALL) -> ByItem:
+        """Results by item."""
+        found = self._table.get((system.name, condition.name), {})
+        return found if column == ALL else in_group(found, self.task.groups[0], column)
+
+    @property
+    def is_timed(self) -> bool:
+        """Answers were made one at a time: their times are their own."""
+        batch: object = self.configuration["settings"]["batch"]
+        return batch == 1
+
+    @cached_property
+    def plain(self) -> System | None:
+        """The target alone, if it was run."""
+        return next((each for each in self.systems if each.method == "plain"), None)
+
+    def best_rag(self, condition: Condition, column: str = ALL) -> System | None:
+        """The better of those that answer from the retrieved text alone, in this column."""
+        rags = [s for s in self.systems if s.method == "rag" and self.of(s, condition, column)]
+
+        def right(system: System) -> float:
+            return fmean(map(self.score, self.of(system, condition, column).values()))
+
+        return max(rags, key=right, default=None)
+
+    def score(self, result: Result, metric: str | None = None) -> float:
+        """By the first metric, or another; an error counts 0."""
+        return result.scores.get(metric or self.task.metrics[0], 0.0)
+
+    def scores(self, results: ByItem, metric: str | None = None) -> Estimate | None:
+        """The mean score."""
+        return mean([self.score(each, metric) for each in results.values()]) if results else None
+
+    def difference(self, ours: ByItem, theirs: ByItem) -> Estimate | None:
+        """Of the mean scores on the items that both have."""
+        pairs = paired(ours, theirs)
+        if not pairs:
+            return None
+        return paired_difference(
+            [self.score(a) for a, _ in pairs], [self.score(b) for _, b in pairs]
+        )
+
+    @cached_property
+    def shapes(self) -> tuple[ModelShape, ModelShape] | None:
+        """Of target and drafter; None where they are not known (a server's)."""
+        models = self.configuration["models"]
+        target = models.get("target", {}).get("shape")
+        drafter = models.get("drafter", models.get("target", {})).get("shape")
+        if target is None or drafter is None:
+            return None
+        return ModelShape.model_validate(target), ModelShape.model_validate(drafter)
+
+    def flops(self, system: System, results: ByItem) -> Estimate | None:
+        """Of an answer on average, errors left out."""
+        if self.shapes is None:
+            return None
+        shapes = self.shapes
+        counts = [of_answer(r, system, *shapes) for r in results.values() if r.error is None]
+        return mean(counts) if counts else None
+
+    def paper_flops(self, system: System, results: ByItem) -> float | None:
+        """Of a block at the mean lengths of `results`, by the paper's formulas where it has one."""
+        has_none = system.refresh or system.drafts in ("naive", "window", "lookup")
+        if self.shapes is None or not results or has_none:
+            return None
+        target, drafter = (shape.weights for shape in self.shapes)
+        drafting = target if system.drafts == "target" else drafter
+        context = fmean(each.context_tokens for each in results.values())
+        retrieved = fmean(each.retrieved_tokens for each in results.values())
+        block = system.speculation().max_draft
+        if system.method == "plain":
+            return paper_plain(target, context, block)
+        if system.method == "rag":
+            return paper_rag(drafting, retrieved, block)
+        rate = acceptance(results)
+        if rate is None or not rate.value:
+            return None
+        return paper_speculative(target, drafting, context, retrieved, block, rate.value)
+
+    @cached_property
+    def _table(self) -> dict[tuple[str, str], dict[str, Result]]:
+        table: dict[tuple[str, str], dict[str, Result]] = {}
+        # In one order for every system, whoever was answered first: resamples go by place.
+        for each in sorted(self.results, key=lambda result: result.item):
+            table.setdefault((each.system, each.condition), {})[each.item] = each
+        return table
+
+
+def in_group(results: ByItem, group: str, value: str) -> ByItem:
+    """Those of the items that have this value of a group."""
+    return {item: each for item, each in results.items() if each.groups.get(group) == value}
+
+
+def paired(ours: ByItem, theirs: ByItem) -> list[tuple[Result, Result]]:
+    """Results of the items that both have."""
+    return [(each, theirs[item]) for item, each in ours.items() if item in theirs]
+
+
+def acceptance(results: ByItem) -> Estimate | None:
+    """Accepted of drafted tokens."""
+    return _ratio(results.values(), lambda r: r.accepted, lambda r: r.drafted)
+
+
+def acceptance_at(results: ByItem, position: int) -> Estimate | None:
+    """Of the drafts that were judged at a position of their block, how many were kept."""
+    long = [each for each in results.values() if len(each.by_position) > position]
+    return _ratio(long, lambda r: r.by_position[position][1], lambda r: r.by_position[position][0])
+
+
+def tokens_per_round(results: ByItem) -> Estimate | None:
+    """Mean acceptance length."""
+    return _ratio(results.values(), lambda r: r.tokens, lambda r: r.rounds)
+
+
+def tokens_per_second(results: ByItem) -> Estimate | None:
+    """Generated tokens by the seconds of decoding, prefills and retrieval left out."""
+    return _ratio(results.values(), lambda r: r.tokens, _decode_s)
+
+
+def speedup(ours: ByItem, theirs: ByItem) -> Estimate | None:
+    """Tokens per second over those of another system on the same items."""
+    pairs = [(a, b) for a, b in paired(ours, theirs) if _decode_s(a) and _decode_s(b)]
+    if not pairs:
+        return None
+    ours_of, theirs_of = zip(*pairs, strict=True)
+    return ratio_of_ratios(
+        ([r.tokens for r in ours_of], [_decode_s(r) for r in ours_of]),
+        ([r.tokens for r in theirs_of], [_decode_s(r) for r in theirs_of]),
+    )
+
+
+def won_and_lost(run: RunResults, ours: ByItem, theirs: ByItem) -> tuple[Estimate, Estimate] | None:
+    """Shares of items on which `ours` scores higher, and lower, than `theirs`."""
+    pairs = [(run.score(a), run.score(b)) for a, b in paired(ours, theirs)]
+    if not pairs:
+        return None
+    return mean([float(a > b) for a, b in pairs]), mean([float(a < b) for a, b in pairs])
+
+
+def _decode_s(result: Result) -> float:
+    return result.ms.get("decode", 0.0) / 1e3
+
+
+def _ratio(
+    results: Iterable[Result],
+    numerator: Callable[[Result], float],
+    denominator: Callable[[Result], float],
+) -> Estimate | None:
+    pairs = [(numerator(each), denominator(each)) for each in results]
+    if not any(below for _, below in pairs):
+        return None
+    return ratio([above for above, _ in pairs], [below for _, below in pairs])
+
+
+def _name_of(condition: Condition) -> str:
+    names = {
+        "none": "as retrieved",
+        "unrelated": "unrelated",
+        "replaced": f"{condition.share:.0%} replaced",
+        "contradicting": "contradicted",
+    }
+    lengths = [
+        f"{what} {tokens}"
+        for what, tokens in (
+            ("context", condition.context_tokens),
+            ("retrieval", condition.retrieval_tokens),
+        )
+        if tokens is not None
+    ]
+    return ", ".join([names[condition.corruption], *lengths])

@@ -1,0 +1,1 @@
+"""One request from its chat to its receipt: modes, prompts, leases, rounds, text."""

@@ -1,0 +1,106 @@
+"""From verdicts to text: one choice's rounds as the deltas that its caller sees."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import replace
+
+from rapid.checkpoints.text import ChatText
+from rapid.messages import FinishReason, TextDelta, TokenLogprobs, TokenText, Verdict
+from rapid.speculation.statistics import RoundStatistics
+
+
+class Answer:
+    """One choice as it grows: text, counters, and why it ended."""
+
+    def __init__(self, choice: int, text: ChatText, stop: Sequence[str], max_tokens: int) -> None:
+        self.choice = choice
+        self.is_finished = False
+        self.statistics = RoundStatistics()
+        self._text = text
+        self._stream = text.stream(stop)
+        self._max_tokens = max_tokens
+
+    async def follow(self, verdicts: AsyncIterator[Verdict]) -> AsyncIterator[TextDelta]:
+        """The deltas of the rounds; the last has a finish reason, and no round follows it."""
+        async for verdict in verdicts:
+            delta = self._take(verdict)
+            if delta.text or delta.logprobs or delta.finish_reason:
+                yield delta
+            if delta.finish_reason:
+                return
+
+    def _take(self, verdict: Verdict) -> TextDelta:
+        before = self._stream.num_tokens
+        text = self._stream.push(verdict.token_ids)
+        num_kept = self._stream.num_tokens - before
+        if num_kept < len(verdict.token_ids):  # nothing counts after a stop string
+            verdict = replace(
+                verdict,
+                token_ids=verdict.token_ids[:num_kept],
+                num_accepted=min(verdict.num_accepted, num_kept),
+                logprobs=verdict.logprobs[:num_kept],
+                is_finished=False,
+            )
+        self.statistics.observe(verdict)
+        finish: FinishReason | None = None
+        if self._stream.stopped or verdict.is_finished:
+            finish = "stop"
+        elif len(self.statistics.token_ids) >= self._max_tokens:
+            finish = "length"
+        if finish:
+            self.is_finished = True
+            text += self._stream.finish()
+        shown = verdict.logprobs[:-1] if verdict.is_finished else verdict.logprobs  # no text of EOS
+        logprobs = tuple(self._token_text(each) for each in shown)
+        return TextDelta(self.choice, text, logprobs, finish)
+
+    def _token_text(self, token: TokenLogprobs) -> TokenText:
+        text = self._text.token_text
+        top = tuple((text(token_id), logprob) for token_id, logprob in token.top)
+        return TokenText(text(token.token_id), token.logprob, top)
+
+
+async def merged(
+    answers: Sequence[AsyncIterator[TextDelta]],
+) -> AsyncGenerator[TextDelta]:
+    """The deltas of several choices as they come; the first failure ends all.
+
+    What an answer has counted as generated is never generated again, not even after a failover. So
+    every delta that was made before the failure comes out before the failure does.
+    """
+    if len(answers) == 1:
+        async for delta in answers[0]:
+            yield delta
+        return
+    deltas: asyncio.Queue[TextDelta | BaseException | None] = asyncio.Queue()
+
+    async def pump(answer: AsyncIterator[TextDelta]) -> None:
+        try:
+            async for delta in answer:
+                deltas.put_nowait(delta)
+            deltas.put_nowait(None)
+        except Exception as error:
+            deltas.put_nowait(error)
+
+    pumps = [asyncio.create_task(pump(answer)) for answer in answers]
+    try:
+        num_left = len(pumps)
+        while num_left:
+            event = await deltas.get()
+            if isinstance(event, BaseException):
+                for task in pumps:
+                    task.cancel()
+                await asyncio.wait(pumps)  # now nobody takes another verdict
+                while not deltas.empty():
+                    if isinstance(left := deltas.get_nowait(), TextDelta):
+                        yield left
+                raise event
+            if event is None:
+                num_left -= 1
+            else:
+                yield event
+    finally:
+        for task in pumps:
+            task.cancel()

@@ -1,0 +1,1 @@
+"""What a checkpoint's files say, read without torch: facts, memory, vocabulary, text."""

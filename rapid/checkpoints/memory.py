@@ -1,0 +1,208 @@
+"""Room for weights, KV and the largest step: planned before anything is allocated.
+
+What does not fit is refused with numbers: a checkpoint before its weights are read, a KV pool
+before it is allocated. `rapid plan` does the same arithmetic for GPUs that are not there
+(`rapid.planning.shapes`).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rapid.checkpoints.facts import ModelFacts
+from rapid.checkpoints.files import checkpoint_source, read_json
+from rapid.config import EngineConfig
+from rapid.errors import ConfigurationError
+from rapid.planning.plan import MemoryNeed
+
+if TYPE_CHECKING:  # preflight plans without torch
+    pass
+
+_INDEX = "model.safetensors.index.json"
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_CONVERTED = {"F32": 4, "F16": 2, "BF16": 2}  # become `dtype`; what is quantized stays
+
+
+def plan_pages(config: EngineConfig, num_positions: int) -> tuple[int, int]:
+    """The longest sequence and the number of pages of an engine, as its settings have them.
+
+    Args:
+        num_positions: how far the model reaches.
+
+    Raises:
+        ConfigurationError: the pool cannot hold one sequence, or the model cannot reach
+            `max_context`.
+    """
+    max_context = config.max_context or num_positions
+    if max_context > num_positions:
+        raise ConfigurationError(
+            f"max_context {max_context} is beyond the {num_positions} positions of "
+            f"{config.model!r}; set rope_scaling or lower it"
+        )
+    num_pages = config.kv_cache_tokens // config.page_tokens
+    if num_pages * config.page_tokens < max_context:
+        raise ConfigurationError(
+            f"KV pool too small for one sequence of {config.model!r}: kv_cache_tokens "
+            f"{config.kv_cache_tokens} gives {num_pages} pages of {config.page_tokens} tokens, "
+            f"max_context is {max_context}; raise kv_cache_tokens or set max_context"
+        )
+    return max_context, num_pages
+
+
+def memory_needs(
+    config: EngineConfig, facts: ModelFacts, *, on_gpu: bool, with_pools: bool
+) -> tuple[MemoryNeed, MemoryNeed]:
+    """What a model that is not loaded yet will hold: on its device, and beside a GPU in the host.
+
+    Args:
+        on_gpu: decides `dtype` auto, how attention computes, and where the host cache counts.
+        with_pools: an engine of these settings will be made, with its KV pool and host cache.
+    """
+    width = _DTYPE_BYTES.get(config.dtype, 2 if on_gpu else 4)
+    per_token = facts.shape.kv_bytes_per_token(width) if with_pools else 0
+    host = MemoryNeed(host_cache=config.host_cache_tokens * per_token)
+    device = MemoryNeed(
+        weights=_weight_bytes(config, facts, width),
+        kv_pool=config.kv_cache_tokens * per_token,
+        workspace=facts.shape.workspace_bytes(
+            config.step_tokens, config.max_leases, width, on_gpu=on_gpu
+        ),
+    )
+    if on_gpu:
+        max_context = config.max_context or facts.num_positions
+        checked = facts.shape.check_bytes(config.step_tokens, max_context, width)
+        graphs = facts.shape.graph_bytes(config.max_leases, width)
+        return replace(device, graphs=graphs, check=checked), host
+    return replace(device, host_cache=host.host_cache), MemoryNeed()
+
+
+def check_fits(needs: Sequence[tuple[str, MemoryNeed]], where: str, free: float) -> None:
+    """Refuse models that one place cannot hold together.
+
+    Args:
+        needs: with what to call the model in the error.
+        where: the device or machine.
+        free: its bytes.
+
+    Raises:
+        ConfigurationError: with all numbers.
+    """
+    total = sum(need.total for _, need in needs)
+    if total <= free:
+        return
+    models = " and ".join(f"{name} ({_parts(need)})" for name, need in needs)
+    change = "take a smaller model or dtype, set quantization, or device: balanced"
+    if sum(need.total - need.pools for _, need in needs) < free:
+        has_host_cache = any(need.host_cache for _, need in needs)
+        change = "lower kv_cache_tokens" + " or host_cache_tokens" * has_host_cache
+    raise ConfigurationError(
+        f"{where} cannot hold {models}: {_size(total)} are needed, {_size(free)} are free; {change}"
+    )
+
+
+def free_bytes(device: str) -> int:
+    """Memory that can still be taken.
+
+    Args:
+        device: ``cpu``, ``cuda``, ``cuda:1``, or ``balanced``: all GPUs, and the machine's own,
+            where accelerate puts what they cannot hold.
+    """
+    if device == "cpu":
+        import psutil
+
+        return int(psutil.virtual_memory().available)
+    import torch
+
+    if device == "balanced":
+        gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+        return sum(map(free_bytes, ["cpu", *gpus]))
+    free, _ = torch.cuda.mem_get_info(device)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(free + kept)  # what torch keeps of freed tensors it gives to the next
+
+
+def _weight_bytes(config: EngineConfig, facts: ModelFacts, width: int) -> float:
+    """From the safetensors headers, the index of a hub's checkpoint, or else the shape."""
+    if config.quantization is None or facts.quantization is not None:
+        source = checkpoint_source(config.model)
+        stored = _bytes_in_headers(Path(source), width) or _bytes_in_index(source, facts, width)
+        if stored:
+            return stored
+    quantization = facts.quantization or config.quantization
+    bits = 8 * width if quantization is None else quantized_bits(quantization)
+    return facts.shape.weight_bytes(bits, 8 * width)
+
+
+def quantized_bits(quantization: Mapping[str, Any]) -> float:
+    """Bits of a weight in the layers; where the method is not known, as few as are common.
+
+    Scales come on top, and are left out: a plan may refuse only what is sure not to fit.
+    """
+    for name in ("bits", "nbits", "w_bit"):
+        if isinstance(quantization.get(name), (int, float)):
+            return float(quantization[name])
+    method = str(quantization.get("quant_method", ""))
+    return 8.0 if quantization.get("load_in_8bit") or "8" in method else 4.0
+
+
+def _bytes_in_headers(directory: Path, width: int) -> float:
+    """Sizes of all tensors as they will be in memory; 0 where there are no files."""
+    index = directory / _INDEX
+    if index.is_file():
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    else:
+        names = {"model.safetensors"}
+    files = [directory / name for name in names if (directory / name).is_file()]
+    return sum(
+        _tensor_bytes(tensor, width)
+        for file in files
+        for name, tensor in _header(file).items()
+        if name != "__metadata__"
+    )
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """The JSON at the start of a safetensors file, after its length in 8 bytes."""
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header: dict[str, Any] = json.loads(stream.read(length))
+        return header
+
+
+def _tensor_bytes(tensor: Mapping[str, Any], width: int) -> float:
+    start, stop = map(int, tensor["data_offsets"])
+    stored = _CONVERTED.get(tensor["dtype"], width)
+    return (stop - start) * width / stored
+
+
+def _bytes_in_index(source: str, facts: ModelFacts, width: int) -> float:
+    """Of a checkpoint at the hub in several files; 0 where there is no index or no known dtype."""
+    index = None if Path(source).is_dir() else read_json(source, _INDEX)
+    total = float(((index or {}).get("metadata") or {}).get("total_size", 0))
+    if facts.quantization is not None:
+        return total
+    return total * width / _DTYPE_BYTES[facts.dtype] if facts.dtype in _DTYPE_BYTES else 0.0
+
+
+def _parts(need: MemoryNeed) -> str:
+    is_start = need.work > need.workspace + need.graphs
+    parts = {
+        "weights": need.weights,
+        "KV pool": need.kv_pool,
+        "check of the kernels": need.check if is_start else 0,
+        "workspace": 0 if is_start else need.workspace,
+        "captured steps": 0 if is_start else need.graphs,
+        "host cache": need.host_cache,
+    }
+    return ", ".join(f"{name} {_size(part)}" for name, part in parts.items() if part)
+
+
+def _size(num_bytes: float) -> str:
+    return (
+        f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.0f} MiB"
+    )

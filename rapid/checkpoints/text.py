@@ -1,0 +1,291 @@
+"""Chats to token ids and token ids to text, without torch: the orchestrator runs this.
+
+Engines see ids only. Here alone a chat template is rendered, and here alone ids become text.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Sequence
+from contextvars import ContextVar
+from datetime import date, datetime, time
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import _compile_jinja_template
+
+from rapid.checkpoints.files import checkpoint_source, read_eos_ids
+from rapid.errors import BadRequest, ConfigurationError
+from rapid.messages import Message
+
+
+class ChatText:
+    """The tokenizer, chat template and end-of-sequence tokens of one checkpoint.
+
+    Methods that encode take time linear in the text and let other threads run meanwhile; call them
+    off the event loop when the text may be long.
+
+    Attributes:
+        tokenizer: the Hugging Face tokenizer.
+        eos_ids: tokens that end an answer.
+    """
+
+    def __init__(self, tokenizer: Any, eos_ids: frozenset[int]) -> None:
+        self.tokenizer = tokenizer
+        self.eos_ids = eos_ids
+        self._backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        tokenizer.model_max_length = int(1e30)  # how long is too long is not the tokenizer's say
+        added = tokenizer.added_tokens_decoder
+        self._hidden = eos_ids | {id_ for id_, token in added.items() if token.special}
+        self._control = _control_tokens(tokenizer)
+        self._pieces = _Pieces(self._backend)
+
+    @classmethod
+    def load(cls, model: str) -> ChatText:
+        """Read the tokenizer of a directory, a hub name or an ``embedded:`` model.
+
+        Raises:
+            ConfigurationError: with one sentence that says what is missing.
+        """
+        source = checkpoint_source(model)
+        try:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
+        except (OSError, ValueError, TypeError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ConfigurationError(
+                f"model {model!r} has no usable tokenizer: {reason}"
+            ) from error
+        if not tokenizer.chat_template:
+            raise ConfigurationError(
+                f"model {model!r} has no chat template: take its instruction-tuned variant"
+            )
+        return cls(tokenizer, read_eos_ids(source, tokenizer))
+
+    def encode_chat(
+        self, messages: Sequence[Message], *, day: date, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """The chat as the model expects it.
+
+        The template alone writes control tokens: their spelling in a message is encoded as the
+        characters it is made of.
+
+        Args:
+            messages: the chat.
+            day: what a template that asks for the time (``strftime_now``, as Llama 3.2's does) is
+                told, at midnight. The clock would make another prompt of the same chat every day.
+            add_generation_prompt: end where the answer begins.
+
+        Raises:
+            BadRequest: the template refuses the chat, for instance because roles do not alternate.
+        """
+        chat = [{"role": message.role, "content": message.content} for message in messages]
+        spoofed = any(self._control.search(message.content) for message in messages)
+        before = _told_day.set(day)
+        try:
+            _pin_clock(self.tokenizer.get_chat_template())
+            rendered = self.tokenizer.apply_chat_template(
+                chat,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=spoofed,
+                sanitize_control_tokens=spoofed,
+                return_dict=False,
+            )
+        except (TemplateError, ValueError) as error:
+            raise BadRequest(f"the model's chat template refuses: {error}", "messages") from error
+        finally:
+            _told_day.reset(before)
+        return list(rendered) if spoofed else self.encode(rendered)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, nothing added; control tokens are recognised."""
+        # The batch call, unlike the single one, releases the interpreter lock.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def count_tokens(self, text: str) -> int:
+        """Length of `text`."""
+        return len(self.encode(text))
+
+    def token_offsets(self, text: str) -> list[tuple[int, int]]:
+        """Character range of each token, for `retrieval.chunking`."""
+        (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)
+        offsets: list[tuple[int, int]] = encoding.offsets
+        return offsets
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of a whole answer; special tokens leave no trace."""
+        shown = [id_ for id_ in token_ids if id_ not in self._hidden]
+        text: str = self._backend.decode(shown, skip_special_tokens=False)
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """One token, for log-probabilities; bytes that are no character become lone surrogates.
+
+        ``text.encode("utf-8", "surrogateescape")`` gives the token's bytes back.
+        """
+        return self._pieces[token_id].decode("utf-8", "surrogateescape")
+
+    def stream(self, stop: Sequence[str] = ()) -> TextStream:
+        """A stream that turns the ids of one answer into text."""
+        return TextStream(self._pieces, self._hidden, tuple(stop))
+
+
+_told_day: ContextVar[date | None] = ContextVar("told_day", default=None)
+
+
+def _pin_clock(chat_template: str) -> None:
+    """Have the template's `strftime_now` tell the day of the chat that is being rendered.
+
+    transformers hands a template no callable of ours, so its own is replaced where it keeps the
+    compiled template; who renders the same template elsewhere is still told the time.
+    """
+    _compile_jinja_template(chat_template).environment.globals["strftime_now"] = _strftime_told
+
+
+def _strftime_told(format: str) -> str:
+    day = _told_day.get()
+    return (datetime.now() if day is None else datetime.combine(day, time())).strftime(format)
+
+
+class TextStream:
+    """Ids in, text out as soon as it is certain.
+
+    Held back are the bytes of an incomplete character and whatever may yet become a stop. The text
+    is a function of the ids alone, not of how they are split into pushes.
+
+    Attributes:
+        stopped: a stop was found; the text ends before it.
+        num_tokens: ids taken, up to the one that completed a stop.
+    """
+
+    def __init__(self, pieces: _Pieces, hidden: frozenset[int], stop: tuple[str, ...]) -> None:
+        self.stopped = False
+        self.num_tokens = 0
+        self._pieces, self._hidden, self._stop = pieces, hidden, stop
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begun = False
+        self._held = ""
+        self._most_held = max((len(each) for each in stop), default=1) - 1
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Take the next ids of the answer and return new text; ids after a stop are ignored."""
+        texts = []
+        for token_id in token_ids:
+            if self.stopped:
+                break
+            self.num_tokens += 1
+            if token_id not in self._hidden:
+                first, self._begun = not self._begun, True
+                piece = self._pieces.first(token_id) if first else self._pieces[token_id]
+                texts.append(self._release(self._decoder.decode(piece)))
+        return "".join(texts)
+
+    def finish(self) -> str:
+        """What was held back; an incomplete character becomes U+FFFD."""
+        if self.stopped:
+            return ""
+        text = self._release(self._decoder.decode(b"", final=True))
+        text, self._held = text + self._held, ""
+        return text
+
+    def _release(self, new: str) -> str:
+        if not self._stop or not new:
+            return new
+        text = self._held + new
+        ends = [(at + len(s), at) for s in self._stop if (at := text.find(s)) >= 0]
+        if ends:  # the stop that is complete first; of two, the one that begins first
+            self.stopped, self._held = True, ""
+            return text[: min(ends)[1]]
+        most = min(len(text), self._most_held)
+        keep = next((n for n in range(most, 0, -1) if self._may_become_stop(text[-n:])), 0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def _may_become_stop(self, end: str) -> bool:
+        return any(stop.startswith(end) for stop in self._stop)
+
+
+class _Pieces(dict[int, bytes]):
+    """The bytes that each token adds to a text, worked out when first asked for.
+
+    Byte-level vocabularies spell bytes as characters. In others (sentencepiece and its kin) a token
+    is asked for behind another one, because the decoder drops the space that begins a text, and
+    bytes that are no character of their own have names such as ``<0xE2>``.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        super().__init__()
+        self._backend = backend
+        self._is_byte_level = "ByteLevel" in _decoder_kinds(backend)
+        self._has_byte_names = "ByteFallback" in _decoder_kinds(backend)
+        self._anchor = backend.encode("a", add_special_tokens=False).ids[-1:]
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id)
+        if token is None:  # padding of the logits
+            piece = b""
+        elif self._is_byte_level:
+            piece = _spelled_bytes(token)
+        elif self._has_byte_names and _BYTE_NAME.fullmatch(token):
+            piece = bytes.fromhex(token[3:5])
+        else:
+            whole = self._decode([*self._anchor, token_id])
+            piece = whole[len(self._decode(self._anchor)) :].encode()
+        self[token_id] = piece
+        return piece
+
+    def first(self, token_id: int) -> bytes:
+        """The token's bytes where it begins the text."""
+        piece = self[token_id]
+        if self._is_byte_level or piece[:1] > b"\x7f":
+            return piece
+        return self._decode([token_id]).encode()
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text: str = self._backend.decode(token_ids, skip_special_tokens=False)
+        return text
+
+
+_BYTE_NAME = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+def _byte_spelling() -> dict[str, int]:
+    """Characters of byte-level vocabularies: printable bytes spell themselves, others move up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    spelling = {chr(byte): byte for byte in printable}
+    return spelling | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTES = _byte_spelling()
+
+
+def _spelled_bytes(token: str) -> bytes:
+    try:
+        return bytes(_BYTES[character] for character in token)
+    except KeyError:  # an added token, written as itself
+        return token.encode()
+
+
+def _decoder_kinds(backend: Any) -> set[str]:
+    if backend.decoder is None:
+        return set()
+    decoder = json.loads(backend.decoder.__getstate__())
+    return {each["type"] for each in decoder.get("decoders", [decoder])}
+
+
+def _control_tokens(tokenizer: Any) -> re.Pattern[str]:
+    """Matches what a message must not smuggle in: special tokens and those of the template."""
+    template = str(tokenizer.chat_template)
+    control = [
+        token.content
+        for token in tokenizer.added_tokens_decoder.values()
+        if token.special or (token.content in template and not token.content.isspace())
+    ]
+    return re.compile("|".join(map(re.escape, control)) or "(?!)")

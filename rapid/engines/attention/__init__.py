@@ -1,0 +1,1 @@
+"""Attention of ragged rows over paged KV, on every kind of device."""

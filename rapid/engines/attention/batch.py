@@ -1,0 +1,86 @@
+"""From work items to one ragged forward: rows of many sequences side by side, in one batch of 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rapid.engines.attention.rows import Kernels, RaggedRows
+from rapid.engines.attention.segments import Segment
+from rapid.engines.kv.cache import KVCache, PageTable
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The next rows of one sequence.
+
+    Attributes:
+        token_ids: what the rows consume.
+        position: of the first, counted from the start of the prompt.
+        num_wanted: how many of the last rows need logits; 0 for a prefill chunk.
+        unseen: earlier positions [a, b) that the rows do not attend to.
+    """
+
+    token_ids: Sequence[int]
+    position: int
+    table: PageTable
+    num_wanted: int
+    unseen: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Inputs of one forward.
+
+    Attributes:
+        input_ids: [1, rows].
+        position_ids: [1, rows].
+        wanted: indices of the rows whose logits are computed [num_wanted].
+        rows: the same rows as attention sees them.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    wanted: torch.Tensor
+    rows: RaggedRows
+
+
+def assemble(
+    feeds: Sequence[Feed],
+    cache: KVCache,
+    device: torch.device,
+    kernels: Kernels | None = None,
+) -> Batch:
+    """Lay the feeds' rows one after the other."""
+    input_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    wanted: list[int] = []
+    segments: list[Segment] = []
+    for feed in feeds:
+        first, position = len(input_ids), feed.position
+        stop = position + len(feed.token_ids)
+        input_ids += feed.token_ids
+        positions += range(position, stop)
+        for span in feed.table.spans(position, stop):
+            slots += range(*span)
+        end = len(input_ids)
+        wanted += range(end - feed.num_wanted, end)
+        before, after = feed.unseen
+        sinks = feed.table.spans(0, before)
+        segments.append(
+            Segment(
+                first,
+                end,
+                sinks + feed.table.spans(after, position),
+                sinks + feed.table.spans(after, stop),
+            )
+        )
+    return Batch(
+        input_ids=torch.tensor([input_ids], device=device),
+        position_ids=torch.tensor([positions], device=device),
+        wanted=torch.tensor(wanted, dtype=torch.long, device=device),
+        rows=RaggedRows(cache, segments, torch.tensor(slots, device=device), kernels),
+    )

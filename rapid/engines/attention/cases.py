@@ -1,0 +1,208 @@
+"""Batches to check and to time attention with: uneven, scattered, with NaN between.
+
+Kernels fail at batch 2, at odd lengths, where one sequence is far longer than the others, and by
+reading slots of others; every check has some of these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from rapid.engines.attention.batch import Feed, assemble
+from rapid.engines.attention.ragged import attend_by_runs, plain_partial
+from rapid.engines.attention.rows import Attend, RaggedRows
+from rapid.engines.attention.segments import MAX_STEP_ROWS, Partial
+from rapid.engines.kv.cache import KVCache, KVLayout, PageTable, Run
+
+SHARPNESS = 3.0  # of the checks' queries: a few keys carry each output, so each of them is missed
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Rows to attend with over layer 0 of their cache; `expected` [1, rows, heads, head_dim]."""
+
+    name: str
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    rows: RaggedRows
+    expected: torch.Tensor | None = None
+
+    def run(self, attend: Attend) -> torch.Tensor:
+        """Attend."""
+        keys, values = self.rows.cache.layers[0]
+        scale = self.query.shape[-1] ** -0.5
+        return attend(self.query, self.key, self.value, keys, values, self.rows, scale)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Keys and values that must be read, each once for all rows of a sequence."""
+        keys = self.rows.cache.layers[0][0]
+        slots = sum(b - a for one in self.rows.segments for a, b in one.all_spans)
+        return 2 * slots * keys.shape[0] * keys.shape[2] * keys.element_size()
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """New rows of one sequence after `past` keys, `unseen` some of them."""
+
+    past: int
+    num_rows: int
+    unseen: tuple[int, int] = (0, 0)
+
+
+def step_checks(keys: torch.Tensor, num_heads: int, page_tokens: int) -> list[Case]:
+    """Batches of 2 to 5 sequences: rows 1 to 16, odd lengths, one far longer than the others."""
+    shapes = {
+        "decode": [Rows(5000, 1), Rows(37, 1), Rows(700, 1), Rows(0, 1)],
+        "verify of unequal blocks": [
+            Rows(3001, 16), Rows(40, 1), Rows(129, 5), Rows(64, 2), Rows(0, 11)
+        ],
+        "windows": [Rows(901, 1, unseen=(4, 389)), Rows(300, 3, unseen=(5, 170)), Rows(50, 1)],
+    }  # fmt: skip
+    shapes |= {
+        f"{rows} rows": [Rows(61 * rows, rows), Rows(300 + rows, rows)]
+        for rows in range(1, MAX_STEP_ROWS + 1)
+    }
+    return checks(shapes, keys, num_heads, page_tokens)
+
+
+def chunk_checks(keys: torch.Tensor, num_heads: int, page_tokens: int) -> list[Case]:
+    """Prefill chunks at the start and after odd lengths."""
+    shapes = {
+        "first chunks": [Rows(0, 300), Rows(0, 17)],
+        "later chunks": [Rows(2001, 130), Rows(33, 97), Rows(512, 64)],
+    }
+    return checks(shapes, keys, num_heads, page_tokens)
+
+
+def checks(
+    shapes: dict[str, list[Rows]], keys: torch.Tensor, num_heads: int, page_tokens: int
+) -> list[Case]:
+    """Cases with what float32 says of them, in a small cache of the shape of `keys`.
+
+    Slots that belong to nobody are NaN: whoever lets them in is found out.
+    """
+    tables: dict[str, list[PageTable]] = {}
+    start = 1
+    for name, batch in shapes.items():
+        tables[name] = []
+        for one in batch:
+            table = scattered(one.past + one.num_rows, page_tokens, start)
+            tables[name].append(table)
+            start = max(run.stop for run in table.runs) + 1
+    layout = KVLayout(keys.shape[0], keys.shape[2], keys.dtype, (keys.device,))
+    cache = KVCache(layout, start, page_tokens)
+    for tensor in cache.layers[0]:
+        tensor.fill_(math.nan)
+    cases = [
+        make_case(name, cache, batch, tables[name], num_heads, SHARPNESS)
+        for name, batch in shapes.items()
+    ]
+    for case in cases:
+        for tensor, own in zip(cache.layers[0], (case.key, case.value), strict=True):
+            for segment in case.rows.segments:
+                for first, stop in segment.all_spans:
+                    tensor[:, first:stop].normal_()
+            tensor.index_copy_(1, case.rows.slots, own[0])
+    return [replace(case, expected=_specification(case)) for case in cases]
+
+
+def _specification(case: Case) -> torch.Tensor:
+    def kernel(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        *,
+        is_causal: bool,
+    ) -> Partial:
+        return plain_partial(query, key.float(), value.float(), scale, is_causal=is_causal)
+
+    exact = replace(case, query=case.query.float())
+    return exact.run(partial(attend_by_runs, kernel=kernel))
+
+
+def step_timings(cache: KVCache, num_heads: int, page_tokens: int, max_context: int) -> list[Case]:
+    """Decoding and verifying 8 tokens of two long sequences."""
+    shapes = [Rows(0, 1), Rows(0, 8)]
+    return [
+        _timed(f"{one.num_rows} rows", cache, num_heads, page_tokens, max_context, one, 2)
+        for one in shapes
+    ]
+
+
+def chunk_timings(
+    cache: KVCache, num_heads: int, page_tokens: int, max_context: int, step_tokens: int
+) -> list[Case]:
+    """One prefill chunk at the end of a long sequence."""
+    rows = Rows(0, max(MAX_STEP_ROWS + 1, min(step_tokens, max_context // 2)))
+    return [_timed("chunk", cache, num_heads, page_tokens, max_context, rows, 1)]
+
+
+def _timed(
+    name: str,
+    cache: KVCache,
+    num_heads: int,
+    page_tokens: int,
+    max_context: int,
+    rows: Rows,
+    num_sequences: int,
+) -> Case:
+    """The rows at the end of equal sequences, each in one run."""
+    num_pages = cache.layers[0][0].shape[1] // page_tokens
+    each = max(1, min(num_pages // num_sequences, max_context // page_tokens))
+    tables = [
+        PageTable([Run(i * each, (i + 1) * each)], page_tokens)
+        for i in range(min(num_sequences, num_pages // each))
+    ]
+    batch = [
+        Rows(max(0, table.num_tokens - rows.num_rows), min(rows.num_rows, table.num_tokens))
+        for table in tables
+    ]
+    for tensor in cache.layers[0]:
+        tensor[:, : each * page_tokens * len(tables)].normal_()
+    return make_case(name, cache, batch, tables, num_heads)
+
+
+def make_case(
+    name: str,
+    cache: KVCache,
+    batch: Sequence[Rows],
+    tables: Sequence[PageTable],
+    num_heads: int,
+    sharpness: float = 1.0,
+) -> Case:
+    """Random queries, keys and values of a batch; nothing is stored in the cache."""
+    keys = cache.layers[0][0]
+    num_kv_heads, _, head_dim = keys.shape
+    feeds = [
+        Feed([0] * one.num_rows, one.past, table, num_wanted=0, unseen=one.unseen)
+        for one, table in zip(batch, tables, strict=True)
+    ]
+    num_rows = sum(one.num_rows for one in batch)
+
+    def drawn(heads: int) -> torch.Tensor:  # as models pass it: heads and rows transposed
+        shape = (1, num_rows, heads, head_dim)
+        return torch.randn(shape, device=keys.device).to(keys.dtype).transpose(1, 2)
+
+    query = (drawn(num_heads) * sharpness).to(keys.dtype)
+    rows = assemble(feeds, cache, keys.device).rows
+    return Case(name, query, drawn(num_kv_heads), drawn(num_kv_heads), rows)
+
+
+def scattered(num_tokens: int, page_tokens: int, start: int) -> PageTable:
+    """Runs of 3, 1, 4, 1, 5, 9, ... pages from page `start` on, others' between, the last first."""
+    runs: list[Run] = []
+    missing, lengths = -(-num_tokens // page_tokens), [3, 1, 4, 1, 5, 9, 2, 6]
+    while missing > 0:
+        length = min(lengths[len(runs) % len(lengths)], missing)
+        runs.append(Run(start, start + length))
+        start += length + 1
+        missing -= length
+    return PageTable(runs[::-1], page_tokens)

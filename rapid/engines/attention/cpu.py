@@ -1,0 +1,144 @@
+"""Attention over some of the keys on a CPU: torch's fused flash kernel, in the form that pays.
+
+The kernel gives one thread a head of a batch and up to 32 of its query rows, and walks the keys. It
+reads any strided view, so a form is a matter of what is called a head and what a batch:
+
+* `packed`: all rows of a KV head at once, as they come. Nothing beats it but in two cases.
+* `row_by_row`: two rows in bfloat16, as two heads that share their keys by a zero stride. A single
+  row takes a matrix-vector product; more are multiplied as a matrix, for which the keys are packed
+  anew, and that costs more than reading them twice, while the second time they come from a cache.
+* `split`: fewer KV heads than threads leave threads idle (and a lone one lets the matrix library
+  spread products too small for it); equal parts of the keys become the batch, merged by their
+  log-sum-exp.
+
+`benchmarks/cpu_attention.py` measures the forms, the written-out products beside them, and what
+`form_for` chooses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from rapid.engines.attention.segments import Partial
+
+MAX_REREAD_BYTES = 2**22  # of a KV head: beyond, its second row waits for memory
+MIN_SPLIT_KEYS = 8192  # below, merging costs more than the idle threads
+MAX_SPLIT_ROWS = 32  # above, the kernel has a second block of rows for another thread
+
+Form = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], "Partial"]
+
+
+def partial(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
+) -> Partial:
+    """As `rapid.engines.attention.ragged.partial`, by the fastest form."""
+    if is_causal:
+        return _flash(query, key, value, scale, is_causal=True)
+    return form_for(query, key)(query, key, value, scale)
+
+
+def attend_single_rows(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    spans: Sequence[tuple[int, int]],
+    scale: float,
+) -> torch.Tensor:
+    """Sequences that each have one row and one run of keys: plain decoding, with least ado.
+
+    Args:
+        query: [1, heads, rows, head_dim].
+        keys: of all slots [kv_heads, slots, head_dim].
+        values: as `keys`.
+        spans: the slots that each row sees.
+        scale: of the scores.
+
+    Returns:
+        [1, rows, heads, head_dim].
+    """
+    _, heads, rows, head_dim = query.shape
+    num_kv_heads = keys.shape[0]
+    packed = query.transpose(1, 2).reshape(rows, 1, num_kv_heads, heads // num_kv_heads, head_dim)
+    keys, values = keys[None], values[None]
+    outputs = [
+        partial(row, keys.narrow(2, a, b - a), values.narrow(2, a, b - a), scale, is_causal=False)[
+            0
+        ]
+        for row, (a, b) in zip(packed.unbind(), spans, strict=True)
+    ]
+    return torch.cat(outputs).to(query.dtype).reshape(1, rows, heads, head_dim)
+
+
+def form_for(query: torch.Tensor, key: torch.Tensor) -> Form:
+    """The form for rows [b, h, rows, d] over keys [b, h, keys, d]."""
+    batch, heads, rows, _ = query.shape
+    if batch != 1:
+        return packed
+    num_keys, head_dim = key.shape[2:]
+    if rows == 2 and query.dtype == torch.bfloat16:
+        num_bytes = 2 * num_keys * head_dim * key.element_size()
+        if num_bytes <= MAX_REREAD_BYTES:
+            return row_by_row
+    if heads < torch.get_num_threads() and rows <= MAX_SPLIT_ROWS and num_keys > MIN_SPLIT_KEYS:
+        return split
+    return packed
+
+
+def packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> Partial:
+    """One call as it stands."""
+    return _flash(query, key, value, scale)
+
+
+def row_by_row(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> Partial:
+    """Rows as heads, KV heads as the batch [1, h, rows, d]."""
+    rows = query.shape[2]
+    output, lse = _flash(
+        query[0, :, :, None],
+        key[0, :, None].expand(-1, rows, -1, -1),
+        value[0, :, None].expand(-1, rows, -1, -1),
+        scale,
+    )
+    return output[None, :, :, 0], lse[None, :, :, 0]
+
+
+def split(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> Partial:
+    """Keys in as many parts as give every thread equally much [1, h, rows, d]."""
+    threads = torch.get_num_threads()
+    num_parts = threads // math.gcd(threads, query.shape[1])
+    length = key.shape[2] // num_parts
+    whole = num_parts * length
+    output, lse = _flash(
+        query.expand(num_parts, -1, -1, -1), _parts(key, length), _parts(value, length), scale
+    )
+    if whole < key.shape[2]:
+        rest = _flash(query, key[:, :, whole:], value[:, :, whole:], scale)
+        output, lse = torch.cat([output, rest[0]]), torch.cat([lse, rest[1]])
+    total = lse.logsumexp(0, keepdim=True)
+    return (output * (lse - total).exp()[..., None]).sum(0, keepdim=True), total
+
+
+def _parts(tensor: torch.Tensor, length: int) -> torch.Tensor:
+    """[1, h, n, d] as a view [n // length, h, length, d]."""
+    heads, num_parts = tensor.shape[1], tensor.shape[2] // length
+    whole = tensor[0, :, : num_parts * length]
+    return whole.view(heads, num_parts, length, -1).transpose(0, 1)
+
+
+def _flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    is_causal: bool = False,
+) -> Partial:
+    output, lse = torch._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, is_causal, scale=scale
+    )
+    return output, lse

@@ -1,0 +1,256 @@
+"""The attention of a CUDA engine: what there is, and what an engine takes when it starts.
+
+Which kernels are right (`rapid.engines.attention.survey`) and which of these is fast depends on the
+device and the shapes. So every engine looks when it starts, at its own: once for steps and once for
+prefill.
+
+Three families:
+
+* runs: one kernel call of torch's per sequence and run, merged by log-sum-exp;
+* pages: one call of flash-attn 2 or 3 for the batch, where the package is installed. Version 2
+  takes pages of multiples of 256 tokens only. Rows are padded on the left, for its causal mask ends
+  at the last row and the last key. (Its varlen form is no candidate: it does not split the keys.
+  Nor is cuDNN: torch keeps its plans by shape, so that every new length would be planned anew,
+  which a timing at one length does not show.)
+* blocks: ours in Triton (`rapid.engines.attention.triton_kernel`), the one that a graph can capture.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rapid.engines.attention.rows import Kernels, RaggedRows
+
+if TYPE_CHECKING:
+    pass
+
+import importlib
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rapid.engines.attention.cases import chunk_checks, chunk_timings, step_checks, step_timings
+from rapid.engines.attention.ragged import attend_by_runs, blockwise_partial
+from rapid.engines.attention.rows import Attend, PartialKernel
+from rapid.engines.attention.segments import Partial, Segment
+from rapid.engines.attention.survey import (
+    TOLERANCES,
+    Candidate,
+    Measure,
+    device_ms,
+    fastest,
+    survey,
+)
+from rapid.engines.kv.cache import KVCache
+from rapid.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    pass
+
+logger = logging.getLogger(__name__)
+
+
+_chosen: dict[tuple[object, ...], Kernels] = {}
+
+
+def choose_kernels(
+    cache: KVCache,
+    num_heads: int,
+    page_tokens: int,
+    max_context: int,
+    step_tokens: int,
+    candidates: Sequence[Candidate] | None = None,
+    measure: Measure | None = None,
+) -> Kernels:
+    """Check and time candidates at the shapes of a cache, and say so in the log.
+
+    Args:
+        cache: timed on its first layer, whose content is lost.
+        num_heads: of the queries.
+        page_tokens: of its pages.
+        max_context: longest sequence.
+        step_tokens: rows of a prefill chunk.
+        candidates: None takes `all_candidates`.
+        measure: None takes `device_ms`.
+
+    Raises:
+        ConfigurationError: none is right.
+    """
+    keys = cache.layers[0][0]
+    tolerance = TOLERANCES[keys.dtype]
+    candidates = all_candidates(page_tokens) if candidates is None else candidates
+    measure = measure or device_ms
+    steps = survey(
+        candidates,
+        step_checks(keys, num_heads, page_tokens),
+        step_timings(cache, num_heads, page_tokens, max_context),
+        tolerance,
+        measure,
+    )
+    chunks = survey(
+        [candidate for candidate in candidates if candidate.is_for_chunks],
+        chunk_checks(keys, num_heads, page_tokens),
+        chunk_timings(cache, num_heads, page_tokens, max_context, step_tokens),
+        tolerance,
+        measure,
+    )
+    best_step, best_chunk = fastest(steps), fastest(chunks)
+    for what, found, best in (("steps", steps, best_step), ("prefill", chunks, best_chunk)):
+        logger.info(
+            "attention for %s: %s (%s)", what, best.candidate.name, "; ".join(map(str, found))
+        )
+    capturable = [one for one in steps if one.candidate.is_capturable and one.attend is not None]
+    assert best_step.attend is not None
+    assert best_chunk.attend is not None
+    return Kernels(
+        best_step.attend,
+        best_chunk.attend,
+        fastest(capturable).attend if capturable else None,
+    )
+
+
+# --- candidates -----------------------------------------------------------------------------------
+
+
+def all_candidates(page_tokens: int) -> list[Candidate]:
+    """Every way to attend on CUDA; the written-out one is there so that something always is."""
+    by_runs: dict[str, PartialKernel] = {
+        "runs, flash": flash_partial,
+        "runs, memory-efficient": efficient_partial,
+        "runs, written out": float32_partial,
+    }
+    return [
+        *(
+            Candidate(name, lambda kernel=kernel: partial(attend_by_runs, kernel=kernel))  # type: ignore[misc]
+            for name, kernel in by_runs.items()
+        ),
+        Candidate("pages, flash-attn 2", lambda: _flash_attn_2(page_tokens)),
+        Candidate("pages, flash-attn 3", lambda: _flash_attn_3(page_tokens)),
+        Candidate("blocks, ours in Triton", _blocks, is_for_chunks=False, is_capturable=True),
+    ]
+
+
+def flash_partial(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
+) -> Partial:
+    """Torch's build of flash-attention 2; it splits the keys when the rows are few."""
+    output, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+        query, key, value, 0.0, is_causal, False, scale=scale
+    )
+    return output, lse
+
+
+def efficient_partial(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
+) -> Partial:
+    """The memory-efficient kernel, also in float32; its log-sum-exp is padded to 32 rows."""
+    output, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, None, True, 0.0, is_causal, scale=scale
+    )
+    return output, lse[..., : query.shape[2]]
+
+
+def float32_partial(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
+) -> Partial:
+    """Written out in float32."""
+    tensors = query.float(), key.float(), value.float()
+    return blockwise_partial(*tensors, scale, is_causal=is_causal)
+
+
+def _blocks() -> Attend:
+    from rapid.engines.attention.triton_kernel import attend_by_blocks
+
+    return attend_by_blocks
+
+
+def _flash_attn_2(page_tokens: int) -> Attend:
+    if page_tokens % 256:
+        raise ConfigurationError(f"needs page_tokens in multiples of 256, not {page_tokens}")
+    kernel = importlib.import_module("flash_attn").flash_attn_with_kvcache
+    return partial(attend_by_pages, kernel=kernel, table_name="block_table", page=page_tokens)
+
+
+def _flash_attn_3(page_tokens: int) -> Attend:
+    kernel = importlib.import_module("flash_attn_interface").flash_attn_with_kvcache
+    return partial(attend_by_pages, kernel=kernel, table_name="page_table", page=page_tokens)
+
+
+def attend_by_pages(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rows: RaggedRows,
+    scale: float,
+    *,
+    kernel: Callable[..., Any],
+    table_name: str,
+    page: int,
+) -> torch.Tensor:
+    """`Attend` with a ``flash_attn_with_kvcache``; by runs where spans are no whole pages.
+
+    Args:
+        kernel: takes [sequences, rows, heads, head_dim], pages [pages, page, kv_heads, head_dim].
+        table_name: what it calls the table of pages [sequences, pages].
+        page: tokens of a page.
+    """
+    pages = rows.once(("pages", keys.device), lambda: _pages(rows.segments, page, keys.device))
+    if pages is None:
+        return attend_by_runs(query, key, value, keys, values, rows, scale, kernel=flash_partial)
+    table, lengths, padded, back = pages
+    shape = (keys.shape[0], -1, page, keys.shape[2])
+    output = kernel(
+        query[0].transpose(0, 1)[padded],
+        keys.view(shape).permute(1, 2, 0, 3),
+        values.view(shape).permute(1, 2, 0, 3),
+        cache_seqlens=lengths,
+        softmax_scale=scale,
+        causal=True,
+        **{table_name: table},
+    )
+    return torch.as_tensor(output).flatten(0, 1)[back][None]
+
+
+def _pages(
+    segments: list[Segment], page: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """Table of pages, keys of each sequence, rows padded to a rectangle, and the way back."""
+    tables = []
+    for segment in segments:
+        *whole, last = segment.all_spans
+        if any(a % page or b % page for a, b in whole) or last[0] % page:
+            return None
+        pages = [np.arange(a // page, -(-b // page)) for a, b in segment.all_spans]
+        tables.append(np.concatenate(pages))
+    most = max(segment.stop - segment.start for segment in segments)
+    table = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
+    for line, own in zip(table, tables, strict=True):
+        line[: len(own)] = own
+    padded = [
+        max(segment.stop - most + i, segment.start) for segment in segments for i in range(most)
+    ]
+    back = [
+        line * most + most - (segment.stop - segment.start) + i
+        for line, segment in enumerate(segments)
+        for i in range(segment.stop - segment.start)
+    ]
+    counted = [sum(b - a for a, b in segment.all_spans) for segment in segments]
+    return (
+        torch.from_numpy(table).to(device),
+        torch.tensor(counted, dtype=torch.int32, device=device),
+        torch.tensor(padded, device=device).view(len(segments), most),
+        torch.tensor(back, device=device),
+    )
+
+
+# One engine at a time: a capture begins by waiting for the device, which no capture survives.
+CAPTURING = threading.Lock()

@@ -1,0 +1,291 @@
+"""Ragged attention over page runs: many sequences of any length in one forward, no padding.
+
+`ragged_attention` is what every layer of a transformers model calls (registered as
+``rapid_ragged``). It stores the new keys and values, then attends sequence by sequence:
+
+* the queries of a KV group are packed into the query rows ([kv_heads, group * rows, head_dim]), so
+  keys are read once per group and never repeated;
+* each past run is attended to without any mask, the new rows among themselves causally;
+* the parts are merged by their log-sum-exp.
+
+What several sequences begin with is a part that is read once for all of them, where no `Kernels`
+attend (`rapid.engines.attention.shared_prefixes`).
+
+On a CPU a part is the fused flash kernel over a strided view, in one of the forms of
+`rapid.engines.attention.cpu`. On CUDA an engine brings the `Kernels` that
+`rapid.engines.attention.cuda` found right and fast. Elsewhere a part is `plain_partial`, written
+out, in blocks; the same function is the specification everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from transformers import AttentionInterface
+
+from rapid.engines.attention import cpu as cpu_attention
+from rapid.engines.attention.rows import PartialKernel, RaggedRows
+from rapid.engines.attention.segments import Partial, Segment
+from rapid.engines.attention.shared_prefixes import SharedPrefix
+
+NAME = "rapid_ragged"
+MAX_SCORES = 2**26  # float32 scores computed at once where no fused kernel is used
+
+
+def ragged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    *,
+    ragged: RaggedRows,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """Attention of all rows of a ragged batch; the signature is the one transformers calls.
+
+    Args:
+        module: the layer; its `layer_idx` selects the cache.
+        query: [1, heads, rows, head_dim].
+        key: [1, kv_heads, rows, head_dim].
+        value: [1, kv_heads, rows, head_dim].
+        attention_mask: None always; segments say who sees whom.
+        scaling: of the scores.
+        dropout: refused by inference, ignored.
+        ragged: the batch.
+
+    Returns:
+        [1, rows, heads, head_dim].
+    """
+    keys, values = ragged.cache.layers[int(module.layer_idx)]  # type: ignore[arg-type]
+    slots = ragged.slots_on(keys.device)
+    keys.index_copy_(1, slots, key[0])
+    values.index_copy_(1, slots, value[0])
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    kernels = ragged.kernels
+    if kernels is None:
+        if keys.device.type == "cpu" and (spans := ragged.single_spans()):
+            return cpu_attention.attend_single_rows(query, keys, values, spans, scale), None
+        return attend_by_runs(query, key, value, keys, values, ragged, scale), None
+    outputs = [
+        (kernels.steps if part.segments[0].is_step else kernels.chunks)(
+            query[:, :, own], key[:, :, own], value[:, :, own], keys, values, part, scale
+        )
+        for own, part in ragged.stretches()
+    ]
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)), None
+
+
+def attend_by_runs(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rows: RaggedRows,
+    scale: float,
+    kernel: PartialKernel | None = None,
+) -> torch.Tensor:
+    """`Attend`, sequence by sequence and run by run, what several begin with once.
+
+    Args:
+        kernel: takes the place of `partial`, and every sequence for itself.
+    """
+    outputs: dict[int, torch.Tensor] = {}
+    for prefix in rows.prefixes() if kernel is None else ():
+        outputs |= _attend_together(query, key, value, keys, values, prefix, scale)
+    for index, segment in enumerate(rows.segments):
+        if index not in outputs:
+            outputs[index] = _attend(
+                query, key, value, keys, values, segment, scale, kernel or partial
+            )
+    in_order = [outputs[index] for index in range(len(outputs))]
+    return in_order[0] if len(in_order) == 1 else torch.cat(in_order, dim=1)
+
+
+def _attend_together(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    prefix: SharedPrefix,
+    scale: float,
+) -> dict[int, torch.Tensor]:
+    """By sequence [1, rows, heads, d]; what is shared is read by all rows packed as one's."""
+    num_kv_heads, _, head_dim = keys.shape
+    num_heads = query.shape[1]
+    by_head = (num_kv_heads, num_heads // num_kv_heads, -1)
+    rests = prefix.rests.values()
+    rows = torch.cat([query[:, :, rest.start : rest.stop] for rest in rests], dim=2)
+    packed = rows.reshape(1, num_kv_heads, -1, head_dim)
+    output, lse = merge(
+        [
+            partial(packed, keys[None, :, a:b], values[None, :, a:b], scale, is_causal=False)
+            for a, b in prefix.spans
+        ]
+    )
+    own = [merge(_parts(query, key, value, keys, values, rest, scale, partial)) for rest in rests]
+    own_output = torch.cat([output.reshape(*by_head, head_dim) for output, _ in own], dim=2)
+    own_lse = torch.cat([lse.reshape(by_head) for _, lse in own], dim=2)
+    shared = output.reshape(*by_head, head_dim), lse.reshape(by_head)
+    merged, _ = merge([shared, (own_output, own_lse)])
+    by_row = merged.to(query.dtype).permute(2, 0, 1, 3).reshape(1, -1, num_heads, head_dim)
+    split = torch.split(by_row, [rest.stop - rest.start for rest in rests], dim=1)
+    return dict(zip(prefix.rests, split, strict=True))
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    segment: Segment,
+    scale: float,
+    kernel: PartialKernel,
+) -> torch.Tensor:
+    """One sequence's rows over its past and themselves, as [1, rows, heads, d]."""
+    num_heads, head_dim = query.shape[1], query.shape[3]
+    output, _ = merge(_parts(query, key, value, keys, values, segment, scale, kernel))
+    by_head = output.to(query.dtype).reshape(1, num_heads, -1, head_dim)
+    return by_head.transpose(1, 2)
+
+
+def _parts(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    segment: Segment,
+    scale: float,
+    kernel: PartialKernel,
+) -> list[Partial]:
+    """One sequence's rows over each run of its past and over themselves, in the packed shape."""
+    own = slice(segment.start, segment.stop)
+    query, key, value = query[:, :, own], key[:, :, own], value[:, :, own]
+    _, num_heads, num_rows, head_dim = query.shape
+    num_kv_heads = keys.shape[0]
+    group = num_heads // num_kv_heads
+    packed = query.reshape(1, num_kv_heads, group * num_rows, head_dim)
+    # A single row sees itself too, so its own slot is one more key and needs no mask.
+    spans = segment.all_spans if num_rows == 1 else segment.past
+    parts = [
+        kernel(packed, keys[None, :, a:b], values[None, :, a:b], scale, is_causal=False)
+        for a, b in spans
+    ]
+    if num_rows > 1:
+        parts.append(attend_to_self(query, key, value, scale, kernel))
+    return parts
+
+
+def attend_to_self(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    kernel: PartialKernel,
+) -> Partial:
+    """The new rows among themselves, causally, in the packed shape.
+
+    The heads of a group become the kernel's heads and the KV heads its batch: keys are expanded by
+    a zero stride and nothing but [rows, rows] is masked, however many heads share it.
+    """
+    _, num_heads, num_rows, head_dim = query.shape
+    num_kv_heads = key.shape[1]
+    group = num_heads // num_kv_heads
+    shape = (num_kv_heads, group, num_rows, head_dim)
+    grouped = query[0].reshape(shape)
+    output, lse = kernel(
+        grouped,
+        key[0, :, None].expand(shape),
+        value[0, :, None].expand(shape),
+        scale,
+        is_causal=True,
+    )
+    return (
+        output.reshape(1, num_kv_heads, group * num_rows, head_dim),
+        lse.reshape(1, num_kv_heads, group * num_rows),
+    )
+
+
+def partial(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
+) -> Partial:
+    """Softmax attention over some of the keys, with what is needed to merge it with the others.
+
+    Args:
+        query: [b, h, rows, d].
+        key: any strides with d contiguous [b, h, keys, d].
+        value: as `key`.
+        scale: of the scores.
+        is_causal: row i sees keys [0, i]; only for as many keys as rows.
+    """
+    if query.device.type == "cpu":
+        return cpu_attention.partial(query, key, value, scale, is_causal=is_causal)
+    return blockwise_partial(query, key, value, scale, is_causal=is_causal)
+
+
+def blockwise_partial(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
+) -> Partial:
+    """`plain_partial` in blocks, so that no more than about `MAX_SCORES` scores are held at once.
+
+    Without a mask the blocks are of keys. Causally they are of rows: each sees the keys before it
+    without a mask and its own causally.
+    """
+    if is_causal:
+        return _blockwise_causal(query, key, value, scale)
+    block = max(1, MAX_SCORES // query.shape[:-1].numel())
+    blocks = zip(torch.split(key, block, dim=2), torch.split(value, block, dim=2), strict=True)
+    return merge([plain_partial(query, k, v, scale, is_causal=False) for k, v in blocks])
+
+
+def _blockwise_causal(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> Partial:
+    rows = query.shape[2]
+    block = max(1, math.isqrt(MAX_SCORES // query.shape[:2].numel()))
+    outputs, lses = [], []
+    for start in range(0, rows, block):
+        own = slice(start, start + block)
+        mine = query[:, :, own]
+        parts = [plain_partial(mine, key[:, :, own], value[:, :, own], scale, is_causal=True)]
+        if start:
+            past = key[:, :, :start], value[:, :, :start]
+            parts.append(blockwise_partial(mine, *past, scale, is_causal=False))
+        output, lse = merge(parts)
+        outputs.append(output)
+        lses.append(lse)
+    return torch.cat(outputs, dim=2), torch.cat(lses, dim=2)
+
+
+def plain_partial(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
+) -> Partial:
+    """`partial` as one reads it in a paper: the specification, and the path of other devices."""
+    scores = torch.matmul(query, key.transpose(-1, -2)).float() * scale
+    if is_causal:
+        rows = scores.shape[-1]
+        future = torch.ones(rows, rows, dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(future, float("-inf"))
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse[..., None]).exp().to(value.dtype)
+    return torch.matmul(weights, value), lse
+
+
+def merge(parts: list[Partial]) -> Partial:
+    """Attention over all keys from attention over disjoint parts of them (float32 if several)."""
+    output, lse = parts[0]
+    for other, other_lse in parts[1:]:
+        share = torch.sigmoid(other_lse - lse)[..., None]
+        output = torch.lerp(output.float(), other.float(), share)
+        lse = torch.logaddexp(lse, other_lse)
+    return output, lse
+
+
+AttentionInterface.register(NAME, ragged_attention)

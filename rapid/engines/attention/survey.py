@@ -1,0 +1,147 @@
+"""Ways to attend: first checked against float32, then timed, and the fastest right one taken.
+
+Fast kernels have been silently wrong at batch 2 or on some lengths (pytorch issue 194167), so
+nothing is timed before it was right on every case (`rapid.engines.attention.cases`). A candidate
+that is wrong is refused with a warning; one that is missing, raises or runs out of memory is left
+out with its reason, and never ends the survey.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from rapid.engines.attention.cases import Case
+from rapid.engines.attention.rows import Attend
+from rapid.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+# Largest difference to float32, for outputs of size 1 to 4; leaving out keys costs about 0.5.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+
+Measure = Callable[[Callable[[], object]], float]  # milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to attend.
+
+    Attributes:
+        load: makes it; raises where it is not available.
+        is_for_chunks: it also takes rows beyond `MAX_STEP_ROWS`.
+        is_capturable: it reads nothing from the host, so that a graph can hold it.
+    """
+
+    name: str
+    load: Callable[[], Attend]
+    is_for_chunks: bool = True
+    is_capturable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found of a candidate.
+
+    Attributes:
+        attend: None when it may not be chosen.
+        error: largest difference to float32 over the cases; NaN when it did not run.
+        problem: why it may not be chosen.
+        ms: over all timed cases; NaN when it was not timed.
+    """
+
+    candidate: Candidate
+    attend: Attend | None
+    error: float
+    problem: str
+    ms: float
+
+    def __str__(self) -> str:
+        return f"{self.candidate.name} " + (
+            self.problem or f"{self.ms:.3f} ms, within {self.error:.1e} of float32"
+        )
+
+
+def survey(
+    candidates: Sequence[Candidate],
+    cases: Sequence[Case],
+    timed: Sequence[Case],
+    tolerance: float,
+    measure: Measure,
+) -> list[Finding]:
+    """Check every candidate on all cases, then time those that are right."""
+    found = []
+    for candidate in candidates:
+        attend, error, problem = _check(candidate, cases, tolerance)
+        ms = math.nan
+        if attend is not None:
+            try:
+                ms = sum(measure(partial(case.run, attend)) for case in timed)
+            except Exception as cause:  # no memory for it at full length, say
+                attend, problem = None, f"could not be timed ({_told(cause)})"
+        found.append(Finding(candidate, attend, error, problem, ms))
+    return found
+
+
+def _check(
+    candidate: Candidate, cases: Sequence[Case], tolerance: float
+) -> tuple[Attend | None, float, str]:
+    try:
+        attend = candidate.load()
+    except Exception as cause:
+        return None, math.nan, f"is not available ({_told(cause)})"
+    worst = 0.0
+    for case in cases:
+        assert case.expected is not None
+        try:
+            error = float((case.run(attend).float() - case.expected).abs().max())
+        except Exception as cause:
+            return None, math.nan, f"cannot run here, on {case.name} ({_told(cause)})"
+        if not error <= tolerance:  # NaN is wrong, too
+            problem = f"is wrong: {error:.3g} from float32 on {case.name}"
+            logger.warning("attention candidate refused: %s %s", candidate.name, problem)
+            return None, error, problem
+        worst = max(worst, error)
+    return attend, worst, ""
+
+
+def _told(cause: Exception) -> str:
+    """The first sentence of an error, which from torch may go on for pages."""
+    return (str(cause).strip().splitlines() or [type(cause).__name__])[0].split(". ")[0][:160]
+
+
+def fastest(found: Sequence[Finding]) -> Finding:
+    """The quickest of the right ones.
+
+    Raises:
+        ConfigurationError: none is right.
+    """
+    right = [finding for finding in found if finding.attend is not None]
+    if not right:
+        raise ConfigurationError(
+            "no attention is right on this device: " + "; ".join(map(str, found))
+        )
+    return min(right, key=lambda finding: finding.ms)
+
+
+def device_ms(run: Callable[[], object], repeats: int = 7) -> float:
+    """Median time of a call on the current CUDA device, by its own events."""
+    for _ in range(3):
+        run()
+    times: list[float] = []
+    events: Any = torch.cuda.Event
+    for _ in range(repeats):
+        start, end = events(enable_timing=True), events(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)

@@ -1,0 +1,1 @@
+"""One forward of a loaded model over a ragged batch."""

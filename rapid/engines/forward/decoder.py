@@ -1,0 +1,193 @@
+"""The decoder that the supported families share, in few calls.
+
+Llama, Qwen2 and Qwen3 differ in a bias and in a norm of queries and keys. transformers' own forward
+of them is the specification; it spends more time on a small model's many small operations than on
+its weights. Here projections that read the same input are one product, a norm is one call, and
+queries and keys are rotated together.
+
+The fused weights take the place of the model's own, which become views of them: nothing is held
+twice, and transformers' forward goes on working on the same numbers. It is what computes where a
+projection is more than a product (quantized weights, layers that accelerate moves).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import embedding, linear, rms_norm, silu
+
+from rapid.engines.attention.ragged import ragged_attention
+from rapid.engines.attention.rows import RaggedRows
+
+NUM_PROJECTIONS = 7  # of a layer
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer's weights.
+
+    Attributes:
+        module: whose `layer_idx` attention asks for.
+        qkv: queries', keys' and values' projection [(heads + 2 kv_heads) * head_dim, hidden].
+        qkv_bias: the same rows, or None.
+        qk_norm: of each head of queries and keys [heads + kv_heads, head_dim], a copy; or None.
+        gate_up: both of the gated product's projections [2 * intermediate, hidden].
+    """
+
+    module: torch.nn.Module
+    before_attention: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    qk_norm: torch.Tensor | None
+    output: torch.Tensor
+    output_bias: torch.Tensor | None
+    before_mlp: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+def decoder_of(model: Any) -> Decoder | None:
+    """A decoder of a transformers model of a supported family, its weights fused in place.
+
+    None where transformers' forward must compute. A second one finds the weights as the first one
+    left them.
+    """
+    modules = list(model.model.modules())
+    projections = [module for module in modules if isinstance(module, torch.nn.Linear)]
+    is_plain = (
+        all(type(projection) is torch.nn.Linear for projection in projections)
+        and len(projections) == NUM_PROJECTIONS * len(model.model.layers)
+        and not any(hasattr(module, "_hf_hook") for module in modules)
+        and getattr(model.config, "quantization_config", None) is None
+        and all(layer.mlp.gate_proj.bias is None for layer in model.model.layers)
+        and model.config.hidden_act == "silu"
+    )
+    return Decoder(model) if is_plain else None
+
+
+class Decoder:
+    """Hidden states of ragged rows, as transformers' ``model.model`` gives them."""
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        self._num_heads = config.num_attention_heads
+        self._num_kv_heads = config.num_key_value_heads
+        self._head_dim = model.model.layers[0].self_attn.head_dim
+        self._epsilon = config.rms_norm_eps
+        self._tokens = model.model.embed_tokens.weight
+        self._rotary = model.model.rotary_emb
+        self._last_norm = model.model.norm.weight
+        self._layers = [self._fused(layer) for layer in model.model.layers]
+
+    def __call__(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, rows: RaggedRows
+    ) -> torch.Tensor:
+        """Run all layers and the last norm.
+
+        Args:
+            input_ids: [1, rows].
+            position_ids: [1, rows].
+            rows: the same, as attention sees them.
+
+        Returns:
+            [1, rows, hidden].
+        """
+        hidden = embedding(input_ids[0], self._tokens)
+        angles = self._angles(position_ids[0], hidden.dtype)
+        for layer in self._layers:
+            hidden = hidden + self._attention(layer, hidden, *angles, rows)
+            hidden = hidden + self._mlp(layer, hidden)
+        return self._norm(hidden, self._last_norm)[None]
+
+    def _attention(
+        self,
+        layer: _Layer,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        rows: RaggedRows,
+    ) -> torch.Tensor:
+        mixed = linear(self._norm(hidden, layer.before_attention), layer.qkv, layer.qkv_bias)
+        heads = mixed.view(len(mixed), -1, self._head_dim)
+        num_rotated = self._num_heads + self._num_kv_heads
+        rotated = heads[:, :num_rotated]
+        if layer.qk_norm is not None:
+            rotated = self._norm(rotated, layer.qk_norm)
+        rotated = rotated * cos + rotated.roll(self._head_dim // 2, -1) * sin
+        rotated = rotated.transpose(0, 1)[None]
+        attended, _ = ragged_attention(
+            layer.module,
+            rotated[:, : self._num_heads],
+            rotated[:, self._num_heads :],
+            heads[:, num_rotated:].transpose(0, 1)[None],
+            None,
+            ragged=rows,
+        )
+        return linear(attended.reshape(len(mixed), -1), layer.output, layer.output_bias)
+
+    def _mlp(self, layer: _Layer, hidden: torch.Tensor) -> torch.Tensor:
+        gate, up = linear(self._norm(hidden, layer.before_mlp), layer.gate_up).chunk(2, dim=-1)
+        return linear(silu(gate) * up, layer.down)
+
+    def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return weight * rms_norm(hidden, hidden.shape[-1:], None, self._epsilon)
+
+    def _angles(
+        self, positions: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines [rows, 1, head_dim]; the first half of the sines is negative.
+
+        Rotating half the head and negating what comes first is a roll times these.
+        """
+        angles = positions[:, None, None] * self._rotary.inv_freq
+        cos, sin = angles.cos(), angles.sin()
+        scaling = self._rotary.attention_scaling
+        cos, sin = torch.cat((cos, cos), -1) * scaling, torch.cat((-sin, sin), -1) * scaling
+        return cos.to(dtype), sin.to(dtype)
+
+    def _fused(self, layer: Any) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+        qk_norm = None
+        if hasattr(attention, "q_norm"):
+            qk_norm = torch.cat(
+                (
+                    attention.q_norm.weight.expand(self._num_heads, -1),
+                    attention.k_norm.weight.expand(self._num_kv_heads, -1),
+                )
+            )
+        return _Layer(
+            module=attention,
+            before_attention=layer.input_layernorm.weight,
+            qkv=_fuse("weight", *qkv),
+            qkv_bias=None if qkv[0].bias is None else _fuse("bias", *qkv),
+            qk_norm=qk_norm,
+            output=attention.o_proj.weight,
+            output_bias=attention.o_proj.bias,
+            before_mlp=layer.post_attention_layernorm.weight,
+            gate_up=_fuse("weight", mlp.gate_proj, mlp.up_proj),
+            down=mlp.down_proj.weight,
+        )
+
+
+def _fuse(name: str, *projections: torch.nn.Linear) -> torch.Tensor:
+    """The projections' weights (or biases) as one tensor [sum of rows, ...], that they then share.
+
+    Rows that lie one after the other already are taken as they lie.
+    """
+    own: list[torch.Tensor] = [getattr(projection, name).detach() for projection in projections]
+    num_rows = [len(tensor) for tensor in own]
+    storages = {tensor.untyped_storage().data_ptr() for tensor in own}
+    starts = [tensor.storage_offset() for tensor in own]
+    stops = [start + tensor.numel() for start, tensor in zip(starts, own, strict=True)]
+    if len(storages) == 1 and starts[1:] == stops[:-1]:
+        return own[0].as_strided((sum(num_rows), *own[0].shape[1:]), own[0].stride())
+    fused = torch.cat(own)
+    own.clear()
+    for projection, rows in zip(projections, torch.split(fused, num_rows), strict=True):
+        getattr(projection, name).data = rows
+    if fused.is_cuda:  # the parts are free, too small for the next whole: not torch's to keep
+        torch.cuda.empty_cache()
+    return fused

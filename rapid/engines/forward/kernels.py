@@ -1,0 +1,46 @@
+"""The attention kernels of an engine that is starting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rapid.engines.attention import ragged as attention
+from rapid.engines.attention.cuda import CAPTURING
+from rapid.engines.attention.rows import Kernels
+from rapid.engines.forward.tiles import tile_kernels
+from rapid.engines.kv.cache import KVCache
+
+if TYPE_CHECKING:
+    from rapid.config import EngineConfig
+    from rapid.engines.forward.loading import LoadedModel
+from rapid.engines.attention.cuda import _chosen, choose_kernels, float32_partial
+
+
+def kernels_of(
+    loaded: LoadedModel, cache: KVCache, max_context: int, config: EngineConfig
+) -> Kernels | None:
+    """The kernels of an engine that is starting, its cache still nobody's; None off CUDA.
+
+    A deterministic engine has one that is never chosen by its time, and that no graph captures.
+    """
+    layout = loaded.kv_layout
+    is_cuda = all(device.type == "cuda" for device in layout.devices)
+    if config.deterministic:
+        return tile_kernels(float32_partial if is_cuda else attention.partial)
+    if not is_cuda:
+        return None
+    settings: Any = loaded.model.config
+    num_heads = int(settings.num_attention_heads)
+    page_tokens, step_tokens = config.page_tokens, config.step_tokens
+    # Engines of one shape and of about one size take what the first of them found.
+    alike = (
+        *(layout.devices[0], layout.num_kv_heads, layout.head_dim, layout.dtype),
+        *(num_heads, page_tokens, max_context.bit_length(), step_tokens),
+    )
+    if alike not in _chosen:
+        # Torch's random numbers must not be drawn while another engine captures a graph.
+        with CAPTURING, torch.cuda.device(layout.devices[0]):
+            _chosen[alike] = choose_kernels(cache, num_heads, page_tokens, max_context, step_tokens)
+    return _chosen[alike]

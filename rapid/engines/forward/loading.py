@@ -1,0 +1,244 @@
+"""Checkpoints with their weights: on which device and in which dtype.
+
+Device and dtype are decided here and nowhere else. Weights come from safetensors only and no code
+of a checkpoint is ever run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rapid.checkpoints.facts import ModelFacts
+from rapid.checkpoints.files import checkpoint_source
+from rapid.config import EngineConfig
+from rapid.errors import ConfigurationError
+from rapid.planning.plan import MemoryNeed
+
+if TYPE_CHECKING:  # preflight plans without torch
+    pass
+import copy
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from rapid.checkpoints.facts import read_model_facts
+from rapid.checkpoints.files import read_eos_ids
+from rapid.checkpoints.memory import _size, check_fits, free_bytes, memory_needs, plan_pages
+from rapid.checkpoints.vocabulary import num_ids
+from rapid.engines.attention import ragged as attention
+from rapid.engines.forward.decoder import decoder_of
+from rapid.engines.forward.quantization import quantization_config
+from rapid.engines.kv.cache import KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready for engines; several engines may share one.
+
+    Attributes:
+        config: what it was loaded for.
+        model: the transformers model, its attention set to ours.
+        eos_ids: tokens that end an answer.
+        vocab_size: ids that mean something; logits beyond are padding of the checkpoint.
+        embedding_rows: ids that may be fed.
+        max_context: positions the model was made for, after `rope_scaling`.
+        device: where input ids go.
+        kv_layout: keys and values, layer by layer.
+    """
+
+    config: EngineConfig
+    model: torch.nn.Module
+    tokenizer: Any
+    eos_ids: frozenset[int]
+    vocab_size: int
+    embedding_rows: int
+    max_context: int
+    device: torch.device
+    dtype: torch.dtype
+    kv_layout: KVLayout
+
+
+def load_model(config: EngineConfig, *, with_pools: bool = False) -> LoadedModel:
+    """Load weights and tokenizer.
+
+    Args:
+        with_pools: an engine of these settings will be made: its KV must fit beside the weights.
+
+    Raises:
+        ConfigurationError: with one sentence about the checkpoint or setting at fault, or with
+            numbers: the device has not the memory. Weights are read only after that.
+    """
+    source = checkpoint_source(config.model)
+    facts = read_model_facts(config)
+    model_config = _transformers_config(source, facts)
+    tokenizer = load_tokenizer(config)
+    device = _device(config.device)
+    dtype = _dtype(config.dtype, device)
+    quantization = quantization_config(config.quantization) if config.quantization else None
+    check_memory(config, with_pools=with_pools)
+    own = copy.deepcopy(model_config)
+    model = _load_weights(config, source, own, quantization, device, dtype)
+    model = model.eval().requires_grad_(False)
+    decoder_of(model)  # fuses its weights: before anything else takes the room that this needs
+    return LoadedModel(
+        config=config,
+        model=model,
+        tokenizer=tokenizer,
+        eos_ids=read_eos_ids(source, tokenizer),
+        vocab_size=min(model_config.vocab_size, num_ids(tokenizer)),
+        embedding_rows=model_config.vocab_size,
+        max_context=facts.num_positions,
+        device=device,
+        dtype=dtype,
+        kv_layout=KVLayout(
+            num_kv_heads=model_config.num_key_value_heads,
+            head_dim=_head_dim(model_config),
+            dtype=dtype,
+            devices=tuple(_layer_device(layer, device) for layer in model.model.layers),
+        ),
+    )
+
+
+def check_memory(*configs: EngineConfig, with_pools: bool = False) -> None:
+    """Refuse models whose devices cannot hold them together, before any is loaded.
+
+    Args:
+        with_pools: as in `load_model`.
+
+    Raises:
+        ConfigurationError: with numbers.
+    """
+    needs: dict[str, list[tuple[str, MemoryNeed]]] = {}
+    for config in configs:
+        device = _device(config.device)
+        on_gpu = device.type == "cuda"
+        where = "balanced" if on_gpu and config.device == "balanced" else str(device)
+        facts = read_model_facts(config)
+        ours, hosts = memory_needs(config, facts, on_gpu=on_gpu, with_pools=with_pools)
+        needs.setdefault(where, []).append((config.model, ours))
+        if hosts.total:
+            needs.setdefault("cpu", []).append((config.model, hosts))
+    for where, together in needs.items():
+        check_fits(together, where, free_bytes(where))
+
+
+def _load_weights(
+    config: EngineConfig,
+    source: str,
+    model_config: Any,
+    quantization: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Any:
+    """The model on its device; quantized weights are put there as they are made, never moved."""
+    settings: dict[str, Any] = {}
+    if quantization is not None:
+        settings["quantization_config"] = quantization
+    is_quantized = bool(settings) or hasattr(model_config, "quantization_config")
+    if config.device == "balanced":
+        settings["device_map"] = "auto"
+    elif is_quantized:
+        settings["device_map"] = {"": device}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=model_config,
+            dtype=dtype,
+            use_safetensors=True,
+            attn_implementation=attention.NAME,
+            **settings,
+        )
+    except OSError as error:
+        raise ConfigurationError(
+            f"model {config.model!r}: no safetensors weights could be read ({_first_line(error)})"
+        ) from error
+    except (ImportError, ValueError, RuntimeError) as error:
+        if not is_quantized:
+            raise
+        raise ConfigurationError(
+            f"model {config.model!r} cannot be loaded quantized: {_first_line(error)}"
+        ) from error
+    return model if "device_map" in settings else model.to(device)
+
+
+def load_tokenizer(config: EngineConfig) -> Any:
+    """The checkpoint's tokenizer, without its weights."""
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(checkpoint_source(config.model))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigurationError(
+            f"model {config.model!r} has no usable tokenizer: {_first_line(error)}"
+        ) from error
+
+
+def _transformers_config(source: str, facts: ModelFacts) -> Any:
+    """The library's own configuration, its rope replaced (`rope_parameters` in version 5)."""
+    try:
+        model_config = AutoConfig.from_pretrained(source)
+        if facts.rope_override is not None:
+            theta = model_config.rope_parameters["rope_theta"]
+            model_config.rope_parameters = {"rope_theta": theta} | facts.rope_override
+            model_config.standardize_rope_params()
+            model_config.validate_rope()
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        raise ConfigurationError(
+            f"the configuration of {source} cannot be used: {_first_line(error)}"
+        ) from error
+    return model_config
+
+
+def _device(name: str) -> torch.device:
+    if name in ("auto", "balanced"):
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError(f"device {name!r}: no CUDA device is visible")
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _layer_device(layer: torch.nn.Module, main: torch.device) -> torch.device:
+    """Where a layer computes; weights that accelerate keeps elsewhere come to the main device."""
+    execution_device = getattr(getattr(layer, "_hf_hook", None), "execution_device", None)
+    if isinstance(execution_device, int):
+        return torch.device("cuda", execution_device)
+    if execution_device is not None:
+        return torch.device(execution_device)
+    device = next(layer.parameters()).device
+    return main if device.type == "meta" else device
+
+
+def _head_dim(model_config: Any) -> int:
+    explicit = getattr(model_config, "head_dim", None)
+    return int(explicit or model_config.hidden_size // model_config.num_attention_heads)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [error.__class__.__name__])[0]
+
+
+def plan_kv_pages(loaded: LoadedModel, config: EngineConfig) -> tuple[int, int]:
+    """`plan_pages` on the device where the model is.
+
+    Raises:
+        ConfigurationError: as there, or the device lacks the memory.
+    """
+    max_context, num_pages = plan_pages(config, loaded.max_context)
+    room = num_pages * config.page_tokens
+    num_bytes = room * loaded.kv_layout.bytes_per_token
+    if len(set(loaded.kv_layout.devices)) == 1:
+        device = str(loaded.device)
+        free = free_bytes(device)
+        if num_bytes > free:
+            raise ConfigurationError(
+                f"a KV pool of {room:,} tokens takes {_size(num_bytes)}; {device} has "
+                f"{_size(free)} left after the weights of {config.model!r}: lower kv_cache_tokens"
+            )
+    return max_context, num_pages

@@ -1,0 +1,72 @@
+"""The forward of a loaded model over a batch of several sequences' rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from rapid.engines.attention.batch import Batch, Feed, assemble
+from rapid.engines.attention.rows import Kernels
+from rapid.engines.forward.cuda_graphs import Capture, StepGraphs
+from rapid.engines.forward.decoder import decoder_of
+from rapid.engines.kv.cache import KVCache
+
+
+class Runner:
+    """One model over one KV cache: feeds in, logits out."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        cache: KVCache,
+        device: torch.device,
+        vocab_size: int,
+        kernels: Kernels | None = None,
+    ) -> None:
+        self.cache = cache
+        self._layers = model.get_submodule("model")
+        self._decoder = decoder_of(model)
+        self._lm_head = model.get_submodule("lm_head")
+        self._device = device
+        self._vocab_size = vocab_size
+        self._kernels = kernels
+        self._graphs: StepGraphs | None = None
+
+    def capture_steps(self, max_context: int, capture: Capture) -> None:
+        """Run steps of recurring shapes as captured graphs, if the kernels allow it."""
+        if self._kernels is not None and self._kernels.captured is not None:
+            self._graphs = StepGraphs(self._forward, self._kernels, max_context, capture)
+
+    @torch.inference_mode()
+    def run(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
+        """Compute the feeds' rows in one forward.
+
+        The last layer may lie on another device than the first (``device: balanced``): rows are
+        chosen where the hidden states are, and the logits come back to where the inputs were.
+
+        Returns:
+            Per feed its wanted logits, float32, cut to the shared vocabulary [num_wanted, vocab].
+        """
+        batch = assemble(feeds, self.cache, self._device, self._kernels)
+        logits = (self._forward if self._graphs is None else self._graphs.run)(batch)
+        return list(torch.split(logits.float(), [feed.num_wanted for feed in feeds]))
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        """Logits of the wanted rows, in the model's dtype [num_wanted, vocab]."""
+        hidden = self._hidden(batch)
+        wanted = hidden[:, batch.wanted.to(hidden.device)]
+        logits: torch.Tensor = self._lm_head(wanted)[0, :, : self._vocab_size]
+        return logits.to(self._device)
+
+    def _hidden(self, batch: Batch) -> torch.Tensor:
+        """Of all rows, after the last norm [1, rows, hidden]."""
+        if self._decoder is not None:
+            return self._decoder(batch.input_ids, batch.position_ids, batch.rows)
+        hidden: torch.Tensor = self._layers(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            ragged=batch.rows,
+        ).last_hidden_state
+        return hidden

@@ -1,0 +1,176 @@
+"""Forwards of one shape, so that the numbers of a position depend on what is before it alone.
+
+A product of sixteen rows and the same product of one row add in another order, and in bfloat16 the
+last digit that differs sometimes decides a token. Here every position is computed in its own place:
+the positions of a sequence fall into tiles of `TILE_ROWS`, a forward computes one tile of one
+sequence, and rows of the tile that are not asked for are padding. So whatever decides which rows
+are computed together (draft lengths, the budget of a step, who else is there, what is cached)
+changes no bit of any of them. Attention reads the keys gathered into their order, wherever their
+pages lie.
+
+The price is that sequences are computed one after the other, and long prompts in small forwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from typing_extensions import override
+
+from rapid.engines.attention.batch import Batch, Feed
+from rapid.engines.attention.ragged import attend_to_self, merge, partial
+from rapid.engines.attention.rows import Kernels, PartialKernel, RaggedRows
+from rapid.engines.attention.segments import Segment
+from rapid.engines.forward.runner import Runner
+from rapid.engines.kv.cache import KVCache
+from rapid.errors import ConfigurationError
+
+TILE_ROWS = 16  # in bfloat16 on a CPU a product of so many rows takes about as long as one of one
+
+
+class TiledRunner(Runner):
+    """A `Runner` whose logits and keys do not depend on what is computed beside them."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        cache: KVCache,
+        device: torch.device,
+        vocab_size: int,
+        kernels: Kernels | None = None,
+    ) -> None:
+        """See `Runner`; the last slot of `cache` belongs to nobody: padding is stored there.
+
+        Raises:
+            ConfigurationError: the model's products are not plain ones (see `decoder_of`), so that
+                a row of them may depend on the others.
+        """
+        super().__init__(model, cache, device, vocab_size, kernels or tile_kernels())
+        if self._decoder is None:
+            raise ConfigurationError(
+                "deterministic needs weights that are neither quantized nor spread over devices: "
+                "leave deterministic out, or take such a checkpoint"
+            )
+        self._padding_slot = cache.layers[0][0].shape[1] - 1
+
+    @override
+    @torch.inference_mode()
+    def run(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
+        """See `Runner.run`; the feeds are computed one after the other."""
+        return [self._run_alone(feed) for feed in feeds]
+
+    def _run_alone(self, feed: Feed) -> torch.Tensor:
+        """The wanted logits of one sequence's rows, float32 [num_wanted, vocab]."""
+        first_wanted = feed.position + len(feed.token_ids) - feed.num_wanted
+        logits = [torch.empty(0, self._vocab_size, device=self._device)]
+        for position, token_ids in tiles(feed):
+            stop = position + len(token_ids)
+            is_wanted = stop > first_wanted
+            batch = self._tile(feed, position, token_ids, is_wanted=is_wanted)
+            computed = self._forward(batch)
+            if is_wanted:
+                start = position - position % TILE_ROWS
+                wanted = slice(max(position, first_wanted) - start, stop - start)
+                logits.append(computed[wanted].float())
+        return torch.cat(logits)
+
+    def _tile(
+        self, feed: Feed, position: int, token_ids: Sequence[int], *, is_wanted: bool
+    ) -> Batch:
+        """Rows of one tile in their places, with padding in the others."""
+        start, stop = position - position % TILE_ROWS, position + len(token_ids)
+        before, after = position - start, start + TILE_ROWS - stop
+        own_slots = [slot for span in feed.table.spans(position, stop) for slot in range(*span)]
+        slots = [
+            *[self._padding_slot] * before,
+            *own_slots,
+            *[self._padding_slot] * after,
+        ]
+        segment = Segment(
+            before,
+            before + len(token_ids),
+            feed.table.spans(0, position),
+            feed.table.spans(0, stop),
+        )
+        device = self._device
+        return Batch(
+            input_ids=torch.tensor([[0] * before + list(token_ids) + [0] * after], device=device),
+            position_ids=torch.arange(start, start + TILE_ROWS, device=device)[None],
+            wanted=torch.arange(TILE_ROWS if is_wanted else 0, device=device),
+            rows=RaggedRows(
+                self.cache, [segment], torch.tensor(slots, device=device), self._kernels
+            ),
+        )
+
+
+def tiles(feed: Feed) -> Iterator[tuple[int, Sequence[int]]]:
+    """The rows of a feed by tile: the position of the first with the token ids."""
+    position, stop = feed.position, feed.position + len(feed.token_ids)
+    while position < stop:
+        end = min(stop, position - position % TILE_ROWS + TILE_ROWS)
+        yield position, feed.token_ids[position - feed.position : end - feed.position]
+        position = end
+
+
+def tile_kernels(kernel: PartialKernel = partial) -> Kernels:
+    """Attention for a `TiledRunner`, never captured.
+
+    Args:
+        kernel: attends to some of the keys, as a function of the values and shapes it is given.
+    """
+
+    def attend(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rows: RaggedRows,
+        scale: float,
+    ) -> torch.Tensor:
+        return attend_in_tile(query, keys, values, rows, scale, kernel)
+
+    return Kernels(attend, attend)
+
+
+def attend_in_tile(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rows: RaggedRows,
+    scale: float,
+    kernel: PartialKernel,
+) -> torch.Tensor:
+    """One tile over the tiles before it and, causally, over itself; shapes go by its place alone.
+
+    Args:
+        query: [1, heads, TILE_ROWS, head_dim].
+        keys: of all slots [kv_heads, slots, head_dim].
+        values: as `keys`.
+        rows: of one sequence; its segment's rows are the tile's that are no padding.
+        scale: of the scores.
+        kernel: see `tile_kernels`.
+
+    Returns:
+        [1, TILE_ROWS, heads, head_dim]; what padding attends to is of no use.
+    """
+    (segment,) = rows.segments
+    _, num_heads, num_rows, head_dim = query.shape
+    num_kv_heads = keys.shape[0]
+    slots = rows.once(
+        ("slots in order", keys.device),
+        lambda: torch.cat([torch.arange(a, b, device=keys.device) for a, b in segment.all_spans]),
+    )
+    num_before = len(slots) - segment.stop
+    own = keys.new_zeros(2, num_kv_heads, num_rows, head_dim)
+    own[0, :, : segment.stop] = keys[:, slots[num_before:]]
+    own[1, :, : segment.stop] = values[:, slots[num_before:]]
+    parts = [attend_to_self(query, own[:1], own[1:], scale, kernel)]
+    if num_before:
+        packed = query.reshape(1, num_kv_heads, -1, head_dim)
+        before = keys[None, :, slots[:num_before]], values[None, :, slots[:num_before]]
+        parts.insert(0, kernel(packed, *before, scale, is_causal=False))
+    output, _ = merge(parts)
+    by_head = output.to(query.dtype).reshape(1, num_heads, num_rows, head_dim)
+    return by_head.transpose(1, 2)

@@ -1,0 +1,1 @@
+"""KV: its pages, who holds them, and what is found again."""

@@ -1,0 +1,311 @@
+"""The ledger of leases: who may hold pages, until when, and who waits for them.
+
+A lease carries all choices of a request and gets all pages it can ever need at once, so a lease
+that runs never waits for another and nothing is preempted. Time comes from an injected clock.
+
+Leases that do not fit wait. Tenants take turns, a lease each, and a tenant's own leases come in the
+order they were asked for: a crowd of one tenant delays another by one lease, not by the crowd. The
+lease whose turn it is is waited for, even where a later one would fit, so that a large one is not
+passed over for ever by small ones.
+
+An engine that drafts for itself gives a request two leases, the second when its evidence is found.
+First leases alone could fill the engine, and every draft would wait for an answer to end. So one is
+let in only with the room that its own companion and all earlier ones still need beside it, and a
+companion goes before everybody who waits for a first lease. The room that is kept for a companion
+is given back once it is known that none will come.
+
+Pages of a prompt that are here already, for another lease or from an earlier one, are shared and
+ask for no room (`rapid.engines.kv.prefix_cache`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rapid.engines.kv.cache import PagePool, PageTable, Run
+from rapid.engines.kv.host_tier import HostTier
+from rapid.engines.kv.prefix_cache import Pages, PrefixCache, as_runs, page_names, pages_of
+from rapid.engines.kv.sequences import Sequence
+from rapid.errors import BadRequest, LeaseNotFound, OutOfStep, PromptTooLong
+from rapid.messages import EngineStatus, LeaseRequest
+from rapid.ports import Clock
+
+
+@dataclass(eq=False)
+class Lease:
+    """A request's room on this engine.
+
+    Attributes:
+        sequences: one per choice.
+        prompt_pages: the full pages of the prompt, which it may share with other leases.
+        busy: choices with a call in progress; a lease at work does not expire.
+        expects_companion: room is kept for a second lease of the same request.
+    """
+
+    request: LeaseRequest
+    sequences: list[Sequence]
+    runs: list[tuple[Run, ...]]  # what each choice holds, as the pool counts it
+    prompt_pages: Pages
+    last_used: float
+    expects_companion: bool
+    busy: set[int] = field(default_factory=set)
+
+    @property
+    def lease_id(self) -> str:
+        """As the caller chose it."""
+        return self.request.lease_id
+
+
+@dataclass(eq=False)
+class Waiter:
+    """A request for the queue; `on_open` is called once, with its lease or None if none comes."""
+
+    request: LeaseRequest
+    on_open: Callable[[Lease | None], None]
+    page_names: list[bytes]
+
+
+def _line_of(waiter: Waiter) -> str | None:
+    """The line it stands in: its tenant's, or None for all companions'."""
+    return waiter.request.tenant if waiter.request.beside is None else None
+
+
+@dataclass
+class LeaseLedger:
+    """Leases open, and the queue of those that wait for pages or a place.
+
+    Not safe for threads by itself: the engine guards it.
+    """
+
+    pool: PagePool
+    page_tokens: int
+    max_leases: int
+    max_context: int
+    ttl_s: float
+    clock: Clock
+    host: HostTier | None = None
+    prefixes: PrefixCache = field(init=False)
+    _open: dict[str, Lease] = field(default_factory=dict)
+    _lines: dict[str | None, deque[Waiter]] = field(default_factory=dict)  # in the order of turns
+
+    def __post_init__(self) -> None:
+        self.prefixes = PrefixCache(self.pool, self.host)
+
+    def prepare(self, request: LeaseRequest, on_open: Callable[[Lease | None], None]) -> Waiter:
+        """Name the pages of its prompt, which takes a while if it is long and needs no guard."""
+        names = page_names(request.prompt_ids, self.page_tokens, request.tenant)
+        return Waiter(request, on_open, names)
+
+    def submit(self, waiter: Waiter) -> None:
+        """Open its lease now or as soon as those before it have come in and there is room.
+
+        Raises:
+            BadRequest: the request is malformed.
+            PromptTooLong: it can never fit.
+            OutOfStep: the id is taken.
+            LeaseNotFound: the lease it belongs beside is not open.
+        """
+        self._check(waiter.request)
+        self._lines.setdefault(_line_of(waiter), deque()).append(waiter)
+        self.admit()
+
+    def withdraw(self, waiter: Waiter) -> bool:
+        """Leave the line, which keeps its turn; False when the lease is open already."""
+        if waiter not in self._waiting():
+            return False
+        self._leave(waiter)
+        self.admit()
+        return True
+
+    def forgo_companion(self, lease_id: str) -> None:
+        """Keep no room any more for a lease beside this one: none will come. Gone is fine."""
+        lease = self._open.get(lease_id)
+        if lease is not None and lease.expects_companion:
+            lease.expects_companion = False
+            self.admit()
+
+    def admit(self) -> None:
+        """Open the leases whose turn it is while they fit."""
+        while (waiter := self._next()) is not None and self._fits(waiter):
+            lease = self._reserve(waiter)
+            self._leave(waiter)
+            line = _line_of(waiter)
+            if line in self._lines:  # its next one waits until every other line has had a turn
+                self._lines[line] = self._lines.pop(line)
+            self._open[lease.lease_id] = lease
+            first = self._open.get(waiter.request.beside or "")
+            if first is not None:
+                first.expects_companion = False
+            waiter.on_open(lease)
+
+    def get(self, lease_id: str) -> Lease:
+        """The open lease of this id.
+
+        Raises:
+            LeaseNotFound: it was released, expired, or never here.
+        """
+        lease = self._open.get(lease_id)
+        if lease is None:
+            raise LeaseNotFound(f"no lease {lease_id!r} on this engine: take a new one")
+        return lease
+
+    def is_open(self, lease: Lease) -> bool:
+        """Whether this very lease still holds its pages."""
+        return self._open.get(lease.lease_id) is lease
+
+    def touch(self, lease: Lease) -> None:
+        """Count the time-to-live anew."""
+        lease.last_used = self.clock()
+
+    def release(self, lease_id: str) -> Lease | None:
+        """Free a lease's pages and let those that wait in; None when it is not open."""
+        lease = self._open.pop(lease_id, None)
+        if lease is not None:
+            for runs in lease.runs:
+                self.prefixes.free(runs)
+            self.admit()
+        return lease
+
+    def leases(self) -> list[Lease]:
+        """All open leases."""
+        return list(self._open.values())
+
+    def close(self) -> None:
+        """Send away those who wait."""
+        for waiter in self._waiting():
+            waiter.on_open(None)
+        self._lines.clear()
+
+    def expired(self) -> list[Lease]:
+        """Leases that nobody has used or renewed for longer than the time-to-live."""
+        now = self.clock()
+        return [
+            lease
+            for lease in self._open.values()
+            if not lease.busy and now - lease.last_used > self.ttl_s
+        ]
+
+    def status(self) -> EngineStatus:
+        """The ledger in numbers."""
+        return EngineStatus(
+            leases_open=len(self._open),
+            max_leases=self.max_leases,
+            kv_pages_in_use=self.pool.num_in_use - self.prefixes.num_idle,
+            kv_pages_total=self.pool.num_pages,
+            page_tokens=self.page_tokens,
+            max_context=self.max_context,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise unless pages add up, each is held by an open lease, and nobody waits in vain."""
+        self.prefixes.check_integrity(runs for lease in self._open.values() for runs in lease.runs)
+        if len(self._open) > self.max_leases:
+            raise AssertionError("lease ledger: more leases open than allowed")
+        if not all(self._lines.values()):
+            raise AssertionError("lease ledger: nobody stands in a line that has a turn")
+        if (waiter := self._next()) is not None and self._fits(waiter):
+            raise AssertionError(f"lease ledger: {waiter.request.lease_id!r} waits though it fits")
+
+    def _next(self) -> Waiter | None:
+        """Whose turn it is: a companion's, or the first in line of the tenant whose turn it is."""
+        if None in self._lines:
+            return self._lines[None][0]
+        return next((line[0] for line in self._lines.values()), None)
+
+    def _leave(self, waiter: Waiter) -> None:
+        line = self._lines[_line_of(waiter)]
+        line.remove(waiter)
+        if not line:
+            del self._lines[_line_of(waiter)]
+
+    def _waiting(self) -> list[Waiter]:
+        """Everybody who waits."""
+        return list(itertools.chain.from_iterable(self._lines.values()))
+
+    def _check(self, request: LeaseRequest) -> None:
+        lease_id = request.lease_id
+        if lease_id in self._open or any(w.request.lease_id == lease_id for w in self._waiting()):
+            raise OutOfStep(f"lease {lease_id!r} is open already")
+        if request.beside is not None:
+            self.get(request.beside)
+        num_prompt = len(request.prompt_ids)
+        if num_prompt == 0:
+            raise BadRequest("the prompt is empty", "messages")
+        if request.num_choices < 1 or request.max_tokens < 1:
+            raise BadRequest("a lease needs at least one choice and one token", "max_tokens")
+        if request.speculation.rule == "paper" and request.sampling.temperature == 0:
+            raise BadRequest(
+                "the paper's rule draws at random also where a request is greedy: set a "
+                "temperature (the paper used 0.1 and 1.0)",
+                "temperature",
+            )
+        if request.committed and len(request.committed) != request.num_choices:
+            raise BadRequest("`committed` needs one entry per choice", "n")
+        if any(len(ids) > request.max_tokens for ids in request.committed):
+            raise BadRequest("more tokens are committed than max_tokens allows", "max_tokens")
+        over = num_prompt + request.max_tokens - self.max_context
+        if over > 0:
+            raise PromptTooLong(
+                f"the prompt has {num_prompt} tokens and the answer may have {request.max_tokens}: "
+                f"{over} more than this model's context of {self.max_context}"
+            )
+        pages = self._num_pages(request, num_prompt)
+        if pages > self.pool.num_pages:
+            raise PromptTooLong(
+                f"{num_prompt} prompt tokens with {request.num_choices} answers of up to "
+                f"{request.max_tokens} tokens need {pages * self.page_tokens} tokens of KV; "
+                f"the engine has {self.pool.num_pages * self.page_tokens}"
+            )
+
+    def _fits(self, waiter: Waiter) -> bool:
+        """Whether there is room for a lease, beside what is kept for companions to come."""
+        request = waiter.request
+        num_leases, num_kept = 1, 0
+        if request.beside is None and self._open:  # an empty engine takes whoever fits at all
+            kept = [each.request for each in self._open.values() if each.expects_companion]
+            for each in (request, *kept):
+                if each.companion_tokens:
+                    num_leases += 1
+                    num_kept += self._num_pages(each, each.companion_tokens)
+        is_place_left = len(self._open) + num_leases <= self.max_leases
+        num_pages = self._num_pages(request, len(request.prompt_ids))
+        return is_place_left and self.prefixes.fits(waiter.page_names, num_pages, num_kept)
+
+    def _capacity(self, request: LeaseRequest, num_prompt: int) -> int:
+        """Tokens one choice may come to hold: the last block may reach past the answer's end."""
+        longest = num_prompt + request.max_tokens + request.speculation.max_draft
+        return min(longest, self.max_context)
+
+    def _num_shared(self, request: LeaseRequest, num_prompt: int) -> int:
+        """Pages that hold nothing but prompt all choices have in common (not its last token)."""
+        return (num_prompt - 1) // self.page_tokens if request.num_choices > 1 else 0
+
+    def _num_pages(self, request: LeaseRequest, num_prompt: int) -> int:
+        shared = self._num_shared(request, num_prompt)
+        each = -(-self._capacity(request, num_prompt) // self.page_tokens)
+        return shared + request.num_choices * (each - shared)
+
+    def _reserve(self, waiter: Waiter) -> Lease:
+        request = waiter.request
+        num_prompt = len(request.prompt_ids)
+        capacity = self._capacity(request, num_prompt)
+        num_pages = -(-capacity // self.page_tokens)
+        num_shared = self._num_shared(request, num_prompt)
+        first = self.prefixes.take(waiter.page_names, num_pages)
+        held = [first]
+        shared = as_runs(pages_of(first, num_shared))
+        for _ in range(request.num_choices - 1):
+            self.pool.share(shared)
+            held.append((*shared, *self.prefixes.take((), num_pages - num_shared)))
+        prompt_ids = request.prompt_ids.tolist()
+        committed = request.committed or ((),) * request.num_choices
+        sequences = [
+            Sequence(prompt_ids, ids, PageTable(runs, self.page_tokens), capacity)
+            for runs, ids in zip(held, committed, strict=True)
+        ]
+        expects_companion = request.companion_tokens > 0
+        prompt_pages = pages_of(first, len(waiter.page_names))
+        return Lease(request, sequences, held, prompt_pages, self.clock(), expects_companion)

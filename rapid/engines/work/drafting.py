@@ -1,0 +1,228 @@
+"""Token by token: drafts to be judged, and plain decoding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Set
+
+import numpy as np
+import torch
+from typing_extensions import override
+
+from rapid.engines.kv.leases import Lease
+from rapid.engines.kv.sequences import Proposal
+from rapid.engines.work.base import SequenceWork
+from rapid.errors import OutOfStep
+from rapid.messages import DraftBlock, TokenLogprobs, Verdict
+from rapid.speculation.acceptance import decode_token, ends_block, propose
+from rapid.speculation.sampling import proposal
+
+
+class Drafting(SequenceWork):
+    """Samples token by token, each from exactly the proposal that is sent with it.
+
+    Drafting stops after an end-of-sequence token: if it is kept the answer ends there, if not the
+    block does, so nothing after it could ever be judged.
+    """
+
+    def __init__(self, lease: Lease, choice: int, eos_ids: Set[int]) -> None:
+        super().__init__(lease, choice)
+        self._eos_ids = eos_ids
+
+    @override
+    def _use(self, logits: torch.Tensor) -> None:
+        sequence = self.sequence
+        token, proposed = self._draw(logits, len(sequence.draft_ids))
+        sequence.draft_ids.append(token)
+        sequence.proposals.append(proposed)
+
+    def _draw(self, logits: torch.Tensor, num_drafted: int) -> tuple[int, Proposal]:
+        """The token after so many drafted ones, and what it was drawn from."""
+        request, position = self.lease.request, self.sequence.num_generated + num_drafted
+        ids, probs = proposal(logits[0], request.sampling, request.speculation)
+        token = propose(ids, probs, request.sampling, request.speculation, self.choice, position)
+        return token, (ids, probs)
+
+    def _within_room(self, num_tokens: int) -> int:
+        """How many of these may be drafted: the lease's room ends somewhere."""
+        room = self.sequence.capacity - len(self.sequence.token_ids) + 1
+        if min(num_tokens, room) < 1:
+            raise OutOfStep(f"lease {self.lease.lease_id!r} has no room to draft in")
+        return min(num_tokens, room)
+
+    def _is_block_over(self) -> bool:
+        """Whether a block that holds the last drafted token must end with it."""
+        token, proposed = self.sequence.draft_ids[-1], self.sequence.proposals[-1]
+        return token in self._eos_ids or ends_block(
+            token, *proposed, self.lease.request.speculation
+        )
+
+
+class Draft(Drafting):
+    """A block; on a hit it begins with what was drafted ahead, or is that.
+
+    Attributes:
+        is_hit: whether something drafted ahead was right; None when there was nothing.
+    """
+
+    kind = "draft"
+
+    def __init__(
+        self,
+        lease: Lease,
+        choice: int,
+        verdict: Verdict | None,
+        num_tokens: int,
+        eos_ids: Set[int],
+    ) -> None:
+        super().__init__(lease, choice, eos_ids)
+        self._verdict = verdict
+        self._num_asked = self._num_tokens = num_tokens
+        self._arrived = time.perf_counter()
+        self.is_hit: bool | None = None
+
+    @override
+    def begin(self) -> None:
+        super().begin()
+        sequence = self.sequence
+        sequence.gap.call(self._arrived)
+        if self._verdict is None:
+            sequence.drop_speculation()
+        else:
+            self._check_position("verdict", self._verdict.position, self._verdict.choice)
+            had_more = len(sequence.proposals) > sequence.num_offered
+            is_right = sequence.commit(self._verdict.token_ids, keeps_ahead=True)
+            self.is_hit = is_right if had_more else None
+        self._num_tokens = self._within_room(self._num_asked)
+        if sequence.draft_ids:
+            self._finish_if_long_enough()
+
+    @override
+    def _use(self, logits: torch.Tensor) -> None:
+        super()._use(logits)
+        self._finish_if_long_enough()
+
+    def _finish_if_long_enough(self) -> None:
+        sequence = self.sequence
+        if len(sequence.draft_ids) >= self._num_tokens or self._is_block_over():
+            sequence.num_offered = min(len(sequence.draft_ids), self._num_tokens)
+            sequence.gap.hand_out(time.perf_counter())
+            offered = slice(sequence.num_offered)
+            self.finish(draft_block(self, sequence.draft_ids[offered], sequence.proposals[offered]))
+
+    def ahead(self, step_s: float | None) -> DraftAhead | None:
+        """What to draft while the block is judged; None when that is nothing.
+
+        Args:
+            step_s: measured seconds a token.
+        """
+        sequence, request = self.sequence, self.lease.request
+        if sequence.draft_ids[-1] in self._eos_ids:
+            return None
+        num_more = sequence.gap.num_steps(step_s, at_most=self._num_asked)
+        num_left = request.max_tokens - sequence.num_generated
+        num_tokens = min(sequence.num_offered + num_more, num_left)
+        work = DraftAhead(self.lease, self.choice, num_tokens, self._eos_ids)
+        return None if work.is_far_enough() else work
+
+
+class DraftAhead(Drafting):
+    """Goes on behind the block that was handed out, as if all of it were going to be accepted.
+
+    Nobody has asked: what it draws is speculation like the block, right or wrong with it. Noise is
+    keyed by position and proposals are functions of the prefix, so these are the very tokens that
+    the next call would draw.
+    """
+
+    kind = "ahead"
+
+    def __init__(self, lease: Lease, choice: int, num_tokens: int, eos_ids: Set[int]) -> None:
+        """Draft until `num_tokens` are there, the block's among them."""
+        super().__init__(lease, choice, eos_ids)
+        self._num_tokens = num_tokens
+
+    @override
+    def _use(self, logits: torch.Tensor) -> None:
+        super()._use(logits)
+        if self.is_far_enough():
+            self.finish(None)
+
+    def is_far_enough(self) -> bool:
+        """Whether there is nothing more to draft for now."""
+        sequence = self.sequence
+        num_drafted = len(sequence.draft_ids)
+        return num_drafted >= self._num_tokens or (
+            num_drafted > sequence.num_offered and self._is_block_over()
+        )
+
+
+def draft_block(work: SequenceWork, token_ids: list[int], proposals: list[Proposal]) -> DraftBlock:
+    """Drafted tokens and their proposals, padded to one width, as a message."""
+    shape = (len(proposals), max(len(ids) for ids, _ in proposals))
+    candidate_ids = np.full(shape, -1, dtype=np.int32)
+    candidate_probs = np.zeros(shape, dtype=np.float32)
+    for row, (ids, probs) in enumerate(proposals):
+        candidate_ids[row, : len(ids)] = ids
+        candidate_probs[row, : len(ids)] = probs
+    return DraftBlock(
+        lease_id=work.lease.lease_id,
+        choice=work.choice,
+        position=work.sequence.num_generated,
+        token_ids=np.asarray(token_ids, dtype=np.int32),
+        candidate_ids=candidate_ids,
+        candidate_probs=candidate_probs,
+        draft_ms=work.elapsed_ms,
+    )
+
+
+class Decode(SequenceWork):
+    """Tokens of the model's own distribution, committed together when the last is drawn."""
+
+    def __init__(self, lease: Lease, choice: int, num_tokens: int, eos_ids: Set[int]) -> None:
+        super().__init__(lease, choice)
+        self._num_tokens = num_tokens
+        self._eos_ids = eos_ids
+        self._logprobs: list[TokenLogprobs] = []
+
+    @override
+    def begin(self) -> None:
+        super().begin()
+        self.sequence.drop_speculation()
+        left = self.lease.request.max_tokens - self.sequence.num_generated
+        self._num_tokens = min(self._num_tokens, left)
+        if self._num_tokens < 1:
+            raise OutOfStep(f"lease {self.lease.lease_id!r} has no token left to decode")
+
+    @override
+    def _use(self, logits: torch.Tensor) -> None:
+        request, sequence = self.lease.request, self.sequence
+        start = sequence.num_generated
+        token, logprobs = decode_token(
+            logits[0],
+            request.sampling,
+            request.speculation,
+            self.choice,
+            start + len(sequence.draft_ids),
+            request.num_logprobs,
+        )
+        sequence.draft_ids.append(token)
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
+        is_finished = token in self._eos_ids
+        if not is_finished and len(sequence.draft_ids) < self._num_tokens:
+            return
+        token_ids = tuple(sequence.draft_ids)
+        sequence.commit(token_ids)
+        self.finish(
+            Verdict(
+                lease_id=self.lease.lease_id,
+                choice=self.choice,
+                position=start,
+                token_ids=token_ids,
+                num_drafted=0,
+                num_accepted=0,
+                is_finished=is_finished,
+                logprobs=tuple(self._logprobs),
+                verify_ms=self.elapsed_ms,
+            )
+        )

@@ -1,0 +1,90 @@
+"""Judging a drafter's block against this engine's logits."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import numpy as np
+import torch
+from typing_extensions import override
+
+from rapid.engines.kv.leases import Lease
+from rapid.engines.work.base import SequenceWork
+from rapid.errors import BadRequest, OutOfStep
+from rapid.messages import DraftBlock, TargetLogits
+from rapid.speculation.acceptance import judge, num_rows
+
+
+class Judging(SequenceWork):
+    """One forward over ``[last committed, d_1 .. d_{K-1}]``: the logits of a block's positions.
+
+    Of an empty block it is the last committed token alone, whose row decodes the next one. In
+    `paper` ``d_K`` is among the inputs, if the bonus token of its row fits.
+    """
+
+    def __init__(self, lease: Lease, choice: int, block: DraftBlock, num_ids: int) -> None:
+        super().__init__(lease, choice)
+        self._block = block
+        self._num_ids = num_ids
+
+    @override
+    def begin(self) -> None:
+        super().begin()
+        block, sequence = self._block, self.sequence
+        self._check_position("block", block.position, block.choice)
+        if self._num_wanted() > sequence.capacity - len(sequence.token_ids) + 1:
+            raise OutOfStep(f"a block of {len(block)} tokens does not fit the lease's room")
+        token_ids = block.token_ids.tolist()
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._num_ids:
+            raise BadRequest("the block holds a token id beyond the vocabulary")
+        candidates = block.candidate_ids
+        if candidates.size and not -1 <= candidates.min() <= candidates.max() < self._num_ids:
+            raise BadRequest("the block proposes a token id beyond the vocabulary")
+        sequence.drop_speculation()
+        sequence.draft_ids = token_ids[: self._num_wanted() - 1]
+
+    @override
+    def _num_wanted(self) -> int:
+        request = self.lease.request
+        num_left = request.max_tokens - self.sequence.num_generated
+        return num_rows(len(self._block), num_left, request.speculation)
+
+
+class Score(Judging):
+    """Hand out the target's logits; commits nothing, keeps the block's KV for `Commit`."""
+
+    @override
+    def _use(self, logits: torch.Tensor) -> None:
+        self.finish(
+            TargetLogits(
+                lease_id=self.lease.lease_id,
+                choice=self.choice,
+                position=self._block.position,
+                logits=np.ascontiguousarray(logits.cpu().numpy()),
+                verify_ms=self.elapsed_ms,
+            )
+        )
+
+
+class Verify(Judging):
+    """Judge a block where its logits are and commit the outcome."""
+
+    def __init__(
+        self, lease: Lease, choice: int, block: DraftBlock, num_ids: int, eos_ids: Set[int]
+    ) -> None:
+        super().__init__(lease, choice, block, num_ids)
+        self._eos_ids = eos_ids
+
+    @override
+    def _use(self, logits: torch.Tensor) -> None:
+        request = self.lease.request
+        judgement = judge(
+            self._block,
+            logits,
+            request.sampling,
+            request.speculation,
+            self._eos_ids,
+            request.num_logprobs,
+        )
+        self.sequence.commit(judgement.token_ids)
+        self.finish(judgement.verdict(self._block, self.elapsed_ms))

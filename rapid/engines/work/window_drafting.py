@@ -1,0 +1,68 @@
+"""MagicDec: the target drafts for itself on attention sinks and a recent window of its own KV.
+
+MagicDec (arXiv 2408.11049), with the fixed part of the KV that StreamingLLM keeps (Xiao et al.,
+arXiv 2309.17453). There is no second lease and no second prefill: the drafted rows
+read the keys and values that the target computed in full attention, and their own lie behind the
+committed tokens, where `Verify` computes the same rows again, in full attention. Positions are the
+true ones: the keys carry them already. (StreamingLLM counts positions within the part it keeps.)
+The rows of a block read those before them as they were drafted, so that a proposal depends on where
+its block began; the distribution of the answer does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import torch
+from typing_extensions import override
+
+from rapid.config import WindowDrafting
+from rapid.engines.attention.batch import Feed
+from rapid.engines.kv.leases import Lease
+from rapid.engines.kv.sequences import Proposal
+from rapid.engines.work.drafting import Drafting, draft_block
+
+
+class WindowDraft(Drafting):
+    """Sample a block token by token; each row attends to the sinks and to the last `window` tokens.
+
+    The sequence stays as it is, with the last committed token left to compute: what these rows
+    write is right for nobody else, and is not counted as computed.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        choice: int,
+        window: WindowDrafting,
+        num_tokens: int,
+        eos_ids: Set[int],
+    ) -> None:
+        super().__init__(lease, choice, eos_ids)
+        self._window = window
+        self._num_tokens = num_tokens
+        self._token_ids: list[int] = []
+        self._proposals: list[Proposal] = []
+
+    @override
+    def begin(self) -> None:
+        super().begin()
+        self.sequence.drop_speculation()
+        self._num_tokens = self._within_room(self._num_tokens)
+
+    @override
+    def feed(self, limit: int) -> Feed:
+        sequence = self.sequence
+        last = (self._token_ids or sequence.token_ids)[-1]
+        position = len(sequence.token_ids) - 1 + len(self._token_ids)
+        before, after = self._window.num_sinks, position + 1 - self._window.window
+        unseen = (before, after) if before < after else (0, 0)
+        return Feed([last], position, sequence.table, num_wanted=1, unseen=unseen)
+
+    @override
+    def take(self, logits: torch.Tensor) -> None:
+        token, proposed = self._draw(logits, len(self._token_ids))
+        self._token_ids.append(token)
+        self._proposals.append(proposed)
+        if len(self._token_ids) == self._num_tokens or token in self._eos_ids:
+            self.finish(draft_block(self, self._token_ids, self._proposals))

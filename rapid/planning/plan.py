@@ -1,0 +1,304 @@
+"""Will it fit, how fast can it be at best, what does a token cost? Arithmetic: no GPU, no torch.
+
+Times are rooflines: a step reads the weights and every sequence's KV once, at a share of the GPU's
+bandwidth, or computes for as long as its multiplications take, whichever is longer. They bound what
+can be measured; launches, the network and the memory's own habits come on top. The formulas with
+their sources are in ``docs/planning.md``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rapid.planning.shapes import ModelShape
+
+USABLE = 0.9  # of a GPU's memory; the rest is the driver's, the allocator's and other libraries'
+COMPUTE_SHARE = 0.5  # of the peak that large matrix products reach
+MAX_TARGETS = 32  # of one drafter: with it they all lose their drafts
+MAX_DRAFT = 64  # as far as `rapid.config.SpeculationConfig` goes
+GROUP_SIZES = (1, 2, 4, 8)  # GPUs of one machine that a model may be split over
+STEP_TOKENS = 4096  # of the largest step, as in cluster/configs
+
+Schedule = Literal["sequential", "draft ahead"]
+
+
+@dataclass(frozen=True, slots=True)
+class GPU:
+    """What a step is bound by: bytes, bytes a second, and bfloat16 operations a second (dense)."""
+
+    name: str
+    memory: float
+    bandwidth: float
+    flops: float
+    source: str
+
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        GPU("a100-80gb", 80e9, 2.039e12, 312e12, "NVIDIA A100 80GB SXM datasheet"),
+        GPU("h100-sxm", 80e9, 3.35e12, 989e12, "NVIDIA H100 SXM datasheet"),
+        GPU("h200", 141e9, 4.8e12, 989e12, "NVIDIA H200 SXM datasheet"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Bytes that a model's replica holds in one place, each part by what makes it grow.
+
+    Attributes:
+        workspace: of the largest step.
+        graphs: captured steps, on a GPU.
+        check: of its kernels, while a GPU's engine starts: before there are steps.
+    """
+
+    weights: float = 0.0
+    kv_pool: float = 0.0
+    workspace: float = 0.0
+    host_cache: float = 0.0
+    graphs: float = 0.0
+    check: float = 0.0
+
+    @property
+    def pools(self) -> float:
+        """What settings make larger or smaller."""
+        return self.kv_pool + self.host_cache
+
+    @property
+    def work(self) -> float:
+        """What computing takes: at the start, or later."""
+        return max(self.workspace + self.graphs, self.check)
+
+    @property
+    def total(self) -> float:
+        """All that is held at once."""
+        return self.weights + self.work + self.pools
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A model on GPUs that share its weights and KV evenly, without loss (tensor parallel).
+
+    Attributes:
+        context: tokens of KV that every sequence has.
+        layer_bits: of a weight in the layers' matrices.
+        other_bits: of one in embeddings and logits, which quantization leaves alone.
+        kv_bytes: of a number in keys and values.
+        bandwidth_share: of the GPU's that a step reaches.
+    """
+
+    shape: ModelShape
+    gpu: GPU
+    context: int
+    num_gpus: int = 1
+    layer_bits: float = 16
+    other_bits: float = 16
+    kv_bytes: float = 2
+    bandwidth_share: float = 1.0
+
+    @property
+    def kv_per_sequence(self) -> float:
+        """Bytes."""
+        return self.context * self.shape.kv_bytes_per_token(self.kv_bytes)
+
+    @property
+    def usable(self) -> float:
+        """Bytes of the group that weights, KV and workspace may take."""
+        return self.num_gpus * self.gpu.memory * USABLE
+
+    def need(self, num_sequences: int) -> MemoryNeed:
+        """Memory for so many sequences; what computing takes is taken on every GPU."""
+        workspace = self.shape.workspace_bytes(STEP_TOKENS, num_sequences, on_gpu=True)
+        return MemoryNeed(
+            self.shape.weight_bytes(self.layer_bits, self.other_bits),
+            num_sequences * self.kv_per_sequence,
+            self.num_gpus * workspace,
+            graphs=self.num_gpus * self.shape.graph_bytes(num_sequences),
+            check=self.num_gpus * self.shape.check_bytes(STEP_TOKENS, self.context),
+        )
+
+    @property
+    def max_sequences(self) -> int:
+        """As many as fit; 0 where not even the weights and one sequence do."""
+        candidates = range(1, int(self.usable // self.kv_per_sequence) + 1)
+        return bisect_right(candidates, self.usable, key=lambda num: self.need(num).total)
+
+    def step_s(self, batch: float, rows: int = 1) -> float:
+        """Seconds of one forward of `batch` sequences with `rows` new tokens each."""
+        read = self.shape.read_bytes(self.layer_bits, self.other_bits)
+        read += batch * self.kv_per_sequence
+        work = batch * self.shape.decode_flops(rows, self.context)
+        return max(
+            read / (self.num_gpus * self.gpu.bandwidth * self.bandwidth_share),
+            work / (self.num_gpus * self.gpu.flops * COMPUTE_SHARE),
+        )
+
+    def prefill_s(self) -> float:
+        """Seconds of computing one sequence's KV."""
+        work = self.shape.prefill_flops(self.context)
+        return work / (self.num_gpus * self.gpu.flops * COMPUTE_SHARE)
+
+    def free_rows(self, batch: int) -> int:
+        """Rows a sequence may have in a step before computing takes longer than reading."""
+        one = batch * self.shape.decode_flops(1, self.context)
+        return int(self.step_s(batch) * self.num_gpus * self.gpu.flops * COMPUTE_SHARE / one)
+
+
+def expected_tokens(acceptance: float, draft_length: int, *, extra_position: bool = False) -> float:
+    """Tokens that a round commits, when each draft is accepted with the same chance.
+
+    A block of K drafts is scored at its K positions: ``(1 - a^K) / (1 - a)``. An `extra_position`
+    after the last adds the token that other systems call bonus: ``(1 - a^(K+1)) / (1 - a)``
+    (Leviathan et al., arXiv 2211.17192, equation 1).
+    """
+    positions = draft_length + extra_position
+    return sum(acceptance**i for i in range(positions))
+
+
+def sequential_speedup(
+    tokens: float,
+    draft_length: int,
+    *,
+    target_s: float,
+    draft_s: float,
+    verify_s: float,
+    round_s: float = 0.0,
+) -> float:
+    """Against plain decoding, when drafting and verifying take turns.
+
+    Args:
+        tokens: committed a round, see `expected_tokens`.
+        target_s: of a plain step.
+        draft_s: of one drafted token.
+        verify_s: of scoring the block.
+        round_s: of what a round takes beside: messages.
+    """
+    return tokens * target_s / (draft_length * draft_s + verify_s + round_s)
+
+
+def draft_ahead_speedup(
+    tokens: float,
+    draft_length: int,
+    hits: float,
+    *,
+    target_s: float,
+    draft_s: float,
+    verify_s: float,
+    round_s: float = 0.0,
+) -> float:
+    """Against plain decoding, when the next block is drafted while this one is verified.
+
+    Args:
+        tokens: as in `sequential_speedup`, like the times.
+        hits: share of rounds in which the block drafted ahead is for the right prefix; after the
+            others it is drafted again.
+    """
+    drafting = draft_length * draft_s
+    hit, miss = max(drafting, verify_s), drafting + verify_s
+    return tokens * target_s / (hits * hit + (1 - hits) * miss + round_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Speculating:
+    """What decides a speedup beside the two replicas.
+
+    Attributes:
+        batch: sequences that the target decodes at once.
+        acceptance: chance that a drafted token is accepted.
+        hits: see `draft_ahead_speedup`. None takes what drafting on as if all were accepted gives:
+            ``a^K``, exactly, since a block has no extra position whose token would be a guess.
+        extra_position: see `expected_tokens`; for the sequential schedule only.
+        round_s: see `sequential_speedup`.
+    """
+
+    batch: int
+    acceptance: float
+    hits: float | None = None
+    extra_position: bool = False
+    round_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One way to run: how fast, and for how many GPU-seconds.
+
+    Attributes:
+        draft_length: the best.
+        speedup: over plain decoding of the same batch.
+        targets_per_drafter: replicas of the target that one of the drafter drafts for, batched.
+        gpu_seconds: for a million tokens.
+    """
+
+    schedule: Schedule
+    draft_length: int
+    speedup: float
+    targets_per_drafter: int
+    gpu_seconds: float
+
+
+def plain_gpu_seconds(target: Replica, batch: int) -> float:
+    """For a million tokens without speculation."""
+    return target.num_gpus * target.step_s(batch) / batch * 1e6
+
+
+def fastest(
+    target: Replica,
+    drafter: Replica,
+    how: Speculating,
+    schedule: Schedule,
+    targets_per_drafter: int = 1,
+) -> Operation:
+    """The best draft length of a schedule.
+
+    Args:
+        drafter: on GPUs of its own; with `num_gpus` 0, on the target's.
+        targets_per_drafter: their sequences are drafted for in one batch.
+    """
+    shares = not drafter.num_gpus
+    computing = replace(drafter, num_gpus=target.num_gpus) if shares else drafter
+    times = {
+        "target_s": target.step_s(how.batch),
+        "draft_s": computing.step_s(how.batch * targets_per_drafter),
+        "round_s": how.round_s,
+    }
+
+    def speedup(draft_length: int) -> float:
+        extra = how.extra_position and schedule == "sequential"
+        tokens = expected_tokens(how.acceptance, draft_length, extra_position=extra)
+        verify_s = target.step_s(how.batch, draft_length + extra)
+        if schedule == "sequential":
+            return sequential_speedup(tokens, draft_length, verify_s=verify_s, **times)
+        hits = how.acceptance**draft_length if how.hits is None else how.hits
+        return draft_ahead_speedup(tokens, draft_length, hits, verify_s=verify_s, **times)
+
+    length, best = _best(speedup, range(1, MAX_DRAFT + 1))
+    gpus = target.num_gpus + drafter.num_gpus / targets_per_drafter
+    gpu_seconds = gpus * times["target_s"] / (how.batch * best) * 1e6
+    return Operation(schedule, length, best, targets_per_drafter, gpu_seconds)
+
+
+def cheapest(target: Replica, drafter: Replica, how: Speculating, schedule: Schedule) -> Operation:
+    """The number of targets per drafter at which a token costs the fewest GPU-seconds.
+
+    More targets share the drafter's GPUs but make its steps longer; they end where its memory does,
+    and at `MAX_TARGETS`.
+    """
+    if not drafter.num_gpus:
+        return fastest(target, drafter, how, schedule)
+    most = max(1, min(MAX_TARGETS, drafter.max_sequences // how.batch))
+    operations = (fastest(target, drafter, how, schedule, n) for n in range(1, most + 1))
+    return min(operations, key=lambda each: each.gpu_seconds)
+
+
+def group_sizes(replica: Replica, num_sequences: int) -> list[int]:
+    """Those of `GROUP_SIZES` that hold a model and so many sequences."""
+    return [n for n in GROUP_SIZES if replace(replica, num_gpus=n).max_sequences >= num_sequences]
+
+
+def _best(value: Callable[[int], float], candidates: Iterable[int]) -> tuple[int, float]:
+    return max(((each, value(each)) for each in candidates), key=lambda pair: pair[1])

@@ -1,0 +1,138 @@
+"""The GPU benchmark runs where there is no GPU, at tiny shapes: all its parts, in their order."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from rapid.config import SamplingConfig, SpeculationConfig
+from rapid.engines.attention.survey import Candidate
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+PARTS = ["1. correctness", "2. attention", "3. steps", "4. speedups", "5. prefill", "6. Llama"]
+ASKED = {"<= 1.15", ">= 60 %", ">= 1.2x", ">= 80 % of the bytes' speedup", ">= 2.3x"}
+
+
+@pytest.fixture(scope="module")
+def gpu() -> ModuleType:
+    """The script, imported."""
+    spec = importlib.util.spec_from_file_location("gpu_benchmark", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def bench_of(gpu: ModuleType, tmp_path: Path, candidates: list[Candidate], seconds: float = 600):
+    cpu = torch.device("cpu")
+    deadline = gpu.time.monotonic() + seconds
+    return gpu.Bench(gpu.SMOKE, cpu, torch.float32, deadline, candidates, tmp_path / "gpu.json")
+
+
+def hide(folder: Path, *packages: str) -> Path:
+    """A folder in which these cannot be imported."""
+    for name in packages:
+        (folder / name).mkdir()
+        text = f"raise ModuleNotFoundError(\"No module named '{name}'\")"
+        (folder / name / "__init__.py").write_text(text)
+    return folder
+
+
+def run(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *arguments]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(path or "")}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_a_smoke_run_ends_with_every_number_that_is_asked(tmp_path: Path) -> None:
+    """Where pydantic is not, which neither torch nor transformers brings."""
+    out = tmp_path / "gpu.json"
+    bare = hide(tmp_path, "pydantic")
+    without = ("--without", "blocks, ours in Triton")
+    ran = run("--smoke", *without, "--out", str(out), path=bare)
+    assert ran.returncode == 0, ran.stderr
+    places = [ran.stdout.index(part) for part in PARTS]
+    assert places == sorted(places)
+    assert "failed" not in ran.stdout
+    assert "skipped" not in ran.stdout
+    table = json.loads(out.read_text())["table"]
+    assert {asked for _, _, asked, verdict in table if verdict in ("pass", "FAIL")} == ASKED
+    assert table[-1][0] in ran.stdout.splitlines()[-1]  # the table comes last
+
+
+def test_without_a_device_it_says_so_and_measures_nothing() -> None:
+    ran = run()
+    assert ran.returncode == 1
+    assert "no CUDA device is visible; --smoke runs tiny shapes" in ran.stderr
+    assert ran.stdout == ""
+
+
+def test_when_time_is_up_the_table_still_comes_last(tmp_path: Path) -> None:
+    ran = run("--smoke", "--minutes", "0", "--out", str(tmp_path / "gpu.json"))
+    assert ran.returncode == 0, ran.stderr
+    assert "skipped (" in ran.stdout
+    assert ran.stdout.splitlines()[-1].startswith("| ")
+
+
+def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
+    ran = run("--smoke", path=hide(tmp_path, "transformers"))
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("No module named 'transformers': this benchmark runs from a check")
+    assert "Traceback" not in ran.stderr
+
+
+def test_parts_that_fail_or_run_out_of_time_leave_the_others(
+    gpu: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(bench: object) -> None:
+        raise RuntimeError("CUDA error: out of memory\nmore")
+
+    bench = bench_of(gpu, tmp_path, [])
+    bench.part("a", 0, fails)
+    bench.part("b", 1e6, fails)
+    bench.part("c", 0, lambda bench: bench.say("c", "3 ms"))
+    told = [line[1] for line in bench.lines]
+    assert told[0] == "failed (RuntimeError: CUDA error: out of memory)"
+    assert told[1].startswith("skipped (b: needs about 1000000 s")
+    assert told[2] == "3 ms"
+    assert json.loads((tmp_path / "gpu.json").read_text())["table"][2][0] == "c"
+
+
+def test_a_candidate_that_fails_at_full_length_leaves_the_others(
+    gpu: ModuleType, tmp_path: Path
+) -> None:
+    def fails(*arguments: object) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    (plain,) = [one for one in gpu.all_candidates(16) if one.name == "runs, written out"]
+    bench = bench_of(gpu, tmp_path, [Candidate("large", lambda: fails), plain])
+    bench.report["copy_bytes_per_s"] = 1e9
+    gpu.kernels_against_bytes(bench)
+    told = [line[1] for line in bench.lines]
+    assert told.count("failed (RuntimeError: out of memory)") == 12
+    assert sum("of the bytes" in line for line in told) == 12
+
+
+def test_no_attention_is_timed_that_was_not_found_right(gpu: ModuleType, tmp_path: Path) -> None:
+    def wrong(query: torch.Tensor, *rest: object) -> torch.Tensor:
+        return query.transpose(1, 2)
+
+    bench = bench_of(gpu, tmp_path, [Candidate("wrong", lambda: wrong)])
+    gpu.measure(bench)
+    assert bench.lines[-1][1] == "skipped: no attention was found right here"
+    assert not bench.models
+
+
+def test_it_samples_with_the_defaults_of_the_configuration(gpu: ModuleType) -> None:
+    assert vars(gpu.SAMPLING) == SamplingConfig().model_dump()
+    assert vars(gpu.LOSSLESS) == SpeculationConfig(eta=0).model_dump()

@@ -1,0 +1,585 @@
+"""The HTTP API over a scripted orchestrator, in process and through a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from deployments.api.ingress import Ingress
+from deployments.config.serve_config import ApiConfig, ApiKey
+from deployments.config.tenants import hash_key
+from rapid.errors import (
+    BadRequest,
+    DrafterUnavailable,
+    EngineFailed,
+    LeaseNotFound,
+    OutOfStep,
+    Overloaded,
+    PromptTooLong,
+    TargetUnavailable,
+)
+from rapid.messages import Finished, TextDelta
+from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
+from tests.deployments.serving import served
+
+MODEL = "rapid-test"
+ASK: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+CHAT = "/v1/chat/completions"
+
+
+def ingress(orchestrator: ScriptedOrchestrator, **config: Any) -> Ingress:
+    return Ingress(orchestrator, ApiConfig(model=MODEL, **config))
+
+
+def client(app: Ingress, **options: Any) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app)
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", **options)
+
+
+async def post(app: Ingress, body: object = ASK, **options: Any) -> httpx.Response:
+    async with client(app) as http:
+        return await http.post(CHAT, json=body, **options)
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The stream's events; comments as ':'."""
+    blocks = response.text.split("\n\n")
+    assert blocks.pop() == ""
+    return [
+        ":" if block.startswith(":") else parsed(block.removeprefix("data: ")) for block in blocks
+    ]
+
+
+def parsed(data: str) -> Any:
+    return data if data == "[DONE]" else json.loads(data)
+
+
+class TestWhole:
+    async def test_shape(self):
+        response = await post(ingress(ScriptedOrchestrator()), headers={"x-request-id": "mine"})
+        assert response.status_code == 200
+        assert response.headers["x-request-id"] == "mine"
+        body = response.json()
+        assert body["id"].startswith("chatcmpl-")
+        assert (body["object"], body["model"]) == ("chat.completion", MODEL)
+        assert body["system_fingerprint"].startswith("fp_")
+        assert body["choices"] == [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello, wörld!", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ]
+        assert body["usage"] == {
+            "prompt_tokens": 100,
+            "completion_tokens": 8,
+            "total_tokens": 108,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+        assert body["metrics"]["speculative_decoding"] == {
+            "mean_acceptance_length": 8 / 3,
+            "draft_acceptance_rate": 6 / 9,
+            "acceptance_histogram": [0, 1, 1, 1],
+            "acceptance_histogram_by_draft_length": {"3": [0, 1, 1, 1]},
+            "num_spec_steps": 3,
+            "num_accepted_draft_tokens": 6,
+            "num_draft_tokens": 9,
+            "num_spec_tokens": 10,
+        }
+        assert body["rapid"] == {
+            "mode": "fused",
+            "reason": "retrieval cleared its floor",
+            "contract": "fused",
+            "seed": 7,
+            "date": "2026-01-31",
+            "coupling": "shared_noise",
+            "transfer": "boost",
+            "eta": 10.0,
+            "max_draft": 10,
+            "plausibility": 0.1,
+            "draft_top_k": 64,
+            "transfer_temperature": 1.0,
+            "rounds": 3,
+            "plain_rounds": 0,
+            "mean_draft_length": 3.0,
+            "drafted": 9,
+            "accepted": 6,
+            "bonus": 0,
+            "plain_from": [None],
+            "failovers": [],
+            "chunks": [{"id": "doc:0", "document": "notes", "score": 1.5, "start": 0, "end": 40}],
+            "timings_ms": {"queue": 1.0, "retrieval": 2.0},
+        }
+
+    async def test_a_server_that_tags_responses_itself(self):
+        app = Ingress(ScriptedOrchestrator(), ApiConfig(model=MODEL), sends_request_id=False)
+        assert "x-request-id" not in (await post(app)).headers
+
+    async def test_the_request_reaches_the_orchestrator(self):
+        orchestrator = ScriptedOrchestrator()
+        await post(
+            ingress(orchestrator),
+            ASK | {"n": 2, "seed": 3, "rapid": {"explain": "tokens", "draft_top_k": None}},
+        )
+        (request,) = orchestrator.requests
+        assert (request.tenant, request.num_choices, request.seed) == ("local", 2, 3)
+        assert request.explain
+        assert request.speculation.all_draft_tokens
+        assert not request.is_streamed
+
+    async def test_several_choices_are_counted_apart(self):
+        body = (await post(ingress(ScriptedOrchestrator()), ASK | {"n": 2})).json()
+        assert [choice["index"] for choice in body["choices"]] == [0, 1]
+        assert body["usage"]["completion_tokens"] == 16
+        speculation = body["metrics"]["speculative_decoding"]
+        assert speculation["num_spec_steps"] == 6
+        assert [each["num_spec_steps"] for each in speculation["choices"]] == [3, 3]
+
+    async def test_explain(self):
+        body = await post(ingress(ScriptedOrchestrator()), ASK | {"rapid": {"explain": "tokens"}})
+        assert body.json()["rapid"]["explain"] == {
+            "target_prompt_ids": [1, 2],
+            "drafter_prompt_ids": [3],
+            "token_ids": [[4, 5]],
+            "origins": [["drafted", "corrected"]],
+        }
+
+
+class TestStream:
+    async def test_order_of_events(self):
+        asked = ASK | {"stream": True, "stream_options": {"include_usage": True}}
+        response = await post(ingress(ScriptedOrchestrator()), asked)
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        *chunks, done = events(response)
+        assert done == "[DONE]"
+        assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+        assert len({chunk["id"] for chunk in chunks}) == 1
+        *growing, usage = chunks
+        choices = [chunk["choices"][0] for chunk in growing]
+        assert [choice["delta"] for choice in choices] == [
+            {"role": "assistant", "content": ""},
+            {"content": "Hello"},
+            {"content": ", wörld"},
+            {"content": "!"},
+        ]
+        assert [choice["finish_reason"] for choice in choices] == [None, None, None, "stop"]
+        assert [chunk["usage"] for chunk in growing] == [None] * 4
+        assert [("rapid" in chunk) for chunk in chunks] == [False, False, False, True, False]
+        assert usage["choices"] == []
+        assert usage["usage"]["total_tokens"] == 108
+        assert usage["metrics"]["speculative_decoding"]["num_spec_steps"] == 3
+
+    async def test_the_receipt_is_on_the_last_end_of_several(self):
+        orchestrator = ScriptedOrchestrator()
+        response = await post(ingress(orchestrator), ASK | {"stream": True, "n": 2})
+        assert orchestrator.requests[0].is_streamed
+        *chunks, _ = events(response)
+        assert "usage" not in chunks[0]
+        ends = [chunk for chunk in chunks if chunk["choices"][0]["finish_reason"]]
+        assert [chunk["choices"][0]["index"] for chunk in ends] == [0, 1]
+        assert [("rapid" in chunk) for chunk in ends] == [False, True]
+
+    async def test_silence_is_filled_with_comments(self):
+        script = (STARTED, 0.1, TextDelta(0, "a", (), "length"), Finished(receipt()))
+        app = ingress(ScriptedOrchestrator(*script), heartbeat_s=0.02)
+        response = await post(app, ASK | {"stream": True})
+        assert response.text.count(": ping\n\n") >= 2
+        assert events(response)[-1] == "[DONE]"
+
+    async def test_an_error_on_the_way_is_the_last_event(self):
+        script = (STARTED, TextDelta(0, "Hel"), TargetUnavailable("The target was lost."))
+        response = await post(ingress(ScriptedOrchestrator(*script)), ASK | {"stream": True})
+        assert response.status_code == 200
+        assert events(response)[-1]["error"]["message"] == "The target was lost."
+
+    @pytest.mark.parametrize(
+        ("error", "is_retryable"),
+        [
+            (TargetUnavailable("The target was lost."), True),
+            (LeaseNotFound("The lease expired."), True),
+            (Overloaded("Full."), True),
+            (EngineFailed("a forward pass raised KeyError('secret')"), False),
+            (OutOfStep("a block of secret"), False),
+            (KeyError("secret"), False),
+            (BadRequest("No.", "rapid.query"), False),
+        ],
+        ids=lambda value: type(value).__name__,
+    )
+    async def test_an_error_on_the_way_says_whether_to_ask_again_and_no_secrets(
+        self, error, is_retryable, caplog
+    ):
+        app = ingress(ScriptedOrchestrator(STARTED, TextDelta(0, "Hel"), error))
+        response = await post(app, ASK | {"stream": True})
+        assert events(response)[-1]["error"]["retryable"] is is_retryable
+        assert "secret" not in response.text
+        assert ("secret" in caplog.text) == ("secret" in str(error))
+
+    @pytest.mark.parametrize("error", [TimeoutError("inside"), ConnectionResetError("inside")])
+    async def test_a_broken_connection_elsewhere_is_not_the_callers(self, error):
+        script = (STARTED, TextDelta(0, "Hel"), error)
+        response = await post(ingress(ScriptedOrchestrator(*script)), ASK | {"stream": True})
+        assert events(response)[-1]["error"]["code"] == "internal_error"
+
+    async def test_a_generation_that_is_cancelled_from_elsewhere_is_an_error(self):
+        script = (STARTED, TextDelta(0, "Hel"), asyncio.CancelledError())
+        for is_stream in (True, False):
+            asked = ASK | {"stream": is_stream}
+            request = post(ingress(ScriptedOrchestrator(*script)), asked)
+            response = await asyncio.wait_for(request, 5)
+            assert "engine_failed" in response.text
+
+    async def test_an_answer_without_a_receipt_is_an_error(self):
+        script = (STARTED, TextDelta(0, "Hello", (), "stop"))
+        response = await post(ingress(ScriptedOrchestrator(*script)), ASK | {"stream": True})
+        assert events(response)[-1]["error"]["code"] == "engine_failed"
+        response = await post(ingress(ScriptedOrchestrator(*script)))
+        assert response.status_code == 500
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+class TestRefusal:
+    @pytest.mark.parametrize(
+        ("error", "status", "param", "code"),
+        [
+            (PromptTooLong("Too long by 5."), 400, "messages", "context_length_exceeded"),
+            (BadRequest("No.", "rapid.query"), 400, "rapid.query", None),
+            (Overloaded("Full.", 2.5), 503, None, "overloaded"),
+            (DrafterUnavailable("No drafter."), 503, None, "drafter_unavailable"),
+            (ValueError("secret"), 500, None, "internal_error"),
+        ],
+    )
+    async def test_before_the_start_it_is_a_status(self, is_stream, error, status, param, code):
+        app = ingress(ScriptedOrchestrator(error))
+        response = await post(app, ASK | {"stream": is_stream})
+        assert response.status_code == status
+        body = response.json()["error"]
+        assert (body["param"], body["code"]) == (param, code)
+        assert body["retryable"] is (status == 503)
+        assert "secret" not in response.text
+        assert ("retry-after" in response.headers) == (status == 503)
+        if isinstance(error, Overloaded):
+            assert response.headers["retry-after"] == "3"
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+class TestLeaving:
+    async def test_a_caller_who_leaves_gives_up_the_request(self, is_stream):
+        never = asyncio.Event()
+        orchestrator = ScriptedOrchestrator(STARTED, TextDelta(0, "Hel"), never)
+        async with served(ingress(orchestrator)) as url, httpx.AsyncClient(base_url=url) as http:
+            with pytest.raises(httpx.ReadTimeout):
+                await http.post(CHAT, json=ASK | {"stream": is_stream}, timeout=0.3)
+            await asyncio.wait_for(orchestrator.given_up.wait(), 1)
+
+    async def test_also_before_the_start(self, is_stream):
+        orchestrator = ScriptedOrchestrator(asyncio.Event())
+        async with served(ingress(orchestrator)) as url, httpx.AsyncClient(base_url=url) as http:
+            with pytest.raises(httpx.ReadTimeout):
+                await http.post(CHAT, json=ASK | {"stream": is_stream}, timeout=0.3)
+            await asyncio.wait_for(orchestrator.given_up.wait(), 1)
+
+    async def test_a_cancelled_server_gives_up_the_request(self, is_stream):
+        orchestrator = ScriptedOrchestrator(STARTED, TextDelta(0, "Hel"), asyncio.Event())
+        task = asyncio.create_task(post(ingress(orchestrator), ASK | {"stream": is_stream}))
+        await orchestrator.asked.wait()
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert orchestrator.given_up.is_set()
+
+
+BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"model": 5}, "model"),
+    ({"messages": []}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": "Hi"}, "messages"),
+    ({"messages": [{"role": "system", "content": "Hi"}]}, "messages"),
+    ({"messages": [{"role": "tool", "content": "Hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages[0].content",
+    ),
+    ({"temperature": "1"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": float("nan")}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": float("inf")}, "top_p"),
+    ({"top_k": 0}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"seed": 2**63}, "seed"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+    ({"stop": [""]}, "stop[0]"),
+    ({"stop": 5}, "stop"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
+    ({"n": 0}, "n"),
+    ({"n": 9}, "n"),
+    ({"logprobs": 1}, "logprobs"),
+    ({"top_logprobs": 1}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"presence_penalty": 0.1}, "presence_penalty"),
+    ({"frequency_penalty": -1}, "frequency_penalty"),
+    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"functions": [{}]}, "functions"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"rapid": "fused"}, "rapid"),
+    ({"rapid": {"gamma": 5}}, "rapid.gamma"),
+    ({"rapid": {"mode": "exact"}}, "rapid.mode"),
+    ({"rapid": {"mode": "paper", "transfer": "boost"}}, "rapid.transfer"),
+    ({"rapid": {"mode": "paper", "coupling": "shared_noise"}}, "rapid.coupling"),
+    ({"rapid": {"mode": "paper", "draft_top_k": 64}}, "rapid.draft_top_k"),
+    ({"rapid": {"transfer": "both"}}, "rapid.transfer"),
+    ({"rapid": {"eta": -1}}, "rapid.eta"),
+    ({"rapid": {"eta": float("nan")}}, "rapid.eta"),
+    ({"rapid": {"max_draft": 65}}, "rapid.max_draft"),
+    ({"rapid": {"coupling": 1}}, "rapid.coupling"),
+    ({"rapid": {"plausibility": 2}}, "rapid.plausibility"),
+    ({"rapid": {"draft_top_k": 0}}, "rapid.draft_top_k"),
+    ({"rapid": {"retrieval_tokens": 0}}, "rapid.retrieval_tokens"),
+    ({"rapid": {"query": " "}}, "rapid.query"),
+    ({"rapid": {"date": 20260131}}, "rapid.date"),
+    ({"rapid": {"date": "20260131"}}, "rapid.date"),
+    ({"rapid": {"date": "2026-02-30"}}, "rapid.date"),
+    ({"rapid": {"date": "31 Jan 2026"}}, "rapid.date"),
+    ({"rapid": {"explain": True}}, "rapid.explain"),
+    ({"rapid": {"documents": "text"}}, "rapid.documents"),
+    ({"rapid": {"documents": [{"name": "a"}]}}, "rapid.documents[0].text"),
+    ({"rapid": {"documents": [{"name": "a", "text": " "}]}}, "rapid.documents[0].text"),
+    ({"rapid": {"documents": [{"name": "a\n", "text": "b"}]}}, "rapid.documents[0].name"),
+    ({"rapid": {"documents": [{"name": "a", "text": "b", "c": 1}]}}, "rapid.documents[0].c"),
+    ({"rapid": {"documents": [{"name": "a", "text": "b"}] * 2}}, "rapid.documents"),
+]
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(("change", "param"), BAD_FIELDS, ids=lambda value: str(value)[:60])
+    async def test_a_bad_field_is_named(self, change, param):
+        orchestrator = ScriptedOrchestrator()
+        async with client(ingress(orchestrator)) as http:
+            response = await http.post(
+                CHAT,
+                content=json.dumps(ASK | change),
+                headers={"content-type": "application/json"},
+            )
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert set(error) == {"message", "type", "param", "code", "retryable"}
+        assert (error["type"], error["param"]) == ("invalid_request_error", param)
+        assert param in error["message"]
+        assert not orchestrator.requests
+
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            (b"\xff{}", "UTF-8"),
+            (b"{", "not JSON"),
+            (b"", "not JSON"),
+            (b"[]", "object"),
+            (b"[" * 100_000, "deeply"),
+            (b'{"seed": ' + b"1" * 5000 + b"}", "digits"),
+        ],
+    )
+    async def test_a_body_that_is_no_json_object(self, content, said):
+        async with client(ingress(ScriptedOrchestrator())) as http:
+            response = await http.post(
+                CHAT, content=content, headers={"content-type": "application/json"}
+            )
+        assert response.status_code == 400
+        assert said in response.json()["error"]["message"]
+
+    async def test_a_form_is_no_json(self):
+        async with client(ingress(ScriptedOrchestrator())) as http:
+            response = await http.post(CHAT, content=json.dumps(ASK))
+        assert response.status_code == 400
+        assert "Content-Type" in response.json()["error"]["message"]
+
+    async def test_unknown_fields_of_openai_are_ignored(self):
+        change = {"user": "me", "metadata": {}, "store": False, "presence_penalty": 0.0}
+        assert (await post(ingress(ScriptedOrchestrator()), ASK | change)).status_code == 200
+
+    async def test_an_unknown_key_gets_a_suggestion(self):
+        response = await post(ingress(ScriptedOrchestrator()), ASK | {"rapid": {"max_drafts": 1}})
+        assert "did you mean 'max_draft'" in response.json()["error"]["message"]
+
+    async def test_an_unknown_model_is_not_found(self):
+        response = await post(ingress(ScriptedOrchestrator()), ASK | {"model": "other"})
+        assert response.status_code == 404
+        error = response.json()["error"]
+        assert (error["param"], error["code"]) == ("model", "model_not_found")
+
+    @pytest.mark.parametrize("is_declared", [True, False])
+    async def test_a_body_over_the_limit(self, is_declared):
+        """Through a real server, which must not cut the client off before it reads the reason."""
+        content = json.dumps(ASK | {"user": "x" * 3_000_000}).encode()
+
+        async def parts() -> AsyncIterator[bytes]:
+            yield content
+
+        app = ingress(ScriptedOrchestrator(), max_body_bytes=1_000_000)
+        async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+            response = await http.post(
+                CHAT,
+                content=content if is_declared else parts(),
+                headers={"content-type": "application/json"},
+            )
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == "request_too_large"
+
+
+class TestRoutes:
+    async def test_models(self):
+        async with client(ingress(ScriptedOrchestrator())) as http:
+            (card,) = (await http.get("/v1/models")).json()["data"]
+            assert (await http.get(f"/v1/models/{MODEL}")).json() == card
+            assert (card["id"], card["object"]) == (MODEL, "model")
+            missing = await http.get("/v1/models/org/other")
+        assert missing.status_code == 404
+        assert missing.json()["error"]["code"] == "model_not_found"
+
+    async def test_ready(self):
+        orchestrator = ScriptedOrchestrator()
+        async with client(ingress(orchestrator)) as http:
+            assert (await http.get("/ready")).json() == orchestrator.state
+            orchestrator.state = {"ready": False, "pools": {"target": {"replicas": 0}}}
+            not_yet = await http.get("/ready")
+            orchestrator.state = RuntimeError("lost")
+            failed = await http.get("/ready")
+            assert (await http.get("/health")).status_code == 200
+        assert not_yet.status_code == 503
+        assert not_yet.json()["pools"] == {"target": {"replicas": 0}}
+        assert not_yet.headers["retry-after"] == "1"
+        assert failed.status_code == 503
+        assert failed.json()["error"]["code"] == "target_unavailable"
+
+    @pytest.mark.parametrize(
+        ("method", "path", "status"),
+        [
+            ("GET", "/", 404),
+            ("GET", "/v1/files", 404),
+            ("POST", "/v1/completions", 404),
+            ("GET", CHAT, 405),
+            ("DELETE", "/v1/models", 405),
+            ("POST", "/health", 405),
+        ],
+    )
+    async def test_other_routes_answer_in_the_same_form(self, method, path, status):
+        async with client(ingress(ScriptedOrchestrator())) as http:
+            response = await http.request(method, path)
+        assert response.status_code == status
+        assert response.json()["error"]["type"] == "invalid_request_error"
+        assert "x-request-id" in response.headers
+        assert ("allow" in response.headers) == (status == 405)
+
+
+class TestKeys:
+    KEYS = (ApiKey(tenant="acme", sha256=hash_key("sk-1")),)
+
+    @pytest.mark.parametrize("path", [CHAT, "/v1/models", f"/v1/models/{MODEL}", "/ready"])
+    @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer sk-2"}])
+    async def test_no_key_no_answer(self, path, headers):
+        orchestrator = ScriptedOrchestrator()
+        async with client(ingress(orchestrator, keys=self.KEYS)) as http:
+            method = "POST" if path == CHAT else "GET"
+            response = await http.request(method, path, headers=headers, json=ASK)
+        assert response.status_code == 401
+        assert response.json()["error"]["code"] == "invalid_api_key"
+        assert not orchestrator.requests
+
+    async def test_a_key_is_a_tenant(self):
+        orchestrator = ScriptedOrchestrator()
+        app = ingress(orchestrator, keys=self.KEYS)
+        response = await post(app, headers={"authorization": "Bearer sk-1"})
+        assert response.status_code == 200
+        assert orchestrator.requests[0].tenant == "acme"
+
+    async def test_health_needs_none(self):
+        async with client(ingress(ScriptedOrchestrator(), keys=self.KEYS)) as http:
+            assert (await http.get("/health")).status_code == 200
+
+    async def test_without_keys_others_are_refused(self):
+        transport = httpx.ASGITransport(ingress(ScriptedOrchestrator()), client=("10.0.0.7", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            assert (await http.post(CHAT, json=ASK)).status_code == 401
+
+
+class TestOpenAISDK:
+    @pytest.fixture
+    async def sdk(self) -> AsyncIterator[openai.AsyncOpenAI]:
+        async with (
+            served(ingress(ScriptedOrchestrator())) as url,
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="local", max_retries=0) as sdk,
+        ):
+            yield sdk
+
+    async def test_whole(self, sdk):
+        answer = await sdk.chat.completions.create(
+            **ASK, n=2, logprobs=True, top_logprobs=2, extra_body={"rapid": {"mode": "fused"}}
+        )
+        assert [choice.message.content for choice in answer.choices] == ["Hello, wörld!"] * 2
+        tokens = answer.choices[0].logprobs.content
+        assert [token.token for token in tokens] == ["Hello", ", wörld", "!"]
+        assert bytes(tokens[1].bytes).decode() == ", wörld"
+        assert [top.token for top in tokens[0].top_logprobs] == ["Hello", "other"]
+        assert answer.usage.prompt_tokens_details.cached_tokens == 0
+        assert answer.rapid["contract"] == "fused"
+
+    async def test_streamed(self, sdk):
+        stream = await sdk.chat.completions.create(
+            **ASK, stream=True, logprobs=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        assert "".join(c.choices[0].delta.content or "" for c in chunks[:-1]) == "Hello, wörld!"
+        assert chunks[1].choices[0].logprobs.content[0].token == "Hello"
+        assert chunks[-2].rapid["accepted"] == 6
+        assert chunks[-1].usage.total_tokens == 108
+
+    async def test_models(self, sdk):
+        assert [model.id async for model in sdk.models.list()] == [MODEL]
+
+    async def test_errors_have_types(self, sdk):
+        with pytest.raises(openai.BadRequestError) as bad:
+            await sdk.chat.completions.create(**ASK, temperature=3)
+        assert bad.value.param == "temperature"
+        with pytest.raises(openai.NotFoundError) as missing:
+            await sdk.chat.completions.create(**(ASK | {"model": "other"}))
+        assert missing.value.code == "model_not_found"
+
+    async def test_errors_on_the_way_are_raised(self):
+        script = (STARTED, TextDelta(0, "Hel"), TargetUnavailable("The target was lost."))
+        async with (
+            served(ingress(ScriptedOrchestrator(*script))) as url,
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="local", max_retries=0) as sdk,
+        ):
+            stream = await sdk.chat.completions.create(**ASK, stream=True)
+            with pytest.raises(openai.APIError, match="The target was lost") as lost:
+                _ = [chunk async for chunk in stream]
+            assert lost.value.body["retryable"] is True
+
+    async def test_typed_refusals(self):
+        keys = (ApiKey(tenant="acme", sha256=hash_key("sk-1")),)
+        async with served(ingress(ScriptedOrchestrator(Overloaded("Full.")), keys=keys)) as url:
+            for key, error in (
+                ("sk-2", openai.AuthenticationError),
+                ("sk-1", openai.APIStatusError),
+            ):
+                async with openai.AsyncOpenAI(
+                    base_url=f"{url}/v1", api_key=key, max_retries=0
+                ) as sdk:
+                    with pytest.raises(error) as refused:
+                        await sdk.chat.completions.create(**ASK)
+            assert refused.value.status_code == 503

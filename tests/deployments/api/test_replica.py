@@ -1,0 +1,77 @@
+"""The way to the orchestrator: as a gRPC message, or by reference if too large; and its loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorUnavailableError
+from ray.serve.exceptions import DeploymentUnavailableError
+
+from deployments.api.replica import RemoteOrchestrator
+from rapid.errors import Overloaded, TargetUnavailable
+from rapid.messages import Document, GenerateRequest, Message
+
+LONG = "x" * (2**20 + 1)
+
+
+class ScriptedHandle:
+    """A Serve handle that remembers its options, and answers nothing or fails."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.failure = failure
+
+    def options(self, **options: Any) -> ScriptedHandle:
+        self.given = options
+        return self
+
+    def remote(self, request: GenerateRequest) -> ScriptedHandle:
+        return self
+
+    def __aiter__(self) -> ScriptedHandle:
+        return self
+
+    async def __anext__(self) -> Any:
+        raise self.failure or StopAsyncIteration
+
+    def cancel(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("fields", "by_reference"),
+    [
+        ({}, False),
+        ({"documents": (Document("a", LONG),)}, True),
+        ({"documents": (Document(LONG, "a"),)}, True),
+        ({"messages": (Message("user", LONG),)}, True),
+        ({"query": LONG}, True),
+        ({"stop": (LONG,)}, True),
+    ],
+)
+async def test_every_text_of_the_caller_counts(fields: Any, by_reference: bool) -> None:
+    handle = ScriptedHandle()
+    settings = {"messages": (Message("user", "Which?"),)} | fields
+    request = GenerateRequest("r", "local", **settings)
+    async for _ in RemoteOrchestrator(handle).generate(request):  # type: ignore[arg-type]
+        pass
+    assert handle.given["_by_reference"] == by_reference
+
+
+@pytest.mark.parametrize(
+    ("failure", "raised"),
+    [
+        (ActorUnavailableError("gone", bytes(16)), TargetUnavailable),
+        (DeploymentUnavailableError("Orchestrator"), TargetUnavailable),  # type: ignore[arg-type]
+        (Overloaded("The target pool is full."), Overloaded),
+        (KeyError("a bug over there"), KeyError),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+async def test_an_orchestrator_that_is_lost_is_no_bug(
+    failure: Exception, raised: type[Exception]
+) -> None:
+    request = GenerateRequest("r", "local", (Message("user", "Which?"),))
+    with pytest.raises(raised):
+        async for _ in RemoteOrchestrator(ScriptedHandle(failure)).generate(request):  # type: ignore[arg-type]
+            pass

@@ -1,0 +1,173 @@
+"""Request bodies as the orchestrator gets them."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from typing import Any
+
+import pytest
+from annotated_types import Ge, Gt, Le
+
+from deployments.api.requests import ChatRequest, RapidOptions, parse_chat_request
+from deployments.api.responses import GrowingChoice, ReplyFrame, Timing, metrics
+from rapid.config import SamplingConfig, SpeculationConfig
+from rapid.errors import BadRequest
+from rapid.messages import Document, Message, SpeculationRequest, TextDelta, TokenText
+from tests.deployments.scripted import receipt
+
+
+def parse(**fields: Any) -> ChatRequest:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]} | fields
+    return parse_chat_request(json.dumps(body).encode())
+
+
+def generate(**fields: Any) -> Any:
+    return parse(**fields).as_generate_request("id", "acme")
+
+
+def test_defaults():
+    request = generate()
+    assert (request.request_id, request.tenant) == ("id", "acme")
+    assert (request.temperature, request.top_p, request.top_k, request.seed) == (1, 1, None, None)
+    assert (request.num_choices, request.max_tokens, request.num_logprobs) == (1, None, None)
+    assert request.speculation == SpeculationRequest()
+
+
+def test_the_day_is_settled_when_the_request_comes(monkeypatch):
+    monkeypatch.setattr("deployments.api.requests.utc_day", lambda: date(2026, 1, 31))
+    assert generate().date == date(2026, 1, 31)
+    assert generate(rapid={"date": "2026-01-30"}).date == date(2026, 1, 30)
+
+
+def test_nulls_are_defaults():
+    nulls = dict.fromkeys(ChatRequest.model_fields.keys() - {"model", "messages"})
+    assert generate(**nulls) == generate()
+    unsupported = dict.fromkeys(["tools", "logit_bias", "response_format", "presence_penalty"])
+    assert generate(**unsupported) == generate()
+    rapid = dict.fromkeys(RapidOptions.model_fields.keys() - {"draft_top_k"})
+    assert generate(rapid=rapid) == generate()
+
+
+def test_everything_arrives():
+    request = generate(
+        messages=[
+            {"role": "developer", "content": "Be kind."},
+            {"role": "assistant", "content": "Hello."},
+            {"role": "user", "content": [{"type": "text", "text": t} for t in ("One ", "two")]},
+        ],
+        temperature=0,
+        top_p=0.5,
+        top_k=3,
+        seed=-1,
+        stop="###",
+        max_completion_tokens=9,
+        n=2,
+        logprobs=True,
+        rapid={
+            "mode": "lossless",
+            "eta": 2,
+            "transfer": "distill",
+            "max_draft": 4,
+            "coupling": "maximal",
+            "plausibility": 0.2,
+            "draft_top_k": 8,
+            "retrieval_tokens": 100,
+            "documents": [{"name": "a.txt", "text": "A"}],
+            "query": "what",
+            "date": "2024-02-29",
+            "explain": "tokens",
+        },
+    )
+    assert request.messages == (
+        Message("system", "Be kind."),
+        Message("assistant", "Hello."),
+        Message("user", "One two"),
+    )
+    assert request.documents == (Document("a.txt", "A"),)
+    assert (request.temperature, request.top_p, request.top_k, request.seed) == (0, 0.5, 3, -1)
+    assert (request.stop, request.max_tokens, request.num_choices) == (("###",), 9, 2)
+    assert request.num_logprobs == 0
+    assert (request.query, request.retrieval_tokens, request.explain) == ("what", 100, True)
+    assert request.date == date(2024, 2, 29)
+    assert request.speculation == SpeculationRequest(
+        mode="lossless",
+        transfer="distill",
+        eta=2.0,
+        max_draft=4,
+        coupling="maximal",
+        plausibility=0.2,
+        draft_top_k=8,
+    )
+
+
+def test_no_cut_is_not_the_default_cut():
+    assert generate(rapid={"draft_top_k": None}).speculation.all_draft_tokens
+    assert not generate(rapid={}).speculation.all_draft_tokens
+
+
+def test_stops():
+    assert generate(stop=["a", "b"]).stop == ("a", "b")
+    assert generate(stop=[]).stop == ()
+    with pytest.raises(BadRequest, match=r"stop\[1\] is too long: at most 1000"):
+        parse(stop=["a", "b" * 1001])
+
+
+def test_logprobs():
+    assert generate(logprobs=False).num_logprobs is None
+    assert generate(logprobs=True, top_logprobs=5).num_logprobs == 5
+
+
+def test_turns_of_an_earlier_answer_may_come_back():
+    """As the SDK dumps a message: with the fields that it did not use."""
+    turn = {"role": "assistant", "content": "Yes.", "refusal": None, "tool_calls": None}
+    asked = {"role": "user", "content": "Sure?"}
+    assert generate(messages=[asked, turn, asked]).messages[1] == Message("assistant", "Yes.")
+    with pytest.raises(BadRequest) as refused:
+        parse(messages=[turn | {"tool_calls": [{"id": "1"}]}, asked])
+    assert refused.value.param == "messages[0].tool_calls"
+
+
+def test_ranges_are_those_of_the_configuration():
+    def bounds(model: Any, name: str) -> set[Any]:
+        metadata = model.model_fields[name].metadata
+        return {each for each in metadata if isinstance(each, Ge | Gt | Le)}
+
+    for name in ("eta", "max_draft", "plausibility", "draft_top_k"):
+        assert bounds(RapidOptions, name) == bounds(SpeculationConfig, name)
+    for name in ("temperature", "top_p", "top_k", "seed"):
+        assert bounds(ChatRequest, name) == bounds(SamplingConfig, name)
+
+
+FRAME = ReplyFrame("chatcmpl-1", 0, "m", "fp_1", has_logprobs=True, includes_usage=False)
+
+
+def test_half_a_character_keeps_its_bytes():
+    half = "😀".encode()[:2].decode("utf-8", "surrogateescape")
+    choice = GrowingChoice()
+    choice.add(TextDelta(0, "", (TokenText(half, -1.0),)))
+    reply = FRAME.completion([choice], receipt(), Timing(0.0))
+    (token,) = reply["choices"][0]["logprobs"]["content"]
+    assert token["token"] == "\ufffd"
+    assert token["bytes"] == [0xF0, 0x9F]
+
+
+def test_minus_infinity_is_a_json_number():
+    delta = TextDelta(0, "a", (TokenText("a", -0.1, (("b", float("-inf")),)),))
+    chunk = FRAME.delta_chunk(delta)
+    assert '"logprob": -9999.0' in json.dumps(chunk, allow_nan=False)
+
+
+def test_times_are_what_the_caller_saw():
+    body = metrics(receipt(), Timing(began=1.0, first_token=1.5, done=2.9))
+    assert body["time_to_first_token_ms"] == 500
+    assert body["generation_time_ms"] == 1400
+    assert body["mean_itl_ms"] == 200  # 8 tokens
+    assert body["queue_time_ms"] == 1
+
+
+@pytest.mark.parametrize("field", ["documents", "mode", "eta"])
+def test_our_fields_at_the_top_are_sent_to_their_place(field):
+    with pytest.raises(BadRequest, match="belongs into the object 'rapid'") as refused:
+        generate(**{field: "anything"})
+    assert refused.value.param == field

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorUnavailableError, ObjectLostError, RayTaskError
+
+from cluster.leases import Lease
+from deployments.orchestrator.ray_ports import JudgingVerifier, Patience, RayDrafter, RayVerifier
+from rapid.config import SamplingConfig, SpeculationConfig
+from rapid.errors import (
+    BadRequest,
+    DrafterUnavailable,
+    EngineFailed,
+    LeaseNotFound,
+    OutOfStep,
+    RapidError,
+    TargetUnavailable,
+)
+from rapid.messages import TokenLogprobs, Verdict
+
+DRAFTER, TARGET = bytes(range(16)), bytes(range(16, 32))
+
+
+class ScriptedEngine:
+    """An engine's actor handle whose methods all answer alike."""
+
+    def __init__(self, actor_id: bytes, answer: object = None) -> None:
+        self._actor_id = SimpleNamespace(hex=actor_id.hex)
+        self.answer = answer
+        self.calls: list[tuple[Any, ...]] = []
+        self.draft = self.verify = self.decode = self
+
+    def remote(self, *args: Any) -> Any:
+        self.calls.append(args)
+
+        async def answered() -> object:
+            if isinstance(self.answer, BaseException):
+                raise self.answer
+            return self.answer
+
+        return answered() if self.answer is not None else "reference"
+
+
+def verifier(answer: object) -> RayVerifier:
+    target = Lease("t", ScriptedEngine(TARGET, answer), 0.0)
+    return RayVerifier(target, Lease("d", ScriptedEngine(DRAFTER), 0.0), Patience(30))
+
+
+def remote(cause: Exception) -> BaseException:
+    return RayTaskError("verify", "Traceback ...", cause).as_instanceof_cause()
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        (ActorUnavailableError("gone", DRAFTER), DrafterUnavailable),
+        (ActorUnavailableError("gone", TARGET), TargetUnavailable),
+        (ObjectLostError("0" * 56, None, ""), DrafterUnavailable),
+        (remote(DrafterUnavailable("the drafter failed")), DrafterUnavailable),
+        (remote(LeaseNotFound("expired")), LeaseNotFound),
+        (remote(ValueError("a bug")), EngineFailed),
+        (remote(OutOfStep("a verdict for another position")), OutOfStep),
+        (remote(BadRequest("the block holds a token id beyond the vocabulary")), EngineFailed),
+    ],
+)
+async def test_a_failed_verify_tells_whose_failure_it_is(
+    failure: BaseException, kind: type[RapidError]
+) -> None:
+    with pytest.raises(kind) as raised:
+        await verifier(failure).verify("block")
+    assert type(raised.value) is kind
+
+
+@pytest.mark.parametrize(
+    "failure", [ObjectLostError("0" * 56, None, ""), ActorUnavailableError("gone", DRAFTER)]
+)
+async def test_a_block_that_is_lost_on_its_way_here_is_a_lost_drafter(failure: Exception) -> None:
+    """Judged in the orchestrator, a block is fetched a second time."""
+    target = ScriptedEngine(TARGET, "logits")
+    target.score = target
+    judging = JudgingVerifier(
+        Lease("t", target, 0.0),
+        Lease("d", ScriptedEngine(DRAFTER), 0.0),
+        Patience(30),
+        0,
+        SamplingConfig(),
+        SpeculationConfig(),
+        {2},
+        None,
+    )
+    with pytest.raises(DrafterUnavailable):
+        await judging.verify(ScriptedEngine(DRAFTER, failure).remote())
+
+
+async def test_a_caller_that_leaves_in_mid_round_leaves_nothing_behind() -> None:
+    """The call fails once its lease is released, when nobody waits for it any more."""
+    released = asyncio.Event()
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
+
+    class Waiting(ScriptedEngine):
+        def remote(self, *args: Any) -> Any:
+            async def answered() -> object:
+                await released.wait()
+                raise remote(LeaseNotFound("released"))
+
+            return answered()
+
+    asking = RayVerifier(
+        Lease("t", Waiting(TARGET), 0.0), Lease("d", ScriptedEngine(DRAFTER), 0.0), Patience(30)
+    )
+    round_ = asyncio.create_task(asking.verify("block"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    round_.cancel()
+    released.set()
+    with pytest.raises(asyncio.CancelledError):
+        await round_
+    await asyncio.sleep(0.01)
+    gc.collect()
+    assert complaints == []
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def test_patience_grows_with_the_longest_round_of_late_and_comes_back() -> None:
+    patience = Patience(3.0)
+    patience.observe(0.1)
+    assert patience.limit_s == 3.0
+    patience.observe(2.0)
+    assert patience.limit_s == 20.0
+    for _ in range(200):
+        patience.observe(0.1)
+    assert patience.limit_s == 3.0
+
+
+async def test_a_block_is_a_reference_that_nobody_opens_here() -> None:
+    engine = ScriptedEngine(DRAFTER)
+    logprobs = (TokenLogprobs(5, -0.1),)
+    verdict = Verdict("t", 2, 0, (5,), 1, 1, False, logprobs)
+    assert RayDrafter(Lease("d", engine, 0.0), choice=2).draft(verdict, 10) == "reference"
+    ((lease_id, choice, sent, num_tokens),) = engine.calls
+    assert (lease_id, choice, num_tokens) == ("d", 2, 10)
+    assert sent.token_ids == (5,)
+    assert sent.logprobs == ()  # a drafter has no use for them

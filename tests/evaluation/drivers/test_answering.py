@@ -1,0 +1,75 @@
+"""What is to be answered, and what becomes of answers that fail."""
+
+from __future__ import annotations
+
+from evaluation.drivers.answering import Work, answer_all, by_position, failed, work_left
+from evaluation.items import Item
+from evaluation.results import Result
+from evaluation.systems import named
+from evaluation.tasks import Condition
+from rapid.errors import PromptTooLong
+from rapid.messages import Message
+from tests.evaluation.tiny_task import tiny_task
+
+PLAIN, SD, BOOST = named("plain"), named("sd"), named("rapid-boost")
+AS_IS, ETA_5 = Condition(), Condition(name="eta 5", eta=5)
+UNRELATED = Condition(name="unrelated", corruption="unrelated")
+SHORTER = Condition(name="shorter", context_tokens=100)
+
+
+def item(name: str) -> Item:
+    return Item(name, (Message("user", "What is 6 times 7?"),), None, ("42",))
+
+
+def keys(works: list[Work]) -> list[tuple[str, str, tuple[str, ...]]]:
+    return [(work.system.name, work.condition.name, work.same) for work in works]
+
+
+def test_a_condition_that_changes_nothing_for_a_system_is_not_answered_again():
+    conditions = (AS_IS, ETA_5, UNRELATED, SHORTER)
+    (works,) = work_left([item("a")], (PLAIN, SD, BOOST), conditions)
+    assert keys(works) == [
+        ("plain", "as is", ("eta 5", "unrelated")),
+        ("sd", "as is", ("eta 5",)),
+        ("rapid-boost", "as is", ()),
+        ("rapid-boost", "eta 5", ()),
+        ("sd", "unrelated", ()),
+        ("rapid-boost", "unrelated", ()),
+        ("plain", "shorter", ()),
+        ("sd", "shorter", ()),
+        ("rapid-boost", "shorter", ()),
+    ]
+
+
+def test_what_is_done_is_not_answered_again():
+    done = frozenset({("a", "plain", "as is"), ("b", "plain", "as is"), ("b", "sd", "as is")})
+    (works,) = work_left([item("a"), item("b")], (PLAIN, SD), (AS_IS,), done)
+    assert [(work.item.id, work.system.name) for work in works] == [("a", "sd")]
+
+
+async def test_an_answer_that_fails_is_a_result_and_the_run_goes_on(caplog):
+    class Backend:
+        async def answer(self, work: Work) -> Result:
+            if work.item.id == "long":
+                raise PromptTooLong("7 tokens too long")
+            return failed(work, task, "").model_copy(update={"error": None, "prediction": "42"})
+
+    task, results = tiny_task(), list[Result]()
+    works = [
+        Work(item("long"), PLAIN, AS_IS),
+        Work(item("short"), PLAIN, AS_IS, same=("eta 5",)),
+    ]
+    right = {"exact": lambda prediction, item: float(prediction in item.answers)}
+    await answer_all(Backend(), works, task, right, results.append, batch=2)
+    told = {each.key: (each.scores["exact"], each.error) for each in results}
+    assert told == {
+        ("long", "plain", "as is"): (0.0, "7 tokens too long"),
+        ("short", "plain", "as is"): (1.0, None),
+        ("short", "plain", "eta 5"): (1.0, None),
+    }
+    assert "item long, plain, as is: 7 tokens too long" in caplog.text
+
+
+def test_positions_count_a_draft_as_judged_up_to_the_first_that_is_rejected():
+    # Blocks of three: one kept nothing, one kept all; a block of one kept it.
+    assert by_position({3: (1, 0, 0, 1), 1: (0, 1)}) == ((3, 2), (1, 1), (1, 1))

@@ -1,0 +1,218 @@
+"""Every baseline on the embedded models, in this process."""
+
+from __future__ import annotations
+
+import io
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from evaluation.drivers import in_process, runner
+from evaluation.drivers.answering import Work
+from evaluation.drivers.in_process import Models, open_in_process
+from evaluation.drivers.runner import RESULTS, Plan
+from evaluation.loaders import load_items
+from evaluation.reports.run_results import RunResults
+from evaluation.results import Result, read
+from evaluation.systems import BASELINES
+from evaluation.tasks import Condition, Task
+from rapid.config import EngineConfig
+from rapid.engines.engine import Engine
+from rapid.engines.forward import loading
+from tests.evaluation.tiny_task import tiny_task
+from tests.rapid.tiny_models import out_of_memory
+
+MODELS = Models(EngineConfig(model="embedded:target"), EngineConfig(model="embedded:drafter"))
+ByKey = dict[tuple[str, str, str], Result]
+
+
+def answered(task: Task, out: Path, *, models: Models = MODELS, workers: int = 1) -> ByKey:
+    plan = Plan(task, load_items(task), models, batch=4, workers=workers)
+    runner.run(plan, out, Console(file=io.StringIO()))
+    results = {each.key: each for each in read(out / RESULTS)[1]}
+    assert len(results) == plan.num_answers
+    return results
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> ByKey:
+    """Two items by every baseline, retrieval as it is and unrelated."""
+    conditions = [Condition(), Condition(name="unrelated", corruption="unrelated")]
+    task = tiny_task(systems=list(BASELINES), conditions=conditions)
+    return answered(task, tmp_path_factory.mktemp("run"))
+
+
+def of(results: ByKey, system: str, condition: str = "as is") -> list[Result]:
+    found = [
+        each for (_, name, under), each in results.items() if (name, under) == (system, condition)
+    ]
+    return sorted(found, key=lambda each: each.item)
+
+
+@pytest.mark.parametrize("condition", ["as is", "unrelated"])
+def test_lossless_systems_say_what_plain_says(results, condition):
+    expected = [each.prediction for each in of(results, "plain", condition)]
+    assert all(expected)
+    for name, system in BASELINES.items():
+        if system.method == "lossless":
+            assert [each.prediction for each in of(results, name, condition)] == expected, name
+
+
+def test_every_system_answers_and_counts(results):
+    for name, system in BASELINES.items():
+        for each in of(results, name):
+            assert each.error is None
+            assert 0 < each.tokens <= 24
+            assert (each.context_tokens == 0) == (system.method == "rag")
+            assert (each.retrieved_tokens > 0) == system.reads_retrieved
+            assert ("target_prefill" in each.ms) == (system.method != "rag")
+            reads_two = system.is_drafted and system.drafts not in ("window", "lookup")
+            assert ("drafter_prefill" in each.ms) == (system.method == "rag" or reads_two)
+            assert each.ms["decode"] >= each.ms["draft"] + each.ms["verify"] - 1
+            judged = sum(judged for judged, _ in each.by_position)
+            kept = sum(kept for _, kept in each.by_position)
+            assert kept == each.accepted <= judged <= each.drafted
+            if name not in ("plain", "rag-target", "rag-drafter", "prompt-lookup"):
+                assert each.drafted > 0
+
+
+def test_unrelated_retrieval_hides_the_evidence_and_leaves_the_target_alone(results):
+    assert all(each.evidence_found for each in of(results, "rag-drafter"))
+    assert not any(each.evidence_found for each in of(results, "rag-drafter", "unrelated"))
+    same = [(each.prediction, each.seed) for each in of(results, "plain")]
+    assert [(each.prediction, each.seed) for each in of(results, "plain", "unrelated")] == same
+
+
+def test_an_answer_that_lost_its_drafter_is_an_error_and_is_answered_again(
+    results, tmp_path, monkeypatch
+):
+    task = tiny_task(systems=["plain", "rapid-boost"])
+    with ExitStack() as broken:
+
+        def load_model(config):
+            model = loading.load_model(config)
+            if config.model == "embedded:drafter":
+                broken.enter_context(out_of_memory(model.model, forward=6))
+            return model
+
+        monkeypatch.setattr(in_process, "load_model", load_model)
+        first = answered(task, tmp_path)
+    lost = [each for each in of(first, "rapid-boost") if each.error is not None]
+    assert lost
+    for each in lost:
+        assert "the drafter gave no block" in each.error
+        assert "OutOfMemoryError" in each.error
+        assert (each.prediction, each.tokens) == ("", 0)
+    assert all(each.error is None for each in of(first, "plain"))
+    monkeypatch.undo()
+    again = answered(task, tmp_path)
+    assert {key: each.prediction for key, each in again.items()} == {
+        key: results[key].prediction for key in again
+    }
+    assert RunResults.read(tmp_path).without_drafter == []
+
+
+def test_a_run_that_is_finished_is_not_run_again(tmp_path):
+    task = tiny_task(systems=["plain"])
+    before = answered(task, tmp_path)
+    lines = (tmp_path / RESULTS).read_text()
+    assert answered(task, tmp_path) == before
+    assert (tmp_path / RESULTS).read_text() == lines
+
+
+def test_workers_answer_what_one_process_answers(results, tmp_path):
+    task = tiny_task(systems=["plain", "rapid-boost"])
+    shared = answered(task, tmp_path, workers=2)
+    assert {key: each.prediction for key, each in shared.items()} == {
+        key: results[key].prediction for key in shared
+    }
+
+
+def test_without_a_drafter_the_target_is_its_own(results, tmp_path):
+    alone = answered(tiny_task(systems=["sd"]), tmp_path, models=Models(MODELS.target, None))
+    drafts = [(each.drafted, each.accepted) for each in of(alone, "sd")]
+    assert drafts == [(each.drafted, each.accepted) for each in of(results, "sd-self")]
+
+
+def test_a_window_that_leaves_everything_in_sight_drafts_what_the_target_says(tmp_path):
+    wide = {"name": "wide", "method": "lossless", "drafts": "window", "window": 4096}
+    narrow = wide | {"name": "narrow", "window": 8}
+    results = answered(tiny_task(systems=[wide, narrow]), tmp_path)
+    assert all(each.accepted == each.drafted for each in of(results, "wide"))
+    assert all(each.accepted < each.drafted for each in of(results, "narrow"))
+
+
+def test_a_second_pass_reads_the_first(tmp_path):
+    templates = {
+        "target": "{context}\n\n{question}",
+        "drafter": "{context}\n\n{question}",
+        "extraction": "It was said: {reasoning}\n\n{question}",
+    }
+    task = tiny_task(systems=["sd", "rag-drafter"], templates=templates, extraction_tokens=5)
+    for each in answered(task, tmp_path).values():
+        assert each.error is None
+        assert each.reasoning
+        assert each.prediction != each.reasoning
+
+
+async def test_a_rejected_draft_has_the_answer_so_far_looked_up(monkeypatch):
+    engines: list[Engine] = []
+
+    def engine(*arguments, **options):
+        engines.append(Engine(*arguments, **options))
+        return engines[-1]
+
+    monkeypatch.setattr(in_process, "Engine", engine)
+    once = {"name": "once", "method": "lossless"}
+    lossless = once | {"name": "lossless", "refresh": True}
+    by_itself = lossless | {"name": "by itself", "drafts": "target"}
+    fused = lossless | {"name": "fused", "method": "fused"}
+    task = tiny_task(systems=["plain", once, lossless, by_itself, fused])
+    items = load_items(task)
+    results: ByKey = {}
+    unrelated = Condition(name="unrelated", corruption="unrelated")
+    async with open_in_process(
+        task, task.systems, [unrelated], MODELS, items, items, batch=1
+    ) as backend:
+        retrieve, queries = backend._prompter.retrieve, []
+
+        async def recorded(item, condition):
+            queries.append(item.query)
+            return await retrieve(item, condition)
+
+        monkeypatch.setattr(backend._prompter, "retrieve", recorded)
+        for item in items:
+            for system in task.systems:
+                queries.clear()
+                each = await backend.answer(Work(item, system, unrelated))
+                results[each.key] = each
+                again = [query for query in queries if query is not None]
+                assert len(again) == each.refreshes
+                assert ("refresh" in each.ms) == (each.refreshes > 0)
+                for query in again:
+                    question = f"{item.messages[-1].content} "
+                    assert query.startswith(question)
+                    so_far = query.removeprefix(question)
+                    assert so_far
+                    assert each.prediction.startswith(so_far)
+                for used in engines:
+                    used.check_integrity()
+                    assert used.status().kv_pages_in_use == 0
+    said, refreshes = {}, {}
+    for system in task.systems:
+        answers = of(results, system.name, "unrelated")
+        said[system.name] = [each.prediction for each in answers]
+        refreshes[system.name] = sum(each.refreshes for each in answers)
+    assert said["plain"] == said["once"] == said["lossless"] == said["by itself"]
+    assert refreshes["plain"] == refreshes["once"] == 0
+    assert min(refreshes[name] for name in ("lossless", "by itself", "fused")) > 0
+
+
+def test_an_item_that_cannot_fit_is_an_error_with_numbers_and_the_others_are_answered(tmp_path):
+    task = tiny_task(systems=["plain", "rag-drafter"])
+    small = Models(EngineConfig(model="embedded:target", max_context=64), MODELS.drafter)
+    told = answered(task, tmp_path, models=small)
+    assert all("this model's context of 64" in str(each.error) for each in of(told, "plain"))
+    assert all(each.error is None for each in of(told, "rag-drafter"))

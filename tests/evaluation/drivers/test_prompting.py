@@ -1,0 +1,100 @@
+"""What target and drafter read."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from evaluation.drivers.prompting import evidence_found, open_prompter, target_chat, truncate_middle
+from evaluation.items import Item
+from evaluation.tasks import Condition
+from rapid.checkpoints.text import ChatText
+from rapid.errors import ConfigurationError
+from rapid.messages import Document, Message
+from tests.evaluation.tiny_task import tiny_task
+
+TEXT = "The harbor of Bakeno is dolu maki 482. " + "Nobody asked about the vault of Rowi. " * 40
+ITEM = Item(
+    "one",
+    (Message("user", "What is the harbor of Bakeno?"),),
+    Document("notes", TEXT),
+    ("dolu maki 482",),
+    fields={"choice_A": "dolu"},
+    evidence=((0, 38),),
+)
+
+
+def words(text: str) -> list[tuple[int, int]]:
+    return [match.span() for match in re.finditer(r"\S+", text)]
+
+
+@pytest.fixture
+async def prompter():
+    text = ChatText.load("embedded:target")
+    opened = await open_prompter(tiny_task(), [ITEM], text, text)
+    yield opened
+    await opened.close()
+
+
+def test_a_long_text_loses_its_middle():
+    text = "a b c d e f g"
+    assert truncate_middle(text, words, 7) == text
+    assert truncate_middle(text, words, 4) == "a b f g"
+    assert truncate_middle(text, words, 3) == "a f g"
+
+
+def test_a_template_is_filled_in_once():
+    task = tiny_task(templates={"target": "{context} ({choice_A}) {question}", "drafter": "-"})
+    document = Document("notes", "braces {question} stay")
+    (message,) = target_chat(task, ITEM, document)
+    assert message == Message("user", "braces {question} stay (dolu) What is the harbor of Bakeno?")
+
+
+def test_a_field_that_an_item_lacks_is_named():
+    task = tiny_task(templates={"target": "{choice_B}", "drafter": "-"})
+    with pytest.raises(ConfigurationError, match=r"names \{choice_B\}, which item one has not"):
+        target_chat(task, ITEM, None)
+
+
+async def test_the_drafter_reads_what_was_found_within_the_budget(prompter):
+    found = await prompter.retrieve(ITEM, Condition(retrieval_tokens=64))
+    assert found.evidence_found
+    assert found.chat[-1].content.startswith('Retrieved text chunks of "notes":\nThe harbor')
+    assert len(prompter.encode(found, by_target=True)) < 130
+
+
+async def test_evidence_in_the_middle_that_is_cut_out_cannot_be_found(prompter):
+    text = "Nobody asked about the vault of Rowi. " * 40
+    buried = Item(
+        ITEM.id,
+        ITEM.messages,
+        Document("notes", text + TEXT),
+        (),
+        evidence=((len(text), len(text) + 38),),
+    )
+    whole = await prompter.retrieve(buried, Condition())
+    cut = await prompter.retrieve(buried, Condition(context_tokens=64))
+    assert (whole.evidence_found, cut.evidence_found) == (True, False)
+    long, short = (
+        prompter.target_prompt(buried, each) for each in (Condition(), Condition(context_tokens=64))
+    )
+    assert len(short) < 130 < len(long)
+
+
+async def test_of_a_dialogue_the_drafter_reads_the_turns_that_matter(prompter):
+    turns = [Message("user", TEXT), Message("assistant", "I see."), *ITEM.messages]
+    dialogue = Item("talk", tuple(turns), None, ITEM.answers)
+    found = await prompter.retrieve(dialogue, Condition(retrieval_tokens=64))
+    assert "harbor of Bakeno is dolu maki 482" in found.context
+    assert found.chat[-1].content.endswith(ITEM.messages[-1].content)
+    assert (
+        len(prompter.encode(found, by_target=False))
+        < len(prompter.target_prompt(dialogue, Condition())) / 3
+    )
+
+
+def test_evidence_may_be_broken_into_lines():
+    assert evidence_found(ITEM, "...\nThe harbor of\nBakeno is dolu maki 482.") is True
+    assert evidence_found(ITEM, "The harbor of Bakeno is unknown.") is False
+    assert evidence_found(Item("x", ITEM.messages, None, ()), "anything") is None

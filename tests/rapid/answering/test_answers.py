@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from rapid.answering.answers import Answer, merged
+from rapid.checkpoints.text import ChatText
+from rapid.errors import TargetUnavailable
+from rapid.messages import TextDelta, TokenLogprobs, Verdict
+
+
+@pytest.fixture(scope="module")
+def chat_text() -> ChatText:
+    return ChatText.load("embedded:target")
+
+
+def verdict(position: int, token_ids: list[int], **fields: Any) -> Verdict:
+    settings = {"num_drafted": len(token_ids), "num_accepted": len(token_ids), "is_finished": False}
+    return Verdict(
+        lease_id="l", choice=0, position=position, token_ids=tuple(token_ids), **settings | fields
+    )
+
+
+async def rounds(*verdicts: Verdict) -> AsyncIterator[Verdict]:
+    for each in verdicts:
+        yield each
+
+
+async def test_the_last_delta_has_the_reason(chat_text: ChatText) -> None:
+    ids = chat_text.encode("the harbor of the north")
+    answer = Answer(0, chat_text, (), max_tokens=len(ids))
+    half = len(ids) // 2
+    deltas = [
+        d async for d in answer.follow(rounds(verdict(0, ids[:half]), verdict(half, ids[half:])))
+    ]
+    assert "".join(delta.text for delta in deltas) == "the harbor of the north"
+    assert [delta.finish_reason for delta in deltas] == [None, "length"]
+    assert answer.is_finished
+
+
+async def test_the_end_token_is_counted_and_not_shown(chat_text: ChatText) -> None:
+    (eos,) = chat_text.eos_ids
+    ids = [*chat_text.encode("done."), eos]
+    answer = Answer(0, chat_text, (), max_tokens=100)
+    (delta,) = [d async for d in answer.follow(rounds(verdict(0, ids, is_finished=True)))]
+    assert (delta.text, delta.finish_reason) == ("done.", "stop")
+    assert answer.statistics.of_choice().completion_tokens == len(ids)
+
+
+async def test_nothing_counts_after_a_stop_string(chat_text: ChatText) -> None:
+    ids = chat_text.encode("one two three four five")
+    answer = Answer(0, chat_text, ("three",), max_tokens=100)
+    logprobs = tuple(TokenLogprobs(token_id, -1.0) for token_id in ids)
+    more = verdict(len(ids), ids)
+    first = verdict(0, ids, logprobs=logprobs)
+    (delta,) = [d async for d in answer.follow(rounds(first, more))]
+    assert (delta.text, delta.finish_reason) == ("one two ", "stop")
+    assert len(delta.logprobs) == len(answer.statistics.token_ids) < len(ids)
+    assert answer.statistics.accepted == len(answer.statistics.token_ids)
+
+
+@pytest.mark.parametrize(("stop", "bonus"), [("three", 0), ("five", 1), ("six", 1)])
+async def test_a_bonus_token_counts_only_where_a_stop_string_left_it(
+    chat_text: ChatText, stop: str, bonus: int
+) -> None:
+    ids = chat_text.encode("one two three four five")
+    answer = Answer(0, chat_text, (stop,), max_tokens=len(ids))
+    whole = verdict(0, ids, num_drafted=len(ids) - 1, num_accepted=len(ids) - 1)
+    (delta,) = [d async for d in answer.follow(rounds(whole))]
+    counts = answer.statistics.of_choice()
+    assert counts.bonus == bonus
+    assert counts.completion_tokens == counts.accepted + bonus
+    assert delta.finish_reason == ("length" if stop == "six" else "stop")
+
+
+async def test_the_deltas_of_choices_are_merged_and_the_first_failure_ends_all() -> None:
+    async def good() -> AsyncIterator[TextDelta]:
+        yield TextDelta(0, "a")
+        yield TextDelta(0, "b", finish_reason="stop")
+
+    async def bad() -> AsyncIterator[TextDelta]:
+        yield TextDelta(1, "c")
+        raise ZeroDivisionError
+
+    deltas = [delta async for delta in merged([good(), good()])]
+    assert sorted(delta.text for delta in deltas) == ["a", "a", "b", "b"]
+    with pytest.raises(ZeroDivisionError):
+        _ = [delta async for delta in merged([good(), bad()])]
+
+
+async def test_a_failure_waits_for_what_other_choices_had_to_say() -> None:
+    """Their tokens are counted and not generated again after a failover, so their text must go."""
+    told = asyncio.Event()
+
+    async def quick() -> AsyncIterator[TextDelta]:
+        yield TextDelta(0, "a")
+        yield TextDelta(0, "b", finish_reason="stop")
+        told.set()
+
+    async def failing() -> AsyncIterator[TextDelta]:
+        yield TextDelta(1, "c")
+        raise TargetUnavailable("gone")
+
+    async def slow() -> AsyncIterator[TextDelta]:
+        await told.wait()
+        yield TextDelta(2, "d")
+        await asyncio.sleep(60)
+        raise AssertionError("it was not stopped")
+
+    seen: list[TextDelta] = []
+
+    async def read_slowly() -> None:
+        async for delta in merged([failing(), quick(), slow()]):
+            await asyncio.sleep(0.01)  # meanwhile all have spoken
+            seen.append(delta)
+
+    with pytest.raises(TargetUnavailable):
+        await read_slowly()
+    assert sorted(delta.text for delta in seen) == ["a", "b", "c", "d"]
+    assert [delta.finish_reason for delta in seen if delta.choice == 0] == [None, "stop"]

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import asyncio
+import copy
+from datetime import date
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.serve.exceptions import DeploymentUnavailableError as NoPool
+
+from rapid.answering.prompting import Prompter
+from rapid.checkpoints.text import ChatText
+from rapid.messages import Document, GenerateRequest, Message
+from retrieval import RetrievalConfig, RetrievedChunk, StoreUnavailable
+
+ATLAS = Document("atlas", "The lighthouse of Varo is white. " * 40)
+FOUND = RetrievedChunk("d:0", "atlas", 0, 33, "The lighthouse of Varo is white. ", 9, 2.5)
+
+
+class ScriptedRetriever:
+    """A Serve handle whose answers are given; remembers what it was asked."""
+
+    def __init__(self, answer: object, delay_s: float = 0.0) -> None:
+        self.answer, self.delay_s = answer, delay_s
+        self.asked: list[tuple[Any, ...]] = []
+        self.num_cancelled = 0
+        self.retrieve = self
+
+    def remote(self, *args: Any) -> Any:
+        self.asked.append(args)
+        return self
+
+    def cancel(self) -> None:
+        self.num_cancelled += 1
+
+    def __await__(self) -> Any:
+        yield from asyncio.sleep(self.delay_s).__await__()
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture(scope="module")
+def chat_text() -> ChatText:
+    return ChatText.load("embedded:target")
+
+
+def prompter(chat_text: ChatText, retriever: ScriptedRetriever) -> Prompter:
+    config = RetrievalConfig(chunk_tokens=32, budget_tokens=64)
+    return Prompter(chat_text, chat_text, retriever, config, timeout_s=0.2)
+
+
+def request(*documents: Document, **fields: Any) -> GenerateRequest:
+    question = (Message("user", "Which colour?"),)
+    return GenerateRequest("r", "acme", question, documents=documents, **fields)
+
+
+def context(*chunks: RetrievedChunk, cleared_floor: bool = True) -> Any:
+    return SimpleNamespace(chunks=chunks, cleared_floor=cleared_floor)
+
+
+async def test_the_drafter_reads_what_retrieval_found_for_this_tenant(chat_text: ChatText) -> None:
+    retriever = ScriptedRetriever(context(FOUND))
+    prompt = await prompter(chat_text, retriever).drafter_prompt(request(ATLAS))
+    text = chat_text.decode(prompt.prompt_ids.tolist())
+    assert "The lighthouse of Varo is white." in text
+    assert "Which colour?" in text
+    assert (prompt.chunks, prompt.evidence.num_chunks) == ((FOUND,), 1)
+    ((tenant, documents, query, budget),) = retriever.asked
+    assert (tenant, documents, query, budget) == ("acme", (ATLAS,), "Which colour?", 64)
+
+
+async def test_the_request_sets_query_and_budget(chat_text: ChatText) -> None:
+    retriever = ScriptedRetriever(context(FOUND))
+    await prompter(chat_text, retriever).drafter_prompt(
+        request(ATLAS, query="lighthouse", retrieval_tokens=40)
+    )
+    assert retriever.asked[0][2:] == ("lighthouse", 40)
+
+
+async def test_without_documents_nobody_is_asked(chat_text: ChatText) -> None:
+    retriever = ScriptedRetriever(context(FOUND))
+    prompt = await prompter(chat_text, retriever).drafter_prompt(request())
+    assert not retriever.asked
+    assert prompt.evidence.why_none == "there is nothing to retrieve from"
+
+
+@pytest.mark.parametrize(
+    ("answer", "why", "is_lost"),
+    [
+        (context(cleared_floor=False), "nothing above its floor", False),
+        (context(cleared_floor=True), "no retrieved chunk fits the budget", False),
+        (StoreUnavailable("http://me:secret@qdrant is away."), "retrieval did not answer", True),
+        (ValueError("a bug in the replica"), "retrieval did not answer", True),
+        (NoPool("Retriever"), "retrieval did not answer", True),
+    ],
+)
+async def test_no_chunk_is_no_evidence_and_says_why(
+    chat_text: ChatText, answer: object, why: str, is_lost: bool
+) -> None:
+    prompt = await prompter(chat_text, ScriptedRetriever(answer)).drafter_prompt(request(ATLAS))
+    assert prompt.evidence.num_chunks == 0
+    assert why in prompt.evidence.why_none
+    assert "secret" not in prompt.evidence.why_none
+    assert prompt.evidence.is_lost == is_lost
+
+
+async def test_a_retriever_that_hangs_is_not_waited_for(chat_text: ChatText) -> None:
+    retriever = ScriptedRetriever(context(FOUND), delay_s=5)
+    prompt = await prompter(chat_text, retriever).drafter_prompt(request(ATLAS))
+    assert prompt.evidence.is_lost
+    assert retriever.num_cancelled == 1
+
+
+async def test_both_prompts_name_the_requests_day(chat_text: ChatText) -> None:
+    """Whatever the clock says: yesterday's answer can be had again, and its prefix is cached."""
+    tokenizer = copy.deepcopy(chat_text.tokenizer)
+    tokenizer.chat_template = "{{ strftime_now('%d %B %Y') }}|" + tokenizer.chat_template
+    dated = ChatText(tokenizer, chat_text.eos_ids)
+    asked = request(ATLAS, date=date(2025, 3, 7))
+    prompts = prompter(dated, ScriptedRetriever(context(FOUND)))
+    both = await prompts.target_prompt(asked), (await prompts.drafter_prompt(asked)).prompt_ids
+    assert [dated.decode(ids.tolist()).partition("|")[0] for ids in both] == ["07 March 2025"] * 2

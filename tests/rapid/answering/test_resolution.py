@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import pytest
+
+from rapid.answering.resolution import (
+    Evidence,
+    answer_tokens,
+    decide,
+    decide_lookup,
+    sampling_of,
+    speculation_of,
+    without_drafter,
+)
+from rapid.config import Mode, SpeculationConfig
+from rapid.errors import BadRequest, PromptTooLong
+from rapid.messages import GenerateRequest, Message, SpeculationRequest
+
+FOUND = Evidence(3)
+NOTHING = Evidence(0, "there is nothing to retrieve from")
+LOST = Evidence(0, "retrieval failed (gone)", is_lost=True)
+
+
+def request(seed: int | None = None, **speculation: object) -> GenerateRequest:
+    return GenerateRequest(
+        "r", "local", (Message("user", "?"),), seed=seed,
+        speculation=SpeculationRequest(**speculation),  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "evidence", "mode", "contract", "is_drafted"),
+    [
+        ("auto", FOUND, "fused", "fused", True),
+        ("auto", NOTHING, "plain", "target", False),
+        ("auto", LOST, "plain", "target", False),
+        ("fused", FOUND, "fused", "fused", True),
+        ("fused", NOTHING, "fused", "target", False),
+        ("paper", FOUND, "paper", "paper", True),
+        ("paper", NOTHING, "paper", "target", False),
+        ("lossless", FOUND, "lossless", "target", True),
+        ("lossless", NOTHING, "lossless", "target", True),
+        ("lossless", LOST, "plain", "target", False),
+        ("plain", FOUND, "plain", "target", False),
+        ("rag", NOTHING, "rag", "drafter", False),
+    ],
+)
+def test_evidence_chooses_mode_and_contract(
+    asked: Mode, evidence: Evidence, mode: Mode, contract: str, is_drafted: bool
+) -> None:
+    decision = decide(asked, evidence)
+    assert (decision.mode, decision.contract, decision.is_drafted) == (mode, contract, is_drafted)
+    assert decision.reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "mode"), [("auto", "lossless"), ("lossless", "lossless"), ("plain", "plain")]
+)
+def test_prompt_lookup_samples_the_target_in_every_mode(asked: Mode, mode: Mode) -> None:
+    decision = decide_lookup(asked)
+    assert (decision.mode, decision.contract, decision.is_drafted) == (mode, "target", False)
+    defaults = SpeculationConfig(eta=3.0)
+    assert speculation_of(request(mode=asked, eta=5.0), defaults, looks_up=True).eta == 0.0
+
+
+@pytest.mark.parametrize("asked", ["fused", "paper", "rag"])
+def test_prompt_lookup_cannot_do_what_needs_a_reader(asked: Mode) -> None:
+    with pytest.raises(BadRequest, match="this server drafts by prompt lookup"):
+        decide_lookup(asked)
+
+
+def test_without_a_drafter_the_target_goes_on_and_says_why() -> None:
+    decision = without_drafter("no drafter could be had")
+    assert (decision.mode, decision.contract, decision.is_drafted) == ("plain", "target", False)
+    assert "no drafter" in decision.reason
+
+
+def test_a_request_without_a_seed_is_given_one() -> None:
+    seeds = {sampling_of(request()).seed for _ in range(5)}
+    assert len(seeds) == 5
+    assert all(0 <= seed < 2**53 for seed in seeds)
+    assert sampling_of(request(seed=7)).seed == 7
+
+
+def test_a_seed_asks_for_the_same_text_again() -> None:
+    defaults = SpeculationConfig()
+    assert speculation_of(request(), defaults).coupling == "maximal"
+    assert speculation_of(request(seed=7), defaults).coupling == "shared_noise"
+    assert speculation_of(request(seed=7, coupling="maximal"), defaults).coupling == "maximal"
+
+
+def test_only_a_request_for_it_gets_the_papers_rule() -> None:
+    defaults = SpeculationConfig(eta=3.0, max_draft=6)
+    for mode in ("auto", "fused", "lossless", "plain", "rag"):
+        assert speculation_of(request(mode=mode), defaults).rule == "exact"
+    for asked in (request(mode="paper"), request(seed=7, mode="paper")):
+        speculation = speculation_of(asked, defaults)
+        assert speculation == SpeculationConfig(rule="paper", eta=3.0, max_draft=6)
+        assert speculation.coupling == "maximal"
+    assert speculation_of(request(mode="paper", eta=20.0), defaults).eta == 20.0
+
+
+def test_what_the_request_does_not_say_is_configured() -> None:
+    defaults = SpeculationConfig(eta=3.0, max_draft=6, draft_top_k=32)
+    asked = speculation_of(request(eta=1.0), defaults)
+    assert (asked.eta, asked.max_draft, asked.draft_top_k) == (1.0, 6, 32)
+    assert speculation_of(request(all_draft_tokens=True), defaults).draft_top_k is None
+    assert speculation_of(request(mode="lossless", eta=5.0), defaults).eta == 0.0
+
+
+def test_the_answer_is_cut_to_the_room_only_when_nobody_asked() -> None:
+    assert answer_tokens(None, 512, 100, 4096) == 512
+    assert answer_tokens(None, 512, 4000, 4096) == 96
+    assert answer_tokens(50, 512, 4000, 4096) == 50
+    with pytest.raises(PromptTooLong, match=r"4 more than .* 4096 tokens. Use rag"):
+        answer_tokens(100, 512, 4000, 4096, hint=" Use rag.")
+    with pytest.raises(PromptTooLong, match="905 more"):
+        answer_tokens(None, 512, 5000, 4096)

@@ -1,0 +1,275 @@
+"""What does not fit is refused with numbers, before weights are read; free memory is made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rapid.checkpoints import memory
+from rapid.checkpoints.facts import read_model_facts
+from rapid.checkpoints.memory import check_fits, memory_needs, quantized_bits
+from rapid.config import EngineConfig
+from rapid.engines.attention.cases import chunk_checks, step_checks
+from rapid.engines.engine import Engine
+from rapid.engines.forward import cuda_graphs, loading
+from rapid.engines.forward.loading import check_memory, load_model
+from rapid.errors import ConfigurationError
+from rapid.planning import shapes
+from rapid.planning.plan import MemoryNeed
+from tests.rapid.tiny_models import checkpoint, engine_config, loaded
+
+MIB = 2**20
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch):
+    """Call it to say how many bytes are free."""
+
+    def say(num_bytes: int) -> None:
+        for module in (memory, loading):
+            monkeypatch.setattr(module, "free_bytes", lambda device: num_bytes)
+
+    return say
+
+
+@pytest.fixture
+def no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", read)
+
+
+def config_only(tmp_path: Path, **changes: object) -> Path:
+    """A checkpoint whose weights are not there."""
+    settings = json.loads((checkpoint() / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | changes))
+    return tmp_path
+
+
+def needs(config: EngineConfig, *, on_gpu: bool = False, with_pools: bool = False):
+    return memory_needs(config, read_model_facts(config), on_gpu=on_gpu, with_pools=with_pools)
+
+
+def need(config: EngineConfig, **settings: bool):
+    return needs(config, **settings)[0]
+
+
+class TestNeed:
+    def test_weights_are_what_the_loaded_model_holds(self):
+        held = sum(p.numel() * p.element_size() for p in loaded().model.parameters())
+        assert need(engine_config()).weights == held
+        assert need(engine_config(dtype="bfloat16")).weights == held / 2
+
+    def test_a_shape_alone_gives_the_same(self, tmp_path):
+        path = config_only(tmp_path)
+        held = sum(p.numel() * p.element_size() for p in loaded().model.parameters())
+        assert need(EngineConfig(model=str(path), dtype="float32")).weights == held
+
+    def test_the_pool_is_what_the_engine_allocates(self):
+        planned = need(engine_config(kv_cache_tokens=512), with_pools=True)
+        assert planned.kv_pool == 512 * loaded().kv_layout.bytes_per_token
+        assert need(engine_config()).kv_pool == 0
+
+    def test_the_host_cache_is_in_the_host_s_memory(self):
+        config = engine_config(host_cache_tokens=100)
+        num_bytes = 100 * loaded().kv_layout.bytes_per_token
+        on_cpu, beside = needs(config, with_pools=True)
+        assert (on_cpu.host_cache, beside.total) == (num_bytes, 0)
+        on_gpu, beside = needs(config, on_gpu=True, with_pools=True)
+        assert (on_gpu.host_cache, beside.total) == (0, num_bytes)
+
+    def test_a_gpu_holds_captured_steps_too_and_checks_its_kernels_first(self):
+        config = engine_config(kv_cache_tokens=512, max_context=256)
+        on_cpu, on_gpu = need(config), need(config, on_gpu=True)
+        assert (on_cpu.graphs, on_cpu.check) == (0, 0)
+        assert on_gpu.work == max(on_gpu.workspace + on_gpu.graphs, on_gpu.check)
+        assert on_gpu.total == on_gpu.weights + on_gpu.work
+        longer = need(config.model_copy(update={"max_context": 1256}), on_gpu=True)
+        layer = loaded().kv_layout.bytes_per_token / len(loaded().kv_layout.devices)  # float32
+        assert longer.check - on_gpu.check == 1000 * layer
+        more = need(config.model_copy(update={"max_leases": 2 * config.max_leases}), on_gpu=True)
+        shape = read_model_facts(config).shape
+        logits = 10 * config.max_leases * shape.vocabulary * 4
+        assert more.graphs - on_gpu.graphs > cuda_graphs.MAX_SHAPES / 2 * logits
+
+    def test_the_plan_knows_what_checks_and_graphs_take(self):
+        assert shapes.GRAPHS == cuda_graphs.MAX_SHAPES
+        keys = torch.empty(1, 16, 1)
+        for make in (step_checks, chunk_checks):
+            for page in (16, 256):
+                (case, *_) = make(keys, 1, page)
+                assert case.rows.cache.layers[0][0].shape[1] <= shapes.CHECK_SLOTS
+
+    def test_auto_is_bfloat16_on_a_gpu_only(self):
+        config = EngineConfig(model=str(checkpoint()))
+        assert need(config).weights == 2 * need(config, on_gpu=True).weights
+
+    def test_an_index_says_which_files_count(self, tmp_path):
+        path = config_only(tmp_path)
+        for name in ("a", "b", "consolidated"):
+            save_file({name: torch.zeros(10, dtype=torch.bfloat16)}, path / f"{name}.safetensors")
+        index = {"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}
+        (path / "model.safetensors.index.json").write_text(json.dumps(index))
+        assert need(EngineConfig(model=str(path), dtype="float32")).weights == 2 * 10 * 4
+
+    def test_a_hub_checkpoint_is_known_by_its_index(self, monkeypatch):
+        index = {"metadata": {"total_size": 1000}}
+        settings = json.loads((checkpoint() / "config.json").read_text()) | {"dtype": "bfloat16"}
+        files = {"config.json": settings, "model.safetensors.index.json": index}
+        for module in ("rapid.checkpoints.memory", "rapid.checkpoints.facts"):
+            monkeypatch.setattr(f"{module}.read_json", lambda _, name: files.get(name))
+        assert need(EngineConfig(model="some/model", dtype="float32")).weights == 2000
+        del files["model.safetensors.index.json"]
+        held = sum(p.numel() * p.element_size() for p in loaded().model.parameters())
+        assert need(EngineConfig(model="some/model", dtype="float32")).weights == held
+
+    def test_stored_quantized_weights_keep_their_size(self, tmp_path):
+        path = config_only(tmp_path, quantization_config={"quant_method": "fp8"})
+        tensors = {
+            "packed": torch.zeros(100, dtype=torch.float8_e4m3fn),
+            "scale": torch.zeros(10, dtype=torch.bfloat16),
+        }
+        save_file(tensors, path / "model.safetensors")
+        assert need(EngineConfig(model=str(path), dtype="float32")).weights == 100 + 4 * 10
+
+    def test_quantizing_while_loading_shrinks_the_layers_alone(self):
+        shape = read_model_facts(engine_config()).shape
+        quantized = need(engine_config(quantization={"load_in_8bit": True}))
+        assert need(engine_config()).weights - quantized.weights == 3 * shape.layer_weights
+
+    @pytest.mark.parametrize(
+        ("quantization", "bits"),
+        [
+            ({"load_in_4bit": True}, 4), ({"load_in_8bit": True}, 8), ({"quant_method": "fp8"}, 8),
+            ({"quant_method": "gptq", "bits": 3}, 3), ({"quant_method": "unheard-of"}, 4),
+        ],
+    )  # fmt: skip
+    def test_bits_of_a_weight(self, quantization, bits):
+        assert quantized_bits(quantization) == bits
+
+
+class TestRefusal:
+    def test_weights_that_do_not_fit_are_not_read(self, free, no_reading):
+        free(1000)
+        with pytest.raises(ConfigurationError, match="take a smaller model or dtype") as caught:
+            load_model(engine_config())
+        assert "cpu cannot hold" in str(caught.value)
+        assert "weights" in str(caught.value)
+        assert "0 MiB are free" in str(caught.value)
+
+    def test_a_pool_that_does_not_fit_beside_them_is_told_first(self, free, no_reading):
+        room = 2**20
+        pool = room * loaded().kv_layout.bytes_per_token
+        free(pool)
+        told = f"KV pool {pool // MIB} MiB.*lower kv_cache_tokens$"
+        with pytest.raises(ConfigurationError, match=told):
+            load_model(engine_config(kv_cache_tokens=room), with_pools=True)
+
+    def test_parts_of_a_gpu_s_need_add_up_to_what_is_told(self):
+        steps = MemoryNeed(weights=2**30, workspace=2**29, graphs=2**29, check=2**20)
+        start = MemoryNeed(weights=2**30, workspace=2**29, graphs=2**29, check=2**31)
+        with pytest.raises(ConfigurationError) as caught:
+            check_fits([("a", steps), ("b", start)], "cuda:0", 2**30)
+        assert "a (weights 1.0 GiB, workspace 512 MiB, captured steps 512 MiB)" in str(caught.value)
+        assert "b (weights 1.0 GiB, check of the kernels 2.0 GiB)" in str(caught.value)
+        assert "5.0 GiB are needed, 1.0 GiB are free" in str(caught.value)
+
+    def test_nor_a_host_cache(self, free, no_reading):
+        room = 2**20
+        free(room * loaded().kv_layout.bytes_per_token)
+        with pytest.raises(ConfigurationError, match=r"host cache .* or host_cache_tokens"):
+            load_model(engine_config(host_cache_tokens=room), with_pools=True)
+
+    def test_models_of_one_device_are_counted_together(self, free):
+        one = need(engine_config()).total
+        free(int(1.5 * one))
+        check_memory(engine_config())
+        with pytest.raises(ConfigurationError, match=r"tiny-llama.* and .*tiny-qwen2"):
+            check_memory(engine_config(), engine_config("qwen2"))
+
+    def test_what_fits_exactly_is_loaded(self, free):
+        config = engine_config()
+        free(int(need(config, with_pools=True).total))
+        assert load_model(config, with_pools=True).vocab_size == loaded().vocab_size
+
+    def test_an_engine_does_not_allocate_a_pool_that_does_not_fit(self, free):
+        free(1024 * loaded().kv_layout.bytes_per_token - 1)
+        with pytest.raises(ConfigurationError, match="a KV pool of 1,024 tokens takes"):
+            Engine(loaded(), engine_config())
+
+    def test_what_torch_keeps_of_freed_tensors_counts_as_free(self, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 50)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 30)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        assert memory.free_bytes("cuda:0") == 120
+        assert memory.free_bytes("balanced") > 240  # and the machine's own
+
+    def test_a_machine_s_memory_is_what_is_available(self):
+        assert 0 < memory.free_bytes("cpu") < 2**60
+
+
+class TestQuantization:
+    """It reaches transformers, and only if transformers knows every key."""
+
+    @pytest.fixture
+    def passed(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+        """What `from_pretrained` is called with, in place of quantizing (which needs a GPU)."""
+        seen: dict[str, object] = {}
+        real = loading.AutoModelForCausalLM.from_pretrained
+
+        def load(source: str, **settings: object) -> torch.nn.Module:
+            seen.update(settings)
+            return real(source, **settings | {"quantization_config": None, "device_map": None})
+
+        monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", load)
+        return seen
+
+    def test_it_reaches_transformers(self, passed):
+        settings = {"load_in_4bit": True, "bnb_4bit_compute_dtype": "bfloat16"}
+        load_model(engine_config(quantization=settings))
+        config = passed["quantization_config"]
+        assert type(config).__name__ == "BitsAndBytesConfig"
+        assert (config.load_in_4bit, config.bnb_4bit_compute_dtype) == (True, torch.bfloat16)
+        assert passed["device_map"] == {"": torch.device("cpu")}  # never moved afterwards
+
+    def test_without_it_nothing_is_passed(self, passed):
+        load_model(engine_config())
+        assert not {"quantization_config", "device_map"} & passed.keys()
+
+    @pytest.mark.parametrize(
+        ("quantization", "sentence"),
+        [
+            ({"load_in_4bits": True}, "set load_in_4bit or load_in_8bit"),
+            ({"load_in_4bit": True, "bnb_4bit_quant_typ": "nf4"}, "did you mean bnb_4bit_quant_ty"),
+            ({"quant_method": "fp9"}, "quant_method to one of .*fp8"),
+            ({"quant_method": "fp8", "xyz": 1}, "quantization.xyz: .* known are activation_scheme"),
+            ({"load_in_4bit": True, "bnb_4bit_compute_dtype": "half4"}, "half4"),
+            ({"load_in_4bit": True, "load_in_8bit": True}, "only one can be used"),
+        ],
+    )
+    def test_what_transformers_does_not_know_is_refused(self, no_reading, quantization, sentence):
+        with pytest.raises(ConfigurationError, match=sentence) as caught:
+            load_model(engine_config(quantization=quantization))
+        assert "\n" not in str(caught.value)
+
+    def test_a_method_that_cannot_run_here_says_so(self, monkeypatch):
+        def load(*_: object, **__: object) -> None:
+            raise ImportError("Using `bitsandbytes` requires `pip install bitsandbytes`\nmore")
+
+        monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", load)
+        with pytest.raises(ConfigurationError, match="cannot be loaded quantized: Using"):
+            load_model(engine_config(quantization={"load_in_8bit": True}))
+
+    def test_other_failures_are_not_taken_for_it(self, monkeypatch):
+        def load(*_: object, **__: object) -> None:
+            raise RuntimeError("out of luck")
+
+        monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", load)
+        with pytest.raises(RuntimeError, match="out of luck"):
+            load_model(engine_config())

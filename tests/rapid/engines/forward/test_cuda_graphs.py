@@ -1,0 +1,276 @@
+"""Captured steps: trusted only once they gave another step's logits, and faster."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rapid.engines.attention.batch import Batch, Feed, assemble
+from rapid.engines.attention.ragged import attend_by_runs
+from rapid.engines.attention.rows import Kernels
+from rapid.engines.attention.triton_kernel import attend_by_blocks
+from rapid.engines.forward import cuda_graphs
+from rapid.engines.forward.cuda_graphs import StepGraphs
+from rapid.engines.forward.loading import load_model
+from rapid.engines.forward.runner import Runner
+from rapid.engines.kv.cache import KVCache, PageTable, Run
+from rapid.errors import EngineFailed
+from rapid.generation import generate
+from tests.rapid.tiny_models import engine_config, loaded, random_prompt, reference_logits
+
+CPU = torch.device("cpu")
+PROMPTS = [random_prompt(40, seed).tolist() for seed in (1, 2)]
+TABLES = [PageTable([Run(9, 12), Run(0, 8)], 4), PageTable([Run(20, 31)], 4)]
+Replay = Callable[[], torch.Tensor]
+
+
+class Captures:
+    """Runs a function again when it is replayed, as a graph does; counts both."""
+
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor] = lambda output: output):
+        self.num_captured = self.num_replayed = 0
+        self._change = change
+
+    def __call__(self, run: Replay) -> Replay:
+        self.num_captured += 1
+        run()
+
+        def replay() -> torch.Tensor:
+            self.num_replayed += 1
+            return self._change(run())
+
+        return replay
+
+
+@pytest.fixture
+def _instant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays take one second, ordinary steps two."""
+    seconds = iter([1.0, 2.0] * 100)
+
+    def timed(run: Replay) -> tuple[torch.Tensor, float]:
+        return run(), next(seconds)
+
+    monkeypatch.setattr(cuda_graphs, "_timed", timed)
+
+
+def decode(
+    capture: cuda_graphs.Capture, steps: range, rows: int = 1, device: torch.device = CPU
+) -> None:
+    """Feed both prompts, `rows` at a time from token 20 on, and check every logit."""
+    kernels = Kernels(attend_by_runs, attend_by_runs, attend_by_blocks)
+    layout = replace(loaded().kv_layout, devices=(device,) * len(loaded().kv_layout.devices))
+    cache = KVCache(layout, 32, page_tokens=4)
+    for tensor in itertools.chain(*cache.layers):
+        tensor.zero_()  # a graph that is wrong reads what nobody wrote, and that must not overflow
+    model = copy.deepcopy(loaded().model).to(device)
+    runner = Runner(model, cache, device, loaded().vocab_size, kernels)
+    runner.capture_steps(64, capture)
+    start = steps.start
+    runner.run([Feed(p[:start], 0, t, 0) for p, t in zip(PROMPTS, TABLES, strict=True)])
+    expected = [reference_logits(prompt) for prompt in PROMPTS]
+    for position in steps:
+        own = slice(position, position + rows)
+        logits = runner.run(
+            [Feed(p[own], position, t, 1) for p, t in zip(PROMPTS, TABLES, strict=True)]
+        )
+        for got, want in zip(logits, expected, strict=True):
+            torch.testing.assert_close(got.cpu(), want[own][-1:], atol=1e-4, rtol=0)
+
+
+@pytest.mark.usefixtures("_instant")
+@pytest.mark.parametrize("rows", [1, 2])
+def test_recurring_steps_are_replayed_with_their_own_inputs(rows: int) -> None:
+    captures = Captures()
+    decode(captures, range(20, 20 + 7 * rows, rows), rows)
+    # two ordinary, the captured one, the tried one, three replayed
+    assert (captures.num_captured, captures.num_replayed) == (1, 1 + 3)
+
+
+@pytest.mark.usefixtures("_instant")
+def test_a_graph_that_keeps_old_inputs_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    first: list[torch.Tensor] = []
+
+    def stale(output: torch.Tensor) -> torch.Tensor:
+        return first[0]
+
+    def capture(run: Replay) -> Replay:
+        first.append(run().clone())
+        return captures(run)
+
+    captures = Captures(stale)
+    with caplog.at_level(logging.WARNING):
+        decode(capture, range(20, 27))
+    assert captures.num_replayed == 1
+    assert "graph for steps of shape (2, 1) refused" in caplog.text
+
+
+@pytest.mark.usefixtures("_instant")
+def test_a_graph_that_stores_keys_in_old_places_ends_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fill = StepGraphs._fill
+
+    def forgets_the_slots(graphs: StepGraphs, graph: cuda_graphs._Graph, batch: Batch) -> bool:
+        slots = graph.inputs.rows.slots.clone()
+        filled = fill(graphs, graph, batch)
+        graph.inputs.rows.slots.copy_(slots)
+        return filled
+
+    monkeypatch.setattr(StepGraphs, "_fill", forgets_the_slots)
+    with pytest.raises(EngineFailed, match=r"shape \(2, 1\) stored keys in wrong places"):
+        decode(Captures(), range(20, 24))
+
+
+def test_a_graph_that_is_not_faster_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "_timed", lambda run: (run(), 1.0))
+    captures = Captures()
+    decode(captures, range(20, 26))
+    assert captures.num_replayed == 1
+
+
+@pytest.mark.usefixtures("_instant")
+def test_a_capture_that_fails_leaves_the_steps_ordinary(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(run: Replay) -> Replay:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with caplog.at_level(logging.WARNING):
+        decode(fails, range(20, 26))
+    assert caplog.text.count("no graph for steps of shape (2, 1), nor others: ") == 1
+
+
+def test_after_a_capture_that_failed_there_is_no_other() -> None:
+    num_tried = 0
+
+    def fails(run: Replay) -> Replay:
+        nonlocal num_tried
+        num_tried += 1
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    def forward(batch: Batch) -> torch.Tensor:
+        return torch.ones(len(batch.wanted), 3)
+
+    kernels = Kernels(attend_by_runs, attend_by_runs, attend_by_blocks)
+    graphs = StepGraphs(forward, kernels, 64, fails)
+    cache = KVCache(loaded().kv_layout, 32, page_tokens=4)
+    for rows in (1, 2):
+        for _ in range(4):
+            graphs.run(assemble([Feed(PROMPTS[0][:rows], 20, TABLES[0], 1)], cache, CPU))
+    assert num_tried == 1
+
+
+def test_a_graph_that_cannot_be_run_leaves_the_steps_ordinary(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def capture(run: Replay) -> Replay:
+        def replay() -> torch.Tensor:
+            raise RuntimeError("CUDA out of memory")
+
+        return replay
+
+    with caplog.at_level(logging.WARNING):
+        decode(capture, range(20, 26))
+    assert caplog.text.count("cannot be run: CUDA out of memory") == 1
+
+
+@pytest.mark.usefixtures("_instant")
+def test_a_graph_that_rounds_otherwise_is_refused_but_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored = cuda_graphs._stored
+    factors = iter([1.0, 1.05] * 10)
+    monkeypatch.setattr(cuda_graphs, "_stored", lambda batch: stored(batch) * next(factors))
+    captures = Captures()
+    with caplog.at_level(logging.WARNING):
+        decode(captures, range(20, 26))
+    assert captures.num_replayed == 1
+    assert "graph for steps of shape (2, 1) refused" in caplog.text
+
+
+def test_a_capture_is_on_one_stream_of_its_own_which_it_leaves_when_it_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Stream:
+        def wait_stream(self, other: Stream) -> None:
+            pass
+
+    current = Stream()
+    now, ran_on = [current], []
+    is_broken = False
+
+    @contextmanager
+    def stream(one: Stream) -> Iterator[None]:
+        now.append(one)
+        yield
+        now.append(current)
+
+    @contextmanager
+    def graph(_: object, *, stream: Stream, **settings: str) -> Iterator[None]:
+        assert settings == {"pool": "pool", "capture_error_mode": "thread_local"}
+        now.append(stream)
+        yield
+        if is_broken:  # torch then leaves the stream as it is
+            raise RuntimeError("capture invalidated")
+        now.append(current)
+
+    def run() -> torch.Tensor:
+        ran_on.append(now[-1])
+        return torch.zeros(1)
+
+    fake = SimpleNamespace(
+        Stream=Stream, stream=stream, graph=graph, current_stream=lambda: now[-1],
+        set_stream=now.append, graph_pool_handle=lambda: "pool",
+        CUDAGraph=lambda: SimpleNamespace(replay=lambda: None),
+    )  # fmt: skip
+    monkeypatch.setattr(cuda_graphs.torch, "cuda", fake)
+    capture = cuda_graphs.GraphCapture()
+    capture(run)
+    capture(run)
+    assert len(ran_on) == 6
+    assert len(set(ran_on)) == 1
+    assert current not in ran_on
+    is_broken = True
+    with pytest.raises(RuntimeError, match="capture invalidated"):
+        capture(run)
+    assert now[-1] is current
+    assert not cuda_graphs.CAPTURING.locked()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_real_graph_gives_the_logits_of_every_step(
+    rows: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        steps = range(20, 20 + 8 * rows, rows)
+        decode(cuda_graphs.GraphCapture(), steps, rows, torch.device("cuda:0"))
+    assert f"graph for steps of shape (2, {rows})" in caplog.text
+    assert "refused" not in caplog.text
+    assert "no graph" not in caplog.text
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_answers_on_a_device_are_those_of_the_cpu() -> None:
+    def answer(device: str, *, is_lossless: bool) -> tuple[int, ...]:
+        target = load_model(engine_config(device=device))
+        made = (
+            generate(target, target, PROMPTS[0], PROMPTS[1], max_tokens=24, seed=7, eta=0)
+            if is_lossless
+            else generate(target, None, PROMPTS[0], max_tokens=24, seed=7)
+        )
+        return tuple(made.token_ids)
+
+    plain = answer("cpu", is_lossless=False)
+    assert answer("cuda", is_lossless=False) == plain
+    assert answer("cuda", is_lossless=True) == plain

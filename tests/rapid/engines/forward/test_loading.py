@@ -1,0 +1,273 @@
+"""Checkpoints that load, and sentences for those that do not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from transformers import AutoModelForCausalLM
+
+import rapid
+from rapid.checkpoints.facts import read_model_facts
+from rapid.config import EngineConfig
+from rapid.engines.engine import Engine
+from rapid.engines.forward.loading import load_model, load_tokenizer
+from rapid.errors import ConfigurationError, PromptTooLong
+from tests.rapid.tiny_models import (
+    EOS,
+    checkpoint,
+    engine_config,
+    loaded,
+    random_prompt,
+    reference_greedy,
+)
+
+LAYERS = ["full_attention", "sliding_attention"]
+
+
+def copied(tmp_path: Path, **changes: object) -> Path:
+    """A checkpoint with some fields of its config changed."""
+    path = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint(), path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | changes))
+    return path
+
+
+def test_device_and_dtype_are_decided_here() -> None:
+    model = load_model(EngineConfig(model=str(checkpoint())))
+    expected = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    assert (model.dtype, next(model.model.parameters()).dtype) == (expected, expected)
+    assert model.kv_layout.devices == (model.device,) * 2
+    half = load_model(EngineConfig(model=str(checkpoint()), dtype="bfloat16", device="cpu"))
+    assert half.kv_layout.bytes_per_token == 2 * 2 * 2 * 16 * 2
+
+
+def test_balanced_puts_each_layers_kv_where_the_layer_computes() -> None:
+    model = load_model(EngineConfig(model=str(checkpoint()), device="balanced"))
+    assert len(model.kv_layout.devices) == 2
+    assert model.kv_layout.devices[0].type == model.device.type
+
+
+def test_end_of_sequence_is_the_union_of_the_generation_config(tmp_path: Path) -> None:
+    path = copied(tmp_path)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS, 9]}))
+    assert load_model(EngineConfig(model=str(path))).eos_ids == {EOS, 9}
+    (path / "generation_config.json").unlink()
+    assert load_model(EngineConfig(model=str(path))).eos_ids == {EOS}
+
+
+def test_the_tokenizer_loads_without_weights(tmp_path: Path) -> None:
+    path = copied(tmp_path)
+    (path / "model.safetensors").unlink()
+    assert load_tokenizer(EngineConfig(model=str(path))).get_vocab()["w7"] == 7
+    (path / "tokenizer.json").unlink()
+    with pytest.raises(ConfigurationError, match="no usable tokenizer"):
+        load_tokenizer(EngineConfig(model=str(path)))
+
+
+def test_rope_scaling_is_overridden_and_lengthens_the_context() -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    config = EngineConfig(
+        model=str(checkpoint("qwen2")), rope_scaling=yarn, device="cpu", dtype="float32"
+    )
+    scaled, plain = load_model(config), loaded("qwen2")
+    assert (scaled.max_context, plain.max_context) == (4096, 1024)
+    frequencies = [model.model.model.rotary_emb.inv_freq for model in (scaled, plain)]
+    assert not torch.equal(*frequencies)
+    assert scaled.model.config.rope_parameters["rope_theta"] == 10000.0
+
+
+@pytest.mark.parametrize(
+    ("rope", "max_context"),
+    [
+        # Of Qwen's model cards: beside the positions that the model was first trained for.
+        ({"factor": 4.0, "original_max_position_embeddings": 1024}, 4096),
+        # Of other checkpoints: beside the positions that it has now.
+        ({"factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+        ({"factor": 4.0}, 1024),
+    ],
+)
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+def test_yarn_of_a_checkpoints_own_reaches_as_far_as_it_says(
+    tmp_path: Path, rope: dict[str, object], max_context: int, key: str
+) -> None:
+    path = copied(tmp_path, rope_parameters=None, rope_scaling={key: "yarn"} | rope)
+    model = load_model(EngineConfig(model=str(path), device="cpu", dtype="float32"))
+    assert model.max_context == max_context
+    assert model.model.config.rope_parameters["rope_type"] == "yarn"
+
+
+def test_positions_beyond_those_before_yarn_are_computed_as_transformers_does(
+    tmp_path: Path,
+) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    path = copied(tmp_path, rope_parameters=None, rope_scaling=yarn, max_position_embeddings=64)
+    prompt = random_prompt(150).tolist()
+    model = rapid.load(str(path), device="cpu", dtype="float32")
+    got = rapid.generate(model, None, prompt, max_tokens=8, temperature=0).token_ids
+    theirs = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+    want = theirs.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)
+    assert list(got) == want[0, 150:].tolist()
+    with pytest.raises(PromptTooLong):
+        rapid.generate(model, None, prompt, max_tokens=107, temperature=0)
+
+
+WINDOW_64 = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        {"sliding_window": 64},
+        {"model_type": "qwen2"} | WINDOW_64,
+        {"model_type": "qwen3"} | WINDOW_64,
+        {"model_type": "qwen2", "sliding_window": 64, "layer_types": LAYERS},
+    ],
+)
+def test_a_window_is_refused_by_name_unless_the_context_lies_within(
+    tmp_path: Path, windows: dict[str, object]
+) -> None:
+    path = str(copied(tmp_path, **windows))
+    for max_context in (None, 65):
+        with pytest.raises(ConfigurationError, match="sliding windows of 64 tokens"):
+            read_model_facts(EngineConfig(model=path, max_context=max_context))
+    assert read_model_facts(EngineConfig(model=path, max_context=64)).num_positions == 64
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        {"sliding_window": None},
+        {"model_type": "qwen2", "sliding_window": 64},
+        {"model_type": "qwen3", "sliding_window": 64, "use_sliding_window": False},
+        {"model_type": "qwen2"} | WINDOW_64 | {"max_window_layers": 2},
+        {"model_type": "qwen2"} | WINDOW_64 | {"sliding_window": None},
+        {"model_type": "qwen2", "layer_types": ["full_attention"] * 2} | WINDOW_64,
+        {"model_type": "qwen2"} | WINDOW_64 | {"sliding_window": 1024},
+    ],
+)
+def test_a_window_that_no_layer_uses_or_that_holds_everything_is_none(
+    tmp_path: Path, windows: dict[str, object]
+) -> None:
+    path = str(copied(tmp_path, **windows))
+    assert read_model_facts(EngineConfig(model=path)).num_positions == 1024
+
+
+def test_within_its_window_a_model_answers_as_transformers_does(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint("qwen2"), path)
+    config = json.loads((path / "config.json").read_text())
+    del config["layer_types"]
+    (path / "config.json").write_text(json.dumps(config | WINDOW_64))
+    model = rapid.load(str(path), device="cpu", dtype="float32", max_context=64)
+    assert model.model.config.layer_types == LAYERS
+    prompt = random_prompt(50).tolist()
+    got = rapid.generate(model, None, prompt, max_tokens=14, temperature=0).token_ids
+    assert list(got) == reference_greedy(prompt, 14, "qwen2")
+    with pytest.raises(PromptTooLong):
+        rapid.generate(model, None, prompt, max_tokens=15, temperature=0)
+
+
+def test_a_rope_without_scaling_reaches_no_further() -> None:
+    config = EngineConfig(
+        model=str(checkpoint()), rope_scaling={"rope_type": "default", "factor": 4.0}
+    )
+    assert read_model_facts(config).num_positions == 1024
+
+
+@pytest.mark.parametrize("device", ["mps", "mps:0", "warp:3", ""])
+def test_devices_that_cannot_judge_are_refused(device: str) -> None:
+    with pytest.raises(ValidationError, match="use auto, balanced, cpu, cuda or cuda:0"):
+        EngineConfig(model="embedded:target", device=device)
+
+
+def test_loading_again_leaves_other_models_attention_alone() -> None:
+    ours = loaded().model.config
+    assert ours._attn_implementation == "rapid_ragged"
+    other = load_model(engine_config())
+    other.model.set_attn_implementation("eager")
+    assert ours._attn_implementation == "rapid_ragged"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"model": "/no/such/place"}, "no such checkpoint directory"),
+        ({"model": "./nor/here"}, "no such checkpoint directory"),
+        ({"model": "embedded:judge"}, "embedded models are embedded:target"),
+        ({"rope_scaling": {"type": "spiral"}}, "rope_type 'spiral' is unknown"),
+        ({"rope_scaling": {"factor": 2.0}}, "rope_type None is unknown"),
+        ({"rope_scaling": {"type": ["yarn"]}}, "is unknown"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling"),
+        ({"rope_scaling": {"type": "linear", "factor": "abc"}}, "factor must be a number"),
+        ({"rope_scaling": {"type": "linear", "factor": float("inf")}}, "factor must be a number"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "changes stored keys"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_one_sentence(
+    settings: dict[str, object], sentence: str
+) -> None:
+    config = EngineConfig(**({"model": str(checkpoint())} | settings))
+    with pytest.raises(ConfigurationError, match=sentence) as caught:
+        load_model(config)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model_type": "gpt2"}, "supported are llama, qwen2, qwen3"),
+        ({"model_type": "no-such-type"}, "supported are llama, qwen2, qwen3"),
+        ({"max_position_embeddings": None}, "no max_position_embeddings"),
+        ({"hidden_size": "wide"}, "describes no model: .*hidden"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "changes stored keys"),
+        (
+            {"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2,
+             "use_sliding_window": True},
+            "sliding windows",
+        ),
+        ({"model_type": "qwen3", "layer_types": ["linear_attention"] * 2}, "linear_attention"),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_of_another_kind_is_refused(
+    tmp_path: Path, changes: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        load_model(EngineConfig(model=str(copied(tmp_path, **changes))))
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    path = copied(tmp_path)
+    (path / "model.safetensors").unlink()
+    torch.save({}, path / "pytorch_model.bin")
+    with pytest.raises(ConfigurationError, match="no safetensors weights"):
+        load_model(EngineConfig(model=str(path)))
+
+
+def test_an_empty_directory_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"no config\.json"):
+        load_model(EngineConfig(model=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"kv_cache_tokens": 128, "max_context": 256}, "KV pool too small for one sequence"),
+        ({"max_context": None, "kv_cache_tokens": 512}, "max_context is 1024"),
+        (
+            {"max_context": 260, "kv_cache_tokens": 263, "page_tokens": 16},
+            "gives 16 pages of 16 tokens, max_context is 260",
+        ),
+        ({"max_context": 2048}, "beyond the 1024 positions"),
+    ],
+)
+def test_a_pool_that_cannot_hold_one_sequence_is_refused(
+    settings: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        Engine(loaded(), engine_config(**settings))

@@ -1,0 +1,86 @@
+"""Pages: runs, holders, and what happens when they are given back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rapid.engines.kv.cache import KVCache, KVLayout, OutOfPages, PagePool, PageTable, Run
+
+
+def test_one_run_when_one_fits_and_the_tightest_of_them() -> None:
+    pool = PagePool(20)
+    a, b, c, d = (pool.allocate(n) for n in (4, 6, 3, 7))
+    pool.free(a)
+    pool.free(c)
+    assert pool.allocate(3) == c  # not the 4 pages of a
+    pool.free(b)
+    assert pool.allocate(8) == (Run(0, 8),)  # a and b have become one
+    assert d == (Run(13, 20),)
+    pool.check_integrity()
+
+
+def test_several_runs_when_none_is_long_enough() -> None:
+    pool = PagePool(10)
+    held = [pool.allocate(2) for _ in range(5)]
+    pool.free(held[1])
+    pool.free(held[3])
+    assert pool.allocate(3) == (Run(2, 3), Run(6, 8))
+    assert pool.num_free == 1
+    with pytest.raises(OutOfPages):
+        pool.allocate(2)
+    pool.check_integrity()
+
+
+def test_a_shared_page_is_free_when_its_last_holder_leaves() -> None:
+    pool = PagePool(8)
+    (run,) = pool.allocate(5)
+    shared = (Run(run.start, run.start + 2),)
+    pool.share(shared)
+    pool.free((run,))
+    assert pool.num_in_use == 2
+    pool.check_integrity(held=[shared])
+    with pytest.raises(AssertionError, match="holders"):
+        pool.check_integrity(held=[])
+    pool.free(shared)
+    assert pool.num_free == 8
+    pool.check_integrity(held=[])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=40))
+def test_the_ledger_balances_after_any_history(moves: list[tuple[bool, int]]) -> None:
+    pool = PagePool(24)
+    held: list[tuple[Run, ...]] = []
+    for is_free, size in moves:
+        if is_free and held:
+            pool.free(held.pop(size % len(held)))
+        elif size <= pool.num_free:
+            held.append(pool.allocate(size))
+            assert sum(map(len, held[-1])) == size
+        pool.check_integrity(held)
+    assert pool.num_in_use == sum(len(run) for runs in held for run in runs)
+
+
+def test_a_table_maps_positions_to_slots_over_its_runs() -> None:
+    table = PageTable([Run(2, 3), Run(3, 4), Run(9, 11)], page_tokens=4)
+    assert table.runs == (Run(2, 4), Run(9, 11))
+    assert table.num_tokens == 16
+    assert table.spans(0, 16) == [(8, 16), (36, 44)]
+    assert table.spans(3, 9) == [(11, 16), (36, 37)]
+    assert table.spans(8, 8) == []
+
+
+def test_copy_moves_slots_across_runs() -> None:
+    layout = KVLayout(2, 4, torch.float32, (torch.device("cpu"),) * 3)
+    cache = KVCache(layout, num_pages=8, page_tokens=4)
+    for keys, values in cache.layers:
+        keys.normal_()
+        values.normal_()
+    cache.copy([(2, 4), (10, 11)], [(20, 28)])
+    for layer in cache.layers:
+        for tensor in layer:
+            assert torch.equal(tensor[:, 20:23], tensor[:, [2, 3, 10]])
+    assert layout.bytes_per_token == 2 * 3 * 2 * 4 * 4

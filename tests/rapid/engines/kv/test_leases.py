@@ -1,0 +1,328 @@
+"""The ledger on a clock that is set by hand: room, queue, expiry."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pytest
+
+from rapid.engines.kv.cache import PagePool
+from rapid.engines.kv.leases import Lease, LeaseLedger, Waiter
+from rapid.errors import BadRequest, LeaseNotFound, OutOfStep, PromptTooLong
+from rapid.messages import LeaseRequest, as_prompt
+from tests.rapid.tiny_models import lease_request, random_prompt
+
+
+@dataclass
+class ManualClock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Ledger(LeaseLedger):
+    """A ledger that remembers whom it let in."""
+
+    def __init__(self, num_pages: int = 20, max_leases: int = 4) -> None:
+        self.hands = ManualClock()
+        super().__init__(PagePool(num_pages), 8, max_leases, 128, 10.0, self.hands)
+        self.admitted: list[str] = []
+
+    def ask(self, lease_id: str, num_tokens: int, **settings: object) -> Waiter:
+        """A lease of `num_tokens`, 10 of them for the longest block; no two begin alike."""
+        prompt = random_prompt(num_tokens - 4 - 10, seed=sum(map(ord, lease_id)))
+        tenant = str(settings.pop("tenant", "local"))
+        request = lease_request(lease_id, prompt, max_tokens=4, **settings)
+        return self.request(replace(request, tenant=tenant))
+
+    def request(self, request: LeaseRequest) -> Waiter:
+        waiter = self.prepare(request, self._remember)
+        self.submit(waiter)
+        return waiter
+
+    def _remember(self, lease: Lease | None) -> None:
+        self.admitted.append(lease.lease_id if lease else "none")
+
+
+def test_a_lease_reserves_all_it_can_ever_need() -> None:
+    ledger = Ledger()
+    ledger.ask("a", 41)
+    assert ledger.status().kv_pages_in_use == 6
+    assert ledger.get("a").sequences[0].table.num_tokens == 48
+    ledger.release("a")
+    assert ledger.status().kv_pages_in_use == 0
+    ledger.check_integrity()
+
+
+def test_those_who_wait_come_in_in_order_even_if_a_later_one_would_fit() -> None:
+    ledger = Ledger()
+    ledger.ask("a", 80)
+    ledger.ask("b", 120)
+    ledger.ask("c", 24)
+    assert ledger.admitted == ["a"]
+    ledger.check_integrity()
+    ledger.release("a")
+    assert ledger.admitted == ["a", "b", "c"]
+    ledger.check_integrity()
+
+
+def test_a_crowd_of_one_tenant_delays_another_by_one_lease() -> None:
+    ledger = Ledger(max_leases=1)
+    for number in range(5):
+        ledger.ask(f"crowd-{number}", 24, tenant="crowd")
+    for number in range(2):
+        ledger.ask(f"guest-{number}", 24, tenant="guest")
+    for _ in range(6):
+        ledger.release(ledger.admitted[-1])
+        ledger.check_integrity()
+    assert ledger.admitted == [
+        "crowd-0", "crowd-1", "guest-0", "crowd-2", "guest-1", "crowd-3", "crowd-4",
+    ]  # fmt: skip
+
+
+def test_who_comes_back_at_once_does_not_come_before_those_who_wait() -> None:
+    """A tenant that asks one thing after another has no more turns than one that asks at once."""
+    ledger = Ledger(max_leases=1)
+    for lease_id in ("a0", "a1", "b0", "a2"):
+        ledger.ask(lease_id, 24, tenant=lease_id[0])
+    for number in range(1, 4):
+        ledger.release(ledger.admitted[-1])
+        ledger.release(ledger.admitted[-1])
+        ledger.ask(f"b{number}", 24, tenant="b")
+    assert ledger.admitted[:5] == ["a0", "a1", "b0", "a2", "b1"]
+    ledger.check_integrity()
+
+
+def test_a_large_lease_is_not_passed_over_for_ever_by_small_ones_of_other_tenants() -> None:
+    ledger = Ledger(num_pages=20, max_leases=16)
+    for number in range(6):  # 3 pages each
+        ledger.ask(f"small-{number}", 24, tenant=f"t{number}")
+    ledger.ask("large", 128, tenant="large")  # 16 pages
+    for number in range(6, 12):  # as soon as one is answered another comes
+        ledger.ask(f"small-{number}", 24, tenant=f"t{number}")
+        ledger.release(f"small-{number - 6}")
+        ledger.check_integrity()
+    assert ledger.admitted[6:8] == ["large", "small-6"]
+
+
+def test_a_tenant_that_stops_waiting_leaves_its_turn_to_the_next() -> None:
+    ledger = Ledger(max_leases=1)
+    ledger.ask("a", 24)
+    impatient = ledger.ask("b", 24, tenant="impatient")
+    ledger.ask("c", 24, tenant="patient")
+    assert ledger.withdraw(impatient)
+    assert not ledger.withdraw(impatient)
+    ledger.check_integrity()
+    ledger.release("a")
+    assert ledger.admitted == ["a", "c"]
+
+
+def test_whoever_waits_sees_every_other_tenant_come_in_once_at_most_before_it() -> None:
+    """A walk of arrivals, ends and withdrawals, of leases of every size."""
+    walk = random.Random(3)
+    ledger = Ledger(num_pages=40, max_leases=6)
+    waiting: dict[str, Waiter] = {}
+    passed: dict[str, Counter[str]] = {}
+    num_turns = 0
+    for number in range(3_000):
+        num_admitted = len(ledger.admitted)
+        tenant = walk.choice("aaaabbc")  # some ask more often than others
+        step = walk.random()
+        if step < 0.5 and len(waiting) < 20:
+            lease_id = f"{tenant}{number}"
+            waiting[lease_id] = ledger.ask(lease_id, walk.randint(15, 128), tenant=tenant)
+        elif step < 0.6 and waiting:
+            lease_id = walk.choice(list(waiting))
+            assert ledger.withdraw(waiting.pop(lease_id))
+        elif open_leases := ledger.leases():
+            ledger.release(walk.choice(open_leases).lease_id)
+        ledger.check_integrity()
+        for lease_id in ledger.admitted[num_admitted:]:
+            del waiting[lease_id]
+            passed.pop(lease_id[0], None)
+            for counts in passed.values():
+                counts[lease_id[0]] += 1
+            num_turns += 1
+        for tenant in "abc":
+            if not any(lease_id[0] == tenant for lease_id in waiting):
+                passed.pop(tenant, None)
+            else:
+                passed.setdefault(tenant, Counter())
+        assert all(count <= 1 for counts in passed.values() for count in counts.values())
+    assert num_turns > 500
+
+
+def test_a_place_is_needed_as_well_as_pages() -> None:
+    ledger = Ledger(max_leases=1)
+    ledger.ask("a", 24)
+    waiter = ledger.ask("b", 24)
+    assert ledger.status().leases_open == 1
+    assert ledger.withdraw(waiter)  # type: ignore[arg-type]
+    ledger.release("a")
+    assert ledger.admitted == ["a"]
+    assert ledger.status().leases_open == 0
+
+
+def test_first_leases_leave_room_for_their_companions() -> None:
+    """An engine that drafts for itself: of four places, two requests get two each."""
+    ledger = Ledger()
+    for request in "abc":
+        ledger.ask(request, 24, companion_tokens=10)
+    assert ledger.admitted == ["a", "b"]
+    ledger.check_integrity()
+    for request in "ab":  # ahead of c, which has waited longer
+        ledger.ask(f"{request}-draft", 24, beside=request)
+    assert ledger.admitted == ["a", "b", "a-draft", "b-draft"]
+    ledger.release("a")  # one place is not enough for c and its companion
+    assert len(ledger.admitted) == 4
+    ledger.release("a-draft")
+    assert ledger.admitted[4:] == ["c"]
+    ledger.check_integrity()
+
+
+def test_first_leases_leave_pages_for_their_companions() -> None:
+    ledger = Ledger(num_pages=20, max_leases=16)
+    for request in "abc":  # 6 pages each, and 3 for its companion
+        ledger.ask(request, 48, companion_tokens=10)
+    assert ledger.admitted == ["a", "b"]
+    ledger.ask("b-draft", 24, beside="b")
+    ledger.ask("plain", 16)
+    assert ledger.admitted == ["a", "b", "b-draft"]  # c is first in the line
+    ledger.ask("a-draft", 24, beside="a")
+    assert ledger.admitted[3:] == ["a-draft"]
+    ledger.check_integrity()
+
+
+def test_the_room_for_a_companion_that_will_not_come_is_given_back() -> None:
+    """Of four places, two requests keep two each until it is known that nothing will draft."""
+    ledger = Ledger()
+    for request in "abcd":
+        ledger.ask(request, 24, companion_tokens=10)
+    assert ledger.admitted == ["a", "b"]
+    ledger.forgo_companion("a")  # one place is not enough for c and its companion
+    assert ledger.admitted == ["a", "b"]
+    ledger.forgo_companion("b")
+    assert ledger.admitted == ["a", "b", "c"]
+    ledger.forgo_companion("c")
+    ledger.forgo_companion("gone")
+    assert ledger.admitted == ["a", "b", "c"]  # d could not draft, and asks to
+    ledger.check_integrity()
+    ledger.release("a")
+    assert ledger.admitted == ["a", "b", "c", "d"]
+    ledger.check_integrity()
+
+
+def test_a_companion_that_has_ended_leaves_its_room_to_others() -> None:
+    ledger = Ledger(max_leases=3)
+    ledger.ask("a", 24, companion_tokens=10)
+    ledger.ask("a-draft", 24, beside="a")
+    ledger.release("a-draft")
+    for request in "bc":
+        ledger.ask(request, 24)
+    assert ledger.admitted == ["a", "a-draft", "b", "c"]
+    ledger.check_integrity()
+
+
+def test_an_empty_engine_takes_a_lease_that_leaves_no_room_for_its_companion() -> None:
+    ledger = Ledger(num_pages=16)
+    ledger.ask("a", 128, companion_tokens=10)
+    ledger.ask("a-draft", 24, beside="a")  # waits; its caller goes on without
+    assert ledger.admitted == ["a"]
+    with pytest.raises(LeaseNotFound):
+        ledger.ask("x-draft", 24, beside="x")
+
+
+def test_withdrawing_the_head_lets_the_next_in() -> None:
+    ledger = Ledger()
+    ledger.ask("a", 80)
+    head = ledger.ask("b", 120)
+    ledger.ask("c", 24)
+    ledger.withdraw(head)  # type: ignore[arg-type]
+    assert ledger.admitted == ["a", "c"]
+    ledger.check_integrity()
+
+
+def test_a_lease_expires_when_it_is_neither_used_nor_renewed() -> None:
+    ledger = Ledger()
+    for lease_id in "abc":
+        ledger.ask(lease_id, 24)
+    ledger.hands.now = 8.0
+    ledger.touch(ledger.get("a"))
+    ledger.get("b").busy.add(0)  # a call in progress
+    ledger.hands.now = 12.0
+    assert [lease.lease_id for lease in ledger.expired()] == ["c"]
+
+
+def test_choices_share_full_prompt_pages() -> None:
+    ledger = Ledger()
+    ledger.ask("a", 40, num_choices=3)  # 26 prompt tokens: three full pages of eight
+    assert ledger.status().kv_pages_in_use == 3 + 3 * 2
+    ledger.check_integrity()
+    first, second, third = ledger.get("a").sequences
+    assert first.table.spans(0, 24) == second.table.spans(0, 24) == third.table.spans(0, 24)
+    assert first.table.spans(24, 40) != second.table.spans(24, 40)
+    ledger.release("a")
+    assert ledger.status().kv_pages_in_use == 0
+    ledger.check_integrity()
+
+
+def test_what_can_never_fit_is_refused_with_numbers() -> None:
+    ledger = Ledger()
+    with pytest.raises(PromptTooLong, match="22 more than this model's context of 128"):
+        ledger.ask("a", 160)
+    with pytest.raises(PromptTooLong, match="the engine has 160"):
+        ledger.ask("a", 120, num_choices=8, committed=((),) * 8)
+    with pytest.raises(BadRequest, match="empty"):
+        ledger.request(lease_request("a", as_prompt([])))
+    assert ledger.status().leases_open == 0
+    ledger.check_integrity()
+
+
+def test_an_id_is_open_once_and_unknown_ids_are_not_found() -> None:
+    ledger = Ledger()
+    ledger.ask("a", 24)
+    with pytest.raises(OutOfStep, match="open already"):
+        ledger.ask("a", 24)
+    with pytest.raises(LeaseNotFound, match="'b'"):
+        ledger.get("b")
+    assert ledger.release("b") is None
+
+
+def test_a_lost_page_is_noticed() -> None:
+    ledger = Ledger()
+    ledger.ask("a", 24)
+    del ledger._open["a"]
+    with pytest.raises(AssertionError):
+        ledger.check_integrity()
+
+
+def test_companions_wait_in_the_order_they_came() -> None:
+    ledger = Ledger(num_pages=20, max_leases=16)
+    for request in "abc":
+        ledger.ask(request, 48)
+    ledger.ask("plain", 48)
+    for request in "abc":
+        ledger.ask(f"{request}-draft", 24, beside=request)
+    ledger.release("c")
+    assert ledger.admitted == ["a", "b", "c", "a-draft", "b-draft"]
+    ledger.check_integrity()
+
+
+def test_a_prompt_and_its_answer_may_fill_the_context_and_no_more() -> None:
+    ledger = Ledger()
+    with pytest.raises(PromptTooLong, match="1 more than"):
+        ledger.request(lease_request("a", random_prompt(125), max_tokens=4))
+    ledger.request(lease_request("a", random_prompt(124), max_tokens=4))
+    assert ledger.get("a").sequences[0].capacity == 128  # no room for a longer last block
+    assert ledger.status().kv_pages_in_use == 16
+
+
+def test_no_more_may_be_committed_than_the_answer_may_have() -> None:
+    ledger = Ledger()
+    with pytest.raises(BadRequest, match="more tokens are committed"):
+        ledger.ask("a", 24, committed=((5,) * 5,))
+    ledger.ask("a", 24, committed=((5,) * 4,))
+    assert ledger.admitted == ["a"]

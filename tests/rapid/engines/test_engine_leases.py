@@ -1,0 +1,442 @@
+"""What happens to leases when callers leave, forwards raise and room is short."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rapid.config import SpeculationConfig
+from rapid.engines.attention.batch import Feed
+from rapid.engines.engine import Engine
+from rapid.engines.kv.prefix_cache import page_names
+from rapid.engines.kv.sequences import Gap
+from rapid.errors import BadRequest, EngineFailed, LeaseNotFound, OutOfStep, PromptTooLong
+from rapid.messages import DraftBlock, Verdict, as_prompt
+from tests.rapid.tiny_models import (
+    engine_config,
+    lease_request,
+    loaded,
+    random_prompt,
+    reference_greedy,
+    tiny_engine,
+)
+
+PROMPT = random_prompt(40, seed=2)
+EXPECTED = reference_greedy(PROMPT.tolist(), 6)
+
+
+class Gate:
+    """Stands in for the runner: forwards stop here until they are let through."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._run = engine._runner.run
+        self._permits = threading.Semaphore(0)
+        self.arrived = threading.Semaphore(0)
+        self.feeds: list[list[Feed]] = []
+        self.before: Callable[[], None] = lambda: None
+        self.is_open = False
+        engine._runner.run = self  # type: ignore[assignment]
+
+    def __call__(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
+        self.feeds.append(list(feeds))
+        self.arrived.release()
+        if not self.is_open:
+            self._permits.acquire()
+        self.before()
+        return self._run(feeds)
+
+    async def forward_started(self) -> None:
+        await asyncio.to_thread(self.arrived.acquire)
+
+    def let_one_through(self) -> None:
+        self._permits.release()
+
+    def open(self) -> None:
+        self.is_open = True
+        self._permits.release()
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    engine = tiny_engine(step_tokens=16)
+    yield engine
+    engine.check_integrity()
+    engine.close()
+    assert engine.status().kv_pages_in_use == 0
+    engine.check_integrity()
+
+
+async def opened(engine: Engine, lease_id: str = "a", **settings: object) -> None:
+    await engine.open(lease_request(lease_id, **{"prompt": PROMPT, **settings}))
+    await engine.prefill(lease_id)
+
+
+async def test_release_during_prefill_frees_the_pages_at_once(engine: Engine) -> None:
+    gate = Gate(engine)
+    await engine.open(lease_request("a", PROMPT))
+    prefill = asyncio.ensure_future(engine.prefill("a"))
+    await gate.forward_started()
+    engine.release("a")  # a forward over its pages is running
+    engine.release("a")
+    assert engine.status().kv_pages_in_use == 0
+    with pytest.raises(LeaseNotFound):
+        await prefill
+    await engine.open(lease_request("b", PROMPT))  # gets the very same pages
+    gate.open()
+    await engine.prefill("b")
+    assert (await engine.decode("b", 0, 6)).token_ids == tuple(EXPECTED)
+
+
+async def test_a_cancelled_call_leaves_the_sequence_as_it_was(engine: Engine) -> None:
+    await opened(engine)
+    gate = Gate(engine)
+    decode = asyncio.ensure_future(engine.decode("a", 0, 5))
+    await gate.forward_started()
+    gate.let_one_through()
+    await gate.forward_started()
+    decode.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await decode
+    gate.open()
+    verdict = await engine.decode("a", 0, 6)
+    assert (verdict.position, verdict.token_ids) == (0, tuple(EXPECTED))
+
+
+async def test_a_cancelled_prefill_goes_on_where_it_was(engine: Engine) -> None:
+    gate = Gate(engine)
+    await engine.open(lease_request("a", PROMPT))
+    prefill = asyncio.ensure_future(engine.prefill("a"))
+    await gate.forward_started()
+    gate.let_one_through()
+    await gate.forward_started()
+    prefill.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await prefill
+    gate.open()
+    await engine.prefill("a")
+    assert (await engine.decode("a", 0, 6)).token_ids == tuple(EXPECTED)
+
+
+async def test_one_call_at_a_time_on_a_choice(engine: Engine) -> None:
+    await opened(engine, num_choices=2)
+    gate = Gate(engine)
+    first = asyncio.ensure_future(engine.decode("a", 0, 2))
+    await gate.forward_started()
+    with pytest.raises(OutOfStep, match="another call in progress"):
+        await engine.decode("a", 0, 2)
+    second = asyncio.ensure_future(engine.decode("a", 1, 2))  # another choice is free
+    await asyncio.sleep(0)
+    gate.open()
+    assert (await first).token_ids == (await second).token_ids == tuple(EXPECTED[:2])
+
+
+async def test_a_forward_that_raises_ends_its_leases_and_nothing_else(engine: Engine) -> None:
+    await opened(engine, "a")
+    await opened(engine, "b")
+    gate = Gate(engine)
+    gate.open()
+
+    def explode() -> None:
+        gate.before = lambda: None
+        raise RuntimeError("no memory")
+
+    gate.before = explode
+    with pytest.raises(EngineFailed, match="no memory"):
+        await engine.decode("a", 0, 2)
+    with pytest.raises(LeaseNotFound):
+        await engine.decode("a", 0, 2)
+    assert engine.status().leases_open == 1
+    engine.check_integrity()
+    assert (await engine.decode("b", 0, 6)).token_ids == tuple(EXPECTED)
+
+
+async def test_a_malformed_call_ends_its_lease_alone(engine: Engine) -> None:
+    await opened(engine, "a")
+    await opened(engine, "b")
+    with pytest.raises(EngineFailed, match="AttributeError"):
+        await engine.verify("a", 0, "no block")  # type: ignore[arg-type]
+    assert (await engine.decode("b", 0, 6)).token_ids == tuple(EXPECTED)
+
+
+async def test_a_rule_that_raises_ends_its_lease_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await opened(engine, "a")
+    await opened(engine, "b")
+
+    def explode(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("rapid.engines.work.drafting.decode_token", explode)
+    with pytest.raises(EngineFailed, match="ZeroDivisionError"):
+        await engine.decode("a", 0, 2)
+    monkeypatch.undo()
+    assert (await engine.decode("b", 0, 6)).token_ids == tuple(EXPECTED)
+
+
+async def test_nobody_is_left_waiting_when_ending_leases_raises_as_well(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = tiny_engine(max_leases=2)
+    await opened(engine, "a")
+    await opened(engine, "b", num_choices=2)
+    gate = Gate(engine)
+    waiting = asyncio.ensure_future(engine.open(lease_request("c", PROMPT)))
+    endings = [asyncio.ensure_future(engine.wait_closed(lease_id)) for lease_id in "ab"]
+    calls = [asyncio.ensure_future(engine.decode("a", 0, 2))]
+    await gate.forward_started()
+    calls += [asyncio.ensure_future(engine.decode("b", choice, 2)) for choice in range(2)]
+    await asyncio.sleep(0)
+    engine.check_running()
+
+    def explode(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    gate.before = explode
+    monkeypatch.setattr(engine._scheduler, "drop", explode)  # while the leases are ended for it
+    gate.open()
+    async with asyncio.timeout(10):
+        for call in (*calls, waiting):
+            with pytest.raises(EngineFailed):
+                await call
+        assert await asyncio.gather(*endings) == ["failed", "failed"]
+    assert "bookkeeping failed" in caplog.text
+    for refused in (engine.open(lease_request("d")), engine.wait_closed("a")):
+        with pytest.raises(EngineFailed, match="closed"):
+            await refused
+    with pytest.raises(EngineFailed, match="closed"):  # what the health check asks
+        engine.check_running()
+    monkeypatch.undo()
+    engine.close()
+
+
+async def test_a_long_prompt_is_hashed_before_the_engine_is_locked(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def names(*arguments: Any) -> list[bytes]:
+        seen.append(engine._guard._is_owned())  # type: ignore[attr-defined]
+        return page_names(*arguments)
+
+    monkeypatch.setattr("rapid.engines.kv.leases.page_names", names)
+    await engine.open(lease_request("a", PROMPT))
+    assert seen == [False]
+
+
+async def test_when_the_pool_is_full_opening_waits_its_turn() -> None:
+    engine = tiny_engine(kv_cache_tokens=256, max_leases=8)
+    finished: list[str] = []
+
+    async def ask(lease_id: str) -> None:
+        await opened(engine, lease_id)  # 82 tokens: three fit
+        assert (await engine.decode(lease_id, 0, 6)).token_ids == tuple(EXPECTED)
+        finished.append(lease_id)
+        engine.release(lease_id)
+
+    await asyncio.gather(*(ask(str(number)) for number in range(10)))
+    assert len(finished) == 10
+    assert engine.status().kv_pages_in_use == 0
+    engine.check_integrity()
+    engine.close()
+
+
+async def test_giving_up_the_wait_leaves_the_line() -> None:
+    engine = tiny_engine(max_leases=1)
+    await opened(engine, "a")
+    waiting = asyncio.ensure_future(engine.open(lease_request("b", PROMPT)))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    engine.release("a")
+    assert engine.status().leases_open == 0
+    engine.close()
+
+
+async def test_giving_up_just_after_the_lease_was_granted_gives_it_back() -> None:
+    engine = tiny_engine()
+    opening = asyncio.ensure_future(engine.open(lease_request("a", PROMPT)))
+    await asyncio.sleep(0)  # submitted and granted; the answer is on its way
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert engine.status().leases_open == 0
+    engine.close()
+
+
+async def test_a_silent_lease_expires_and_says_so() -> None:
+    now = [0.0]
+    engine = Engine(loaded(), engine_config(lease_ttl_s=60.0), clock=lambda: now[0])
+    await opened(engine, "a")
+    await opened(engine, "b")
+    ended = asyncio.ensure_future(engine.wait_closed("a"))
+    await asyncio.sleep(0)
+    now[0] = 50.0
+    engine.renew("b")
+    now[0] = 70.0
+    assert engine.status().leases_open == 1
+    assert await ended == "expired"
+    with pytest.raises(LeaseNotFound):
+        engine.renew("a")
+    with pytest.raises(LeaseNotFound):
+        await engine.wait_closed("a")
+    engine.release("b")
+    assert engine.status().kv_pages_in_use == 0
+    engine.close()
+
+
+async def test_a_long_prompt_does_not_stall_the_others(engine: Engine) -> None:
+    await opened(engine, "old")
+    gate = Gate(engine)
+    await engine.open(lease_request("long", random_prompt(200)))
+    await engine.open(lease_request("short", random_prompt(12)))
+    long = asyncio.ensure_future(engine.prefill("long"))
+    await gate.forward_started()
+    short = asyncio.ensure_future(engine.prefill("short"))
+    decode = asyncio.ensure_future(engine.decode("old", 0, 6))
+    await asyncio.sleep(0)
+    gate.open()
+    assert (await decode).token_ids == tuple(EXPECTED)
+    await short
+    assert not long.done()
+    await long
+    assert max(sum(len(feed.token_ids) for feed in feeds) for feeds in gate.feeds) <= 16 + 16
+
+
+async def test_ids_beyond_the_vocabulary_never_reach_the_model(engine: Engine) -> None:
+    with pytest.raises(BadRequest, match="token id"):
+        await engine.open(lease_request("a", as_prompt([5, 99999])))
+    with pytest.raises(BadRequest, match="token id"):
+        await engine.open(lease_request("a", as_prompt([-1])))
+
+
+async def test_what_never_fits_is_refused_at_once(engine: Engine) -> None:
+    with pytest.raises(PromptTooLong, match="of 256"):
+        await engine.open(lease_request("a", random_prompt(250)))
+
+
+async def test_closing_answers_everyone() -> None:
+    engine = tiny_engine(max_leases=1)
+    await opened(engine, "a")
+    gate = Gate(engine)
+    decode = asyncio.ensure_future(engine.decode("a", 0, 2))
+    waiting = asyncio.ensure_future(engine.open(lease_request("b", PROMPT)))
+    ended = asyncio.ensure_future(engine.wait_closed("a"))
+    await gate.forward_started()
+    closing = asyncio.ensure_future(asyncio.to_thread(engine.close))
+    for call in (decode, waiting):  # at once, though a forward is running
+        with pytest.raises(EngineFailed, match="closed"):
+            await call
+    gate.open()
+    await closing
+    assert await ended == "closed"
+    with pytest.raises(EngineFailed, match="closed"):
+        await engine.open(lease_request("c", PROMPT))
+    engine.close()
+
+
+async def test_a_call_that_was_cancelled_in_its_last_forward_commits_nothing(
+    engine: Engine,
+) -> None:
+    await opened(engine)
+    gate = Gate(engine)
+    decode = asyncio.ensure_future(engine.decode("a", 0, 1))
+    await gate.forward_started()
+    decode.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await decode
+    gate.open()
+    verdict = await engine.decode("a", 0, 6)
+    assert (verdict.position, verdict.token_ids) == (0, tuple(EXPECTED))
+
+
+async def test_a_call_that_was_cancelled_before_it_began_changes_nothing(engine: Engine) -> None:
+    await opened(engine, num_choices=2)
+    gate = Gate(engine)
+    first = asyncio.ensure_future(engine.decode("a", 0, 1))
+    await gate.forward_started()
+    commit = asyncio.ensure_future(engine.commit("a", Verdict("a", 1, 0, (5,), 1, 1, False)))
+    await asyncio.sleep(0)
+    commit.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await commit
+    gate.open()
+    await first
+    verdict = await engine.decode("a", 1, 6)
+    assert (verdict.position, verdict.token_ids) == (0, tuple(EXPECTED))
+
+
+async def test_the_last_token_id_is_taken_and_the_next_one_refused(engine: Engine) -> None:
+    """A prompt may hold whatever the model embeds, a block what both vocabularies have."""
+    num_rows, num_ids = loaded().embedding_rows, loaded().vocab_size
+    assert num_ids < num_rows
+    await opened(engine, "a", prompt=as_prompt([5, num_rows - 1, 0]))
+    with pytest.raises(BadRequest, match="token id"):
+        await engine.open(lease_request("b", as_prompt([5, num_rows, 0])))
+    with pytest.raises(BadRequest, match="token id"):
+        await engine.open(lease_request("b", as_prompt([5]), committed=((num_rows,),)))
+
+    def block(token_id: int) -> DraftBlock:
+        ids = np.array([token_id], dtype=np.int32)
+        return DraftBlock("a", 0, 0, ids, np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32))
+
+    for refused in (-1, num_ids, num_rows):
+        with pytest.raises(BadRequest, match="token id"):
+            await engine.verify("a", 0, block(refused))
+    assert len((await engine.verify("a", 0, block(num_ids - 1))).token_ids) == 1
+
+
+async def test_messages_for_another_choice_are_out_of_step(engine: Engine) -> None:
+    await opened(engine, num_choices=2)
+    ids = np.array(EXPECTED[:2], dtype=np.int32)
+    block = DraftBlock("a", 1, 0, ids, ids[:, None], np.ones((2, 1), np.float32))
+    with pytest.raises(OutOfStep, match="of choice 1"):
+        await engine.verify("a", 0, block)
+    with pytest.raises(OutOfStep, match="of choice 1"):
+        await engine.draft("a", 0, Verdict("a", 1, 0, (5,), 1, 1, False), 2)
+    assert (await engine.decode("a", 0, 6)).token_ids == tuple(EXPECTED)
+
+
+async def test_a_block_longer_than_the_room_of_its_lease_is_refused(engine: Engine) -> None:
+    """20 tokens of prompt, 3 of answer and 2 more for the last block; one row needs no slot."""
+    speculation = SpeculationConfig(eta=0.0, max_draft=2)
+    await opened(engine, prompt=random_prompt(20), max_tokens=3, speculation=speculation)
+    for length in (7, 6):
+        ids = np.full(length, 5, dtype=np.int32)
+        block = DraftBlock("a", 0, 0, ids, ids[:, None], np.ones((length, 1), np.float32))
+        if length == 7:
+            with pytest.raises(OutOfStep, match="does not fit"):
+                await engine.verify("a", 0, block)
+        else:
+            assert (await engine.verify("a", 0, block)).num_drafted == length
+
+
+async def test_drafting_ahead_stops_with_its_lease(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pages may be another's already: not a row more may be written there."""
+    monkeypatch.setattr(Gap, "num_steps", lambda *_, at_most: at_most)
+    await opened(engine)
+    gate = Gate(engine)
+    draft = asyncio.ensure_future(engine.draft("a", 0, None, 3))
+    for _ in range(3):
+        await gate.forward_started()
+        gate.let_one_through()
+    await draft
+    await gate.forward_started()  # ahead
+    engine.release("a")
+    gate.open()
+    other = random_prompt(60, seed=9)
+    await opened(engine, "b", prompt=other)
+    token_ids = (await engine.decode("b", 0, 6)).token_ids
+    assert list(token_ids) == reference_greedy(other.tolist(), 6)
+    num_rows = sum(len(feed.token_ids) for feeds in gate.feeds[4:] for feed in feeds)
+    assert num_rows == len(other) - 1 + len(token_ids)

@@ -1,0 +1,54 @@
+"""The loop's ports over engines: a drafter that fails is lost, and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rapid.engines.engine import Engine
+from rapid.engines.ports import EngineDrafter, EngineVerifier
+from rapid.errors import DrafterUnavailable
+from tests.rapid.engines.test_engine_leases import Gate
+from tests.rapid.tiny_models import lease_request, random_prompt, reference_greedy, tiny_engine
+
+PROMPT = random_prompt(37, seed=1)
+EXPECTED = reference_greedy(PROMPT.tolist(), 6)
+
+
+@pytest.fixture
+async def engines() -> AsyncIterator[tuple[Engine, Engine]]:
+    """A target and a drafter that have read the prompt."""
+    target, drafter = tiny_engine(), tiny_engine(seed=1)
+    for engine in (target, drafter):
+        await engine.open(lease_request("a", PROMPT))
+        await engine.prefill("a")
+    yield target, drafter
+    for engine in (target, drafter):
+        engine.close()
+        engine.check_integrity()
+
+
+async def test_a_forward_that_raises_in_the_drafter_loses_the_drafter_alone(
+    engines: tuple[Engine, Engine],
+) -> None:
+    target, drafter = engines
+    verifier, proposer = EngineVerifier(target, "a"), EngineDrafter(drafter, "a")
+
+    def explode() -> None:
+        raise RuntimeError("no memory")
+
+    gate = Gate(drafter)
+    gate.before = explode
+    gate.open()
+    with pytest.raises(DrafterUnavailable, match="no memory"):
+        await verifier.verify(proposer.draft(None, 3))
+    verdict = await verifier.decode(6)  # nothing was committed
+    assert (verdict.position, verdict.token_ids) == (0, tuple(EXPECTED))
+
+
+async def test_a_drafter_without_its_lease_is_lost(engines: tuple[Engine, Engine]) -> None:
+    target, drafter = engines
+    drafter.release("a")
+    with pytest.raises(DrafterUnavailable, match="no lease 'a'"):
+        await EngineVerifier(target, "a").verify(EngineDrafter(drafter, "a").draft(None, 3))

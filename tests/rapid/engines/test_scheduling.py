@@ -1,0 +1,296 @@
+"""Whose rows go first, and how much a prefill may cost the others: recorded times, no models."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from typing_extensions import override
+
+from rapid.engines.attention.batch import Feed
+from rapid.engines.kv.cache import PageTable
+from rapid.engines.scheduling import Scheduled, Scheduler
+from rapid.engines.work.base import Work
+
+ROW_S, KEY_S = 1e-3, 1e-6
+TABLE = PageTable((), 16)
+
+
+class FakeWork(Work):
+    """Rows that are never computed: a prefill of `num_rows`, or `num_rows` in every step."""
+
+    def __init__(self, kind: Any, num_rows: int, tenant: str = "local") -> None:
+        lease: Any = SimpleNamespace(request=SimpleNamespace(tenant=tenant))
+        super().__init__(lease, (0,))
+        self.kind = kind
+        self.num_rows = num_rows
+        self.num_fed = 0
+
+    @property
+    @override
+    def depth(self) -> int:
+        return self.num_fed
+
+    @override
+    def feed(self, limit: int) -> Feed:
+        if self.kind != "prefill":
+            return Feed([0] * self.num_rows, 0, TABLE, self.num_rows)
+        rows = min(limit, self.num_rows - self.num_fed)
+        feed = Feed([0] * rows, self.num_fed, TABLE, 0)
+        self.num_fed += rows
+        return feed
+
+    @override
+    def take(self, logits: torch.Tensor) -> None:
+        raise NotImplementedError
+
+
+class Machine:
+    """A scheduler with its clock, and the known costs of a step."""
+
+    def __init__(
+        self,
+        *works: FakeWork,
+        base_s: float = 0.1,
+        start_s: float = 0.02,
+        step_tokens: int = 64,
+        slowdown: float = 2.0,
+    ) -> None:
+        self.now = 100.0
+        self.base_s, self.start_s = base_s, start_s
+        self.scheduler = Scheduler(step_tokens, slowdown, lambda: self.now)
+        for work in works:
+            self.scheduler.add(work)
+
+    def step(self) -> tuple[Scheduled, float]:
+        """One step, and its seconds; a prefill that is done leaves, one that rests takes a rest."""
+        scheduled = self.scheduler.select()
+        if not scheduled:
+            rest_s = self.scheduler.rest_s + 1e-6  # a clock has its grain
+            self.now += rest_s
+            return [], rest_s
+        feeds = [feed for work, feed in scheduled if work.kind == "prefill"]
+        seconds = self.start_s if len(feeds) == len(scheduled) else self.base_s
+        for feed in feeds:
+            rows = len(feed.token_ids)
+            seconds += rows * (ROW_S + KEY_S * (feed.position + rows / 2))
+        self.now += seconds
+        self.scheduler.observe(seconds, scheduled)
+        for work, _ in scheduled:
+            if isinstance(work, FakeWork) and work.num_fed == work.num_rows:
+                self.scheduler.drop(work)
+        return scheduled, seconds
+
+
+def dearest(seconds: list[float]) -> float:
+    """The greatest mean of 32 in a row: time is saved up in some and spent in others."""
+    num_steps = min(32, len(seconds))
+    return max(
+        sum(seconds[i : i + num_steps]) / num_steps for i in range(len(seconds) - num_steps + 1)
+    )
+
+
+def rows_of(scheduled: Scheduled) -> dict[Work, int]:
+    return {work: len(feed.token_ids) for work, feed in scheduled}
+
+
+def test_those_that_wait_for_a_token_go_before_a_prefill() -> None:
+    verify, prefill = FakeWork("step", 11), FakeWork("prefill", 1000)
+    machine = Machine(prefill, verify)
+    machine.step()  # shows what it takes without
+    scheduled, _ = machine.step()
+    assert [work for work, _ in scheduled] == [verify, prefill]
+    assert sum(rows_of(scheduled).values()) <= 64
+
+
+@pytest.mark.parametrize("slowdown", [1.2, 2.0])
+def test_beside_a_long_prefill_a_step_takes_at_most_the_stated_factor(slowdown: float) -> None:
+    decode, prefill = FakeWork("step", 1), FakeWork("prefill", 8192)
+    machine = Machine(decode, prefill, step_tokens=512, slowdown=slowdown)
+    took = []
+    while prefill.num_fed < prefill.num_rows:
+        scheduled, seconds = machine.step()
+        assert decode in rows_of(scheduled)
+        took.append(seconds)
+    # the first steps learn; a chunk of ever deeper rows is cut by what the last ones cost
+    assert dearest(took[3:]) <= slowdown * machine.base_s * 1.05
+    assert max(took[3:]) <= (1 + 4 * (slowdown - 1)) * machine.base_s * 1.05
+    mean = sum(took) / len(took)
+    assert mean - machine.base_s > (slowdown - 1) * machine.base_s * 0.7  # and uses it
+
+
+@pytest.mark.parametrize("away_s", [0.001, 0.03, 0.3, 2.0])
+@pytest.mark.parametrize("slowdown", [1.2, 2.0])
+def test_who_comes_back_waits_for_no_more_than_the_stated_factor(
+    away_s: float, slowdown: float
+) -> None:
+    """A caller that needs some time between two calls, beside a prefill: time per call."""
+    decode, prefill = FakeWork("step", 1), FakeWork("prefill", 8192)
+    machine = Machine(prefill, step_tokens=512, slowdown=slowdown)
+    took = []
+    machine.scheduler.add(decode)
+    machine.step()
+    while prefill.num_fed < prefill.num_rows:
+        machine.scheduler.drop(decode)
+        left_at = machine.now
+        while machine.now < left_at + away_s:
+            before = machine.now
+            scheduled, _ = machine.step()
+            if not scheduled:  # a rest ends when somebody calls
+                machine.now = min(machine.now, max(left_at + away_s, before))
+        machine.scheduler.add(decode)
+        machine.step()
+        took.append(machine.now - left_at)
+    assert dearest(took[5:]) <= slowdown * (away_s + machine.base_s) * 1.05
+
+
+def test_rows_too_dear_for_every_step_come_as_a_small_chunk_in_some() -> None:
+    """A step with one prefill row may take nearly what one with sixteen does."""
+    decode, prefill = FakeWork("step", 1), FakeWork("prefill", 8192)
+    machine = Machine(decode, prefill, base_s=0.01)  # sixteen rows take 16 ms, and more later
+    rows = [rows_of(machine.step()[0]).get(prefill, 0) for _ in range(30)]
+    assert 0 in rows[5:]
+    assert min(num_rows for num_rows in rows[5:] if num_rows) >= 16
+
+
+def test_others_that_become_much_dearer_do_not_stop_a_prefill() -> None:
+    """Long contexts joined: what a step took before is no measure any more."""
+    decode, prefill = FakeWork("step", 1), FakeWork("prefill", 100_000)
+    machine = Machine(decode, prefill, step_tokens=512)
+    for _ in range(20):
+        machine.step()
+    machine.base_s *= 6
+    for _ in range(10):
+        machine.step()
+    rows = [rows_of(machine.step()[0]).get(prefill, 0) for _ in range(10)]
+    assert min(rows) > 100
+    assert machine.scheduler.costs.base_s.value == pytest.approx(machine.base_s)
+
+
+def test_what_a_step_took_too_long_the_next_makes_up_for() -> None:
+    decode, prefill = FakeWork("step", 1), FakeWork("prefill", 8192)
+    machine = Machine(decode, prefill, step_tokens=512)
+    for _ in range(8):
+        machine.step()
+    scheduled = machine.scheduler.select()
+    machine.scheduler.observe(2 * machine.base_s + 0.04, scheduled)
+    before = rows_of(scheduled)[prefill]
+    assert rows_of(machine.scheduler.select())[prefill] < before * 0.7
+
+
+def test_a_prefill_alone_has_the_whole_budget() -> None:
+    prefill = FakeWork("prefill", 1000)
+    machine = Machine(prefill, step_tokens=512, slowdown=1.2)
+    assert rows_of(machine.step()[0]) == {prefill: 512}
+
+
+def test_a_prefill_that_is_left_alone_soon_has_the_whole_budget_again() -> None:
+    decode, prefill = FakeWork("step", 1), FakeWork("prefill", 100_000)
+    machine = Machine(decode, prefill, step_tokens=512)
+    for _ in range(20):
+        machine.step()
+    machine.scheduler.drop(decode)
+    rows = [rows_of(machine.step()[0]).get(prefill, 0) for _ in range(12)]
+    assert rows == sorted(rows)
+    assert rows[-1] == 512
+
+
+def test_a_step_that_hung_makes_no_prefill_rest_for_long() -> None:
+    """Compiling a kernel may take half a minute, once."""
+    decode, prefill = FakeWork("step", 1), FakeWork("prefill", 100_000)
+    machine = Machine(decode, prefill, step_tokens=512)
+    machine.step()
+    scheduled = machine.scheduler.select()
+    assert prefill in rows_of(scheduled)
+    machine.scheduler.observe(30.0, scheduled)
+    machine.scheduler.drop(decode)
+    rested_s = 0.0
+    for _ in range(80):
+        scheduled, seconds = machine.step()
+        rested_s += 0.0 if scheduled else seconds
+    assert rested_s <= machine.base_s * 1.01
+    assert rows_of(scheduled) == {prefill: 512}
+
+
+def test_some_prefill_goes_on_however_dear_it_is() -> None:
+    decode, prefill = FakeWork("step", 1), FakeWork("prefill", 1000)
+    machine = Machine(decode, prefill, base_s=1e-6)  # a row costs a thousand times that
+    for _ in range(50):
+        machine.step()
+    assert 16 + 10 <= prefill.num_fed <= 16 + 13
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_tenants_share_equally_and_then_their_leases(beside: bool) -> None:
+    crowd = [FakeWork("prefill", 100_000, "crowd") for _ in range(3)]
+    alone = FakeWork("prefill", 100_000, "alone")
+    machine = Machine(*crowd, alone, step_tokens=512)
+    if beside:
+        machine.scheduler.add(FakeWork("step", 1))
+    for _ in range(240):
+        machine.step()
+    assert alone.num_fed == pytest.approx(sum(work.num_fed for work in crowd), rel=0.05)
+    for work in crowd:
+        assert work.num_fed == pytest.approx(alone.num_fed / 3, rel=0.05)
+
+
+def test_leases_of_one_tenant_share_a_step() -> None:
+    works = [FakeWork("prefill", 1000) for _ in range(4)]
+    scheduled, _ = Machine(*works, step_tokens=512).step()
+    assert rows_of(scheduled) == dict.fromkeys(works, 128)
+
+
+def test_they_take_turns_when_there_is_no_room_for_all() -> None:
+    works = [FakeWork("prefill", 100_000, tenant) for tenant in "aabc" for _ in range(2)]
+    machine = Machine(FakeWork("step", 1), *works, base_s=1e-6)
+    for _ in range(1600):
+        machine.step()
+    of_tenants = {
+        tenant: [work.num_fed for work in works if work.lease.request.tenant == tenant]
+        for tenant in "abc"
+    }
+    served = [sum(fed) for fed in of_tenants.values()]
+    assert min(served) > 100
+    assert max(served) - min(served) <= 32
+    for fed in of_tenants.values():
+        assert max(fed) - min(fed) <= 32
+
+
+def test_what_a_short_prefill_leaves_goes_to_the_next() -> None:
+    short, long = FakeWork("prefill", 20, "a"), FakeWork("prefill", 1000, "b")
+    machine = Machine(short, long, step_tokens=512)
+    assert rows_of(machine.step()[0]) == {short: 20, long: 492}
+
+
+def test_drafting_ahead_takes_what_is_left_and_never_delays_a_verdict() -> None:
+    ahead = [FakeWork("ahead", 1) for _ in range(3)]
+    scheduler = Machine(*ahead, step_tokens=16).scheduler
+    assert rows_of(scheduler.select()) == dict.fromkeys(ahead, 1)
+    draft = FakeWork("draft", 14)
+    scheduler.add(draft)
+    assert rows_of(scheduler.select()) == {draft: 14, ahead[0]: 1, ahead[1]: 1}
+    verify = FakeWork("step", 1)
+    scheduler.add(verify)
+    assert set(rows_of(scheduler.select())) == {draft, verify}
+    scheduler.drop(draft)
+    scheduler.drop(verify)
+    scheduler.add(FakeWork("prefill", 1000))
+    assert not set(ahead) & set(rows_of(scheduler.select()))  # the prefill takes all
+
+
+def test_work_that_was_dropped_is_never_selected() -> None:
+    works = [FakeWork(kind, 1) for kind in ("step", "draft", "ahead", "prefill")]
+    scheduler = Machine(*works).scheduler
+    for work in works:
+        scheduler.drop(work)
+        scheduler.drop(work)
+    assert scheduler.select() == []
+
+
+def test_those_that_find_no_room_in_a_step_go_first_in_the_next() -> None:
+    works = [FakeWork("step", 16) for _ in range(4)]
+    scheduler = Machine(*works, step_tokens=32).scheduler
+    served = [list(rows_of(scheduler.select())) for _ in range(3)]
+    assert served == [works[:2], works[2:], works[:2]]

@@ -1,0 +1,284 @@
+"""The planner's arithmetic, against a table that was worked out apart from it.
+
+H200, Llama-3.1-8B in bfloat16 at 131,072 tokens, its drafters on GPUs of their own with 5,120
+tokens each. The table's rounds have the extra position that ours lack (``docs/planning.md``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rapid.engines.attention.ragged import MAX_SCORES
+from rapid.planning.plan import (
+    GPUS,
+    Operation,
+    Replica,
+    Speculating,
+    cheapest,
+    draft_ahead_speedup,
+    expected_tokens,
+    fastest,
+    group_sizes,
+    plain_gpu_seconds,
+)
+from rapid.planning.shapes import GPU_SCORES, KNOWN_SHAPES, ModelShape
+from tests.rapid.tiny_models import FAMILIES
+
+H200 = GPUS["h200"]
+SHAPES = {name: shape for name, (_, shape) in KNOWN_SHAPES.items()}
+TARGET = Replica(SHAPES["llama-3.1-8b"], H200, 131072)
+DRAFTER = replace(TARGET, context=5120)
+ALL_FP8 = replace(DRAFTER, layer_bits=8, other_bits=8)
+SMALL = replace(DRAFTER, shape=SHAPES["llama-3.2-1b"])
+LARGE = replace(DRAFTER, shape=SHAPES["llama-3.1-70b"])
+TOKENS = 131072
+
+
+def near(value: float) -> object:
+    return pytest.approx(value, rel=0.05)
+
+
+def speedup(
+    batch: int,
+    acceptance: float,
+    drafter: Replica = DRAFTER,
+    hits: float | None = None,
+    target: Replica = TARGET,
+) -> float:
+    """The best, counted as the table counts."""
+    if hits is None:
+        how = Speculating(batch, acceptance, extra_position=True)
+        return fastest(target, drafter, how, "sequential").speedup
+    times = {
+        "target_s": target.step_s(batch),
+        "verify_s": target.step_s(batch),
+        "draft_s": drafter.step_s(batch),
+    }
+    return max(
+        draft_ahead_speedup(
+            expected_tokens(acceptance, length, extra_position=True), length, hits, **times
+        )
+        for length in range(1, 65)
+    )
+
+
+class TestShapes:
+    @pytest.mark.parametrize(
+        ("name", "parameters"),
+        [
+            ("llama-3.2-1b", 1_235_814_400),
+            ("llama-3.1-8b", 8_030_261_248),
+            ("llama-3.1-70b", 70_553_706_496),
+            ("qwen2.5-7b", 7_615_616_512),
+            ("qwen2.5-72b", 72_706_203_648),
+        ],
+    )
+    def test_built_in_shapes_have_the_published_number_of_parameters(self, name, parameters):
+        assert SHAPES[name].num_parameters == parameters
+
+    @pytest.mark.parametrize("tied", [False, True])
+    @pytest.mark.parametrize(
+        ("family", "settings"),
+        [
+            ("llama", {}),
+            ("llama", {"attention_bias": True}),
+            ("llama", {"mlp_bias": True}),
+            ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 24}),
+            ("qwen2", {}),
+            ("qwen2", {"attention_bias": False, "mlp_bias": True}),  # it knows neither
+            ("qwen3", {}),
+            ("qwen3", {"attention_bias": True}),
+        ],
+    )
+    def test_every_family_has_as_many_parameters_as_transformers_makes(
+        self, family, settings, tied
+    ):
+        config_class, model_class, kv_heads = FAMILIES[family]
+        config = config_class(
+            vocab_size=104,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=kv_heads,
+            tie_word_embeddings=tied,
+            **{"head_dim": 16} | settings,
+        )
+        made = model_class(config).num_parameters()
+        assert ModelShape.of(config.to_dict()).num_parameters == made
+
+    def test_bytes_of_weights_and_keys(self):
+        assert SHAPES["llama-3.1-8b"].weight_bytes() == near(16.06e9)
+        assert SHAPES["llama-3.1-8b"].read_bytes() == near(15.0e9)
+        assert SHAPES["llama-3.1-8b"].kv_bytes_per_token() == 128 * 1024
+        assert TARGET.kv_per_sequence == near(17.2e9) == 16 * 2**30
+        assert SHAPES["llama-3.1-70b"].weight_bytes() == near(141e9)
+        assert SHAPES["llama-3.1-70b"].kv_bytes_per_token() == 320 * 1024
+
+    def test_attention_and_the_memory_plan_hold_as_many_scores(self):
+        assert GPU_SCORES == MAX_SCORES
+
+
+class TestRoofline:
+    @pytest.mark.parametrize(
+        ("gpu", "milliseconds", "tokens_per_second"),
+        [("a100-80gb", 15.8, 63), ("h100-sxm", 9.6, 104), ("h200", 6.7, 149)],
+    )
+    def test_a_step_at_128k(self, gpu, milliseconds, tokens_per_second):
+        seconds = replace(TARGET, gpu=GPUS[gpu]).step_s(1)
+        assert seconds * 1e3 == near(milliseconds)
+        assert 1 / seconds == near(tokens_per_second)
+
+    @pytest.mark.parametrize(
+        ("batch", "target_ms", "draft_ms", "cost"),
+        [(1, 6.7, 3.3, 0.49), (2, 10.3, 3.4, 0.33), (4, 17.4, 3.7, 0.21), (6, 24.6, 4.0, 0.16)],
+    )
+    def test_steps_of_a_batch(self, batch, target_ms, draft_ms, cost):
+        target_s, draft_s = TARGET.step_s(batch), DRAFTER.step_s(batch)
+        assert (target_s * 1e3, draft_s * 1e3) == (near(target_ms), near(draft_ms))
+        assert draft_s / target_s == near(cost)
+
+    @pytest.mark.parametrize(
+        ("drafter", "batch", "cost"),
+        [
+            (ALL_FP8, 1, 0.25), (ALL_FP8, 6, 0.10), (SMALL, 1, 0.08), (SMALL, 6, 0.03),
+            (replace(LARGE, num_gpus=2), 1, 2.2), (replace(LARGE, num_gpus=4), 1, 1.1),
+            (replace(LARGE, num_gpus=4), 6, 0.32), (replace(LARGE, num_gpus=8), 6, 0.16),
+        ],
+    )  # fmt: skip
+    def test_the_cost_of_other_drafters(self, drafter, batch, cost):
+        assert drafter.step_s(batch) / TARGET.step_s(batch) == near(cost)
+
+    def test_a_share_of_the_bandwidth_takes_longer_in_proportion(self):
+        assert replace(TARGET, bandwidth_share=0.5).step_s(4) == pytest.approx(2 * TARGET.step_s(4))
+
+    def test_verifying_is_free_until_computing_takes_longer_than_reading(self):
+        assert (TARGET.free_rows(1), TARGET.free_rows(1000)) == (39, 21)
+        assert TARGET.step_s(6, TARGET.free_rows(6)) == TARGET.step_s(6)
+        assert TARGET.step_s(6, TARGET.free_rows(6) + 1) > TARGET.step_s(6)
+
+    def test_prefill_and_what_restoring_must_beat(self):
+        assert TARGET.shape.prefill_flops(TOKENS) == near(6.6e15)
+        assert TARGET.prefill_s() == near(13.4)
+        restored = {50: 0.34, 25: 0.69, 6: 2.9, 3: 5.7}  # by GB/s
+        assert all(TARGET.kv_per_sequence / speed / 1e9 == near(s) for speed, s in restored.items())
+        assert TARGET.kv_per_sequence / TARGET.prefill_s() == near(1.3e9)
+
+
+class TestSpeedup:
+    @pytest.mark.parametrize(
+        ("batch", "at_60", "at_77", "at_90"),
+        [
+            (1, 1.08, 1.20, 1.40),
+            (2, 1.20, 1.42, 1.76),
+            (4, 1.38, 1.73, 2.30),
+            (6, 1.48, 1.93, 2.68),
+        ],
+    )
+    def test_best_sequential(self, batch, at_60, at_77, at_90):
+        best = [speedup(batch, acceptance) for acceptance in (0.6, 0.77, 0.9)]
+        assert best == near([at_60, at_77, at_90])
+
+    @pytest.mark.parametrize(
+        ("batch", "hits", "expected"),
+        [(1, 0.5, 1.59), (1, 0.8, 1.98), (1, 1, 2.36), (2, 1, 2.82), (4, 1, 3.17),
+         (6, 0.5, 2.46), (6, 0.8, 3.06), (6, 1, 3.65)],
+    )  # fmt: skip
+    def test_best_overlapped(self, batch, hits, expected):
+        assert speedup(batch, 0.77, hits=hits) == near(expected)
+
+    @pytest.mark.parametrize(
+        ("drafter", "num_gpus", "batch", "acceptance", "expected"),
+        [
+            (ALL_FP8, 1, 1, 0.77, 1.60), (ALL_FP8, 1, 6, 0.77, 2.31),
+            (SMALL, 1, 1, 0.60, 1.75), (SMALL, 1, 6, 0.60, 2.08),
+            (LARGE, 2, 1, 0.77, 0.55), (LARGE, 4, 1, 0.77, 0.84),
+            (LARGE, 4, 6, 0.77, 1.44), (LARGE, 8, 6, 0.77, 1.93),
+        ],
+    )  # fmt: skip
+    def test_other_drafters(self, drafter, num_gpus, batch, acceptance, expected):
+        assert speedup(batch, acceptance, replace(drafter, num_gpus=num_gpus)) == near(expected)
+
+    def test_a_large_drafter_overlapped(self):
+        assert speedup(6, 0.77, replace(LARGE, num_gpus=4), hits=0.8) == near(2.36)
+
+    def test_never_above_the_tokens_of_a_round(self):
+        for hits in (0, 0.5, 1):
+            assert draft_ahead_speedup(
+                3.0, 4, hits, target_s=1.0, draft_s=0.01, verify_s=1.0
+            ) <= 3.0 + 1e-9  # fmt: skip
+
+    def test_messages_count_once_a_round(self):
+        quick = draft_ahead_speedup(2.0, 1, 1, target_s=1.0, draft_s=0.5, verify_s=1.0)
+        slow = draft_ahead_speedup(2.0, 1, 1, target_s=1.0, draft_s=0.5, verify_s=1.0, round_s=1.0)
+        assert (quick, slow) == (2.0, 1.0)
+
+
+class TestOurRounds:
+    """Without the extra position, as the engines run them."""
+
+    def test_a_block_of_one_commits_one_token_and_costs_a_draft(self):
+        assert expected_tokens(0.77, 1) == 1
+        assert expected_tokens(0.5, 3) == 1 + 0.5 + 0.25
+        assert expected_tokens(1.0, 4) == 4
+        assert expected_tokens(1.0, 4, extra_position=True) == 5
+
+    def test_drafting_for_itself_at_batch_1_pays_by_the_published_formula_only(self):
+        ours = fastest(TARGET, DRAFTER, Speculating(1, 0.77), "sequential")
+        theirs = fastest(TARGET, DRAFTER, Speculating(1, 0.77, extra_position=True), "sequential")
+        assert ours.speedup == pytest.approx(0.96, abs=0.005)  # as docs/planning.md says
+        assert theirs.speedup == pytest.approx(1.20, abs=0.005)
+
+    def test_hits_are_the_blocks_accepted_whole(self):
+        ours = fastest(TARGET, DRAFTER, Speculating(6, 0.77), "draft ahead")
+        given = Speculating(6, 0.77, hits=0.77**ours.draft_length)
+        told = fastest(TARGET, DRAFTER, given, "draft ahead")
+        assert told.speedup == pytest.approx(ours.speedup, rel=0.05)
+        sequential = fastest(TARGET, DRAFTER, Speculating(6, 0.77), "sequential")
+        assert sequential.speedup < ours.speedup < expected_tokens(0.77, ours.draft_length)
+
+    def test_the_target_s_gpus_are_counted_once_when_it_drafts_itself(self):
+        on_it = fastest(TARGET, replace(DRAFTER, num_gpus=0), Speculating(6, 0.77), "sequential")
+        apart = fastest(TARGET, DRAFTER, Speculating(6, 0.77), "sequential")
+        assert on_it.speedup == apart.speedup
+        assert on_it.gpu_seconds == pytest.approx(apart.gpu_seconds / 2)
+
+    def test_a_token_of_plain_decoding_costs_a_step_over_the_batch(self):
+        assert plain_gpu_seconds(TARGET, 6) == pytest.approx(TARGET.step_s(6) / 6 * 1e6)
+        assert plain_gpu_seconds(replace(TARGET, num_gpus=2), 6) == plain_gpu_seconds(TARGET, 6)
+
+    def test_the_cheapest_ratio_is_no_dearer_than_its_neighbours(self):
+        how = Speculating(6, 0.77)
+        best = cheapest(TARGET, SMALL, how, "draft ahead")
+        assert best.targets_per_drafter > 1
+
+        def cost(targets: int) -> float:
+            return fastest(TARGET, SMALL, how, "draft ahead", targets).gpu_seconds
+
+        n = best.targets_per_drafter
+        assert best.gpu_seconds == cost(n) <= min(cost(n - 1), cost(n + 1))
+
+    def test_a_drafter_shares_itself_no_further_than_its_memory(self):
+        tight = replace(LARGE, num_gpus=2, context=65536)
+        assert tight.max_sequences < 12
+        operation = cheapest(TARGET, tight, Speculating(4, 0.9), "draft ahead")
+        assert isinstance(operation, Operation)
+        assert operation.targets_per_drafter * 4 <= tight.max_sequences
+
+
+class TestMemory:
+    def test_six_contexts_of_128k_fit_an_h200_and_twelve_with_keys_in_fp8(self):
+        assert TARGET.max_sequences == 6
+        assert replace(TARGET, kv_bytes=1).max_sequences == 12
+
+    def test_need_adds_up(self):
+        need = TARGET.need(6)
+        assert need.total == need.weights + need.kv_pool + need.work <= TARGET.usable
+        assert TARGET.need(7).total > TARGET.usable
+
+    def test_70b_fits_no_single_h200_with_any_keys(self):
+        assert LARGE.max_sequences == 0
+        assert group_sizes(LARGE, 6) == [2, 4, 8]
+        assert group_sizes(replace(LARGE, layer_bits=4), 6) == [1, 2, 4, 8]
