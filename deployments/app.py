@@ -17,17 +17,15 @@ the builder's annotation is the class itself, and hands over a bare dict when it
 from ray import serve
 from ray.serve import Application
 
-from cluster.leases import LeasingReplica
 from cluster.placement import PoolConfig, deployment_options
 from deployments.api.replica import IngressReplica
 from deployments.config.preflight import preflight
 from deployments.config.serve_config import EnginePool, ServeConfig
 from deployments.config.serve_file import check
 from deployments.orchestrator.deployment import Orchestrator
-from deployments.pools.drafter import Drafter
 from deployments.pools.engine_actor import EngineFactory, load_engine
+from deployments.pools.replica import EngineReplica
 from deployments.pools.retriever import Retriever
-from deployments.pools.target import Target
 
 __all__ = ["build", "check", "compose"]
 
@@ -43,12 +41,12 @@ def compose(
     load_drafter: EngineFactory = load_engine,
 ) -> Application:
     """The graph above; tests put other engines in."""
-    target = _engines(Target, config.target, load_target)
+    target = _engines("Target", config.target, load_target)
     drafter = retriever = None
     if config.drafter == "target":
         drafter = target
     elif config.drafter != "prompt_lookup":
-        drafter = _engines(Drafter, config.drafter, load_drafter)
+        drafter = _engines("Drafter", config.drafter, load_drafter)
     if drafter is not None:
         retriever = _deployment(Retriever, config.retriever.pool).bind(
             config.retriever.retrieval, config.target.engine.model
@@ -60,10 +58,10 @@ def compose(
     return ingress.bind(config.api, orchestrator)
 
 
-def _engines(role: type[LeasingReplica], pool: EnginePool, load: EngineFactory) -> Application:
-    """A pool of leasing replicas; a replica holds as many leases as its engine."""
-    deployment = _deployment(role, pool.pool, pool.engine.max_leases)
-    return deployment.bind(pool.engine, pool.pool, load)
+def _engines(name: str, pool: EnginePool, load: EngineFactory) -> Application:
+    """Return a pool of leasing replicas; a replica holds as many leases as its engine."""
+    deployment = _deployment(EngineReplica, pool.pool, pool.engine.max_leases)
+    return deployment.options(name=name).bind(pool.engine, pool.pool, load)
 
 
 def _deployment(cls: type, pool: PoolConfig, max_leases: int | None = None) -> serve.Deployment:

@@ -20,7 +20,6 @@ from typing import TypeVar
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from rapid.answering.resolution import is_fallback
 from rapid.messages import (
     ChoiceStatistics,
     EngineStatus,
@@ -187,7 +186,7 @@ class RequestMetrics:
             self._accepted_at.inc(number, {"position": str(position)})
         for reason, number in Counts(receipt.failovers).items():
             self._failovers.inc(number, {"reason": reason})
-        if is_fallback(receipt.reason):
+        if receipt.is_fallback:
             self._fallbacks.inc(1, {"reason": receipt.reason})
         elif any(position is not None for position in receipt.plain_from):
             self._fallbacks.inc(1, {"reason": _LOST})

@@ -1,18 +1,40 @@
 """Retrieval-augmented speculative decoding: the method, the engines, and their use in process."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rapid.config import PromptLookup, WindowDrafting
     from rapid.generation import Generation, generate, load
+    from rapid.pair import Answer, Pair
+    from rapid.pair import open_pair as open
 
-__all__ = ["Generation", "PromptLookup", "WindowDrafting", "generate", "load"]
+__all__ = [
+    "Answer",
+    "Generation",
+    "Pair",
+    "PromptLookup",
+    "WindowDrafting",
+    "generate",
+    "load",
+    "open",
+]
+
+_HOMES = {
+    "Answer": ("rapid.pair", "Answer"),
+    "Generation": ("rapid.generation", "Generation"),
+    "Pair": ("rapid.pair", "Pair"),
+    "PromptLookup": ("rapid.config", "PromptLookup"),
+    "WindowDrafting": ("rapid.config", "WindowDrafting"),
+    "generate": ("rapid.generation", "generate"),
+    "load": ("rapid.generation", "load"),
+    "open": ("rapid.pair", "open_pair"),
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import torch and transformers only for those who use them."""
-    if name in __all__:
-        from rapid import generation
-
-        return getattr(generation, name)
+    if name in _HOMES:
+        module, attribute = _HOMES[name]
+        return getattr(import_module(module), attribute)
     raise AttributeError(f"module 'rapid' has no attribute {name!r}")

@@ -106,6 +106,27 @@ class WindowDrafting(Frozen):
     window: int = Field(512, ge=1)
 
 
+class AnsweringConfig(Frozen):
+    """How requests are answered, wherever the engines run.
+
+    Attributes:
+        draft_length: `measured` drafts what the measured times and acceptance make fastest, up to
+            `max_draft`, and decodes plainly where that is faster and the contract allows it;
+            `fixed` always asks for `max_draft`, for measurements that compare at one length.
+        target_wait_s: longest wait for a target lease; then the request is refused with 503.
+        drafter_wait_s: longest wait for a drafter lease; then `auto` and `lossless` go on without.
+        drafter_hangs_s: longest wait for a drafter to read its prompt, or for a round with it, but
+            at least ten times the longest round of late; then it counts as lost though it lives.
+        default_max_tokens: answer length when the request names none, cut to what fits.
+    """
+
+    draft_length: Literal["measured", "fixed"] = "measured"
+    target_wait_s: Finite = Field(30.0, gt=0)
+    drafter_wait_s: Finite = Field(5.0, gt=0)
+    drafter_hangs_s: Finite = Field(30.0, gt=0)
+    default_max_tokens: int = Field(512, ge=1)
+
+
 class EngineConfig(Frozen):
     """One model and the room for its sequences.
 

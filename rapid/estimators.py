@@ -1,10 +1,17 @@
-"""What is estimated online from measured times, and how."""
+"""Estimates made online from measured times.
+
+Nothing here knows about hardware: every figure is learnt from what was measured while serving. Who
+estimates what, with which of these, and where the constants come from: ``docs/performance.md``.
+"""
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
 from dataclasses import dataclass
+
+_TIMES_THE_LONGEST = 10.0
+_FORGET = 0.99  # of the longest round, with each that is shorter
 
 
 @dataclass
@@ -38,3 +45,25 @@ class RunningMedian:
     def clear(self) -> None:
         """As before the first."""
         self._values.clear()
+
+
+class Patience:
+    """The time that a drafter may take before it counts as hung; shared by a process's requests.
+
+    It is never less than `floor_s`, and ten times what the longest round of late took: a round
+    waits for whatever else the engines do, so that its usual length says little and its longest
+    much.
+    """
+
+    def __init__(self, floor_s: float) -> None:
+        self._floor_s = floor_s
+        self._longest_s = 0.0
+
+    @property
+    def limit_s(self) -> float:
+        """The longest wait, in seconds."""
+        return max(self._floor_s, _TIMES_THE_LONGEST * self._longest_s)
+
+    def observe(self, seconds: float) -> None:
+        """Take in how long a round with a drafter took."""
+        self._longest_s = max(seconds, _FORGET * self._longest_s)

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any, TypeVar
 
+from rapid.answering.session import Session, Terms
+from rapid.answering.sources import DraftSource, LookupSource, PoolSource, WindowSource
 from rapid.checkpoints.vocabulary import check_same_vocabulary
 from rapid.config import (
     Coupling,
@@ -28,17 +31,15 @@ from rapid.config import (
 )
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel, load_model
-from rapid.engines.ports import EngineDrafter, EngineVerifier, WindowDrafter
+from rapid.engines.ports import LocalPool
 from rapid.errors import ConfigurationError
-from rapid.messages import DraftBlock, LeaseRequest, TokenLogprobs, Verdict, as_prompt
-from rapid.ports import Drafter
-from rapid.speculation.lookup import PromptIndex, PromptLookupDrafter
-from rapid.speculation.loop import speculate
+from rapid.messages import Int32Array, TokenLogprobs, as_prompt
+from rapid.ports import Drafter, EnginePool
 from rapid.speculation.statistics import RoundStatistics
 
 Result = TypeVar("Result")
 Drafting = LoadedModel | PromptLookup | WindowDrafting
-Refresh = Callable[[tuple[int, ...]], Sequence[int]]
+Reread = Callable[[tuple[int, ...]], Sequence[int]]
 
 _ETA = 10.0
 
@@ -96,7 +97,7 @@ def generate(
     top_k: int | None = None,
     seed: int | None = None,
     num_logprobs: int | None = None,
-    refresh: Refresh | None = None,
+    refresh: Reread | None = None,
 ) -> Generation:
     """Answer one prompt; blocks until done, also from inside a running event loop (a notebook).
 
@@ -155,24 +156,13 @@ def generate(
         "transfer_temperature": transfer_temperature,
     }
     speculation = SpeculationConfig(**{k: v for k, v in settings.items() if v is not ...})
-    long, short = (
-        LeaseRequest(
-            lease_id="generate",
-            tenant="local",
-            prompt_ids=as_prompt(ids),
-            max_tokens=max_tokens,
-            sampling=sampling,
-            speculation=speculation,
-            num_logprobs=num_logprobs,
-        )
-        for ids in (input_ids, draft_input_ids)
-    )
-    generation = _run(_generate(target, drafter, long, short, refresh))
-    told = generation.statistics
-    if told.plain_from is not None:
+    terms = Terms("generate", "local", sampling, speculation, max_tokens, num_logprobs=num_logprobs)
+    generation = _run(_generate(target, drafter, terms, input_ids, draft_input_ids, refresh))
+    counted = generation.statistics
+    if counted.plain_from is not None:
         warnings.warn(
-            f"the drafter was lost: the answer is the target's own from token {told.plain_from} on "
-            f"({told.plain_reason})",
+            f"the drafter was lost: the answer is the target's own from token "
+            f"{counted.plain_from} on ({counted.plain_reason})",
             stacklevel=2,
         )
     return generation
@@ -181,70 +171,66 @@ def generate(
 async def _generate(
     target: LoadedModel,
     drafter: Drafting | None,
-    long: LeaseRequest,
-    short: LeaseRequest,
-    refresh: Refresh | None,
+    terms: Terms,
+    input_ids: Sequence[int],
+    draft_input_ids: Sequence[int],
+    refresh: Reread | None,
 ) -> Generation:
     model = drafter if isinstance(drafter, LoadedModel) else None
     vocab_size = check_same_vocabulary(target, model) if model else None
-    engines, statistics, verdicts = list[Engine](), RoundStatistics(), list[Verdict]()
+    long, short = as_prompt(input_ids), as_prompt(draft_input_ids)
+    statistics, logprobs = RoundStatistics(), list[TokenLogprobs]()
+    with ExitStack() as engines:
 
-    async def refreshed(token_ids: tuple[int, ...]) -> EngineDrafter:
-        """The drafter on what `refresh` found, in an engine with room for that."""
-        assert model is not None
-        assert refresh is not None
-        request = replace(short, prompt_ids=as_prompt(refresh(token_ids)), committed=(token_ids,))
-        engines.pop().close()
-        engines.append(_engine(model, request, vocab_size))
-        await engines[-1].open(request)
-        await engines[-1].prefill(request.lease_id)
-        statistics.refreshes += 1
-        return EngineDrafter(engines[-1], request.lease_id)
+        def pool_for(model: LoadedModel, prompt_ids: Int32Array) -> LocalPool:
+            engine = _engine(model, len(prompt_ids), terms, vocab_size)
+            engines.callback(engine.close)
+            return LocalPool(engine)
 
-    try:
-        engines.append(_engine(target, long, vocab_size))
-        if model is not None:
-            engines.append(_engine(model, short, vocab_size))
-        for engine, request in zip(engines, (long, short), strict=False):
-            await engine.open(request)
-        await asyncio.gather(*(engine.prefill(long.lease_id) for engine in engines))
-        async for verdict in speculate(
-            _port(drafter, engines[-1], long),
-            EngineVerifier(engines[0], long.lease_id, 0),
-            max_tokens=long.max_tokens,
-            max_draft=long.speculation.max_draft,
-            on_loss=statistics.lose_drafter,
-            refresh=refreshed if refresh else None,
-        ):
-            statistics.observe(verdict)
-            verdicts.append(verdict)
-    finally:
-        for engine in engines:
-            engine.close()
-    return Generation(
-        token_ids=tuple(statistics.token_ids),
-        statistics=statistics,
-        seed=long.sampling.seed,
-        logprobs=tuple(entry for verdict in verdicts for entry in verdict.logprobs),
-    )
+        async with Session(terms) as session:
+            verifier = await session.take(pool_for(target, long), "target", long)
+            source = _source(drafter, lambda: pool_for(model, short) if model else None)
+            if source is not None:
+                await source.hold(session, verifier, short)
+                await source.read()
+            await verifier.prefill
+
+            async def reread(token_ids: tuple[int, ...]) -> Drafter[Any]:
+                """Return the drafter on what `refresh` found, in an engine with room for that."""
+                assert refresh is not None
+                assert model is not None
+                assert isinstance(source, PoolSource)
+                found = as_prompt(refresh(token_ids))
+                source.pool = pool_for(model, found)
+                await source.hold(session, verifier, found, committed=(token_ids,))
+                await source.read()
+                statistics.refreshes += 1
+                return source.drafter(0)
+
+            async for verdict in session.rounds(
+                verifier,
+                source,
+                on_loss=statistics.lose_drafter,
+                refresh=reread if refresh else None,
+            ):
+                statistics.observe(verdict)
+                logprobs.extend(verdict.logprobs)
+    return Generation(tuple(statistics.token_ids), statistics, terms.sampling.seed, tuple(logprobs))
 
 
-def _port(
-    drafter: Drafting | None, engine: Engine, request: LeaseRequest
-) -> Drafter[DraftBlock | Awaitable[DraftBlock]] | None:
-    """What drafts for `request`; the engine is the drafter's, or the target's if it has none."""
-    if drafter is None:
-        return None
+def _source(drafter: Drafting | None, pool: Callable[[], EnginePool | None]) -> DraftSource | None:
+    """Return what drafts; `pool` makes the engine of a model that does."""
     if isinstance(drafter, PromptLookup):
-        return PromptLookupDrafter(PromptIndex(request.prompt_ids))
+        return LookupSource()
     if isinstance(drafter, WindowDrafting):
-        return WindowDrafter(engine, request.lease_id, window=drafter)
-    return EngineDrafter(engine, request.lease_id)
+        return WindowSource(drafter)
+    own = pool()
+    return PoolSource(own) if own is not None else None
 
 
-def _engine(loaded: LoadedModel, request: LeaseRequest, vocab_size: int | None) -> Engine:
-    """An engine as the model was loaded for, with room for exactly this request."""
-    num_tokens = len(request.prompt_ids) + request.max_tokens + request.speculation.max_draft
+def _engine(loaded: LoadedModel, num_prompt: int, terms: Terms, vocab_size: int | None) -> Engine:
+    """Return an engine as the model was loaded for, with room for exactly this request."""
+    num_tokens = num_prompt + terms.max_tokens + terms.speculation.max_draft
     config = loaded.config
     max_context = min(num_tokens, config.max_context or loaded.max_context)
     room = {

@@ -55,6 +55,7 @@ class SpeculationRequest:
     plausibility: float | None = None
     draft_top_k: int | None = None
     all_draft_tokens: bool = False  # `draft_top_k: null` was sent: no cut
+    refresh: bool = False  # retrieve again, for the answer so far, after rejected drafts
 
 
 def utc_day() -> datetime.date:
@@ -309,6 +310,7 @@ class ChoiceStatistics:
     bonus: int
     completion_tokens: int
     histogram: dict[int, tuple[int, ...]]
+    refreshes: int = 0
 
     @property
     def drafted_rounds(self) -> int:
@@ -339,6 +341,7 @@ class Receipt:
     timings_ms: dict[str, float]  # queue, retrieval, target_prefill, drafter_prefill, draft, verify
     plain_from: tuple[int | None, ...] = ()  # per choice: position from which the drafter was lost
     failovers: tuple[Failover, ...] = ()  # what the answer went on after, in order
+    is_fallback: bool = False  # plain because a drafter was wanted and could not be had
     explanation: Explanation | None = None
 
 

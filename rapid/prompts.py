@@ -95,7 +95,7 @@ def plan_drafter_chat(
         documents: The attachments.
         budget_tokens: Tokens that retrieval may fill.
         count_tokens: Of the target's tokenizer.
-        question: The end of the last user message to keep, from `rapid.answering.query.choose_query`;
+        question: The end of the last user message to keep, from `rapid.answering.query`;
             None keeps the whole message.
     """
     last = _last_user(messages)

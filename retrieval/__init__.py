@@ -4,7 +4,6 @@ Researchers call `retrieve_context`; a service opens a `Retriever` with `open_re
 torch and FlagEmbedding are imported only where they are used.
 """
 
-from rapid.answering.query import Query, choose_query
 from rapid.messages import Document
 from retrieval.chunking import Chunk, RetrievedChunk, chunk_text, hf_token_offsets
 from retrieval.config import RetrievalConfig
@@ -41,7 +40,6 @@ __all__ = [
     "EmbedderFailed",
     "Embedding",
     "LexicalEmbedder",
-    "Query",
     "RetrievalConfig",
     "RetrievalError",
     "RetrievalTimings",
@@ -50,7 +48,6 @@ __all__ = [
     "Retriever",
     "StoreUnavailable",
     "UnknownDocument",
-    "choose_query",
     "chunk_text",
     "hf_token_offsets",
     "make_embedder",

@@ -18,10 +18,9 @@ from ray.exceptions import ActorUnavailableError
 
 from cluster.leases import LeasingReplica
 from deployments.config.serve_config import ServeConfig
-from deployments.orchestrator.ray_ports import Patience
+from deployments.orchestrator.deployment import services_over_ray
 from deployments.pools.engine_actor import EngineActor
-from rapid.answering.prompting import Prompter
-from rapid.answering.request import Generation, Services
+from rapid.answering.request import RequestRun
 from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig
 from rapid.engines.kv.cache import PagePool
@@ -204,16 +203,17 @@ class LocalApplication:
         self.retriever = LocalRetriever()
         text = ChatText.load("embedded:target")
         looks_up = drafter == "prompt_lookup"
-        retriever = None if looks_up else self.retriever
-        self._services = Services(
+        self._services = services_over_ray(
             self.config,
-            {"target": self.target} | ({} if looks_up else {"drafter": self.drafter}),
-            Prompter(text, text, retriever, self.config.retriever.retrieval, 1.0),
-            Patience(self.config.orchestrator.drafter_hangs_s),
+            self.target,
+            None if looks_up else self.drafter,
+            None if looks_up else self.retriever,
+            text,
+            text,
         )
 
     def generate(self, request: GenerateRequest) -> Any:
-        return Generation(self._services, request).events()
+        return RequestRun(self._services, request).events()
 
     async def answered(self, request: GenerateRequest) -> list[GenerationEvent]:
         return [event async for event in self.generate(request)]

@@ -185,6 +185,7 @@ class RapidOptions(_Body):
     retrieval_tokens: int | None = Field(None, ge=1)
     documents: list[DocumentBody] | None = None
     query: Text | None = None
+    refresh: bool | None = None
     date: Annotated[datetime.date | None, BeforeValidator(_as_day)] = None
     explain: Literal["tokens", "none"] | None = None
 
@@ -225,6 +226,7 @@ class RapidOptions(_Body):
             plausibility=self.plausibility,
             draft_top_k=self.draft_top_k,
             all_draft_tokens=cut_is_off,
+            refresh=bool(self.refresh),
         )
 
 

@@ -180,6 +180,7 @@ def rapid_receipt(receipt: Receipt) -> Json:
         "drafted": drafted,
         "accepted": sum(choice.accepted for choice in receipt.choices),
         "bonus": sum(choice.bonus for choice in receipt.choices),
+        "refreshes": sum(choice.refreshes for choice in receipt.choices),
         "plain_from": list(receipt.plain_from),
         "failovers": list(receipt.failovers),
         "chunks": [asdict(chunk) for chunk in receipt.chunks],

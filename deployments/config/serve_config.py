@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from cluster.placement import PoolConfig
-from rapid.config import EngineConfig, Finite, Frozen, SpeculationConfig
+from rapid.config import AnsweringConfig, EngineConfig, Finite, Frozen, SpeculationConfig
 from retrieval.config import LocalStoreConfig, RetrievalConfig
 
 
@@ -48,30 +48,17 @@ class RetrieverPool(Frozen):
         return self
 
 
-class OrchestratorPool(Frozen):
-    """The loop of every request.
+class OrchestratorPool(AnsweringConfig):
+    """The deployment that answers requests, with the settings of `AnsweringConfig`.
 
     Attributes:
         acceptance_site: where blocks are judged: beside the target's logits, or in the orchestrator
             after moving them there (for audits; the tokens are the same).
-        draft_length: `measured` drafts what the measured times and acceptance make fastest, up to
-            `max_draft`, and decodes plainly where that is faster and the contract allows it;
-            `fixed` always asks for `max_draft`, for measurements that compare at one length.
-        target_wait_s: longest wait for a target lease; then the request is refused with 503.
-        drafter_wait_s: longest wait for a drafter lease; then `auto` and `lossless` go on without.
-        drafter_hangs_s: longest wait for a drafter to read its prompt, or for a round with it, but
-            at least ten times the longest round of late; then it counts as lost though it lives.
         retrieval_wait_s: longest wait for the retriever; then it counts as failed.
-        default_max_tokens: answer length when the request names none, cut to what fits.
     """
 
     acceptance_site: Literal["target", "orchestrator"] = "target"
-    draft_length: Literal["measured", "fixed"] = "measured"
-    target_wait_s: Finite = Field(30.0, gt=0)
-    drafter_wait_s: Finite = Field(5.0, gt=0)
-    drafter_hangs_s: Finite = Field(30.0, gt=0)
     retrieval_wait_s: Finite = Field(30.0, gt=0)
-    default_max_tokens: int = Field(512, ge=1)
     pool: PoolConfig = PoolConfig(target_ongoing_requests=64, max_ongoing_requests=256)
 
 

@@ -1,4 +1,4 @@
-"""The orchestrator: runs the loop of every request between drafter and target engines."""
+"""The orchestrator: runs every request between drafter and target engines."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.config.serve_config import ServeConfig
 from deployments.metrics import RequestMetrics
-from deployments.orchestrator.leasing import Role
-from deployments.orchestrator.ray_ports import Patience
+from deployments.orchestrator.ray_ports import Judging, RayPool, RayRetrieval
 from deployments.orchestrator.readiness import readiness
-from rapid.answering.prompting import Prompter
-from rapid.answering.request import Generation, Services
+from rapid.answering.prompting import RequestPrompts
+from rapid.answering.request import Pools, RequestRun, Services
 from rapid.checkpoints.text import ChatText
+from rapid.errors import DrafterUnavailable, TargetUnavailable
+from rapid.estimators import Patience
 from rapid.messages import GenerateRequest, GenerationEvent
 
 
 class Orchestrator:
-    """Holds the tokenizers and the pools' handles; one `Generation` per request."""
+    """Tokenizers and the pools' handles; one `RequestRun` for each request."""
 
     def __init__(
         self,
@@ -30,30 +31,68 @@ class Orchestrator:
         drafter: DeploymentHandle | None,
         retriever: DeploymentHandle | None,
     ) -> None:
-        """With prompt lookup there is neither drafter nor retriever."""
-        prompter = Prompter(
-            ChatText.load(config.target.engine.model),
-            ChatText.load(config.drafter_pool.engine.model),
-            retriever,
-            config.retriever.retrieval,
-            config.orchestrator.retrieval_wait_s,
+        """Take the handles; with prompt lookup there is neither drafter nor retriever."""
+        target_text = ChatText.load(config.target.engine.model)
+        drafter_text = ChatText.load(config.drafter_pool.engine.model)
+        self._pools = config.pools
+        self._services = services_over_ray(
+            config, target, drafter, retriever, target_text, drafter_text
         )
-        handles: dict[Role, DeploymentHandle] = {"target": target}
-        if drafter is not None:
-            handles["drafter"] = drafter
-        patience = Patience(config.orchestrator.drafter_hangs_s)
-        self._services = Services(config, handles, prompter, patience)
         self._metrics = RequestMetrics(config.api.model)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationEvent]:
-        """The events of `rapid.messages`; closing or cancelling the stream releases everything."""
-        generation = Generation(self._services, request)
-        async with aclosing(self._metrics.watched(generation.events())) as events:
+        """Yield the events of a request; closing or cancelling the stream releases everything."""
+        run = RequestRun(self._services, request)
+        async with aclosing(self._metrics.watched(run.events())) as events:
             async for event in events:
                 yield event
 
     async def ready(self) -> dict[str, Any]:
-        """Pools with their replicas and engines with their ledgers, for ``GET /ready``."""
-        pools = self._services.config.pools
-        may_rest = {name for name, pool in pools.items() if pool.min_replicas == 0}
+        """Return pools with their replicas and engines with their ledgers, for ``GET /ready``."""
+        may_rest = {name for name, pool in self._pools.items() if pool.min_replicas == 0}
         return await readiness(serve.get_replica_context().app_name, may_rest)
+
+
+def services_over_ray(
+    config: ServeConfig,
+    target: DeploymentHandle,
+    drafter: DeploymentHandle | None,
+    retriever: DeploymentHandle | None,
+    target_text: ChatText,
+    drafter_text: ChatText,
+) -> Services:
+    """Return what all requests share, over the handles of a deployed application."""
+    settings = config.orchestrator
+    retrieval = config.retriever.retrieval
+    patience = Patience(settings.drafter_hangs_s)
+    judging = Judging(patience, settings.acceptance_site, target_text.eos_ids)
+    target_engine, drafter_engine = config.target.engine, config.drafter_pool.engine
+    targets = RayPool(target, target_engine.lease_ttl_s, judging, TargetUnavailable)
+    drafters = alone = None
+    if drafter is not None:
+        ttl_s = drafter_engine.lease_ttl_s
+        alone = RayPool(drafter, ttl_s, judging, TargetUnavailable)
+        drafters = RayPool(drafter, ttl_s, judging, DrafterUnavailable)
+    if config.drafter == "target":
+        drafters = targets
+    return Services(
+        config=settings,
+        speculation=config.speculation,
+        pools=Pools(
+            target=targets,
+            drafter=drafters,
+            alone=alone,
+            max_context={
+                "target": target_engine.max_context or target_engine.kv_cache_tokens,
+                "drafter": drafter_engine.max_context or drafter_engine.kv_cache_tokens,
+            },
+        ),
+        prompts=RequestPrompts(
+            target_text,
+            drafter_text,
+            RayRetrieval(retriever, settings.retrieval_wait_s) if retriever else None,
+            budget_tokens=retrieval.budget_tokens,
+            budget_for=retrieval.budget_for,
+        ),
+        patience=patience,
+    )

@@ -1,4 +1,4 @@
-"""The loop's ports over Ray: one choice of a lease each.
+"""The ports of `rapid.ports` over Ray: pools, leases, drafters, verifiers, retrieval.
 
 A block is an object reference. It goes from the drafter's engine to the target's without being
 opened here; only the small verdict comes back. A block of prompt lookup is made here and is sent
@@ -8,17 +8,20 @@ along with the call.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Awaitable, Set
-from dataclasses import replace
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError
+from ray.serve.handle import DeploymentHandle
 
 from cluster.failures import as_rapid_error, is_death_of, unwrapped
-from cluster.leases import Lease
-from rapid.config import SamplingConfig, SpeculationConfig
+from cluster.leases import Lease, hold, hold_beside
+from rapid.config import WindowDrafting
 from rapid.errors import (
     BadRequest,
     DrafterHangs,
@@ -27,32 +30,172 @@ from rapid.errors import (
     RapidError,
     TargetUnavailable,
 )
-from rapid.messages import DraftBlock, TargetLogits, Verdict
+from rapid.estimators import Patience
+from rapid.messages import (
+    Document,
+    DraftBlock,
+    LeaseRequest,
+    PrefillReceipt,
+    TargetLogits,
+    Verdict,
+)
+from rapid.ports import EngineLease, Found
 
-_TIMES_THE_LONGEST = 10.0
-_FORGET = 0.99  # of the longest round, with each that is shorter
+_RENEWALS_PER_TTL = 4
 _LOOK_S = 1.0
 
 
-class Patience:
-    """How long a drafter may take before it counts as hung; shared by the requests of a process.
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """Where blocks are judged, and how long is waited for them; the same for all requests.
 
-    Never less than `floor_s`, and ten times what the longest round of late took: a round waits for
-    whatever else the engines do, so that its usual length says little and its longest much.
+    Attributes:
+        patience: how long a block may take.
+        site: `target` judges beside the target's logits, `orchestrator` in this process.
+        eos_ids: tokens that end an answer.
     """
 
-    def __init__(self, floor_s: float) -> None:
-        self._floor_s = floor_s
-        self._longest_s = 0.0
+    patience: Patience
+    site: Literal["target", "orchestrator"]
+    eos_ids: frozenset[int]
+
+
+class RayPool:
+    """A pool of leasing replicas; see `rapid.ports.EnginePool`."""
+
+    def __init__(
+        self,
+        handle: DeploymentHandle,
+        lease_ttl_s: float,
+        judging: Judging,
+        lost: type[RapidError],
+    ) -> None:
+        """Take what all leases of the pool have in common.
+
+        Args:
+            handle: of the deployment.
+            lease_ttl_s: seconds after which its engines free a lease that nobody renews.
+            judging: for its verifiers.
+            lost: what the loss of one of its engines means for an answer.
+        """
+        self._handle = handle
+        self._renew_every_s = lease_ttl_s / _RENEWALS_PER_TTL
+        self._judging = judging
+        self._lost = lost
+
+    @asynccontextmanager
+    async def lease(
+        self,
+        request: LeaseRequest,
+        *,
+        timeout_s: float | None,
+        beside: EngineLease | None,
+    ) -> AsyncIterator[RayLease]:
+        """Hold a lease on a replica; see `rapid.ports.EnginePool`."""
+        wait_s = math.inf if timeout_s is None else timeout_s
+        lost, every_s = self._lost, self._renew_every_s
+        if beside is None:
+            holding = hold(
+                self._handle, request, timeout_s=wait_s, renew_every_s=every_s, lost=lost
+            )
+        else:
+            assert isinstance(beside, RayLease)
+            lost = DrafterUnavailable
+            holding = hold_beside(
+                beside.held, request, timeout_s=wait_s, renew_every_s=every_s, lost=lost
+            )
+        async with holding as held:
+            yield RayLease(held, request, self._judging, lost)
+
+
+class RayLease:
+    """A lease on an engine's actor; see `rapid.ports.EngineLease`."""
+
+    def __init__(
+        self, held: Lease, request: LeaseRequest, judging: Judging, lost: type[RapidError]
+    ) -> None:
+        self.held = held
+        self._request = request
+        self._judging = judging
+        self._lost = lost
 
     @property
-    def limit_s(self) -> float:
-        """Seconds."""
-        return max(self._floor_s, _TIMES_THE_LONGEST * self._longest_s)
+    def lease_id(self) -> str:
+        """Its name on the engine."""
+        return self.held.lease_id
 
-    def observe(self, seconds: float) -> None:
-        """A round with a drafter took so long."""
-        self._longest_s = max(seconds, _FORGET * self._longest_s)
+    @property
+    def queued_s(self) -> float:
+        """Seconds waited for it."""
+        return self.held.queued_s
+
+    async def prefill(self) -> PrefillReceipt:
+        """Have the engine read the prompt."""
+        try:
+            receipt: PrefillReceipt = await self.held.engine.prefill.remote(self.lease_id)
+        except Exception as error:
+            raise as_rapid_error(error, "engine", self._lost) from None
+        return receipt
+
+    def forgo_companion(self) -> None:
+        """Tell the engine that no second lease will come; nothing waits for the call."""
+        self.held.engine.forgo_companion.remote(self.lease_id)
+
+    def drafter(self, choice: int) -> RayDrafter:
+        """Return what drafts a choice on this lease."""
+        return RayDrafter(self.held, choice)
+
+    def window_drafter(self, choice: int, window: WindowDrafting) -> RayDrafter:
+        """Refuse: drafting on a window of the KV is for measurements in process."""
+        raise NotImplementedError("no server drafts on a window of its KV")
+
+    def verifier(self, choice: int, drafter: Callable[[], EngineLease | None]) -> RayVerifier:
+        """Return what judges a choice's blocks, where the configuration says."""
+
+        def drafting() -> Lease | None:
+            lease = drafter()
+            return lease.held if isinstance(lease, RayLease) else None
+
+        if self._judging.site == "target":
+            return RayVerifier(self.held, drafting, self._judging.patience, choice)
+        return JudgingVerifier(
+            self.held,
+            drafting,
+            self._judging.patience,
+            choice,
+            self._request,
+            self._judging.eos_ids,
+        )
+
+
+class RayRetrieval:
+    """The retriever deployment; see `rapid.ports.Retrieval`."""
+
+    def __init__(self, handle: DeploymentHandle, timeout_s: float) -> None:
+        self._handle = handle
+        self._timeout_s = timeout_s
+
+    async def retrieve(
+        self, tenant: str, documents: Sequence[Document], query: str, budget_tokens: int
+    ) -> Found:
+        """Return the passages worth reading.
+
+        Raises:
+            DrafterUnavailable: the retriever does not answer in time, or failed.
+        """
+        response = self._handle.retrieve.remote(tenant, documents, query, budget_tokens)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                found: Found = await response
+        except TimeoutError:
+            response.cancel()
+            raise DrafterUnavailable(f"no answer within {self._timeout_s:g} s") from None
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+        except Exception as error:
+            raise as_rapid_error(error, "retriever", DrafterUnavailable) from None
+        return found
 
 
 class RayDrafter:
@@ -74,7 +217,11 @@ class RayVerifier:
     """Has blocks judged where the target's logits are."""
 
     def __init__(
-        self, target: Lease, drafter: Lease | None, patience: Patience, choice: int = 0
+        self,
+        target: Lease,
+        drafter: Callable[[], Lease | None],
+        patience: Patience,
+        choice: int = 0,
     ) -> None:
         self._target = target
         self._drafter = drafter
@@ -129,7 +276,7 @@ class RayVerifier:
         stays one: no answer goes on after it.
         """
         cause = unwrapped(error)
-        drafter = self._drafter
+        drafter = self._drafter()
         if isinstance(cause, ObjectLostError):
             return DrafterUnavailable("The drafter's block was lost with its machine.")
         if drafter is not None and is_death_of(cause, drafter.engine):
@@ -157,16 +304,14 @@ class JudgingVerifier(RayVerifier):
     def __init__(
         self,
         target: Lease,
-        drafter: Lease | None,
+        drafter: Callable[[], Lease | None],
         patience: Patience,
         choice: int,
-        sampling: SamplingConfig,
-        speculation: SpeculationConfig,
+        request: LeaseRequest,
         eos_ids: Set[int],
-        num_logprobs: int | None,
     ) -> None:
         super().__init__(target, drafter, patience, choice)
-        self._rule = (sampling, speculation, eos_ids, num_logprobs)
+        self._rule = (request.sampling, request.speculation, eos_ids, request.num_logprobs)
 
     async def verify(self, block: ObjectRef | DraftBlock) -> Verdict:
         """Judge a block; see `rapid.ports.Verifier`."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from math import inf
 from time import perf_counter
 from typing import Any, TypeVar
@@ -17,24 +18,29 @@ from evaluation.items import Item
 from evaluation.results import Result
 from evaluation.systems import System
 from evaluation.tasks import Condition, Task
+from rapid.answering.session import Holding, Role, Session, Terms
+from rapid.answering.sources import (
+    CompanionSource,
+    DraftSource,
+    LookupSource,
+    PoolSource,
+    WindowSource,
+)
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary
-from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
+from rapid.config import EngineConfig, SamplingConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel, check_memory, load_model
-from rapid.engines.ports import EngineDrafter, EngineVerifier, WindowDrafter
-from rapid.messages import DraftBlock, Int32Array, LeaseRequest
+from rapid.engines.ports import LocalPool
+from rapid.messages import Int32Array
 from rapid.ports import Drafter
-from rapid.speculation.lookup import PromptIndex, PromptLookupDrafter
-from rapid.speculation.loop import speculate
 from rapid.speculation.statistics import RoundStatistics
 from retrieval import RetrievalConfig
 
 _LEASE_TTL_S = 3600.0  # nobody leaves a lease behind here, and one may wait for a long prefill
 _WORDING_TOKENS = 1024  # of a prompt besides its context: template, question, choices
 
-Port = Drafter[DraftBlock | Awaitable[DraftBlock]]
-Refresh = Callable[[tuple[int, ...]], Awaitable[Port]]
+Port = Drafter[Any]
 Made = TypeVar("Made")
 
 
@@ -62,15 +68,14 @@ class InProcess:
         """
         self._task = task
         self._prompter = prompter
-        self._target = target
-        self._drafter = drafter
+        self._target = LocalPool(target)
+        self._drafter = self._target if drafter is target else LocalPool(drafter)
         self._text = text
         self._prompts = _Recent(kept_prompts)
 
     async def answer(self, work: Work) -> Result:
         """Answer; see `evaluation.drivers.answering.Backend`."""
         item, system, condition = work.item, work.system, work.condition
-        ask = _Ask(work, self._task)
         found = await self._found(item, condition) if system.reads_retrieved else None
         retrieved = (
             None if found is None else self._prompter.encode(found, system.drafts == "target")
@@ -79,18 +84,19 @@ class InProcess:
         ms: dict[str, float] = {"retrieval": found.retrieval_ms if found else 0.0}
         if context is None:
             assert retrieved is not None
-            engine = self._own(system)
-            statistics = await self._decode(engine, ask.lease(retrieved, "alone"), ms, "drafter")
+            statistics = await self._decode(self._own(system), "drafter", retrieved, work, ms)
+        elif system.is_drafted:
+            statistics = await self._speculate(work, context, retrieved, ms)
         else:
-            engine = self._target
-            statistics = await self._speculate(ask, context, retrieved, ms)
+            statistics = await self._decode(self._target, "target", context, work, ms)
         reasoning, prediction = None, self._text.decode(statistics.token_ids)
         if self._task.templates is not None and self._task.templates.extraction is not None:
             reasoning = prediction
             shown = found if system.method == "rag" else None
             prompt = self._prompter.extraction_prompt(item, condition, reasoning, shown)
-            lease = ask.lease(prompt, "extraction", self._task.extraction_tokens)
-            prediction = self._text.decode((await self._decode(engine, lease, {})).token_ids)
+            length = self._task.extraction_tokens
+            extracted = await self._decode(self._target, "target", prompt, work, {}, length)
+            prediction = self._text.decode(extracted.token_ids)
         return Result(
             item=item.id,
             system=system.name,
@@ -98,7 +104,7 @@ class InProcess:
             prediction=prediction,
             reasoning=reasoning,
             groups=dict(item.groups),
-            seed=ask.sampling.seed,
+            seed=seed_of(self._task, item),
             context_tokens=0 if context is None else len(context),
             retrieved_tokens=0 if retrieved is None else len(retrieved),
             tokens=len(statistics.token_ids),
@@ -113,68 +119,104 @@ class InProcess:
 
     async def _speculate(
         self,
-        ask: _Ask,
+        work: Work,
         context: Int32Array,
         retrieved: Int32Array | None,
         ms: dict[str, float],
     ) -> RoundStatistics:
         """Draft as the system does and verify with the target."""
-        system = ask.work.system
-        if not system.is_drafted:
-            return await self._decode(self._target, ask.lease(context, "target"), ms)
-        short = context if system.drafts == "naive" else retrieved
-        engine = self._own(system)
-        is_beside = engine is self._target
-        companion = len(short) if short is not None and is_beside else 0
-        long = ask.lease(context, "target", companion=companion)
-        async with AsyncExitStack() as leases:
-            await leases.enter_async_context(_leased(self._target, long))
-            if short is not None:
-                beside = long.lease_id if is_beside else None
-                lease = ask.lease(short, "drafter", beside=beside)
-                await leases.enter_async_context(_leased(engine, lease))
-                ms["drafter_prefill"] = await _prefill(engine, lease)
-            ms["target_prefill"] = await _prefill(self._target, long)
-            began = perf_counter()
-            port: Port
-            if system.drafts == "lookup":
-                port = PromptLookupDrafter(PromptIndex(context))
-            elif system.drafts == "window":
-                port = WindowDrafter(self._target, long.lease_id, window=system.window_drafting)
-            else:
-                port = EngineDrafter(engine, lease.lease_id)
-            refresh = self._refresh(ask, engine, lease, ms) if system.refresh else None
-            return await _rounds(port, self._target, long, began, ms, refresh)
-
-    def _refresh(
-        self, ask: _Ask, engine: Engine, lease: LeaseRequest, ms: dict[str, float]
-    ) -> Refresh:
-        """What makes the drafter of `lease` anew, on what is found for the answer so far."""
-        item, system, condition = ask.work.item, ask.work.system, ask.work.condition
-        question = item.query or item.messages[-1].content
-
-        async def refreshed(token_ids: tuple[int, ...]) -> EngineDrafter:
-            began = perf_counter()
-            asked = replace(item, query=f"{question} {self._text.decode(token_ids)}")
-            found = await self._prompter.retrieve(asked, condition)
-            short = self._prompter.encode(found, system.drafts == "target")
-            engine.release(lease.lease_id)
-            await engine.open(replace(lease, prompt_ids=short, committed=(token_ids,)))
-            await engine.prefill(lease.lease_id)
-            ms["refresh"] = ms.get("refresh", 0.0) + (perf_counter() - began) * 1e3
-            return EngineDrafter(engine, lease.lease_id)
-
-        return refreshed
+        short = context if work.system.drafts == "naive" else retrieved
+        source = self._source(work.system, short)
+        async with Session(self._terms(work)) as session:
+            verifier = await session.take(
+                self._target, "target", context, companion_tokens=source.companion_tokens
+            )
+            await verifier.prefill  # one after the other, so that each is timed alone
+            await source.hold(session, verifier, short)
+            await source.read()
+            return await self._rounds(session, verifier, source, work, ms)
 
     async def _decode(
-        self, engine: Engine, lease: LeaseRequest, ms: dict[str, float], reader: str = "target"
+        self,
+        pool: LocalPool,
+        role: Role,
+        prompt_ids: Int32Array,
+        work: Work,
+        ms: dict[str, float],
+        max_tokens: int | None = None,
     ) -> RoundStatistics:
-        """Plain decoding of one prompt, that of the target or what a drafter would read."""
-        async with _leased(engine, lease):
-            ms[f"{reader}_prefill"] = await _prefill(engine, lease)
-            return await _rounds(None, engine, lease, perf_counter(), ms)
+        """Decode one prompt plainly: that of the target, or what a drafter would read."""
+        async with Session(self._terms(work, max_tokens)) as session:
+            verifier = await session.take(pool, role, prompt_ids)
+            await verifier.prefill
+            return await self._rounds(session, verifier, None, work, ms)
 
-    def _own(self, system: System) -> Engine:
+    async def _rounds(
+        self,
+        session: Session,
+        verifier: Holding,
+        source: DraftSource | None,
+        work: Work,
+        ms: dict[str, float],
+    ) -> RoundStatistics:
+        """Run the loop until the answer ends."""
+        statistics = RoundStatistics()
+        refresh = None
+        if work.system.refresh:
+            assert source is not None
+            refresh = partial(self._reread, session, verifier, source, work, statistics, ms)
+        began = perf_counter()
+        async for verdict in session.rounds(verifier, source, refresh=refresh):
+            statistics.observe(verdict)
+        ms["decode"] = (perf_counter() - began) * 1e3
+        ms["draft"], ms["verify"] = statistics.draft_ms, statistics.verify_ms
+        taken = session.timings_ms
+        ms |= {name: taken[name] for name in ("target_prefill", "drafter_prefill") if taken[name]}
+        return statistics
+
+    async def _reread(
+        self,
+        session: Session,
+        verifier: Holding,
+        source: DraftSource,
+        work: Work,
+        statistics: RoundStatistics,
+        ms: dict[str, float],
+        token_ids: tuple[int, ...],
+    ) -> Port:
+        """Return the drafter that goes on, on what is found for the answer so far."""
+        began = perf_counter()
+        so_far = self._text.decode(token_ids)
+        found = await self._prompter.retrieve(work.item, work.condition, so_far)
+        short = self._prompter.encode(found, work.system.drafts == "target")
+        await source.hold(session, verifier, short, committed=(token_ids,))
+        await source.read()
+        statistics.refreshes += 1
+        ms["refresh"] = ms.get("refresh", 0.0) + (perf_counter() - began) * 1e3
+        return source.drafter(0)
+
+    def _source(self, system: System, short: Int32Array | None) -> DraftSource:
+        """Return what drafts for a system, which reads `short` if it is a model."""
+        if system.drafts == "lookup":
+            return LookupSource()
+        if system.drafts == "window":
+            return WindowSource(system.window_drafting)
+        pool = self._own(system)
+        if pool is self._target:
+            return CompanionSource(pool, len(short) if short is not None else 0)
+        return PoolSource(pool)
+
+    def _terms(self, work: Work, max_tokens: int | None = None) -> Terms:
+        temperature = work.system.temperature_in(self._task.temperature)
+        return Terms(
+            "/".join((work.item.id, work.system.name, work.condition.name)),
+            tenant=work.system.name,  # no system finds what another has read
+            sampling=SamplingConfig(temperature=temperature, seed=seed_of(self._task, work.item)),
+            speculation=work.system.speculation(work.condition.eta),
+            max_tokens=max_tokens or self._task.max_tokens,
+        )
+
+    def _own(self, system: System) -> LocalPool:
         """Where the model that drafts for `system`, or answers without a target, is."""
         return self._drafter if system.drafts in ("drafter", "naive") else self._target
 
@@ -247,44 +289,6 @@ class Models:
     drafter: EngineConfig | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Ask:
-    """What all leases of one answer share."""
-
-    work: Work
-    task: Task
-
-    @property
-    def sampling(self) -> SamplingConfig:
-        temperature = self.work.system.temperature_in(self.task.temperature)
-        return SamplingConfig(temperature=temperature, seed=seed_of(self.task, self.work.item))
-
-    @property
-    def speculation(self) -> SpeculationConfig:
-        return self.work.system.speculation(self.work.condition.eta)
-
-    def lease(
-        self,
-        prompt_ids: Int32Array,
-        role: str,
-        max_tokens: int | None = None,
-        *,
-        companion: int = 0,
-        beside: str | None = None,
-    ) -> LeaseRequest:
-        work = self.work
-        return LeaseRequest(
-            lease_id="/".join((work.item.id, work.system.name, work.condition.name, role)),
-            tenant=work.system.name,  # no system finds what another has read
-            prompt_ids=prompt_ids,
-            max_tokens=max_tokens or self.task.max_tokens,
-            sampling=self.sampling,
-            speculation=self.speculation,
-            companion_tokens=companion,
-            beside=beside,
-        )
-
-
 class _Recent:
     """The latest of what was made, by key; who asks for the same gets the same."""
 
@@ -299,51 +303,6 @@ class _Recent:
                 self._made.popitem(last=False)
         made: Made = await asyncio.shield(self._made[key])
         return made
-
-
-@asynccontextmanager
-async def _leased(engine: Engine, lease: LeaseRequest) -> AsyncIterator[None]:
-    await engine.open(lease)
-    try:
-        yield
-    finally:
-        engine.release(lease.lease_id)
-
-
-async def _prefill(engine: Engine, lease: LeaseRequest) -> float:
-    began = perf_counter()
-    await engine.prefill(lease.lease_id)
-    return (perf_counter() - began) * 1e3
-
-
-async def _rounds(
-    port: Port | None,
-    engine: Engine,
-    lease: LeaseRequest,
-    began: float,
-    ms: dict[str, float],
-    refresh: Refresh | None = None,
-) -> RoundStatistics:
-    """The loop until the answer ends."""
-    statistics = RoundStatistics()
-
-    async def counted(token_ids: tuple[int, ...]) -> Port:
-        assert refresh is not None
-        made = await refresh(token_ids)
-        statistics.refreshes += 1
-        return made
-
-    async for verdict in speculate(
-        port,
-        EngineVerifier(engine, lease.lease_id),
-        max_tokens=lease.max_tokens,
-        max_draft=lease.speculation.max_draft,
-        refresh=counted if refresh else None,
-    ):
-        statistics.observe(verdict)
-    ms["decode"] = (perf_counter() - began) * 1e3
-    ms["draft"], ms["verify"] = statistics.draft_ms, statistics.verify_ms
-    return statistics
 
 
 @dataclass(frozen=True, slots=True)

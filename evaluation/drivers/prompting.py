@@ -15,16 +15,16 @@ from types import MappingProxyType
 from evaluation.corruption import corrupt, unrelated_item
 from evaluation.items import Item
 from evaluation.tasks import DAY, Condition, Retrieval, Task
+from rapid.answering.prompting import plan_search
 from rapid.checkpoints.text import ChatText
 from rapid.errors import ConfigurationError
 from rapid.messages import Document, Int32Array, Message, as_prompt
-from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, target_messages
+from rapid.prompts import DrafterPlan, drafter_messages, target_messages
 from retrieval import (
     Chunk,
     RetrievalConfig,
     RetrievedChunk,
     Retriever,
-    choose_query,
     chunk_text,
     open_retriever,
 )
@@ -103,29 +103,31 @@ class Prompter:
         reader = self._target if by_target else self._drafter
         return as_prompt(reader.encode_chat(found.chat, day=DAY))
 
-    async def retrieve(self, item: Item, condition: Condition) -> Found:
-        """Retrieve, and make of it what the condition does."""
+    async def retrieve(self, item: Item, condition: Condition, answer: str = "") -> Found:
+        """Retrieve, and make of it what the condition does.
+
+        Args:
+            item: whose question it is.
+            condition: what becomes of what was found.
+            answer: the answer so far, where something is to be found for it as well.
+        """
         began = perf_counter()
         document = self.context(item, condition)
         documents = () if document is None else (document,)
-        budget = self._budget(item, document, condition)
-        query = choose_query(
-            item.messages[-1].content,
-            self._target.token_offsets,
-            budget_tokens=budget,
-            query=item.query,
-        )
-        plan = plan_drafter_chat(
+        search = plan_search(
             item.messages,
             documents,
-            budget_tokens=budget,
-            count_tokens=self._target.count_tokens,
-            question=query.question,
+            self._target,
+            budget_tokens=condition.retrieval_tokens or self._task.retrieval.tokens,
+            budget_for=RetrievalConfig().budget_for,
+            query=item.query,
+            answer=answer,
         )
+        plan, budget = search.plan, search.budget_tokens
         searched = self._searched(plan, document)
         chunks: Sequence[RetrievedChunk] = ()
         if searched:
-            found = await self._retriever.retrieve(_TENANT, searched, query.text, budget)
+            found = await self._retriever.retrieve(_TENANT, searched, search.query, budget)
             chunks = found.chunks
         retrieval_ms = (perf_counter() - began) * 1e3
         if condition.corruption != "none":
@@ -160,14 +162,6 @@ class Prompter:
     async def close(self) -> None:
         """Release the retriever."""
         await self._retriever.close()
-
-    def _budget(self, item: Item, document: Document | None, condition: Condition) -> int:
-        budget = condition.retrieval_tokens or self._task.retrieval.tokens
-        if budget is not None:
-            return budget
-        texts = [message.content for message in item.messages]
-        texts += [] if document is None else [document.text]
-        return RetrievalConfig().budget_for(sum(map(self._target.count_tokens, texts)))
 
     def _searched(self, plan: DrafterPlan, document: Document | None) -> tuple[Document, ...]:
         """Templates show one context: that of the document, or all of a dialogue's."""

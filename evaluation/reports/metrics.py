@@ -107,7 +107,7 @@ def _rouge() -> RougeScorer:
 
 
 def judge(prediction: str, item: Item) -> float:
-    """Stands for `evaluation.drivers.judge.Judge`, which `scorers` puts here once it knows an endpoint.
+    """Stand for `evaluation.drivers.judge.Judge`, which `scorers` puts here with its endpoint.
 
     Raises:
         ConfigurationError: always.

@@ -3,7 +3,7 @@
 `write` makes the page of one run beside its results. `merge` makes one page of several runs, with
 their plots and their results compressed::
 
-    python -m evaluation.reports.report .eval/laptop .eval/laptop-robustness --out benchmarks/results/eval
+    python -m evaluation.reports.report .eval/laptop --out benchmarks/results/eval
 
 Scores, rates and ratios stand with their 95 % bootstrap interval over items; differences and
 speedups are paired by item.
@@ -356,7 +356,8 @@ def _flops(run: RunResults) -> str:
         rows.append([system.name, "-" if theirs is None else f"{theirs:.2e}"])
     table = _table(["system", "of a block, the paper's count"], rows)
     return (
-        f"Prefills, drafts and verification of an answer, as `evaluation.reports.flops` counts:\n\n{ours}\n"
+        "Prefills, drafts and verification of an answer, as `evaluation.reports.flops` counts:\n\n"
+        f"{ours}\n"
         "By the formulas of the paper's Table 4 (arXiv 2502.20330), at the mean lengths and "
         f"acceptance of this run; another quantity, not to be compared with ours:\n\n{table}"
     )

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ray.serve.handle import DeploymentHandle
-
-from cluster.failures import as_rapid_error
+from rapid.answering.query import choose_query
 from rapid.answering.resolution import Evidence
 from rapid.checkpoints.text import ChatText
-from rapid.errors import DrafterUnavailable, RapidError
-from rapid.messages import GenerateRequest, Int32Array, as_prompt
+from rapid.errors import RapidError
+from rapid.messages import Document, GenerateRequest, Int32Array, Message, as_prompt
+from rapid.ports import Chunk, Found, Retrieval
 from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, target_messages
-from retrieval import Query, RetrievalConfig, RetrievedChunk, RetrievedContext, choose_query
 
 logger = logging.getLogger(__name__)
 
@@ -27,107 +26,152 @@ _BELOW_FLOOR = Evidence(0, "retrieval found nothing above its floor")
 _LOST = Evidence(0, "retrieval did not answer", is_lost=True)
 _NO_ROOM = Evidence(0, "no retrieved chunk fits the budget")
 
+BudgetFor = Callable[[int], int]
+"""From the number of tokens that may be searched to the number that may be retrieved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What to look for, so that the drafter can answer without reading everything.
+
+    Attributes:
+        plan: the chat taken apart, with the documents to search.
+        query: what to search them for.
+        budget_tokens: how much may be found, in tokens.
+    """
+
+    plan: DrafterPlan
+    query: str
+    budget_tokens: int
+
+
+def plan_search(
+    messages: Sequence[Message],
+    documents: Sequence[Document],
+    text: ChatText,
+    *,
+    budget_tokens: int | None,
+    budget_for: BudgetFor,
+    query: str | None = None,
+    answer: str = "",
+) -> Search:
+    """Decide what the drafter reads word for word, and what is searched for the rest.
+
+    Args:
+        messages: the chat.
+        documents: its attachments.
+        text: the target's tokenizer, which counts.
+        budget_tokens: how much may be found; None leaves it to `budget_for`.
+        budget_for: chooses the budget by the size of the whole.
+        query: what to search for; None takes the question.
+        answer: the answer so far, when its drafter is to read something else from now on.
+    """
+    if budget_tokens is None:
+        texts = [document.text for document in documents]
+        texts += [message.content for message in messages]
+        budget_tokens = budget_for(sum(map(text.count_tokens, texts)))
+    last = next(each.content for each in reversed(messages) if each.role == "user")
+    chosen = choose_query(last, text.token_offsets, budget_tokens=budget_tokens, query=query)
+    plan = plan_drafter_chat(
+        messages,
+        documents,
+        budget_tokens=budget_tokens,
+        count_tokens=text.count_tokens,
+        question=chosen.question,
+    )
+    searched_for = f"{chosen.text} {answer}" if answer else chosen.text
+    return Search(plan, searched_for, budget_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class DrafterPrompt:
     """What the drafter reads, and the evidence that it is worth reading."""
 
     prompt_ids: Int32Array
-    chunks: tuple[RetrievedChunk, ...]
+    chunks: tuple[Chunk, ...]
     evidence: Evidence
 
 
-class Prompter:
-    """Makes both prompts; shared by all requests."""
+class RequestPrompts:
+    """Both prompts of any request; shared by all of them."""
 
     def __init__(
         self,
         target: ChatText,
         drafter: ChatText,
-        retriever: DeploymentHandle | None,
-        retrieval: RetrievalConfig,
-        timeout_s: float,
+        retrieval: Retrieval | None,
+        *,
+        budget_tokens: int | None,
+        budget_for: BudgetFor,
     ) -> None:
+        """Take what all requests use.
+
+        Args:
+            target: tokenizer and template of the target.
+            drafter: those of the drafter.
+            retrieval: None where nothing can be retrieved.
+            budget_tokens: the default of ``rapid.retrieval_tokens``; None chooses by length.
+            budget_for: chooses it.
+        """
         self.target = target
         self.drafter = drafter
-        self._retriever = retriever
         self._retrieval = retrieval
-        self._timeout_s = timeout_s
+        self._budget_tokens = budget_tokens
+        self._budget_for = budget_for
 
     async def target_prompt(self, request: GenerateRequest) -> Int32Array:
-        """The whole chat with its documents, for the target."""
+        """Return the whole chat with its documents, as the target reads it [tokens]."""
         chat = target_messages(request.messages, request.documents)
         return as_prompt(await asyncio.to_thread(self.target.encode_chat, chat, day=request.date))
 
-    async def drafter_prompt(self, request: GenerateRequest) -> DrafterPrompt:
-        """The chat with what retrieval found in place of its long parts, for the drafter.
+    async def drafter_prompt(self, request: GenerateRequest, answer: str = "") -> DrafterPrompt:
+        """Return the chat with what retrieval found in place of its long parts.
 
-        A retriever that fails is no evidence, not an error.
+        Retrieval that fails is no evidence, not an error.
+
+        Args:
+            request: whose chat it is.
+            answer: the answer so far, when something is to be found for it as well.
         """
-        budget, query, plan = await asyncio.to_thread(self._plan, request)
-        chunks: tuple[RetrievedChunk, ...] = ()
+        search = await asyncio.to_thread(
+            plan_search,
+            request.messages,
+            request.documents,
+            self.target,
+            budget_tokens=request.retrieval_tokens or self._budget_tokens,
+            budget_for=self._budget_for,
+            query=request.query,
+            answer=answer,
+        )
+        chunks: tuple[Chunk, ...] = ()
         evidence = _NOTHING
-        if plan.documents:
+        if search.plan.documents:
             try:
-                context = await self._retrieve(request, plan, query, budget)
+                found = await self._retrieve(request.tenant, search)
             except RapidError as error:
                 # Only for the log: a store's error can carry its address, keys and answers.
                 logger.warning("request %s: no retrieval: %s", request.request_id, error)
                 evidence = _LOST
             else:
-                chunks = context.chunks
-                evidence = _evidence_of(context)
-        messages = drafter_messages(plan, chunks)
+                chunks = tuple(found.chunks)
+                evidence = _evidence_of(found)
+        messages = drafter_messages(search.plan, chunks)
         prompt_ids = await asyncio.to_thread(self.drafter.encode_chat, messages, day=request.date)
         return DrafterPrompt(as_prompt(prompt_ids), chunks, evidence)
 
-    def longest_drafter_prompt(self, request: GenerateRequest, target_prompt: Int32Array) -> int:
-        """About how many tokens the drafter will read at most, before retrieval has spoken."""
-        budget = request.retrieval_tokens or self._retrieval.budget_for(len(target_prompt))
-        return min(len(target_prompt), 2 * budget)
+    def longest_drafter_prompt(self, request: GenerateRequest, num_target_tokens: int) -> int:
+        """Estimate how many tokens the drafter reads at most, before anything was retrieved."""
+        budget = request.retrieval_tokens or self._budget_tokens
+        return min(num_target_tokens, 2 * (budget or self._budget_for(num_target_tokens)))
 
-    def _plan(self, request: GenerateRequest) -> tuple[int, Query, DrafterPlan]:
-        budget = request.retrieval_tokens or self._retrieval.budget_tokens
-        if budget is None:
-            texts = [document.text for document in request.documents]
-            texts += [message.content for message in request.messages]
-            budget = self._retrieval.budget_for(sum(map(self.target.count_tokens, texts)))
-        last = next(m.content for m in reversed(request.messages) if m.role == "user")
-        query = choose_query(
-            last, self.target.token_offsets, budget_tokens=budget, query=request.query
-        )
-        plan = plan_drafter_chat(
-            request.messages,
-            request.documents,
-            budget_tokens=budget,
-            count_tokens=self.target.count_tokens,
-            question=query.question,
-        )
-        return budget, query, plan
-
-    async def _retrieve(
-        self, request: GenerateRequest, plan: DrafterPlan, query: Query, budget: int
-    ) -> RetrievedContext:
-        if self._retriever is None:
-            raise DrafterUnavailable("no retriever is deployed")
-        response = self._retriever.retrieve.remote(
-            request.tenant, plan.documents, query.text, budget
-        )
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                context: RetrievedContext = await response
-        except TimeoutError:
-            response.cancel()
-            raise DrafterUnavailable(f"no answer within {self._timeout_s:g} s") from None
-        except Exception as error:
-            raise as_rapid_error(error, "retriever", DrafterUnavailable) from None
-        except asyncio.CancelledError:
-            response.cancel()
-            raise
-        return context
+    async def _retrieve(self, tenant: str, search: Search) -> Found:
+        if self._retrieval is None:
+            raise RapidError("no retriever is deployed")
+        documents = search.plan.documents
+        return await self._retrieval.retrieve(tenant, documents, search.query, search.budget_tokens)
 
 
-def _evidence_of(context: RetrievedContext) -> Evidence:
-    if context.chunks:
-        return Evidence(len(context.chunks))
-    return _NO_ROOM if context.cleared_floor else _BELOW_FLOOR
+def _evidence_of(found: Found) -> Evidence:
+    if found.chunks:
+        return Evidence(len(found.chunks))
+    return _NO_ROOM if found.cleared_floor else _BELOW_FLOOR

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from retrieval.chunking import TokenOffsets
+TokenOffsets = Callable[[str], Sequence[tuple[int, int]]]
 
 _MAX_QUESTION_TOKENS = 512
 _PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")

@@ -1,15 +1,15 @@
-"""The life of one request: prompts, leases, retrieval, rounds, receipt.
+"""One request from its chat to its receipt, wherever its engines run.
 
 ::
 
-    target prompt ── target lease ── target prefill ────────────────────┐
-          └───────── retrieval ── mode ── drafter lease ── its prefill ─┴─ rounds ── receipt
-                                               Started ┘
+    target prompt ── target lease ── target prefill ─────────────────────┐
+          └───────── retrieval ── mode ── draft source ── its prefill ───┴─ rounds ── receipt
+                                                Started ┘
 
 What can be refused is refused before `Started`: then the leases are held and the mode is settled.
-Prefills may go on after it. Whatever ends the generator, the leases are released. An engine that
-dies later is replaced: new leases, the committed tokens replayed, the same answer continued. A
-drafter that dies or hangs is not: the target goes on alone.
+Prefills may go on after it. Whatever ends the generator, the leases are released. An engine that is
+lost later is replaced: new leases, the committed tokens replayed, the same answer continued. A
+drafter that is lost or hangs is not replaced: the target goes on alone.
 """
 
 from __future__ import annotations
@@ -19,27 +19,29 @@ import functools
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
 
-from ray.serve.handle import DeploymentHandle
-
-from deployments.config.serve_config import ServeConfig
-from deployments.orchestrator.leasing import Leasing, Role, Side, background
-from deployments.orchestrator.ray_ports import JudgingVerifier, Patience, RayDrafter, RayVerifier
 from rapid.answering.answers import Answer, merged
-from rapid.answering.prompting import DrafterPrompt, Prompter
-from rapid.answering.receipts import Account
+from rapid.answering.prompting import DrafterPrompt, RequestPrompts
+from rapid.answering.receipts import Record, receipt_of
 from rapid.answering.resolution import (
     FUSING,
     Decision,
     Evidence,
+    answer_tokens,
+    check_refresh,
     decide,
     decide_lookup,
     sampling_of,
     speculation_of,
     without_drafter,
 )
+from rapid.answering.session import Holding, Role, Session, Terms
+from rapid.answering.sources import CompanionSource, DraftSource, LookupSource, PoolSource
+from rapid.config import AnsweringConfig, SpeculationConfig
 from rapid.errors import (
     DrafterHangs,
     DrafterUnavailable,
@@ -48,268 +50,278 @@ from rapid.errors import (
     RapidError,
     TargetUnavailable,
 )
+from rapid.estimators import Patience
 from rapid.messages import (
     Failover,
     Finished,
     GenerateRequest,
     GenerationEvent,
-    Int32Array,
     Started,
     TextDelta,
     Verdict,
 )
+from rapid.ports import Drafter, EnginePool, Refresh
 from rapid.speculation.controller import Controller, RoundCosts
-from rapid.speculation.lookup import PromptIndex, PromptLookupDrafter
-from rapid.speculation.loop import speculate
+from rapid.speculation.refreshing import RefreshTrigger
 
 logger = logging.getLogger(__name__)
 
 _MAX_FAILOVERS = 2
+_LONG_CHARACTERS = 4096
+_HINTS: dict[Role, str] = {
+    "target": " Shorten it, lower max_tokens, or use `mode: rag`, which reads only what retrieval "
+    "finds in attached documents.",
+    "drafter": " Lower rapid.retrieval_tokens or max_tokens.",
+}
+_HINT_OF_LOOKUP = " Shorten it or lower max_tokens."
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Where the leases of all requests are taken.
+
+    Attributes:
+        target: engines that read everything.
+        drafter: engines that draft; the target's own where they draft for themselves, None where
+            nothing is retrieved and the prompt is looked up in.
+        alone: engines that answer in `rag`: the drafter's, but there is nobody to go on without.
+        max_context: longest prompt plus answer on an engine of each role, in tokens.
+    """
+
+    target: EnginePool
+    drafter: EnginePool | None
+    alone: EnginePool | None
+    max_context: dict[Role, int]
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether the target's engines draft for themselves."""
+        return self.drafter is self.target
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What all requests share."""
+    """What all requests of a process share."""
 
-    config: ServeConfig
-    handles: dict[Role, DeploymentHandle]
-    prompter: Prompter
+    config: AnsweringConfig
+    speculation: SpeculationConfig
+    pools: Pools
+    prompts: RequestPrompts
     patience: Patience
     costs: RoundCosts = field(default_factory=RoundCosts)
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """What a request holds; in `rag` the verifier is an engine of the drafter pool."""
-
-    verifier: Side
-    drafter: Side | None = None
-
-
-class Generation:
-    """One request from its prompt to its receipt."""
+class RequestRun:
+    """One request from its chat to its receipt."""
 
     def __init__(self, services: Services, request: GenerateRequest) -> None:
-        self._settings = services.config.orchestrator
-        self._is_shared = services.config.drafter == "target"
-        self._looks_up = services.config.drafter == "prompt_lookup"
-        self._prompter = services.prompter
-        self._patience = services.patience
+        self._config, self._pools = services.config, services.pools
+        self._prompts, self._patience = services.prompts, services.patience
         self._costs = services.costs
         self._request = request
+        self._asked = request.speculation.mode
+        self._looks_up = services.pools.drafter is None
+        check_refresh(request, looks_up=self._looks_up)
         self._sampling = sampling_of(request)
-        self._speculation = speculation_of(
-            request, services.config.speculation, looks_up=self._looks_up
-        )
-        self._account = Account()
-        self._leasing = Leasing(
-            services.config,
-            services.handles,
-            request,
-            self._sampling,
-            self._speculation,
-            self._account,
-        )
-        self._max_tokens = 0
+        self._speculation = speculation_of(request, services.speculation, looks_up=self._looks_up)
+        self._record = Record()
         self._answers: list[Answer] = []
-        self._index: PromptIndex | None = None
+        self._source: DraftSource | None = None
+        self._trigger = RefreshTrigger()
 
     async def events(self) -> AsyncGenerator[GenerationEvent]:
-        """`Started`, the deltas, `Finished`.
+        """Yield `Started`, the deltas, `Finished`.
 
         Raises:
             RapidError: before `Started` the request was refused; after it, it could not go on.
         """
-        async with AsyncExitStack() as held:
-            decision, opened = await self._open(held)
+        role: Role = "drafter" if self._asked == "rag" else "target"
+        opened = await self._read(role)
+        num_prompt = len(self._record.prompts[role])
+        max_tokens = self._fit(role, num_prompt, self._request.max_tokens)
+        async with Session(self._terms(max_tokens)) as session:
+            decision, verifier = await self._open(session, role, opened)
             self._answers = [
-                Answer(choice, self._prompter.target, self._request.stop, self._max_tokens)
+                Answer(choice, self._prompts.target, self._request.stop, max_tokens)
                 for choice in range(self._request.num_choices)
             ]
             yield Started(decision.mode, decision.reason, decision.contract)
             while True:
                 try:
-                    async with aclosing(self._deltas(decision, opened)) as deltas:
+                    async with aclosing(self._deltas(session, decision, verifier)) as deltas:
                         async for delta in deltas:
                             yield delta
                     break
                 except DrafterHangs as error:  # once: it is gone then
                     self._lose_drafter("drafter hung")
-                    told: RapidError = error
+                    cause: RapidError = error
                 except (TargetUnavailable, LeaseNotFound) as error:
-                    if self._account.failovers.count("target lost") == _MAX_FAILOVERS:
+                    if self._record.failovers.count("target lost") == _MAX_FAILOVERS:
                         raise
-                    self._account.failovers.append("target lost")
-                    told = error
-                logger.warning("request %s: new leases: %s", self._request.request_id, told)
-                await held.aclose()
-                opened = await self._reopen(held, decision)
+                    self._record.failovers.append("target lost")
+                    cause = error
+                logger.warning("request %s: new leases: %s", self._request.request_id, cause)
+                await session.release_all()
+                verifier = await self._reopen(session, role)
             yield Finished(
-                self._account.receipt(
-                    self._request, decision, self._sampling, self._speculation, self._answers
+                receipt_of(
+                    self._request,
+                    decision,
+                    session.terms,
+                    self._record,
+                    session.timings_ms,
+                    [answer.statistics for answer in self._answers],
                 )
             )
 
-    async def _open(self, held: AsyncExitStack) -> tuple[Decision, Opened]:
-        """Take the leases and settle the mode; all that can be refused is refused here."""
-        asked = self._request.speculation.mode
-        if self._looks_up:
-            return await self._open_lookup(held, decide_lookup(asked))
-        if asked == "rag":
-            prompt = await self._read()
-            self._use(prompt)
-            self._max_tokens = self._leasing.fit(
-                "drafter", len(prompt.prompt_ids), self._request.max_tokens
-            )
-            return decide(asked, prompt.evidence), Opened(await self._take("drafter", held))
+    # --- opening: whatever can be refused is refused here ---------------------------------------
 
-        await self._read_target()
-        reading = background(held, self._read()) if asked != "plain" else None
-        verifier = await self._take("target", held, may_draft=reading is not None)
-        if reading is None:
-            return decide(asked, Evidence(0)), Opened(verifier)
-        prompt = await reading
-        decision = decide(asked, prompt.evidence)
+    async def _read(self, role: Role) -> Decision | None:
+        """Make the verifier's prompt; return the decision if it needs no other one."""
+        decision = decide_lookup(self._asked) if self._looks_up else None
+        if role == "drafter":
+            found = await self._found()
+            self._use(found)
+            return decide(self._asked, found.evidence)
+        self._record.prompts["target"] = await self._prompts.target_prompt(self._request)
+        return decide(self._asked, Evidence(0)) if self._asked == "plain" else decision
+
+    async def _open(
+        self, session: Session, role: Role, decision: Decision | None
+    ) -> tuple[Decision, Holding]:
+        """Take the leases and settle the mode."""
+        if decision is not None:
+            if decision.is_drafted:
+                self._source = LookupSource()
+            verifier = await self._take_verifier(session, role)
+            if self._source is not None:
+                await self._source.hold(session, verifier, None)
+            return decision, verifier
+        self._source = self._model_source()
+        finding = session.begin(self._found())
+        verifier = await self._take_verifier(session, role)
+        found = await finding
+        decision = decide(self._asked, found.evidence)
+        if decision.is_drafted:
+            decision = await self._take_drafter(session, verifier, found, decision)
         if not decision.is_drafted:
             self._forgo_drafter(verifier)
-            return decision, Opened(verifier)
+        return decision, verifier
+
+    async def _take_drafter(
+        self, session: Session, verifier: Holding, found: DrafterPrompt, decision: Decision
+    ) -> Decision:
+        """Take the drafter's lease; return the decision without it if it cannot be had."""
+        assert self._source is not None
         try:
-            self._leasing.fit("drafter", len(prompt.prompt_ids), self._max_tokens)
-            self._use(prompt)
-            return decision, Opened(verifier, await self._take("drafter", held, verifier))
+            self._fit("drafter", len(found.prompt_ids), session.terms.max_tokens)
+            self._use(found)
+            await self._hold_drafter(session, verifier)
         except PromptTooLong:
-            if asked in FUSING:
+            if self._asked in FUSING:
                 raise
             why = "what the drafter would read does not fit its context"
         except RapidError as error:
-            if asked in FUSING:
+            if self._asked in FUSING:
                 raise DrafterUnavailable(f"No drafter could be had: {error}") from None
             why = "no drafter could be had"
-        self._account.drop_drafter()
-        self._forgo_drafter(verifier)
-        return without_drafter(why), Opened(verifier)
+        else:
+            return decision
+        self._record.drop_drafter()
+        return without_drafter(why)
 
-    async def _open_lookup(
-        self, held: AsyncExitStack, decision: Decision
-    ) -> tuple[Decision, Opened]:
-        """A target lease is all that prompt lookup needs."""
-        prompt_ids = await self._read_target()
-        verifier = await self._take("target", held)
-        if decision.mode != "plain":
-            self._index = await asyncio.to_thread(PromptIndex, prompt_ids)
-        return decision, Opened(verifier)
+    async def _reopen(self, session: Session, role: Role) -> Holding:
+        """Take new leases that continue where the answers stand."""
+        verifier = await self._take_verifier(session, role)
+        if self._source is not None and not self._has_lost_drafter():
+            try:
+                await self._hold_drafter(session, verifier)
+            except RapidError as error:
+                logger.warning("request %s: no drafter again: %s", self._request.request_id, error)
+                self._lose_drafter("drafter lost")
+                verifier.lease.forgo_companion()
+        return verifier
 
-    async def _read_target(self) -> Int32Array:
-        """The target's prompt, which fits with its answer."""
-        prompt_ids = await self._prompter.target_prompt(self._request)
-        self._account.prompts["target"] = prompt_ids
-        self._max_tokens = self._leasing.fit("target", len(prompt_ids), self._request.max_tokens)
-        return prompt_ids
-
-    async def _reopen(self, held: AsyncExitStack, decision: Decision) -> Opened:
-        """New leases that continue where the answers stand."""
-        if decision.mode == "rag":
-            return Opened(await self._take("drafter", held))
-        is_drafted = decision.is_drafted and not self._has_lost_drafter()
-        verifier = await self._take("target", held, may_draft=is_drafted)
-        if not is_drafted:
-            return Opened(verifier)
-        try:
-            return Opened(verifier, await self._take("drafter", held, verifier))
-        except RapidError as error:
-            logger.warning("request %s: no drafter again: %s", self._request.request_id, error)
-            self._lose_drafter("drafter lost")
-            self._forgo_drafter(verifier)
-            return Opened(verifier)
-
-    async def _take(
-        self,
-        role: Role,
-        held: AsyncExitStack,
-        verifier: Side | None = None,
-        *,
-        may_draft: bool = False,
-    ) -> Side:
-        """A lease.
-
-        Args:
-            role: the pool to ask.
-            held: what the lease hangs on.
-            verifier: given for the drafter that is to help it.
-            may_draft: a drafter's lease may follow this one.
-        """
-        settings = self._settings
-        prompt_ids = self._account.prompts[role]
-        companion_tokens = 0
-        if self._is_shared and may_draft:
-            companion_tokens = self._prompter.longest_drafter_prompt(self._request, prompt_ids)
-        return await self._leasing.take(
-            held,
+    async def _take_verifier(self, session: Session, role: Role) -> Holding:
+        pool = self._pools.target if role == "target" else self._pools.alone
+        assert pool is not None
+        return await session.take(
+            pool,
             role,
-            prompt_ids,
-            self._max_tokens,
-            timeout_s=settings.drafter_wait_s if verifier else settings.target_wait_s,
-            committed=tuple(tuple(each.statistics.token_ids) for each in self._answers),
-            companion_tokens=companion_tokens,
-            first=verifier.lease if verifier and self._is_shared else None,
+            self._record.prompts[role],
+            timeout_s=self._config.target_wait_s,
+            committed=self._committed(),
+            companion_tokens=self._source.companion_tokens if self._source else 0,
         )
 
-    def _forgo_drafter(self, verifier: Side) -> None:
-        """No drafter's lease will come: an engine that drafts for itself need keep no room for it.
+    async def _hold_drafter(self, session: Session, verifier: Holding) -> None:
+        assert self._source is not None
+        await self._source.hold(
+            session,
+            verifier,
+            self._record.prompts.get("drafter"),
+            timeout_s=self._config.drafter_wait_s,
+            committed=self._committed(),
+        )
 
-        Nothing waits for the call: without it the room comes back with the lease.
+    def _model_source(self) -> DraftSource:
+        """Return what drafts where a model does: its own pool, or the target's engine."""
+        assert self._pools.drafter is not None
+        if not self._pools.are_shared:
+            return PoolSource(self._pools.drafter)
+        num_target = len(self._record.prompts["target"])
+        longest = self._prompts.longest_drafter_prompt(self._request, num_target)
+        return CompanionSource(self._pools.drafter, longest)
+
+    def _terms(self, max_tokens: int) -> Terms:
+        request = self._request
+        return Terms(
+            request.request_id,
+            request.tenant,
+            self._sampling,
+            self._speculation,
+            max_tokens,
+            request.num_choices,
+            request.num_logprobs,
+            affinity_of(request),
+            request.is_streamed,
+        )
+
+    def _fit(self, role: Role, num_prompt: int, max_tokens: int | None) -> int:
+        """Return how long the answer may become on an engine of this role.
+
+        Raises:
+            PromptTooLong: by how many tokens, and what would work.
         """
-        if self._is_shared:
-            verifier.lease.engine.forgo_companion.remote(verifier.lease.lease_id)
+        return answer_tokens(
+            max_tokens,
+            self._config.default_max_tokens,
+            num_prompt,
+            self._pools.max_context[role],
+            hint=_HINT_OF_LOOKUP if self._looks_up else _HINTS[role],
+        )
 
-    def _has_lost_drafter(self) -> bool:
-        return any(answer.statistics.plain_from is not None for answer in self._answers)
+    async def _found(self, answer: str = "") -> DrafterPrompt:
+        began = time.monotonic()
+        found = await self._prompts.drafter_prompt(self._request, answer)
+        self._record.retrieval_ms += 1e3 * (time.monotonic() - began)
+        return found
 
-    def _lose_drafter(self, how: Failover) -> None:
-        """What is left of every answer is the target's."""
-        for answer in self._answers:
-            if not answer.is_finished:
-                self._lose_drafter_of(answer, how)
+    def _use(self, found: DrafterPrompt) -> None:
+        self._record.prompts["drafter"] = found.prompt_ids
+        self._record.chunks = found.chunks
 
-    def _lose_drafter_of(self, answer: Answer, how: Failover) -> None:
-        """All choices have one drafter, which is lost once."""
-        if not self._has_lost_drafter():
-            self._account.failovers.append(how)
-        answer.statistics.lose_drafter(how)
+    # --- rounds -----------------------------------------------------------------------------------
 
-    def _note_loss(self, answer: Answer, error: DrafterUnavailable) -> None:
-        """One answer goes on without its drafter; the log says why."""
-        logger.warning("request %s: no drafter any more: %s", self._request.request_id, error)
-        self._lose_drafter_of(answer, "drafter lost")
-
-    async def _read(self) -> DrafterPrompt:
-        started = time.monotonic()
-        prompt = await self._prompter.drafter_prompt(self._request)
-        self._account.timings_ms["retrieval"] = 1e3 * (time.monotonic() - started)
-        return prompt
-
-    def _use(self, prompt: DrafterPrompt) -> None:
-        self._account.prompts["drafter"] = prompt.prompt_ids
-        self._account.chunks = prompt.chunks
-
-    async def _deltas(self, decision: Decision, opened: Opened) -> AsyncGenerator[TextDelta]:
-        """The rounds of all choices that are not finished."""
-        self._account.prefill = await opened.verifier.prefill
-        drafter = opened.drafter
-        if drafter is not None:
-            limit_s = self._patience.limit_s
-            try:
-                async with asyncio.timeout(limit_s):
-                    await drafter.prefill
-            except (TimeoutError, RapidError) as error:
-                told = error if isinstance(error, RapidError) else f"not read within {limit_s:g} s"
-                logger.warning("request %s: no drafter: %s", self._request.request_id, told)
-                hangs = isinstance(error, TimeoutError)
-                self._lose_drafter("drafter hung" if hangs else "drafter lost")
-                await drafter.hold.aclose()
-                drafter = None
+    async def _deltas(
+        self, session: Session, decision: Decision, verifier: Holding
+    ) -> AsyncGenerator[TextDelta]:
+        """Run the rounds of all choices that are not finished."""
+        self._record.prefill = await verifier.prefill
+        if self._source is not None:
+            await self._read_by_drafter(self._source)
         rounds = [
-            answer.follow(self._verdicts(decision, answer, opened.verifier, drafter))
+            answer.follow(self._verdicts(session, decision, verifier, answer))
             for answer in self._answers
             if not answer.is_finished
         ]
@@ -318,52 +330,127 @@ class Generation:
                 async for delta in deltas:
                     yield delta
 
+    async def _read_by_drafter(self, source: DraftSource) -> None:
+        """Wait for the drafter's prefill, as long as a round may take."""
+        limit_s = self._patience.limit_s
+        how: Failover
+        try:
+            async with asyncio.timeout(limit_s):
+                await source.read()
+            return
+        except TimeoutError:
+            how, cause = "drafter hung", f"not read within {limit_s:g} s"
+        except RapidError as error:
+            how, cause = "drafter lost", str(error)
+        logger.warning("request %s: no drafter: %s", self._request.request_id, cause)
+        self._lose_drafter(how)
+        await source.release()
+
     def _verdicts(
-        self, decision: Decision, answer: Answer, verifier: Side, drafter: Side | None
+        self, session: Session, decision: Decision, verifier: Holding, answer: Answer
     ) -> AsyncIterator[Verdict]:
-        """The loop of one choice, from where its answer stands."""
-        lease = drafter.lease if drafter else None
-        judge = RayVerifier(verifier.lease, lease, self._patience, answer.choice)
-        if self._settings.acceptance_site == "orchestrator":
-            judge = JudgingVerifier(
-                verifier.lease,
-                lease,
-                self._patience,
-                answer.choice,
-                self._sampling,
-                self._speculation,
-                self._prompter.target.eos_ids,
-                self._request.num_logprobs,
-            )
+        """Run the rounds of one choice, from where its answer stands."""
         committed = answer.statistics.token_ids
-        port: RayDrafter | PromptLookupDrafter | None = None
-        if self._index is not None:
-            port = PromptLookupDrafter(self._index, answer.choice, committed)
-        elif lease is not None:
-            port = RayDrafter(lease, answer.choice)
-        return speculate(
-            port,
-            judge,
-            max_tokens=self._max_tokens - len(committed),
-            max_draft=self._speculation.max_draft,
-            is_streamed=self._request.is_streamed,
-            pace=self._pace(decision, len(committed)) if port is not None else None,
+        return session.rounds(
+            verifier,
+            self._source,
+            answer.choice,
+            committed,
+            pace=self._pace(decision, len(committed)) if self._source else None,
             on_loss=functools.partial(self._note_loss, answer),
+            refresh=self._refresh(session, verifier, answer),
+            trigger=self._trigger,
         )
 
+    def _refresh(self, session: Session, verifier: Holding, answer: Answer) -> Refresh | None:
+        """Return what gives the drafter something else to read, if that was asked for."""
+        if not self._request.speculation.refresh or not isinstance(self._source, PoolSource):
+            return None
+        return functools.partial(self._reread, session, verifier, answer, self._source)
+
+    async def _reread(
+        self,
+        session: Session,
+        verifier: Holding,
+        answer: Answer,
+        source: PoolSource,
+        _: tuple[int, ...],
+    ) -> Drafter[Any]:
+        """Retrieve for the question and the answer so far, and have the drafter read that."""
+        token_ids = answer.statistics.token_ids
+        found = await self._found(self._prompts.target.decode(token_ids))
+        if found.evidence.is_lost:
+            raise DrafterUnavailable(found.evidence.why_none)
+        try:
+            self._fit("drafter", len(found.prompt_ids), session.terms.max_tokens)
+            self._use(found)
+            await self._hold_drafter(session, verifier)
+            await source.read()
+        except RapidError as error:
+            raise DrafterUnavailable(f"The drafter cannot go on reading: {error}") from error
+        answer.statistics.refreshes += 1
+        return source.drafter(answer.choice, token_ids)
+
     def _pace(self, decision: Decision, num_committed: int) -> Controller | None:
-        """What chooses the draft lengths of an answer that is drafted; None for `max_draft` always.
+        """Return what chooses the draft lengths of an answer; None for `max_draft` always.
 
         The rule `paper` has one length. And whoever sends a seed and asks for `maximal` coupling
         wants the same text again, which would then depend on when a drafter rests.
         """
-        is_fixed = self._settings.draft_length == "fixed" or decision.contract == "paper"
+        is_fixed = self._config.draft_length == "fixed" or decision.contract == "paper"
         is_seeded = self._request.seed is not None and self._sampling.temperature > 0
         if is_fixed or (is_seeded and self._speculation.coupling == "maximal"):
             return None
         return Controller(
             self._costs,
-            len(self._account.prompts["target"]) + num_committed,
+            len(self._record.prompts["target"]) + num_committed,
             self._speculation.max_draft,
             can_rest=decision.contract == "target",
         )
+
+    # --- losing the drafter -----------------------------------------------------------------------
+
+    def _forgo_drafter(self, verifier: Holding) -> None:
+        """Do without a drafter from the start: an engine need keep no room for its lease."""
+        if self._source is not None and self._source.companion_tokens:
+            verifier.lease.forgo_companion()
+        self._source = None
+
+    def _committed(self) -> list[list[int]]:
+        return [answer.statistics.token_ids for answer in self._answers]
+
+    def _has_lost_drafter(self) -> bool:
+        return any(answer.statistics.plain_from is not None for answer in self._answers)
+
+    def _lose_drafter(self, how: Failover) -> None:
+        """Leave the rest of every answer to the target."""
+        for answer in self._answers:
+            if not answer.is_finished:
+                self._lose_drafter_of(answer, how)
+        self._source = None
+
+    def _note_loss(self, answer: Answer, error: DrafterUnavailable) -> None:
+        """Go on with one answer without its drafter; the log says why."""
+        logger.warning("request %s: no drafter any more: %s", self._request.request_id, error)
+        self._lose_drafter_of(answer, "drafter lost")
+
+    def _lose_drafter_of(self, answer: Answer, how: Failover) -> None:
+        """Leave the rest of one answer to the target; all have one drafter, which is lost once."""
+        if not self._has_lost_drafter():
+            self._record.failovers.append(how)
+        answer.statistics.lose_drafter(how)
+
+
+def affinity_of(request: GenerateRequest) -> str:
+    """Name what a request reads: its tenant's documents, or the long beginning of a conversation.
+
+    It is what several requests have in common and is worth finding read; empty if nothing is.
+    """
+    long = [document.text for document in request.documents]
+    if not long:
+        said = [message.content for message in request.messages if message.role == "user"]
+        long = [text for text in said[:1] if len(text) >= _LONG_CHARACTERS]
+    if not long:
+        return ""
+    content = "\0".join((request.tenant, *long))
+    return blake2b(content.encode(), digest_size=16).hexdigest()

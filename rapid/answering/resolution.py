@@ -45,13 +45,15 @@ class Decision:
     """The mode as resolved, why, and what it promises.
 
     Attributes:
-        is_drafted: by an engine; prompt lookup needs none.
+        is_drafted: whether something drafts.
+        is_fallback: whether a drafter was wanted and could not be had.
     """
 
     mode: Mode
     reason: str
     contract: Contract
     is_drafted: bool
+    is_fallback: bool = False
 
 
 def sampling_of(request: GenerateRequest) -> SamplingConfig:
@@ -86,6 +88,26 @@ def speculation_of(
     if asked.all_draft_tokens:
         settings["draft_top_k"] = None
     return SpeculationConfig(**settings)
+
+
+def check_refresh(request: GenerateRequest, *, looks_up: bool) -> None:
+    """Refuse to retrieve again where that cannot be done exactly.
+
+    Raises:
+        BadRequest: several choices would need something else to read each, the rule `paper` splits
+            answers by its bonus tokens, and prompt lookup retrieves nothing.
+    """
+    if not request.speculation.refresh:
+        return
+    why = None
+    if request.num_choices > 1:
+        why = "goes with one choice: leave out n"
+    elif request.speculation.mode == "paper":
+        why = "is not part of mode 'paper': leave it out, or use 'fused'"
+    elif looks_up:
+        why = "needs a drafter that reads, and this server drafts by prompt lookup: leave it out"
+    if why:
+        raise BadRequest(f"rapid.refresh {why}", "rapid.refresh", "invalid_value")
 
 
 def decide(asked: Mode, evidence: Evidence) -> Decision:
@@ -131,17 +153,12 @@ def decide_lookup(asked: Mode) -> Decision:
     reason = "asked for, drafted by prompt lookup"
     if asked == "auto":
         reason = "prompt lookup drafts: nothing to fuse with"
-    return Decision("lossless", reason, "target", is_drafted=False)
+    return Decision("lossless", reason, "target", is_drafted=True)
 
 
 def without_drafter(why: str) -> Decision:
     """What becomes of `auto` and `lossless` when no drafter can be had."""
-    return Decision("plain", f"{why}: {_ALONE}", "target", is_drafted=False)
-
-
-def is_fallback(reason: str) -> bool:
-    """Whether a mode was resolved by `without_drafter`."""
-    return reason.endswith(_ALONE)
+    return Decision("plain", f"{why}: {_ALONE}", "target", is_drafted=False, is_fallback=True)
 
 
 def answer_tokens(

@@ -1,14 +1,69 @@
-"""The loop's ports over engines in this process: one choice of a lease each."""
+"""The ports of `rapid.ports` over engines in this process."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 from rapid.config import WindowDrafting
 from rapid.engines.engine import Engine
-from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound
-from rapid.messages import DraftBlock, Verdict
+from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound, Overloaded
+from rapid.messages import DraftBlock, LeaseRequest, PrefillReceipt, Verdict
+from rapid.ports import EngineLease
+
+
+class LocalPool:
+    """One engine as a pool; see `rapid.ports.EnginePool`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @asynccontextmanager
+    async def lease(
+        self, request: LeaseRequest, *, timeout_s: float | None, beside: EngineLease | None
+    ) -> AsyncIterator[LocalLease]:
+        """Hold a lease; see `rapid.ports.EnginePool`."""
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._engine.open(request)
+        except TimeoutError:
+            raise Overloaded(f"The engine is full: no room within {timeout_s:g} s.") from None
+        try:
+            yield LocalLease(self._engine, request.lease_id, time.monotonic() - began)
+        finally:
+            self._engine.release(request.lease_id)
+
+
+class LocalLease:
+    """A lease on an engine of this process; see `rapid.ports.EngineLease`."""
+
+    def __init__(self, engine: Engine, lease_id: str, queued_s: float = 0.0) -> None:
+        self.lease_id = lease_id
+        self.queued_s = queued_s
+        self._engine = engine
+
+    async def prefill(self) -> PrefillReceipt:
+        """Read the prompt."""
+        return await self._engine.prefill(self.lease_id)
+
+    def forgo_companion(self) -> None:
+        """Keep no room for a second lease: none will come."""
+        self._engine.forgo_companion(self.lease_id)
+
+    def drafter(self, choice: int) -> EngineDrafter:
+        """Return what drafts a choice on this lease."""
+        return EngineDrafter(self._engine, self.lease_id, choice)
+
+    def window_drafter(self, choice: int, window: WindowDrafting) -> WindowDrafter:
+        """Return what drafts a choice on a part of this lease's own KV."""
+        return WindowDrafter(self._engine, self.lease_id, choice, window)
+
+    def verifier(self, choice: int, drafter: Callable[[], EngineLease | None]) -> EngineVerifier:
+        """Return what judges a choice's blocks."""
+        return EngineVerifier(self._engine, self.lease_id, choice)
 
 
 class EngineDrafter:

@@ -17,10 +17,12 @@ from rapid.config import Frozen
 _LOGIT_ROWS = 10
 # float64 copies of one block's logits while it is judged (`rapid.speculation.acceptance`).
 _JUDGING_COPIES = 6
-# Scores that attention holds at once on a GPU (`rapid.engines.attention.ragged`); a CPU's kernel is fused.
+# Scores that attention holds at once on a GPU (`rapid.engines.attention.ragged`); a CPU's kernel
+# is fused.
 GPU_SCORES = 2**26
-# Captured steps of an engine on a GPU (`rapid.engines.forward.cuda_graphs`), and what a graph holds for
-# each of its launches: reports go from 16 to 64 KiB; `benchmarks/gpu.py` prints what a device says.
+# Captured steps of an engine on a GPU (`rapid.engines.forward.cuda_graphs`), and what a graph
+# holds for each of its launches: reports go from 16 to 64 KiB; `benchmarks/gpu.py` prints what
+# a device says.
 GRAPHS = 32
 _LAUNCHES = 40  # of a layer
 _LAUNCH_BYTES = 2**15

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import TypeVar
 
 from rapid.errors import DrafterUnavailable
 from rapid.messages import Verdict
-from rapid.ports import Drafter, Pace, Verifier
+from rapid.ports import Drafter, Pace, Refresh, Verifier
 from rapid.speculation.refreshing import RefreshTrigger
 
 Block = TypeVar("Block")
@@ -23,7 +23,8 @@ async def speculate(
     is_streamed: bool = False,
     pace: Pace | None = None,
     on_loss: Callable[[DrafterUnavailable], None] | None = None,
-    refresh: Callable[[tuple[int, ...]], Awaitable[Drafter[Block]]] | None = None,
+    refresh: Refresh | None = None,
+    trigger: RefreshTrigger | None = None,
 ) -> AsyncIterator[Verdict]:
     """One choice's rounds, each yielded as its verdict; the verdicts' tokens are the answer.
 
@@ -40,16 +41,16 @@ async def speculate(
             one token. The others stay long: a round's calls cost the same for any number of tokens.
         pace: chooses how many are asked for; None always asks for as many as may be.
         on_loss: called with the reason when the drafter is lost; None raises the reason instead.
-        refresh: given the tokens of these rounds, makes the drafter that goes on after them, with
-            what was found for them; None never refreshes. `RefreshTrigger` says when. If it raises
-            DrafterUnavailable, the drafter is lost.
+        refresh: gives the drafter something else to read where that is due; None never does. If it
+            raises DrafterUnavailable, the drafter is lost.
+        trigger: says when that is; the answer's own where these are not its first rounds.
 
     Raises:
         DrafterUnavailable: the drafter is lost and there is no `on_loss`.
     """
     verdict: Verdict | None = None
     untold: Verdict | None = None  # what the drafter has not been told of
-    trigger = RefreshTrigger()
+    trigger = trigger or RefreshTrigger()
     token_ids: list[int] = []
     while len(token_ids) < max_tokens and not (verdict and verdict.is_finished):
         limit = min(max_draft, max_tokens - len(token_ids))

@@ -60,4 +60,5 @@ class RoundStatistics:
             bonus=self.origins.count("bonus"),
             completion_tokens=len(self.token_ids),
             histogram={length: tuple(counts) for length, counts in self.histogram.items()},
+            refreshes=self.refreshes,
         )

@@ -159,7 +159,11 @@ async def test_what_was_given_up_is_an_abort_and_runs_no_longer(read: dict[str, 
     [
         ({"plain_from": (12,)}, "the drafter was lost"),
         (
-            {"mode": "plain", "reason": without_drafter("no drafter could be had").reason},
+            {
+                "mode": "plain",
+                "reason": without_drafter("no drafter could be had").reason,
+                "is_fallback": True,
+            },
             "no drafter could be had: the target went on alone",
         ),
     ],

@@ -54,6 +54,6 @@ def test_the_sdk_example_is_answered_right(
     (sample,) = commands("sample-document")
     subprocess.run([RAPID, *sample], cwd=tmp_path, check=True, capture_output=True, timeout=120)
     monkeypatch.chdir(tmp_path)
-    (example,) = re.findall(r"```python\n(from pathlib.*?)```", README, flags=re.DOTALL)
+    (example,) = re.findall(r"```python\n([^`]*from openai.*?)```", README, flags=re.DOTALL)
     exec(compile(example.replace("http://127.0.0.1:8000", application), "README", "exec"), {})
     assert capsys.readouterr().out.startswith(right_answer(tmp_path, example))

@@ -141,7 +141,7 @@ def test_engines_are_made_as_the_models_were_loaded_for(monkeypatch):
 def test_no_engine_is_left_behind_when_the_second_cannot_be_made():
     cramped = dataclasses.replace(loaded(), config=engine_config(max_context=10**6), max_context=16)
     with pytest.raises(ConfigurationError, match="beyond the 16 positions"):
-        rapid.generate(loaded(), cramped, LONG, SHORT)
+        rapid.generate(loaded(), cramped, LONG, SHORT, max_tokens=16)
     assert "rapid-engine" not in {thread.name for thread in threading.enumerate()}
 
 

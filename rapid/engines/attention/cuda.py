@@ -12,7 +12,7 @@ Three families:
   at the last row and the last key. (Its varlen form is no candidate: it does not split the keys.
   Nor is cuDNN: torch keeps its plans by shape, so that every new length would be planned anew,
   which a timing at one length does not show.)
-* blocks: ours in Triton (`rapid.engines.attention.triton_kernel`), the one that a graph can capture.
+* blocks: ours in Triton (`rapid.engines.attention.triton_kernel`), which a graph can capture.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class TestHelp:
 
 
 class TestPlan:
-    """The numbers are those of `tests/rapid/planning/test_plan.py`; here is what becomes of them."""
+    """Numbers are checked in `tests/rapid/planning/test_plan.py`; here is what becomes of them."""
 
     EIGHT = ("--target", "llama-3.1-8b", "--gpu", "h200", "--context", "131072")
 

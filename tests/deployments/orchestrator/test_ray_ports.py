@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RayTaskError
 
 from cluster.leases import Lease
-from deployments.orchestrator.ray_ports import JudgingVerifier, Patience, RayDrafter, RayVerifier
+from deployments.orchestrator.ray_ports import JudgingVerifier, RayDrafter, RayVerifier
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import (
     BadRequest,
@@ -20,7 +20,8 @@ from rapid.errors import (
     RapidError,
     TargetUnavailable,
 )
-from rapid.messages import TokenLogprobs, Verdict
+from rapid.estimators import Patience
+from rapid.messages import LeaseRequest, TokenLogprobs, Verdict, as_prompt
 
 DRAFTER, TARGET = bytes(range(16)), bytes(range(16, 32))
 
@@ -45,9 +46,13 @@ class ScriptedEngine:
         return answered() if self.answer is not None else "reference"
 
 
+def drafting() -> Lease:
+    return Lease("d", ScriptedEngine(DRAFTER), 0.0)
+
+
 def verifier(answer: object) -> RayVerifier:
     target = Lease("t", ScriptedEngine(TARGET, answer), 0.0)
-    return RayVerifier(target, Lease("d", ScriptedEngine(DRAFTER), 0.0), Patience(30))
+    return RayVerifier(target, drafting, Patience(30))
 
 
 def remote(cause: Exception) -> BaseException:
@@ -84,13 +89,11 @@ async def test_a_block_that_is_lost_on_its_way_here_is_a_lost_drafter(failure: E
     target.score = target
     judging = JudgingVerifier(
         Lease("t", target, 0.0),
-        Lease("d", ScriptedEngine(DRAFTER), 0.0),
+        drafting,
         Patience(30),
         0,
-        SamplingConfig(),
-        SpeculationConfig(),
+        LeaseRequest("t", "acme", as_prompt([1]), 8, SamplingConfig(), SpeculationConfig()),
         {2},
-        None,
     )
     with pytest.raises(DrafterUnavailable):
         await judging.verify(ScriptedEngine(DRAFTER, failure).remote())
@@ -110,9 +113,7 @@ async def test_a_caller_that_leaves_in_mid_round_leaves_nothing_behind() -> None
 
             return answered()
 
-    asking = RayVerifier(
-        Lease("t", Waiting(TARGET), 0.0), Lease("d", ScriptedEngine(DRAFTER), 0.0), Patience(30)
-    )
+    asking = RayVerifier(Lease("t", Waiting(TARGET), 0.0), drafting, Patience(30))
     round_ = asyncio.create_task(asking.verify("block"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from ray.serve.exceptions import DeploymentUnavailableError as NoPool
 
-from rapid.answering.prompting import Prompter
+from deployments.orchestrator.ray_ports import RayRetrieval
+from rapid.answering.prompting import RequestPrompts
 from rapid.checkpoints.text import ChatText
 from rapid.messages import Document, GenerateRequest, Message
 from retrieval import RetrievalConfig, RetrievedChunk, StoreUnavailable
@@ -46,9 +47,15 @@ def chat_text() -> ChatText:
     return ChatText.load("embedded:target")
 
 
-def prompter(chat_text: ChatText, retriever: ScriptedRetriever) -> Prompter:
+def prompter(chat_text: ChatText, retriever: ScriptedRetriever) -> RequestPrompts:
     config = RetrievalConfig(chunk_tokens=32, budget_tokens=64)
-    return Prompter(chat_text, chat_text, retriever, config, timeout_s=0.2)
+    return RequestPrompts(
+        chat_text,
+        chat_text,
+        RayRetrieval(retriever, timeout_s=0.2),
+        budget_tokens=config.budget_tokens,
+        budget_for=config.budget_for,
+    )
 
 
 def request(*documents: Document, **fields: Any) -> GenerateRequest:

@@ -1,4 +1,4 @@
-"""The target pool: replicas that hold long contexts and decide every token."""
+"""A replica of the target's or the drafter's pool."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from deployments.pools.engine_actor import EngineFactory, load_engine, start_eng
 from rapid.config import EngineConfig
 
 
-class Target(LeasingReplica):
-    """Leases out the target's engine."""
+class EngineReplica(LeasingReplica):
+    """A Serve replica that owns one engine and leases it out."""
 
     def __init__(
         self, engine: EngineConfig, pool: PoolConfig, load: EngineFactory = load_engine

@@ -1,0 +1,380 @@
+"""The front door in one process: two models that stay open, and questions about documents.
+
+::
+
+    with rapid.open("embedded:target", drafter="embedded:drafter") as pair:
+        answer = pair.answer("What is the banner of Tezawe?", documents=[text], mode="fused")
+        print(answer.text, answer.receipt)
+
+A question goes the way that it goes over HTTP (`rapid.answering.request`): the same modes, receipts
+and refusals. What a document's KV holds stays until its room is needed, so that a second question
+about it does not read it again. Methods block, and may be called from a notebook's event loop and
+from several threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypedDict, TypeVar
+
+from pydantic import ValidationError
+from typing_extensions import Unpack
+
+from rapid.answering.prompting import RequestPrompts
+from rapid.answering.request import Pools, RequestRun, Services
+from rapid.checkpoints.facts import read_model_facts
+from rapid.checkpoints.text import ChatText
+from rapid.checkpoints.vocabulary import check_same_vocabulary
+from rapid.config import (
+    AnsweringConfig,
+    Coupling,
+    EngineConfig,
+    Mode,
+    PromptLookup,
+    SpeculationConfig,
+    Transfer,
+)
+from rapid.engines.engine import Engine
+from rapid.engines.forward.loading import LoadedModel, check_memory, load_model
+from rapid.engines.ports import LocalPool
+from rapid.errors import BadRequest, RapidError
+from rapid.estimators import Patience
+from rapid.messages import (
+    Document,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    GenerationEvent,
+    Message,
+    Receipt,
+    SpeculationRequest,
+    TextDelta,
+)
+from retrieval import RetrievalConfig, Retriever, open_retriever
+
+Result = TypeVar("Result")
+Documents = Sequence[str | Document]
+
+_TENANT = "local"
+_EMBEDDED = "embedded:"
+_FOR_EMBEDDED = RetrievalConfig(chunk_tokens=64, budget_tokens=320)  # as `serve_config.yaml` has it
+
+
+class Settings(TypedDict, total=False):
+    """What a question may ask for; the names and defaults are those of the HTTP API.
+
+    What each means is said in ``docs/api.md``.
+    """
+
+    mode: Mode
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int | None
+    seed: int
+    stop: Sequence[str]
+    query: str
+    retrieval_tokens: int
+    transfer: Transfer
+    eta: float
+    max_draft: int
+    coupling: Coupling
+    plausibility: float
+    draft_top_k: int | None
+    refresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete answer.
+
+    Attributes:
+        text: what it says.
+        finish_reason: `stop` where it came to its end, `length` where it was cut.
+        receipt: under which contract it was produced, with every resolved value.
+    """
+
+    text: str
+    finish_reason: FinishReason
+    receipt: Receipt
+
+
+class Stream(Iterator[str]):
+    """The text of an answer piece by piece, as soon as each piece is certain.
+
+    Closing it, or leaving the loop over it for good, gives up the answer and frees what it holds.
+
+    Attributes:
+        answer: the whole, once the last piece was taken; None before.
+    """
+
+    def __init__(self, pair: Pair, events: AsyncGenerator[GenerationEvent]) -> None:
+        self.answer: Answer | None = None
+        self._pair = pair
+        self._events = events
+        self._pieces: list[str] = []
+        self._finish: FinishReason = "length"
+
+    def __next__(self) -> str:
+        while self.answer is None:
+            try:
+                event: GenerationEvent = self._pair._run(anext(self._events))
+            except BaseException:
+                self.close()
+                raise
+            if isinstance(event, TextDelta):
+                self._pieces.append(event.text)
+                self._finish = event.finish_reason or self._finish
+                if event.text:
+                    return event.text
+            elif isinstance(event, Finished):
+                self.answer = Answer("".join(self._pieces), self._finish, event.receipt)
+                self.close()
+        raise StopIteration
+
+    def close(self) -> None:
+        """Give the answer up; nothing happens to one that is complete."""
+        self._pair._run(self._events.aclose())
+
+
+class Pair:
+    """A target and what drafts for it, open until `close`; made by `rapid.open`."""
+
+    def __init__(self, services: Services, loop: _LoopThread, opened: ExitStack) -> None:
+        self._services = services
+        self._loop = loop
+        self._opened = opened
+        self._ids = itertools.count()
+
+    def answer(
+        self,
+        question: str | Sequence[Message],
+        *,
+        documents: Documents = (),
+        **settings: Unpack[Settings],
+    ) -> Answer:
+        """Answer a question about documents.
+
+        Args:
+            question: a question, or a whole chat.
+            documents: their texts, which the target reads whole.
+            settings: mode, sampling and the method's knobs.
+
+        Raises:
+            BadRequest: a setting is wrong; ``param`` names it.
+            PromptTooLong: question, documents and answer exceed the target's context.
+            RapidError: the answer could not be produced as asked.
+        """
+        stream = self.stream(question, documents=documents, **settings)
+        for _ in stream:
+            pass
+        assert stream.answer is not None
+        return stream.answer
+
+    def stream(
+        self,
+        question: str | Sequence[Message],
+        *,
+        documents: Documents = (),
+        **settings: Unpack[Settings],
+    ) -> Stream:
+        """Answer piece by piece; arguments and errors are those of `answer`.
+
+        What can be refused is refused by the first piece.
+        """
+        request = _request(f"local-{next(self._ids)}", question, documents, settings)
+        try:
+            run = RequestRun(self._services, request)
+        except ValidationError as error:
+            raise _bad_request(error) from None
+        return Stream(self, run.events())
+
+    def close(self) -> None:
+        """End the engines; answers in progress fail."""
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, work: Awaitable[Result]) -> Result:
+        return self._loop.run(work)
+
+
+def open_pair(
+    target: str | EngineConfig,
+    *,
+    drafter: str | EngineConfig | PromptLookup | None = None,
+    retrieval: RetrievalConfig | None = None,
+    speculation: SpeculationConfig | None = None,
+    context_tokens: int = 32_768,
+) -> Pair:
+    """Load a target and what drafts for it, and keep both open for questions.
+
+    Args:
+        target: a checkpoint directory, a hub name, ``embedded:target``, or an engine's settings.
+        drafter: likewise; None lets the target draft for itself on what retrieval finds, and
+            `PromptLookup` retrieves nothing.
+        retrieval: how documents are searched; None searches by words, without a download.
+        speculation: defaults for what a question does not say.
+        context_tokens: longest prompt plus answer, for models given by name; the KV has room for
+            twice that.
+
+    Raises:
+        ConfigurationError: a checkpoint cannot be used, the two do not share a vocabulary, or the
+            memory does not suffice.
+    """
+    configs = [_engine_config(target, context_tokens)]
+    looks_up = isinstance(drafter, PromptLookup)
+    if isinstance(drafter, str | EngineConfig):
+        configs.append(_engine_config(drafter, context_tokens))
+    elif not looks_up and configs[0].max_leases < 2:
+        configs[0] = configs[0].model_copy(update={"max_leases": 2})
+    check_memory(*configs, with_pools=True)
+    models = [load_model(config) for config in configs]
+    vocab_size = check_same_vocabulary(*models) if len(models) == 2 else None
+    texts = [ChatText.load(config.model) for config in configs]
+    if retrieval is None:
+        is_embedded = configs[0].model.startswith(_EMBEDDED)
+        retrieval = _FOR_EMBEDDED if is_embedded else RetrievalConfig()
+    with ExitStack() as opening:
+        loop = opening.enter_context(_LoopThread())
+        pools = [_pool(opening, model, vocab_size) for model in models]
+        retriever: Retriever | None = None
+        if not looks_up:
+            retriever = loop.run(open_retriever(retrieval, texts[0].token_offsets))
+            opening.callback(lambda: loop.run(retriever.close()))
+        config = AnsweringConfig()
+        services = Services(
+            config=config,
+            speculation=speculation or SpeculationConfig(),
+            pools=Pools(
+                target=pools[0],
+                drafter=None if looks_up else pools[-1],
+                alone=None if looks_up else pools[-1],
+                max_context={
+                    "target": configs[0].max_context or models[0].max_context,
+                    "drafter": configs[-1].max_context or models[-1].max_context,
+                },
+            ),
+            prompts=RequestPrompts(
+                texts[0],
+                texts[-1],
+                retriever,
+                budget_tokens=retrieval.budget_tokens,
+                budget_for=retrieval.budget_for,
+            ),
+            patience=Patience(config.drafter_hangs_s),
+        )
+        return Pair(services, loop, opening.pop_all())
+
+
+def _pool(opening: ExitStack, model: LoadedModel, vocab_size: int | None) -> LocalPool:
+    # Drafting ahead would compete with the target for this process's interpreter.
+    config = model.config.model_copy(update={"draft_ahead": False})
+    engine = Engine(model, config, vocab_size=vocab_size)
+    opening.callback(engine.close)
+    return LocalPool(engine)
+
+
+def _engine_config(model: str | EngineConfig, context_tokens: int) -> EngineConfig:
+    if isinstance(model, EngineConfig):
+        return model
+    facts = read_model_facts(EngineConfig(model=model))
+    longest = min(context_tokens, facts.num_positions)
+    return EngineConfig(model=model, max_context=longest, kv_cache_tokens=2 * longest)
+
+
+def _request(
+    request_id: str, question: str | Sequence[Message], documents: Documents, settings: Settings
+) -> GenerateRequest:
+    given: dict[str, Any] = dict(settings)
+    unknown = given.keys() - Settings.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"no such setting: {', '.join(sorted(unknown))}")
+    of_method = {
+        name: given.pop(name) for name in list(given) if name in SpeculationRequest.__slots__
+    }
+    if "draft_top_k" in of_method and of_method["draft_top_k"] is None:
+        of_method["all_draft_tokens"] = True
+    stop = given.pop("stop", ())
+    return GenerateRequest(
+        request_id=request_id,
+        tenant=_TENANT,
+        messages=(Message("user", question),) if isinstance(question, str) else tuple(question),
+        documents=_named(documents),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        speculation=SpeculationRequest(**of_method),
+        **given,
+    )
+
+
+def _named(documents: Documents) -> tuple[Document, ...]:
+    """Name the texts that have no name: the templates show one, and they must differ."""
+    if isinstance(documents, str):
+        raise TypeError("documents is a sequence of texts: put the text into a list")
+    names = {document.name for document in documents if isinstance(document, Document)}
+    fresh = (name for number in itertools.count(1) if (name := f"document {number}") not in names)
+    if len(documents) == 1 and isinstance(documents[0], str):
+        return (Document("document", documents[0]),)
+    return tuple(
+        document if isinstance(document, Document) else Document(next(fresh), document)
+        for document in documents
+    )
+
+
+def _bad_request(error: ValidationError) -> BadRequest:
+    first = error.errors(include_url=False, include_input=False)[0]
+    field = str(first["loc"][0]) if first["loc"] else None
+    return BadRequest(f"{field}: {first['msg']}" if field else first["msg"], field)
+
+
+class _LoopThread:
+    """An event loop in a thread of its own, for callers that block."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="rapid-pair", daemon=True
+        )
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> Literal[False]:
+        self.run(_cancel_all())
+        self.run(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        return False
+
+    def run(self, work: Awaitable[Result]) -> Result:
+        """Wait for `work`; an interrupted wait cancels it."""
+        if not self._thread.is_alive():
+            raise RapidError("this pair is closed: open another one")
+
+        async def awaited() -> Result:
+            return await work
+
+        waiting = asyncio.run_coroutine_threadsafe(awaited(), self._loop)
+        try:
+            return waiting.result()
+        except BaseException:
+            waiting.cancel()
+            raise
+
+
+async def _cancel_all() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -1,0 +1,166 @@
+"""The front door in one process: what the README shows, and what callers get wrong."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+import pytest
+
+import rapid
+from evaluation.loaders.generated import load
+from evaluation.tasks import Source
+from rapid.errors import BadRequest, PromptTooLong, RapidError
+from rapid.messages import Document, Message
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+FACTS = "The banner of Tezawe is sozo sema 40. The well of Ruki is dry. " * 3
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with rapid.open("embedded:target", drafter="embedded:drafter") as opened:
+        yield opened
+
+
+MODES = {
+    "plain": "target",
+    "lossless": "target",
+    "fused": "fused",
+    "rag": "drafter",
+    "auto": "fused",
+    "paper": "paper",
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("seed", [None, 7])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_answers_under_its_contract(pair, mode, seed, temperature):
+    settings = {"temperature": temperature, "max_tokens": 12}
+    if seed is not None:
+        settings["seed"] = seed
+    if mode == "paper" and temperature == 0:
+        with pytest.raises(BadRequest, match="set a temperature"):
+            pair.answer("What is the banner of Tezawe?", documents=[FACTS], mode=mode, **settings)
+        return
+    answer = pair.answer("What is the banner of Tezawe?", documents=[FACTS], mode=mode, **settings)
+    assert answer.receipt.contract == MODES[mode]
+    assert answer.text
+    if seed is not None:
+        assert answer.receipt.seed == seed
+        again = pair.answer(
+            "What is the banner of Tezawe?", documents=[FACTS], mode=mode, **settings
+        )
+        assert again.text == answer.text
+
+
+def test_a_stream_is_the_answer_in_pieces(pair):
+    asked = {"documents": [FACTS], "mode": "fused", "seed": 3, "max_tokens": 20}
+    stream = pair.stream("What is the banner of Tezawe?", **asked)
+    pieces = list(stream)
+    whole = pair.answer("What is the banner of Tezawe?", **asked)
+    assert stream.answer is not None
+    assert "".join(pieces) == stream.answer.text == whole.text
+    assert len(pieces) > 1
+
+
+def test_a_stream_that_is_given_up_leaves_room_for_others(pair):
+    for _ in range(40):  # more than there are leases
+        stream = pair.stream("What is the banner of Tezawe?", documents=[FACTS], mode="plain")
+        assert next(stream)
+        stream.close()
+    assert pair.answer("What is the banner of Tezawe?", documents=[FACTS]).text
+
+
+def test_a_document_is_read_once(pair):
+    document = Document("atlas", "The lighthouse of Varo guards the northern strait. " * 20)
+    first = pair.answer("What guards the strait?", documents=[document], max_tokens=4)
+    second = pair.answer("Where is Varo?", documents=[document], max_tokens=4)
+    assert first.receipt.cached_tokens == 0
+    assert second.receipt.cached_tokens > 0.8 * second.receipt.prompt_tokens
+
+
+def test_it_goes_on_from_a_chat(pair):
+    chat = [
+        Message("user", "What is the banner of Tezawe?"),
+        Message("assistant", "It is sozo sema 40."),
+        Message("user", "And the well of Ruki?"),
+    ]
+    answer = pair.answer(chat, documents=[FACTS], max_tokens=8)
+    assert answer.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"temperature": 5.0}, "temperature"),
+        ({"eta": -1.0}, "eta"),
+        ({"max_draft": 0}, "max_draft"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_its_name(pair, settings, field):
+    with pytest.raises(BadRequest) as refused:
+        pair.answer("What is it?", **settings)
+    assert refused.value.param == field
+
+
+def test_mistakes_of_the_caller_are_named(pair):
+    with pytest.raises(PromptTooLong, match="more than the model's context"):
+        pair.answer("word " * 20_000)
+    with pytest.raises(TypeError, match="no such setting: temprature"):
+        pair.answer("What is it?", temprature=0)
+    with pytest.raises(TypeError, match="put the text into a list"):
+        pair.answer("What is it?", documents=FACTS)
+    with pytest.raises(BadRequest, match=r"rapid\.refresh is not part of mode 'paper'"):
+        pair.answer("What is it?", documents=[FACTS], mode="paper", refresh=True)
+
+
+@pytest.mark.parametrize("drafter", [None, rapid.PromptLookup()], ids=["target", "lookup"])
+def test_a_target_drafts_for_itself_or_looks_up_and_loses_no_token(pair, drafter):
+    asked = {"documents": [FACTS], "temperature": 0, "max_tokens": 16, "mode": "lossless"}
+    with rapid.open("embedded:target", drafter=drafter) as alone:
+        answer = alone.answer("What is the banner of Tezawe?", **asked)
+    plain = pair.answer("What is the banner of Tezawe?", **(asked | {"mode": "plain"}))
+    assert answer.text == plain.text
+    assert answer.receipt.choices[0].drafted or answer.receipt.choices[0].rounds > 1
+
+
+def test_retrieving_again_is_counted_and_changes_no_lossless_token(pair):
+    source = Source(loader="generated", split="dev", options={"lengths": {"1000": 1}})
+    item = next(iter(load(source, None)))
+    asked = {"documents": [item.document], "temperature": 0, "mode": "lossless"}
+    question = item.messages[-1].content
+    without = pair.answer(question, **asked)
+    again = pair.answer(question, refresh=True, **asked)
+    assert again.text == without.text
+    assert without.receipt.choices[0].refreshes == 0
+
+
+def test_a_closed_pair_says_so_and_leaves_no_thread():
+    before = set(threading.enumerate())
+    with rapid.open("embedded:target") as opened:
+        assert opened.answer("What is it?", max_tokens=2).text
+    with pytest.raises(RapidError, match="this pair is closed"):
+        opened.answer("What is it?")
+    left = {thread.name for thread in set(threading.enumerate()) - before}
+    assert left <= {"tqdm_monitor"}
+
+
+def test_the_readme_s_example_answers_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from typer.testing import CliRunner
+
+    from deployments.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    (options,) = re.findall(r"^\.venv/bin/rapid (sample-document .*)$", README, flags=re.MULTILINE)
+    assert CliRunner().invoke(app, options.split()).exit_code == 0
+    capsys.readouterr()
+    (example,) = re.findall(r"```python\n([^`]*rapid\.open.*?)```", README, flags=re.DOTALL)
+    exec(compile(example, "README", "exec"), {})
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("The banner of Tezawe is sozo sema 40. fused")
+    assert second.startswith("The first deposit of Lonadu is ")
