@@ -112,6 +112,7 @@ class TestWhole:
             "drafted": 9,
             "accepted": 6,
             "bonus": 0,
+            "refreshes": 0,
             "plain_from": [None],
             "failovers": [],
             "chunks": [{"id": "doc:0", "document": "notes", "score": 1.5, "start": 0, "end": 40}],

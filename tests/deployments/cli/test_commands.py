@@ -30,7 +30,7 @@ from rapid.errors import EngineFailed, Overloaded, PromptTooLong, TargetUnavaila
 from rapid.messages import TextDelta
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def rapid(*arguments: str, **options: object) -> Result:

@@ -18,7 +18,7 @@ from rapid.errors import ConfigurationError
 from rapid.planning.shapes import KNOWN_SHAPES
 from tests.deployments.test_app import graph
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FILES = [ROOT / "serve_config.yaml", *sorted((ROOT / "cluster" / "configs").glob("*.yaml"))]
 
 
