@@ -39,10 +39,10 @@ stop:                # ends what `make run` started, nothing else
 	@test ! -x $(BIN)/rapid || $(BIN)/rapid stop
 
 # Each script says what it measures and how long it takes, and keeps its results.
-FULL := cpu_attention decode first_token rounds scheduling draft_ahead draft_length served_draft_length load startup
+FULL := cpu_attention decode first_token rounds scheduling draft_ahead draft_length served_draft_length load determinism startup
 QUICK := cpu_attention decode first_token scheduling rounds
 
-bench: install       # about an hour on two cores that nobody else uses
+bench: install       # about an hour and a quarter on two cores that nobody else uses
 	for script in $(FULL); do $(BIN)/python benchmarks/$$script.py || exit 1; done
 
 bench-quick: install # five minutes; prints the tables and keeps nothing

@@ -1,6 +1,6 @@
 """How many seeded answers differ when only what is computed together differs, and what it costs.
 
-    python benchmarks/determinism.py [--questions 100] [--quick]
+    python benchmarks/determinism.py [--questions 84] [--quick]
 
 The embedded target (documents of 300 tokens) and drafter, temperature 1, a seed for each question,
 27 tokens, `shared_noise`: in exact arithmetic every way of computing gives the same tokens. Ways of
@@ -165,7 +165,7 @@ async def measure(num_questions: int) -> tuple[list[list[object]], dict[str, Any
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--questions", type=int, default=100)
+    parser.add_argument("--questions", type=int, default=84)
     parser.add_argument("--quick", action="store_true", help="four questions, nothing kept")
     arguments = parser.parse_args()
     num_questions = 4 if arguments.quick else arguments.questions

@@ -140,13 +140,15 @@ async def test_a_refresh_that_fails_leaves_the_target_alone():
 
     verifier = ToyVerifier(TARGET, sampling, speculation)
     drafter = Refreshing(sampling, speculation).drafter()
+    told: list[DrafterUnavailable] = []
     origins = [
         origin
         async for each in speculate(
-            drafter, verifier, max_tokens=LENGTH, max_draft=4, refresh=refresh
+            drafter, verifier, max_tokens=LENGTH, max_draft=4, on_loss=told.append, refresh=refresh
         )
         for origin in each.origins
     ]
+    assert [str(error) for error in told] == ["retrieval is gone"]
     assert verifier.committed == plain.committed
     lost_at = origins.index("target")
     assert lost_at >= LEAST_DISTANCE

@@ -77,3 +77,12 @@ def test_the_kv_of_accepted_tokens_is_not_computed_again():
     sequence.num_computed += 3
     sequence.commit([7, 8])
     assert sequence.pending() == [8]  # its row gives the next logits
+
+
+def test_what_is_pending_begins_where_the_kv_ends_also_within_a_draft():
+    sequence = Sequence([1, 2, 3], (), PageTable((), 16), capacity=1000)
+    sequence.draft_ids = [4, 5, 6]
+    for num_computed, pending in ((2, [3, 4, 5, 6]), (3, [4, 5, 6]), (5, [6]), (6, [])):
+        sequence.num_computed = num_computed
+        assert sequence.pending() == pending
+        assert sequence.pending(2) == pending[:2]
