@@ -158,13 +158,22 @@ class QueueingEngine(FakeEngine):
 
 
 class LocalRetriever:
-    """Finds one chunk, or fails."""
+    """Finds one chunk, or fails; remembers what it was asked.
+
+    Attributes:
+        chunk: what it finds.
+        chunk_again: what it finds for another query than the first one; None: the same.
+    """
 
     def __init__(self) -> None:
         self.fail: Exception | None = None
+        self.chunk = FOUND
+        self.chunk_again: RetrievedChunk | None = None
+        self.queries: list[str] = []
         self.retrieve = self
 
-    def remote(self, *_: Any) -> Any:
+    def remote(self, tenant: str, documents: Any, query: str, budget: int) -> Any:
+        self.queries.append(query)
         return self
 
     def cancel(self) -> None:
@@ -174,7 +183,10 @@ class LocalRetriever:
         yield from asyncio.sleep(0).__await__()
         if self.fail is not None:
             raise self.fail
-        return SimpleNamespace(chunks=(FOUND,), cleared_floor=True)
+        chunk = self.chunk
+        if self.chunk_again is not None and self.queries[-1] != self.queries[0]:
+            chunk = self.chunk_again
+        return SimpleNamespace(chunks=(chunk,), cleared_floor=True)
 
 
 class LocalApplication:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from grpc import StatusCode  # type: ignore[import-untyped]
@@ -23,7 +24,7 @@ from rapid.errors import (
 )
 from rapid.messages import Document, Finished, GenerationEvent, LeaseRequest, Receipt, TextDelta
 from tests.fakes import FakeEngine, scripted_token
-from tests.local_pools import LocalApplication, QueueingEngine
+from tests.local_pools import FOUND, LocalApplication, QueueingEngine
 from tests.ray_cluster import question
 
 ATLAS = (Document("atlas", "The lighthouse of Varo guards the northern strait.\n\n" * 8),)
@@ -354,6 +355,85 @@ async def test_the_papers_rule_is_served_as_it_runs_in_process(site: str) -> Non
     assert choice.completion_tokens == choice.accepted + choice.corrected + choice.bonus
     logprobs = [each for event in events if isinstance(event, TextDelta) for each in event.logprobs]
     assert len(logprobs) in (40, choice.completion_tokens - 1)  # an end of sequence has no text
+
+
+OTHER = replace(FOUND, id="d:1", text="The well of Ruki is dry, and its banner is blue. ")
+
+
+@pytest.mark.parametrize("dies_after", [None, 4])
+async def test_retrieving_again_is_served_as_it_runs_in_process(dies_after: int | None) -> None:
+    """After rejected drafts the drafter reads what is found for the answer so far."""
+    app = LocalApplication(load=load_engine)
+    app.retriever.chunk_again = OTHER
+    asked = question("r", mode="fused", documents=ATLAS, seed=5, max_tokens=40, explain=True)
+    once = receipt(await app.answered(asked))
+    app.retriever.queries.clear()
+    again = replace(asked, speculation=replace(asked.speculation, refresh=True))
+    events: list[GenerationEvent] = []
+    async for event in app.generate(again):
+        events.append(event)
+        if len(events) == dies_after:
+            dead = app.target.engine
+            app.target.start()
+            dead.kill()
+            dead.actor._engine.close()
+    end, queries = receipt(events), app.retriever.queries
+    for pool in (app.target, app.drafter):
+        pool.engine.actor._engine.close()
+    (choice,) = end.choices
+    assert end.failovers == (() if dies_after is None else ("target lost",))
+    assert choice.refreshes == len(queries) - 1 > 0
+    assert all(query.startswith(f"{queries[0]} ") for query in queries[1:])
+
+    assert once.explanation is not None
+    assert end.explanation is not None
+    first, later = once.explanation.drafter_prompt_ids, end.explanation.drafter_prompt_ids
+    assert first != later
+    in_process = rapid.generate(
+        rapid.load("embedded:target"),
+        rapid.load("embedded:drafter"),
+        end.explanation.target_prompt_ids,
+        first,
+        seed=5,
+        max_tokens=40,
+        refresh=lambda token_ids: later,
+    )
+    assert tokens(events) == in_process.token_ids
+    assert choice.refreshes == in_process.statistics.refreshes
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"num_choices": 2}, "goes with one choice"),
+        ({"mode": "paper", "temperature": 1.0}, "is not part of mode 'paper'"),
+    ],
+)
+async def test_retrieving_again_is_refused_where_it_is_not_exact(
+    asked: dict[str, Any], why: str
+) -> None:
+    app = LocalApplication()
+    with pytest.raises(BadRequest, match=why) as refused:
+        await app.answered(question("r", documents=ATLAS, rapid={"refresh": True}, **asked))
+    assert refused.value.param == "rapid.refresh"
+    lookup = LocalApplication(drafter="prompt_lookup")
+    with pytest.raises(BadRequest, match="drafts by prompt lookup"):
+        await lookup.answered(question("r", rapid={"refresh": True}))
+
+
+async def test_a_retriever_that_is_lost_later_leaves_the_rest_to_the_target() -> None:
+    app = LocalApplication(load=load_engine)
+    request = question("r", mode="fused", documents=ATLAS, seed=5, max_tokens=40)
+    request = replace(request, speculation=replace(request.speculation, refresh=True))
+    events: list[GenerationEvent] = []
+    async for event in app.generate(request):
+        events.append(event)
+        app.retriever.fail = ValueError("the store is away")
+    for pool in (app.target, app.drafter):
+        pool.engine.actor._engine.close()
+    end = receipt(events)
+    assert end.plain_from[0] is not None
+    assert end.failovers == ("drafter lost",)
 
 
 async def test_the_papers_rule_is_refused_where_it_cannot_be_had() -> None:
