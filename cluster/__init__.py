@@ -1,1 +1,1 @@
-"""cluster."""
+"""Placement, leasing, routing and failure handling of replicas on a Ray cluster."""

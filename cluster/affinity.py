@@ -1,12 +1,13 @@
-"""Requests about one document go to the replica that has read it.
+"""A Ray Serve router that sends requests about one document to the replica that has read it.
 
-A router of Ray Serve (its request router API, alpha in Ray 2.60). A request that names what it
-reads as its ``session_id`` goes to the replica that owns this name, as long as that has no more to
-do than the autoscaler aims at; beyond, and without a name, the less busy of two replicas at random
-takes it. So an idle pool reads a document once, and a busy one never queues for the sake of it.
+It uses Serve's request router API (alpha in Ray 2.60). A request whose ``session_id`` names what it
+reads goes to the replica that owns this name, as long as that replica is below the autoscaler's
+target load. At or above it, and for a request without a name, the less busy of two random replicas
+takes the request. So an idle pool reads a document once, and a busy one never queues for affinity.
 
 The owner is the replica with the highest hash of name and replica (rendezvous hashing): every
-process finds the same one without asking, and a new replica takes over only what it then owns.
+process finds the same owner without communication, and a new replica takes over only the names that
+it then owns.
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 
 class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types here
-    """See the module."""
+    """The router that prefers the owner of what a request reads, as the module describes."""
 
     def initialize_state(self, *, target_ongoing_requests: float, **_: Any) -> None:
-        """Args of the router's configuration: what the autoscaler aims at for a replica."""
+        """Take the router's configuration.
+
+        Args:
+            target_ongoing_requests: The autoscaler's target load of a replica.
+        """
         self._target_ongoing_requests = target_ongoing_requests
 
     async def choose_replicas(
@@ -30,7 +35,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Whom to ask first, and then."""
+        """Return groups of replicas to try, in order of preference."""
         if not candidate_replicas:
             return []
         two = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
@@ -44,5 +49,5 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
 
 
 def weight(name: str, replica: ReplicaID) -> bytes:
-    """Of a replica, for the owner of a name to have the highest."""
+    """Return the hash of a name and a replica; the owner of the name has the highest."""
     return blake2b(f"{name} {replica.unique_id}".encode(), digest_size=8).digest()

@@ -1,7 +1,7 @@
-"""Which actor a failure belongs to, and what was raised in it.
+"""Attribution of remote failures to actors, and their translation into `rapid.errors`.
 
-An engine's call can fail for another engine's reason: a block that is passed by reference and whose
-drafter died makes ``verify`` fail with the *drafter's* actor id.
+A call to one engine can fail because of another: when a block is passed by reference and its
+drafter died, ``verify`` fails with the *drafter's* actor id.
 """
 
 from __future__ import annotations
@@ -19,38 +19,44 @@ logger = logging.getLogger(__name__)
 
 
 def unwrapped(error: BaseException) -> BaseException:
-    """The exception that was raised remotely, below any number of Ray's wrappings."""
+    """Return the exception that was raised remotely, without Ray's wrappers."""
     while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):
         error = error.cause
     return error
 
 
 def is_death_of(error: BaseException, actor: ActorHandle) -> bool:
-    """Whether `error` says that `actor` died or cannot be reached."""
+    """Return whether `error` says that `actor` died or cannot be reached."""
     cause = unwrapped(error)
     return isinstance(cause, RayActorError) and cause.actor_id == actor._actor_id.hex()
 
 
 def has_gone_away(error: BaseException) -> bool:
-    """Whether one replica died or is closing, so that another may answer."""
+    """Return whether `error` says that one replica died or is closing, so another may answer."""
     if isinstance(error, grpc.aio.AioRpcError):
         return bool(error.code() == grpc.StatusCode.CANCELLED)
     return isinstance(error, RayActorError)
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether `error` says that whoever was asked is gone, or that the way to it is."""
+    """Return whether `error` says that the callee is gone or cannot be reached."""
     cause = unwrapped(error)
-    if isinstance(cause, RuntimeError):  # Serve's, for a replica that closed before it answered
+    if isinstance(cause, RuntimeError):  # raised by Serve when a replica closed before it answered
         return str(cause).startswith("Unexpected error (StatusCode.")
     return isinstance(cause, RayActorError | DeploymentUnavailableError | grpc.RpcError)
 
 
 def as_rapid_error(error: BaseException, who: str, lost: type[RapidError]) -> RapidError:
-    """A remote failure as one of ours: what was raised there, or `lost` when `who` is not reached.
+    """Return a remote failure as a `RapidError`.
 
-    Anything else is a bug over there. Its words may name hosts and hold other people's text, so
-    they are for the log and not for the caller.
+    This is the `RapidError` that was raised remotely, `lost` when the callee was lost, and
+    `EngineFailed` otherwise. The message of another exception may name hosts and hold text of other
+    requests, so it is logged and not returned.
+
+    Args:
+        error: The failure of the call.
+        who: Name of the callee, for messages.
+        lost: Error class for a lost callee.
     """
     cause = unwrapped(error)
     if isinstance(cause, RapidError):

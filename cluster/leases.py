@@ -1,12 +1,12 @@
-"""A lease: an open stream to a replica, which hands out the replica's engine.
+"""Leases on engines, each held by an open stream to the replica that owns the engine.
 
-The stream's first item is the handle of the engine; then it stays open, and silent, until the
-lease is over. So the autoscaler counts a live sequence as one ongoing request, a draining replica
-waits for it, and a caller that dies takes its stream and therefore its lease with it. Every call
-after the first item goes to the engine's actor directly and takes no slot of the replica.
+The first item of the stream is the handle of the engine; then the stream stays open without further
+items until the lease ends. So the autoscaler counts a live sequence as one ongoing request, a
+draining replica waits for it, and the lease of a caller that dies ends with its stream. All later
+calls go to the engine's actor directly and take no slot of the replica.
 
-The stream is gRPC (``_by_reference=False``): over the actor transport a killed caller would keep
-its lease until the time-to-live.
+The stream is gRPC (``_by_reference=False``): over the actor transport the lease of a killed caller
+would last until its time-to-live.
 """
 
 from __future__ import annotations
@@ -36,27 +36,29 @@ _RETRY_S = 0.2
 
 
 class HasLeaseId(Protocol):
-    """A dataclass that asks for a lease under a name."""
+    """A dataclass that requests a lease under an id."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def lease_id(self) -> str:
-        """Unique over all replicas and attempts."""
+        """The id of the lease, unique over all replicas and attempts."""
         ...
 
     @property
     def affinity(self) -> str:
-        """What it reads, to be taken by a replica that has read it; empty: any will do."""
+        """The name of what the request reads, for a replica that has read it; empty for any."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A held lease: call `engine` with `lease_id`.
+    """A held lease.
 
     Attributes:
-        queued_s: how long it took to get it.
+        lease_id: Id to pass in calls to the engine.
+        engine: Handle of the engine's actor.
+        queued_s: Seconds that it took to get the lease.
     """
 
     lease_id: str
@@ -65,11 +67,11 @@ class Lease:
 
 
 class LeasingReplica:
-    """The pool's end: a replica that owns one engine actor and leases it out.
+    """The pool's side of leasing: a replica that owns one engine actor and leases it out.
 
     The engine's actor class has ``open(request)``, ``wait_closed(lease_id)``, ``renew(lease_id)``,
-    ``release(lease_id)``, ``ping()`` and ``live()``, which never returns; a lease that is neither
-    used nor renewed ends there. The actor is the replica's child; each dies with the other.
+    ``release(lease_id)``, ``ping()`` and ``live()``, which never returns. The engine ends a lease
+    that is neither used nor renewed. The actor is the replica's child; each dies with the other.
     """
 
     def __init__(self, start_engine: Callable[[], ActorHandle]) -> None:
@@ -77,16 +79,16 @@ class LeasingReplica:
         self._fate: asyncio.Task[None] | None = None
 
     async def lease(self, request: HasLeaseId) -> AsyncIterator[ActorHandle]:
-        """Hand out the engine once it has room for `request`, then stay open until it is over."""
+        """Yield the engine once it has room for `request`, then wait for the end of the lease."""
         try:
             await self._engine.open.remote(request)
             yield self._engine
             await self._engine.wait_closed.remote(request.lease_id)
-        finally:  # also when cancelled while queued: release undoes an open that is still to come
+        finally:  # also if cancelled in the queue: release undoes an open that arrives later
             self._engine.release.remote(request.lease_id)
 
     async def check_health(self) -> None:
-        """Fail when the engine is gone; the first call waits until its model is loaded."""
+        """Raise an error if the engine is gone; the first call waits until its model is loaded."""
         ping: Awaitable[object] = self._engine.ping.remote()
         if self._fate is not None:
             await asyncio.wait_for(ping, _PING_TIMEOUT_S)
@@ -95,7 +97,10 @@ class LeasingReplica:
         self._fate = asyncio.create_task(self._share_fate())
 
     async def _share_fate(self) -> None:
-        """Die with the engine: Serve replaces a dead replica at once, an unhealthy one slowly."""
+        """Exit the process when the engine dies.
+
+        Serve replaces a dead replica at once, but an unhealthy one slowly.
+        """
         try:
             await self._engine.live.remote()
         except RayActorError as error:
@@ -112,17 +117,19 @@ async def hold(
     renew_every_s: float,
     lost: type[RapidError] = TargetUnavailable,
 ) -> AsyncIterator[Lease]:
-    """The caller's end: hold a lease for the duration of the block, renewed, always released.
+    """Hold a lease for the duration of the context: renew it, and always release it.
 
     Args:
-        timeout_s: the longest wait for room.
-        renew_every_s: well below the engine's time-to-live.
-        lost: raised when the replicas that were asked died or none can be reached.
+        pool: Deployment of leasing replicas.
+        request: The request for a lease.
+        timeout_s: Longest wait for room, in seconds.
+        renew_every_s: Seconds between renewals, well below the engine's time-to-live.
+        lost: Error class for replicas that died or cannot be reached.
 
     Raises:
-        Overloaded: no replica had room within `timeout_s`, which is also its ``retry_after_s``:
-            a bound that is known, where the end of the running answers is not.
-        RapidError: `lost`, or the engine refused the request. Nothing else is raised.
+        Overloaded: No replica had room within `timeout_s`, or the pool's queue is full. Its
+            ``retry_after_s`` is `timeout_s`, because the end of the running answers is not known.
+        RapidError: `lost`, or the engine refused the request. Entering raises nothing else.
     """
     started = time.monotonic()
     lease_id, stream, engine = await _acquire(pool, request, timeout_s, lost)
@@ -130,7 +137,7 @@ async def hold(
     renewal = asyncio.create_task(_renew(lease, renew_every_s))
     try:
         yield lease
-    finally:  # nothing is awaited here: a generator that is being closed must get through
+    finally:  # no await here: a generator that is being closed must run to its end
         renewal.cancel()
         engine.release.remote(lease.lease_id)
         stream.cancel()
@@ -147,17 +154,19 @@ async def hold_beside(
 ) -> AsyncIterator[Lease]:
     """Hold a second lease on the engine of `first`, which drafts for itself.
 
-    It has no stream of its own, as it ends with `first`; and so it waits for none of the replica's
-    slots, which may be full of requests that wait for their first lease.
+    The lease has no stream of its own, as it ends with `first`. So it does not wait for one of the
+    replica's slots, which may be full of requests that wait for their first lease.
 
     Args:
-        timeout_s: the longest wait for room.
-        renew_every_s: well below the engine's time-to-live.
-        lost: raised when the engine died.
+        first: The request's first lease.
+        request: The request for the second lease.
+        timeout_s: Longest wait for room, in seconds.
+        renew_every_s: Seconds between renewals, well below the engine's time-to-live.
+        lost: Error class for an engine that died.
 
     Raises:
-        Overloaded: there was no room within `timeout_s`.
-        RapidError: `lost`, or the engine refused the request. Nothing else is raised.
+        Overloaded: There was no room within `timeout_s`.
+        RapidError: `lost`, or the engine refused the request. Entering raises nothing else.
     """
     started = time.monotonic()
     engine = first.engine
@@ -175,7 +184,7 @@ async def hold_beside(
             yield lease
         finally:
             renewal.cancel()
-    finally:  # also an open that is still to come
+    finally:  # also undoes an open that arrives later
         engine.release.remote(request.lease_id)
 
 
@@ -191,7 +200,7 @@ async def _acquire(
     try:
         async with asyncio.timeout(timeout_s):
             while True:
-                # A new name each time: the release of a failed attempt must not undo a later one.
+                # Each attempt has its own id: the release of a failed one must not undo the next.
                 named = replace(request, lease_id=f"{request.lease_id}.{next(attempts)}")
                 stream = lease.remote(named)
                 try:

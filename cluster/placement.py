@@ -1,10 +1,10 @@
-"""Where replicas go: from a pool's settings to the options of a Serve deployment. Pure.
+"""Placement of replicas: pure functions from a pool's settings to Serve deployment options.
 
 A replica that holds a model is two actors: the Serve replica, which only keeps leases, and its
-engine, which computes. On a CPU both are small logical shares. With GPUs the pair gets one bundle
-of a placement group, so that the GPUs of a replica are on one machine and wait for nobody else;
-the replica takes `num_cpus` of the bundle and the engine the rest. A replica without an engine, as
-the retriever's, has its GPU itself.
+engine, which computes. On a CPU both take small logical shares. With GPUs the pair gets one bundle
+of a placement group, so that the GPUs of a replica are on one machine and reserved for it; the
+replica takes `num_cpus` of the bundle and the engine the rest. A replica without an engine, like
+the retriever's, holds its GPU itself.
 """
 
 from __future__ import annotations
@@ -16,24 +16,27 @@ from pydantic import Field, model_validator
 from rapid.config import Finite, Frozen
 
 _METRICS_INTERVAL_S = 0.5
-_HEALTH_CHECK_PERIOD_S = 1.0  # a dead replica is noticed, and replaced, at the next check
+_HEALTH_CHECK_PERIOD_S = 1.0  # a dead replica is detected and replaced at the next check
 
 
 class PoolConfig(Frozen):
-    """How many replicas of a deployment, and what each asks of the cluster.
+    """The number of replicas of a deployment and the resources of each.
 
     Attributes:
-        target_ongoing_requests: per replica, what the autoscaler aims at. A lease is one request
-            for as long as it is held, so for engines this counts live sequences.
-        max_ongoing_requests: what a replica takes at once; an engine's pool takes its `max_leases`.
-        upscale_delay_s: how long the load must last before replicas are added.
-        downscale_delay_s: how long it must stay low before they are removed.
-        graceful_shutdown_timeout_s: how long a removed replica may finish what it holds.
-        num_cpus: logical CPUs of the replica; it reserves, it does not limit.
-        num_gpus: of the engine, or of the replica where there is none; a fraction shares one, more
-            than one is a group on one machine.
+        min_replicas: Fewest replicas.
+        max_replicas: Most replicas.
+        target_ongoing_requests: Requests per replica that the autoscaler aims at. A lease is one
+            request for as long as it is held, so for engines this counts live leases.
+        max_ongoing_requests: Most requests that a replica takes at once; replicas with an engine
+            take the engine's `max_leases` instead.
+        upscale_delay_s: Seconds that high load must last before replicas are added.
+        downscale_delay_s: Seconds that low load must last before replicas are removed.
+        graceful_shutdown_timeout_s: Seconds that a removed replica may take to finish its requests.
+        num_cpus: Logical CPUs of the replica; a reservation, not a limit.
+        num_gpus: GPUs of the engine, or of the replica where there is no engine. A fraction shares
+            one GPU; more than one is a group on one machine.
         accelerator: Ray's name of the GPU type, for a cluster that has several.
-        engine_cpus: logical CPUs of the engine when it has a GPU.
+        engine_cpus: Logical CPUs of the engine when it has a GPU.
     """
 
     min_replicas: int = Field(1, ge=0)
@@ -67,10 +70,11 @@ class PoolConfig(Frozen):
 
 
 def deployment_options(pool: PoolConfig, max_leases: int | None = None) -> dict[str, Any]:
-    """The keyword arguments of ``serve.deployment(...)`` for a pool.
+    """Return the keyword arguments of ``serve.deployment(...)`` for a pool.
 
     Args:
-        max_leases: of the engine that each replica starts; None for a pool without engines.
+        pool: Settings of the pool.
+        max_leases: Leases of the engine that each replica starts; None for a pool without engines.
     """
     options: dict[str, Any] = {
         "ray_actor_options": {"num_cpus": pool.num_cpus},
@@ -102,9 +106,9 @@ def deployment_options(pool: PoolConfig, max_leases: int | None = None) -> dict[
 
 
 def engine_options(pool: PoolConfig) -> dict[str, Any]:
-    """The resources of the engine beside its replica, for ``ray.remote(...)``.
+    """Return the resources of the engine beside its replica, for ``ray.remote(...)``.
 
-    Without a GPU it asks for nothing: the machine's cores are shared by all engines, and a logical
+    Without a GPU the engine reserves nothing: all engines share the machine's cores, and a logical
     share would only limit how many deployments fit on a laptop.
     """
     if not pool.num_gpus:
@@ -113,7 +117,7 @@ def engine_options(pool: PoolConfig) -> dict[str, Any]:
 
 
 def _gpus(pool: PoolConfig) -> dict[str, Any]:
-    """A pool's GPUs as the options of an actor."""
+    """Return a pool's GPUs as the options of an actor."""
     gpus: dict[str, Any] = {"num_gpus": pool.num_gpus}
     if pool.accelerator:
         gpus["accelerator_type"] = pool.accelerator

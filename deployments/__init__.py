@@ -1,1 +1,1 @@
-"""deployments."""
+"""The Ray Serve application: its deployments, HTTP API, configuration and command line."""

@@ -1,4 +1,4 @@
-"""The application, composed.
+"""The application graph and its builder.
 
 ::
 
@@ -6,12 +6,12 @@
               HTTP       one loop per  ──lease── Drafter    (engine: child actor)
                          request       ───────── Retriever  (chunks, embeddings, Qdrant)
 
-Each is a deployment with its own pool; classes are plain and become deployments here alone. With
-``drafter: target`` there is no Drafter and the target's engines draft for themselves; with
+Each box is a deployment with its own pool; plain classes become deployments only in this module.
+With ``drafter: target`` there is no Drafter and the target's engines draft for themselves; with
 ``drafter: prompt_lookup`` there is no Retriever either, and the orchestrator drafts.
 
-No ``from __future__ import annotations`` here: Serve turns ``args`` into `ServeConfig` only when
-the builder's annotation is the class itself, and hands over a bare dict when it is a string.
+This module has no ``from __future__ import annotations``: Serve turns ``args`` into `ServeConfig`
+only when the builder's annotation is the class itself, and passes a bare dict when it is a string.
 """
 
 from ray import serve
@@ -31,7 +31,7 @@ __all__ = ["build", "check", "compose"]
 
 
 def build(args: ServeConfig) -> Application:
-    """The builder that ``import_path: deployments.app:build`` names."""
+    """Build the application; ``import_path: deployments.app:build`` names this function."""
     return compose(preflight(args))
 
 
@@ -40,7 +40,7 @@ def compose(
     load_target: EngineFactory = load_engine,
     load_drafter: EngineFactory = load_engine,
 ) -> Application:
-    """The graph above; tests put other engines in."""
+    """Compose the module's graph; `load_target` and `load_drafter` make the engines."""
     target = _engines("Target", config.target, load_target)
     drafter = retriever = None
     if config.drafter == "target":
@@ -59,7 +59,7 @@ def compose(
 
 
 def _engines(name: str, pool: EnginePool, load: EngineFactory) -> Application:
-    """Return a pool of leasing replicas; a replica holds as many leases as its engine."""
+    """Return a pool of leasing replicas, each with as many leases as its engine."""
     deployment = _deployment(EngineReplica, pool.pool, pool.engine.max_leases)
     return deployment.options(name=name).bind(pool.engine, pool.pool, load)
 

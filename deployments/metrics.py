@@ -1,13 +1,13 @@
-"""What the application counts, for Prometheus: vLLM's names and meanings, and a few of our own.
+"""Prometheus metrics of the application, with vLLM's names and meanings where vLLM has them.
 
 Instruments are Ray's: the processes of a node report to its Ray agent, which serves all of them on
-one port (``docs/operations.md``). So replicas and engines come and go without ports of their own.
-Ray prefixes every name with ``ray_`` and knows no colon: ``vllm:num_requests_running`` becomes
+one port (``docs/operations.md``), so replicas and engines come and go without ports of their own.
+Ray prefixes every name with ``ray_`` and allows no colon: ``vllm:num_requests_running`` becomes
 ``ray_vllm_num_requests_running``, as when vLLM runs under Ray.
 
-Every label is one of a few values: a configured name, a mode, one of the fixed sentences of
-`rapid.answering.resolution`, a position in a block. Never a tenant, a request or anything that was
-asked.
+Every label has few values: a configured name, a mode, one of the fixed sentences of
+`rapid.answering.resolution`, or a position in a block. Labels never hold a tenant, a request or its
+content.
 """
 
 from __future__ import annotations
@@ -40,15 +40,20 @@ _LOST = "the drafter was lost"
 
 
 class RequestMetrics:
-    """What an orchestrator counts of its requests, by watching their events go by.
+    """Metrics of an orchestrator's requests, collected from their events.
 
-    Times are as the orchestrator sees them: the way to the caller is not in them. Counters of
-    tokens and drafts are raised when an answer is complete; one that was given up is counted as
-    aborted and nowhere else.
+    Times are measured in the orchestrator and exclude the transfer to the client. Counters of
+    tokens and drafts are incremented when an answer is complete; of an aborted request they count
+    nothing.
     """
 
     def __init__(self, model: str, *, clock: Clock = time.monotonic) -> None:
-        """`model`: the name that callers ask for, the label ``model_name``."""
+        """Create the instruments.
+
+        Args:
+            model: The model name that requests give, the label ``model_name``.
+            clock: Monotonic seconds.
+        """
         self._clock = clock
         self._num_waiting = self._num_running = 0
 
@@ -123,7 +128,7 @@ class RequestMetrics:
     async def watched(
         self, events: AsyncGenerator[GenerationEvent]
     ) -> AsyncGenerator[GenerationEvent]:
-        """The same events; closing this closes them."""
+        """Yield `events` unchanged and count them; closing this generator closes them."""
         began = self._clock()
         latest: dict[int, float] = {}
         first: float | None = None
@@ -163,7 +168,7 @@ class RequestMetrics:
         self._running.set(self._num_running)
 
     def _count(self, receipt: Receipt, generating_s: float) -> None:
-        """What a complete answer took."""
+        """Count the tokens, times and drafts of a complete answer."""
         choices, seconds = receipt.choices, {k: v / 1e3 for k, v in receipt.timings_ms.items()}
         _raise(self._prompt_tokens, receipt.prompt_tokens)
         _raise(self._generation_tokens, sum(each.completion_tokens for each in choices))
@@ -193,7 +198,7 @@ class RequestMetrics:
 
 
 class EngineMetrics:
-    """What an engine counts; the label ``pool`` is ``target`` or ``drafter``."""
+    """Metrics of an engine; the label ``pool`` is ``target`` or ``drafter``."""
 
     def __init__(self, pool: str) -> None:
         self._usage = Gauge("vllm_kv_cache_usage_perc", "KV pages in use, 1 is all.", ("pool",))
@@ -215,7 +220,7 @@ class EngineMetrics:
         self._reported: EngineStatus | None = None
 
     def report(self, status: EngineStatus) -> None:
-        """The ledger has changed."""
+        """Update the metrics from the engine's ledger."""
         self._usage.set(status.kv_pages_in_use / status.kv_pages_total)
         before = self._reported
         _raise(self._ahead_hits, status.ahead_hits - (before.ahead_hits if before else 0))
@@ -223,13 +228,13 @@ class EngineMetrics:
         self._reported = status
 
     def count(self, receipt: PrefillReceipt) -> None:
-        """A prompt was read."""
+        """Count the tokens of a prefilled prompt."""
         _raise(self._queries, receipt.num_tokens)
         _raise(self._hits, receipt.num_cached_tokens)
 
 
 def accepted_by_position(choices: Sequence[ChoiceStatistics]) -> Counts[int]:
-    """How many tokens were kept at each place of a block."""
+    """Return how many drafted tokens were accepted at each position of a block."""
     kept = Counts[int]()
     for choice in choices:
         for counts in choice.histogram.values():
@@ -244,5 +249,5 @@ def _labelled(instrument: Instrument, model: str) -> Instrument:
 
 
 def _raise(counter: Counter, number: int) -> None:
-    if number:  # Ray refuses to add nothing
+    if number:  # Ray rejects an increment of zero
         counter.inc(number)

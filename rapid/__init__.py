@@ -1,4 +1,4 @@
-"""Retrieval-augmented speculative decoding: the method, the engines, and their use in process."""
+"""Retrieval-augmented speculative decoding: the method, its engines and an in-process API."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch and transformers only for those who use them."""
+    """Import a public name on first access, so that `import rapid` does not load torch."""
     if name in _HOMES:
         module, attribute = _HOMES[name]
         return getattr(import_module(module), attribute)

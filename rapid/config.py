@@ -1,4 +1,4 @@
-"""Frozen settings of the method and of an engine; unknown keys and bad ranges are refused here."""
+"""Immutable settings of the method and of an engine, validated for unknown keys and ranges."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ Contract = Literal["target", "fused", "paper", "drafter"]
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
-LEAST_TEMPERATURE = 1e-5  # dividing logits by less leaves the best token alone, or overflows
-PAPER = {"transfer": "distill", "coupling": "maximal", "draft_top_k": None}  # the reference's own
+LEAST_TEMPERATURE = 1e-5  # dividing logits by less leaves only the best token, or overflows
+PAPER = {"transfer": "distill", "coupling": "maximal", "draft_top_k": None}  # reference code
 
 
 class Frozen(BaseModel):
-    """Base of every setting: immutable, unknown keys forbidden, no secret in an error."""
+    """Base of all settings: immutable, without unknown keys, and with input hidden in errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class SamplingConfig(Frozen):
-    """How a token is drawn from a distribution.
+    """Sampling parameters of a request.
 
     Attributes:
-        temperature: divides the logits; 0 is greedy, and below 1e-5 it is taken for 0.
-        top_p: nucleus mass kept, in (0, 1].
-        top_k: number of best tokens kept; None keeps all.
-        seed: key of all randomness of the request.
+        temperature: Divisor of the logits; 0 is greedy, and values below 1e-5 are treated as 0.
+        top_p: Nucleus mass that is kept, in (0, 1].
+        top_k: Number of best tokens that are kept; None keeps all.
+        seed: Key of all random numbers of the request.
     """
 
     temperature: Finite = Field(1.0, ge=0, le=2)
@@ -47,19 +47,21 @@ class SamplingConfig(Frozen):
 
 
 class SpeculationConfig(Frozen):
-    """The method's settings (their letters: ``docs/algorithm.md``).
+    """Settings of the speculation method (``docs/algorithm.md`` defines the symbols).
 
     Attributes:
-        transfer: how the drafter's distribution moves the target's.
-        eta: strength of the move; 0 samples the target's own distribution.
-        max_draft: tokens asked of the drafter per block (gamma).
-        coupling: how draft and result share randomness.
-        plausibility: only tokens with draft probability >= this share of the best one are moved.
-        draft_top_k: the drafter's proposal is cut to its best tokens; None keeps all.
-        transfer_temperature: temperature of the distributions when the request is greedy.
-        rule: `exact` samples what the contract says; `paper` is the reference code's rule, which
-            samples neither p nor p_hat, for reproducing its tables. It has one transfer, one
-            coupling and no cut: left out, they are its own; others are refused.
+        transfer: How the drafter's distribution moves the target's: `distill` or `boost`.
+        eta: Strength of the move; 0 samples the target's own distribution.
+        max_draft: Tokens requested from the drafter per block (gamma).
+        coupling: How draft and result share randomness.
+        plausibility: Only tokens whose draft probability is at least this share of the best one's
+            are moved.
+        draft_top_k: Number of best tokens that the drafter's proposal keeps; None keeps all.
+        transfer_temperature: Temperature of the distributions when the request is greedy.
+        rule: `exact` samples the distribution that the contract names. `paper` is the rule of the
+            reference code, which samples neither p nor p_hat; it exists to reproduce the paper's
+            tables. `paper` fixes `transfer`, `coupling` and `draft_top_k`: they default to its
+            values, and other values are rejected.
     """
 
     transfer: Transfer = "boost"
@@ -90,16 +92,16 @@ class SpeculationConfig(Frozen):
 
 
 class PromptLookup(Frozen):
-    """Draft without a model: copy what followed the same words in the target's own text."""
+    """Drafting without a model, by copying what followed the same tokens earlier in the text."""
 
 
 class WindowDrafting(Frozen):
-    """Let the target draft for itself on a part of its own KV (MagicDec, arXiv 2408.11049).
+    """Self-drafting by the target on a part of its own KV (MagicDec, arXiv 2408.11049).
 
     Attributes:
-        num_sinks: tokens at the start of the prompt that every drafted row attends to.
-        window: the latest tokens that it attends to, its own among them. RAPID's paper (arXiv
-            2502.20330) runs this baseline with 4 sinks and 4096 tokens of KV.
+        num_sinks: Tokens at the start of the prompt that every drafted row attends to.
+        window: Latest tokens that a drafted row attends to, including itself. The RAPID paper
+            (arXiv 2502.20330) runs this baseline with 4 sinks and 4096 tokens of KV.
     """
 
     num_sinks: int = Field(4, ge=0)
@@ -107,17 +109,21 @@ class WindowDrafting(Frozen):
 
 
 class AnsweringConfig(Frozen):
-    """How requests are answered, wherever the engines run.
+    """Settings of request handling, independent of where the engines run.
 
     Attributes:
-        draft_length: `measured` drafts what the measured times and acceptance make fastest, up to
-            `max_draft`, and decodes plainly where that is faster and the contract allows it;
-            `fixed` always asks for `max_draft`, for measurements that compare at one length.
-        target_wait_s: longest wait for a target lease; then the request is refused with 503.
-        drafter_wait_s: longest wait for a drafter lease; then `auto` and `lossless` go on without.
-        drafter_hangs_s: longest wait for a drafter to read its prompt, or for a round with it, but
-            at least ten times the longest round of late; then it counts as lost though it lives.
-        default_max_tokens: answer length when the request names none, cut to what fits.
+        draft_length: `measured` chooses the draft length, up to `max_draft`, that is fastest by
+            measured times and acceptance, and decodes plainly where that is faster and the
+            contract allows it. `fixed` always drafts `max_draft` tokens, for measurements that
+            compare at one length.
+        target_wait_s: Longest wait for a target lease, in seconds; after it the request is refused
+            with status 503.
+        drafter_wait_s: Longest wait for a drafter lease, in seconds; after it `auto` and `lossless`
+            continue without a drafter.
+        drafter_hangs_s: Longest wait for the drafter's prefill or for a round with it, in seconds,
+            raised to ten times the longest recent round where that is more. After it the drafter
+            counts as lost even if it is alive.
+        default_max_tokens: Answer length when the request names none, cut to what fits.
     """
 
     draft_length: Literal["measured", "fixed"] = "measured"
@@ -128,35 +134,36 @@ class AnsweringConfig(Frozen):
 
 
 class EngineConfig(Frozen):
-    """One model and the room for its sequences.
+    """Settings of one engine: its model and the memory for its sequences.
 
     Attributes:
-        model: a checkpoint directory, a hub name, ``embedded:target`` or ``embedded:drafter``.
-        dtype: of weights and KV; ``auto`` is bfloat16 on CUDA and float32 on a CPU.
-        device: ``cpu``, ``cuda`` or ``cuda:1``; ``auto`` takes CUDA when present; ``balanced``
-            spreads layers with accelerate.
-        rope_scaling: overrides the checkpoint's, for example YaRN for Qwen2.5 beyond 32K.
-        quantization: how weights are quantized while they are loaded, in the words of transformers'
-            `quantization_config`, for example ``load_in_4bit: true`` (bitsandbytes) or
-            ``quant_method: fp8``. A checkpoint stored quantized says so itself.
-        max_context: longest prompt plus answer of one sequence, in tokens; None takes the model's.
-        kv_cache_tokens: room of the KV pool, in tokens, shared by all sequences.
-        host_cache_tokens: room, in tokens, for the KV of prompts that left the pool, in this
-            process's memory: long documents come back from there instead of being read again,
-            unless that was measured to be slower. 0 has none.
-        page_tokens: tokens per KV page.
-        max_leases: requests held at once, each with all its choices.
-        step_tokens: token budget of one forward; prefill chunks are cut to it.
-        prefill_slowdown: what prefill may make of the others' time per token, as measured while the
-            engine runs: 2 at most doubles it, on average over a few steps, and leaves a long prompt
-            at best half of the time.
-        draft_ahead: go on drafting while a block is judged, as if it were going to be accepted; for
-            a drafter whose engine has a process of its own.
-        deterministic: compute every position in a place and a shape of its own, so that the text is
-            the same to the bit whatever else runs, in any dtype (`rapid.engines.forward.tiles`). Slower:
-            sequences are computed one after the other.
-        lease_ttl_s: a lease that is neither stepped nor renewed for this long is freed.
-        threads: compute threads of torch on a CPU; None keeps torch's own choice.
+        model: A checkpoint directory, a hub name, ``embedded:target`` or ``embedded:drafter``.
+        dtype: Data type of weights and KV; ``auto`` is bfloat16 on CUDA and float32 on a CPU.
+        device: ``cpu``, ``cuda`` or an index such as ``cuda:1``. ``auto`` takes CUDA when present;
+            ``balanced`` spreads the layers with accelerate.
+        rope_scaling: Override of the checkpoint's RoPE scaling, for example YaRN for Qwen2.5 beyond
+            32K.
+        quantization: Quantization of the weights at load time, as the `quantization_config` of
+            transformers, for example ``load_in_4bit: true`` (bitsandbytes) or
+            ``quant_method: fp8``. A checkpoint stored quantized needs no setting.
+        max_context: Longest prompt plus answer of one sequence, in tokens; None takes the model's.
+        kv_cache_tokens: Size of the KV pool, in tokens, shared by all sequences.
+        host_cache_tokens: Size, in tokens, of the cache in host memory for the KV of prompts that
+            were evicted from the pool. Long documents are restored from it instead of being
+            prefilled again, unless that was measured to be slower. 0 disables it.
+        page_tokens: Tokens per KV page.
+        max_leases: Requests held at once, each with all its choices.
+        step_tokens: Token budget of one forward pass; prefill chunks are cut to it.
+        prefill_slowdown: Factor by which prefill may lengthen the time per token of other
+            sequences, as measured while the engine runs. With 2 it at most doubles, on average over
+            a few steps, and a long prompt gets at best half of the time.
+        draft_ahead: Whether drafting continues while a block is judged, on the assumption that the
+            block is accepted; meant for a drafter whose engine has a process of its own.
+        deterministic: Whether every position is computed in a place and a shape of its own, so that
+            the text is bit-identical whatever else runs, in any dtype
+            (`rapid.engines.forward.tiles`). Slower, as sequences are computed one after the other.
+        lease_ttl_s: Seconds after which a lease that is neither stepped nor renewed is freed.
+        threads: Compute threads of torch on a CPU; None keeps torch's default.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""What is wrong with a file of settings, in words of the file."""
+"""Reading of settings files, with errors that name the keys as the file writes them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_yaml(path: Path, example: str) -> dict[str, Any]:
-    """A YAML mapping.
+    """Return the mapping in a YAML file.
+
+    Args:
+        path: The file.
+        example: A file to start from, named in the error when there is no mapping.
 
     Raises:
-        ConfigurationError: it cannot be read, or is something else; `example` is named.
+        ConfigurationError: The file cannot be read, is not YAML or holds no mapping.
     """
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -35,15 +39,17 @@ def read_yaml(path: Path, example: str) -> dict[str, Any]:
 
 
 def validated(model: type[Model], settings: object, *, prefix: str, top: str) -> Model:
-    """`settings` as `model`.
+    """Return `settings` validated as `model`.
 
     Args:
-        prefix: of every line of the error.
-        top: names the whole, where a finding is about no single key.
+        model: The pydantic model.
+        settings: Parsed content of the file.
+        prefix: Start of every line of the error.
+        top: Name used where a finding concerns no single key.
 
     Raises:
-        ConfigurationError: pydantic's findings, one line each: the key as written in the file, and
-            what is wrong; unknown keys with the one that may have been meant.
+        ConfigurationError: Validation failed. The message has one line per finding, with the key
+            as written in the file; an unknown key comes with the closest known one.
     """
     try:
         return model.model_validate(settings)
@@ -56,7 +62,7 @@ def validated(model: type[Model], settings: object, *, prefix: str, top: str) ->
 
 
 def _key(error: ErrorDetails, data: object) -> str:
-    """Where it is, without the names that pydantic gives to members of a union."""
+    """Return the dotted key of an error, without pydantic's names for members of a union."""
     location = error["loc"]
     path: list[str] = []
     for index, part in enumerate(location):
@@ -79,7 +85,7 @@ def _what(error: ErrorDetails, root: type[BaseModel]) -> str:
 
 
 def _known_keys(root: type[BaseModel]) -> set[str]:
-    """Every key that a file may contain, anywhere."""
+    """Return every key that a file may contain, at any depth."""
     keys: set[str] = set()
     for name, field in root.model_fields.items():
         keys.add(name)

@@ -1,39 +1,44 @@
-"""Everything that can go wrong, as one tree.
+"""The exceptions of RAPID Serve, as one tree.
 
 ::
 
     RapidError
-    ├── BadRequest              the caller's mistake; names the field              400
-    │   ├── PromptTooLong       by how many tokens, and what would work            400
+    ├── BadRequest              the request is invalid; names the field            400
+    │   ├── PromptTooLong       the prompt exceeds the context, by how many tokens 400
     │   ├── BodyTooLarge        the request body is over the limit                 413
-    │   └── UnknownModel        no such model behind this endpoint                 404
-    ├── Unauthorized            missing or unknown API key                         401
-    ├── Overloaded              pools are full; says when to come back             503
-    ├── LeaseNotFound           released, expired, or never here: take a new one   503
-    │   └── DrafterHangs        no block came in time: go on without, on a new lease   503
-    ├── OutOfStep               a message for another position of the sequence     500
-    ├── DrafterUnavailable      no drafter: `auto` and `lossless` go on without    503
+    │   └── UnknownModel        the endpoint does not serve this model             404
+    ├── Unauthorized            the API key is missing or unknown                  401
+    ├── Overloaded              the pools are full; says when to retry             503
+    ├── LeaseNotFound           the lease was released, expired or never existed   503
+    │   └── DrafterHangs        no draft block came in time                        503
+    ├── OutOfStep               a message is for another position of the sequence  500
+    ├── DrafterUnavailable      `auto` and `lossless` continue without a drafter   503
     ├── TargetUnavailable       no target replica answered                         503
-    ├── EngineFailed            a forward pass raised; the lease is gone           500
-    └── ConfigurationError      refused before anything starts
+    ├── EngineFailed            a forward pass raised; its leases are released     500
+    └── ConfigurationError      the configuration is rejected before startup
 
-Every class passes all its arguments to ``super().__init__`` so that it survives pickling between
-processes; ``str(error)`` is the sentence for the user. `deployments.api.errors` turns the tree
-into HTTP.
+Every class passes all its arguments to ``super().__init__``, so that it survives pickling between
+processes. ``str(error)`` is the message for the user. `deployments.api.errors` maps the tree to
+HTTP.
 """
 
 from __future__ import annotations
 
 
 class RapidError(Exception):
-    """Root of the tree; ``str()`` is a sentence that says what to do."""
+    """Base of all errors; ``str()`` is a sentence for the user."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else self.__class__.__name__
 
 
 class BadRequest(RapidError):
-    """The request is wrong and names the field; nothing was started."""
+    """An invalid request, refused before anything was started.
+
+    Attributes:
+        param: Name of the field at fault.
+        code: Machine-readable error code.
+    """
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message, param, code)
@@ -42,7 +47,7 @@ class BadRequest(RapidError):
 
 
 class PromptTooLong(BadRequest):
-    """The prompt and its answer do not fit the model's context."""
+    """A prompt that does not fit the model's context together with its answer."""
 
     def __init__(
         self, message: str, param: str | None = "messages", code: str = "context_length_exceeded"
@@ -51,22 +56,26 @@ class PromptTooLong(BadRequest):
 
 
 class BodyTooLarge(BadRequest):
-    """The request body is over the configured limit."""
+    """A request body over the configured limit."""
 
 
 class UnknownModel(BadRequest):
-    """The model name is not served here."""
+    """A model name that the endpoint does not serve."""
 
     def __init__(self, message: str, param: str = "model", code: str = "model_not_found") -> None:
         super().__init__(message, param, code)
 
 
 class Unauthorized(RapidError):
-    """The API key is missing or unknown."""
+    """A missing or unknown API key."""
 
 
 class Overloaded(RapidError):
-    """No room now; ``retry_after_s`` says when to come back."""
+    """A lack of room for the request at this time.
+
+    Attributes:
+        retry_after_s: Seconds after which a retry makes sense.
+    """
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message, retry_after_s)
@@ -74,31 +83,32 @@ class Overloaded(RapidError):
 
 
 class LeaseNotFound(RapidError):
-    """Recoverable: the lease was released or expired here; take a new one and prefill again."""
+    """A lease that was released or expired; recoverable with a new lease and a new prefill."""
 
 
 class DrafterHangs(LeaseNotFound):
-    """Recoverable: the drafter has not answered in time, and may yet: give up both its leases.
+    """A drafter that has not answered in time but still may.
 
-    A block that still comes must not meet the verifier's lease, which has gone on meanwhile.
+    Recoverable by giving up the leases of both drafter and verifier: a late block must not reach
+    a verifier's lease that has moved on.
     """
 
 
 class OutOfStep(RapidError):
-    """A message names another position than the sequence's own; a bug or a duplicated call."""
+    """A message for another position than the sequence's own: a bug or a duplicated call."""
 
 
 class DrafterUnavailable(RapidError):
-    """Recoverable: the answer can continue as the target's own distribution."""
+    """A missing or lost drafter; the answer can continue with the target's own distribution."""
 
 
 class TargetUnavailable(RapidError):
-    """No target replica could answer."""
+    """A failure of all target replicas to answer."""
 
 
 class EngineFailed(RapidError):
-    """A forward pass raised; its leases are released."""
+    """A forward pass that raised; its leases are released."""
 
 
 class ConfigurationError(RapidError):
-    """A configuration that cannot work, refused before anything starts."""
+    """A configuration that cannot work, rejected before anything starts."""

@@ -1,7 +1,7 @@
-"""Estimates made online from measured times.
+"""Online estimators over measured times.
 
-Nothing here knows about hardware: every figure is learnt from what was measured while serving. Who
-estimates what, with which of these, and where the constants come from: ``docs/performance.md``.
+The estimators hold no knowledge of the hardware: every figure comes from measurements made while
+serving. ``docs/performance.md`` lists where each one is used and the origin of the constants.
 """
 
 from __future__ import annotations
@@ -11,48 +11,52 @@ from collections import deque
 from dataclasses import dataclass
 
 _TIMES_THE_LONGEST = 10.0
-_FORGET = 0.99  # of the longest round, with each that is shorter
+_FORGET = 0.99  # factor on the longest round for every shorter one
 
 
 @dataclass
 class RunningMean:
-    """An exponential average: the first value counts whole, each later one by `weight`."""
+    """An exponential moving average.
+
+    Attributes:
+        weight: Weight of each measurement after the first, which counts whole.
+        value: The average; None before the first measurement.
+    """
 
     weight: float = 0.2
     value: float | None = None
 
     def add(self, value: float) -> None:
-        """Take one more measurement in."""
+        """Add a measurement."""
         known = value if self.value is None else self.value
         self.value = known + self.weight * (value - known)
 
 
 class RunningMedian:
-    """Of the last nine measurements: one that hung, or was interrupted, does not count."""
+    """The median of the last nine measurements, which a single outlier does not affect."""
 
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=9)
 
     @property
     def value(self) -> float | None:
-        """None before the first."""
+        """The median, or None before the first measurement."""
         return statistics.median(self._values) if self._values else None
 
     def add(self, value: float) -> None:
-        """Take one more measurement in."""
+        """Add a measurement."""
         self._values.append(value)
 
     def clear(self) -> None:
-        """As before the first."""
+        """Drop all measurements."""
         self._values.clear()
 
 
 class Patience:
-    """The time that a drafter may take before it counts as hung; shared by a process's requests.
+    """The time limit after which a drafter counts as hung, shared by all requests of a process.
 
-    It is never less than `floor_s`, and ten times what the longest round of late took: a round
-    waits for whatever else the engines do, so that its usual length says little and its longest
-    much.
+    The limit is ten times the longest recent round, but at least `floor_s` seconds. It follows the
+    longest round and not the usual one, because a round waits for other work of the engines.
     """
 
     def __init__(self, floor_s: float) -> None:
@@ -65,5 +69,5 @@ class Patience:
         return max(self._floor_s, _TIMES_THE_LONGEST * self._longest_s)
 
     def observe(self, seconds: float) -> None:
-        """Take in how long a round with a drafter took."""
+        """Record the duration of a round with a drafter, in seconds."""
         self._longest_s = max(seconds, _FORGET * self._longest_s)

@@ -1,7 +1,7 @@
-"""The method in process, without Ray: load two models, generate, look at the statistics.
+"""In-process generation from token ids, without Ray, for research and tests.
 
-For researchers and tests. Engines are made for one call and closed after it; a service keeps them
-(see `deployments`).
+`generate` makes its engines for one call and closes them after it. `rapid.pair` keeps models open
+in one process, `deployments` serves them.
 """
 
 from __future__ import annotations
@@ -46,13 +46,15 @@ _ETA = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """An answer and how it came about.
+    """A generated answer with its statistics.
 
     Attributes:
-        token_ids: the answer, with its end-of-sequence token if it came to one.
-        statistics: rounds, drafted and accepted tokens, refreshes, origins, times; if the drafter
-            was lost, `plain_from` says from which token on and `plain_reason` why.
-        seed: all randomness; the same call with it gives the same answer.
+        token_ids: The answer, with its end-of-sequence token if it reached one.
+        statistics: Rounds, drafted and accepted tokens, refreshes, origins and times. If the
+            drafter was lost, `plain_from` is the first token decoded without it and
+            `plain_reason` the cause.
+        seed: Key of all random numbers; the same call with this seed gives the same answer.
+        logprobs: One entry per token, if `num_logprobs` was given.
     """
 
     token_ids: tuple[int, ...]
@@ -65,14 +67,14 @@ def load(model: str, **settings: Any) -> LoadedModel:
     """Load a Llama, Qwen2 or Qwen3 checkpoint.
 
     Args:
-        model: a directory, a hub name, ``embedded:target`` or ``embedded:drafter``.
-        settings: fields of `rapid.config.EngineConfig`: dtype, device, rope_scaling, threads, ...
-            `kv_cache_tokens` and `max_leases` are for services: `generate` makes room for exactly
-            its own request. So is `draft_ahead`: two engines in one process share Python's lock,
-            and drafting ahead made answers slower there (``benchmarks/draft_ahead.py``).
+        model: A directory, a hub name, ``embedded:target`` or ``embedded:drafter``.
+        settings: Fields of `rapid.config.EngineConfig`: dtype, device, rope_scaling, threads, ...
+            `generate` overrides `kv_cache_tokens` and `max_leases` with what its request needs,
+            and turns `draft_ahead` off: two engines in one process share Python's global lock, and
+            drafting ahead made answers slower there (``benchmarks/draft_ahead.py``).
 
     Raises:
-        ConfigurationError: the checkpoint is missing or not supported.
+        ConfigurationError: The checkpoint is missing or not supported.
     """
     return load_model(EngineConfig(model=str(model), **settings))
 
@@ -99,33 +101,49 @@ def generate(
     num_logprobs: int | None = None,
     refresh: Reread | None = None,
 ) -> Generation:
-    """Answer one prompt; blocks until done, also from inside a running event loop (a notebook).
+    """Generate the answer to one prompt, blocking until it is complete.
 
-    An answer whose drafter fails on the way goes on as the target's own, as a service's does: a
-    UserWarning says so, and the statistics of the result say from which token on.
+    The function also works inside a running event loop, as in a notebook. If the drafter fails
+    during the answer, the target continues alone, as in a service: a UserWarning is issued, and
+    the statistics of the result contain the position.
 
     Args:
-        target: reads `input_ids`, the long context.
-        drafter: reads `draft_input_ids`, the retrieved context; may be `target` itself. None
-            decodes plainly; `PromptLookup` and `WindowDrafting` read nothing but `input_ids`.
-        max_tokens: longest answer.
-        eta: 0 samples the target's own distribution, above it the fused one. None is 10 with a
-            model that drafts; a drafter that reads nothing of its own has nothing to transfer.
-        rule: `paper` is the reference code's, for reproducing its tables.
-        transfer: None is the default of `rapid.config.SpeculationConfig`; `paper` has `distill`.
-        coupling: None is `shared_noise` when a seed is given, else `maximal`; `paper` has no other.
-        draft_top_k: None keeps the whole proposal, as `paper` does; left out it is 64 otherwise.
-        num_logprobs: None for none, else alternatives beside each token.
-        refresh: given the answer's tokens so far, returns what the drafter reads from then on in
-            the place of `draft_input_ids`; called after rejected drafts, up to four times
-            (`rapid.speculation.refreshing`). To be exact it must be a function of these tokens.
+        target: The model that reads `input_ids`.
+        drafter: The model that reads `draft_input_ids`; may be `target` itself. None decodes
+            plainly. `PromptLookup` and `WindowDrafting` read nothing but `input_ids`.
+        input_ids: Token ids of the long context.
+        draft_input_ids: Token ids of the retrieved context.
+        max_tokens: Longest answer, in tokens.
+        eta: Strength of the transfer: 0 samples the target's own distribution, a larger value the
+            fused one. None is 10 for a drafter model and 0 otherwise, because other drafters read
+            nothing of their own that could be transferred.
+        max_draft: Tokens per draft block.
+        rule: `exact`, or `paper` for the rule of the reference code, to reproduce its tables.
+        transfer: None is the default of `rapid.config.SpeculationConfig`; `paper` needs `distill`.
+        coupling: None is `shared_noise` when a seed is given, else `maximal`; `paper` needs
+            `maximal`.
+        plausibility: See `rapid.config.SpeculationConfig`.
+        draft_top_k: None keeps the whole proposal, as `paper` does. The default is 64 under the
+            rule `exact`.
+        transfer_temperature: See `rapid.config.SpeculationConfig`.
+        temperature: Sampling temperature; 0 is greedy.
+        top_p: Nucleus mass that is kept.
+        top_k: Number of best tokens that are kept; None keeps all.
+        seed: Key of all random numbers; None draws one.
+        num_logprobs: Number of alternatives beside each token's log-probability; None for no
+            log-probabilities.
+        refresh: Function from the answer's tokens so far to the token ids that the drafter reads
+            from then on in place of `draft_input_ids`. It is called after rejected drafts, up to
+            four times (`rapid.speculation.refreshing`). The answer is exact only if the result
+            depends on nothing but these tokens.
 
     Raises:
-        ConfigurationError: the two models do not share a vocabulary, the drafter has nothing to
-            transfer, `paper` has no model that drafts, or `refresh` nothing to do.
-        BadRequest: `paper` at temperature 0.
-        PromptTooLong: prompt and answer exceed a model's context.
-        pydantic.ValidationError: a setting is out of range.
+        ConfigurationError: The two models do not share a vocabulary, `eta` is set for a drafter
+            that has nothing to transfer, `paper` has no drafter model, or `refresh` has no drafter
+            model or meets `paper`.
+        BadRequest: `paper` was requested at temperature 0.
+        PromptTooLong: Prompt and answer exceed a model's context.
+        pydantic.ValidationError: A setting is out of range.
     """
     reads_alone = isinstance(drafter, LoadedModel)
     if eta and not reads_alone and drafter is not None:
@@ -196,7 +214,7 @@ async def _generate(
             await verifier.prefill
 
             async def reread(token_ids: tuple[int, ...]) -> Drafter[Any]:
-                """Return the drafter on what `refresh` found, in an engine with room for that."""
+                """Return a drafter that has read the result of `refresh`, on a new engine."""
                 assert refresh is not None
                 assert model is not None
                 assert isinstance(source, PoolSource)
@@ -219,7 +237,7 @@ async def _generate(
 
 
 def _source(drafter: Drafting | None, pool: Callable[[], EnginePool | None]) -> DraftSource | None:
-    """Return what drafts; `pool` makes the engine of a model that does."""
+    """Return the source of drafts; `pool` makes the engine of a drafter model."""
     if isinstance(drafter, PromptLookup):
         return LookupSource()
     if isinstance(drafter, WindowDrafting):
@@ -229,7 +247,7 @@ def _source(drafter: Drafting | None, pool: Callable[[], EnginePool | None]) -> 
 
 
 def _engine(loaded: LoadedModel, num_prompt: int, terms: Terms, vocab_size: int | None) -> Engine:
-    """Return an engine as the model was loaded for, with room for exactly this request."""
+    """Return an engine with the model's settings and room for exactly this request."""
     num_tokens = num_prompt + terms.max_tokens + terms.speculation.max_draft
     config = loaded.config
     max_context = min(num_tokens, config.max_context or loaded.max_context)

@@ -1,7 +1,7 @@
-"""What crosses a boundary, in the order of a request's life. Learn the system from this file.
+"""The messages between components, in the order in which a request meets them.
 
-Arrays are numpy, never torch: Ray maps numpy read-only out of shared memory without a copy.
-Positions are 0-based generated positions: the first answer token of a choice has position 0.
+Arrays are numpy and not torch, because Ray maps numpy read-only out of shared memory without a
+copy. Positions count generated tokens from 0: the first answer token of a choice has position 0.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:  # `benchmarks/gpu.py` runs where pydantic is not
+if TYPE_CHECKING:  # `benchmarks/gpu.py` runs without pydantic
     from rapid.config import Contract, Coupling, Mode, SamplingConfig, SpeculationConfig, Transfer
 
 Int32Array = npt.NDArray[np.int32]
@@ -29,7 +29,7 @@ Failover = Literal["target lost", "drafter lost", "drafter hung"]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of the chat; ``role`` is system, user or assistant."""
+    """One turn of the chat; `role` is system, user or assistant."""
 
     role: str
     content: str
@@ -37,7 +37,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text attached to the request."""
+    """A text attached to a request."""
 
     name: str
     text: str
@@ -45,7 +45,12 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationRequest:
-    """What the caller asked of the method; None leaves it to the configured default."""
+    """The speculation settings of one request; None stands for the configured default.
+
+    Attributes:
+        all_draft_tokens: Whether `draft_top_k` was explicitly null, for a proposal without a cut.
+        refresh: Whether to retrieve again, for the answer so far, after rejected drafts.
+    """
 
     mode: Mode = "auto"
     transfer: Transfer | None = None
@@ -54,8 +59,8 @@ class SpeculationRequest:
     coupling: Coupling | None = None
     plausibility: float | None = None
     draft_top_k: int | None = None
-    all_draft_tokens: bool = False  # `draft_top_k: null` was sent: no cut
-    refresh: bool = False  # retrieve again, for the answer so far, after rejected drafts
+    all_draft_tokens: bool = False
+    refresh: bool = False
 
 
 def utc_day() -> datetime.date:
@@ -68,8 +73,11 @@ class GenerateRequest:
     """A validated request with its tenant, as the ingress hands it to the orchestrator.
 
     Attributes:
-        date: the day that a chat template may name in its prompts; the day the request came, unless
-            the caller names another. It is settled once, for all prompts of the request.
+        num_logprobs: Number of alternatives beside each token's log-probability: None for no
+            log-probabilities, 0 for those of the chosen tokens only.
+        is_streamed: Whether the caller receives the answer while it is generated.
+        date: Date for chat templates that state one; the day of the request unless the caller
+            names another. It is fixed once, so that all prompts of the request agree.
     """
 
     request_id: str
@@ -85,8 +93,8 @@ class GenerateRequest:
     max_tokens: int | None = None
     num_choices: int = 1
     stop: tuple[str, ...] = ()
-    num_logprobs: int | None = None  # None: no logprobs; 0: the chosen token's only
-    is_streamed: bool = False  # somebody reads along
+    num_logprobs: int | None = None
+    is_streamed: bool = False
     speculation: SpeculationRequest = field(default_factory=SpeculationRequest)
     explain: bool = False
     date: datetime.date = field(default_factory=utc_day)
@@ -97,18 +105,22 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """Room for one request on one engine: all choices share the prompt's KV.
+    """A request for a lease: room on one engine for all choices, which share the prompt's KV.
 
     Attributes:
-        prompt_ids: the prompt, one row of token ids.
-        num_choices: answers wanted of it.
-        max_tokens: longest answer; pages for it are reserved at once, so nothing is preempted.
-        num_logprobs: None for none, else how many alternatives beside the committed token.
-        committed: per choice, tokens already generated elsewhere (it replaces a failed lease).
-        companion_tokens: with an engine that drafts for itself, about how long the drafter's prompt
-            will be; room for a second lease of this request is kept. 0: there will be none.
-        beside: the request's first lease on this engine, which keeps room for this one.
-        affinity: name of what the prompt is about; a pool leases where the same was read before.
+        prompt_ids: Token ids of the prompt, one row.
+        max_tokens: Longest answer, in tokens. Pages for it are reserved at once, so that no lease
+            is ever preempted.
+        num_choices: Number of answers to the prompt.
+        num_logprobs: Number of alternatives beside each committed token; None for no
+            log-probabilities.
+        committed: Per choice, tokens already generated elsewhere, when this lease replaces a failed
+            one.
+        companion_tokens: Approximate length of the drafter's prompt, in tokens, on an engine that
+            drafts for itself; the engine keeps room for a second lease of this request. 0 if there
+            will be none.
+        beside: Id of the request's first lease on this engine, which keeps room for this one.
+        affinity: Name of what the prompt is about; a pool prefers the replica that has read it.
     """
 
     lease_id: str
@@ -127,7 +139,12 @@ class LeaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefillReceipt:
-    """The prompt's KV is in place."""
+    """Confirmation that the prompt's KV is in place.
+
+    Attributes:
+        num_tokens: Length of the prompt, in tokens.
+        num_cached_tokens: Tokens of it whose KV was found in a cache.
+    """
 
     lease_id: str
     num_tokens: int
@@ -139,16 +156,17 @@ class PrefillReceipt:
 
 @dataclass(frozen=True, slots=True)
 class DraftBlock:
-    """Up to `max_draft` tokens, each with the exact distribution it was drawn from.
+    """A draft block: up to `max_draft` tokens, each with the distribution it was drawn from.
 
     Row i holds the proposal at generated position ``position + i``: ``candidate_probs[i]`` sums to
     one over ``candidate_ids[i]``; tokens not listed have probability zero. Rows are padded with id
     -1 and probability 0 when fewer candidates survive the filters.
 
     Attributes:
-        token_ids: drafted tokens [k].
-        candidate_ids: tokens of each proposal [k, m].
-        candidate_probs: their probabilities, float32 [k, m].
+        token_ids: Drafted tokens [k].
+        candidate_ids: Tokens of each proposal [k, m].
+        candidate_probs: Probabilities of the candidates, float32 [k, m].
+        draft_ms: Milliseconds that drafting took.
     """
 
     lease_id: str
@@ -168,7 +186,7 @@ class DraftBlock:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probability of a committed token and of the best alternatives, before filters."""
+    """Log-probabilities of a committed token and of the best alternatives, before filters."""
 
     token_id: int
     logprob: float
@@ -177,16 +195,18 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one round committed: accepted draft tokens and, after a rejection, the corrected one.
+    """The result of one round: accepted draft tokens and, after a rejection, the corrected token.
 
     Under the rule `exact` a block has no bonus token, so ``len(token_ids)`` is at most the block's
     length; `paper` adds one to a block that was accepted whole. An end-of-sequence token is the
     last of ``token_ids`` and sets ``is_finished``; nothing follows it.
 
     Attributes:
-        token_ids: committed this round.
-        num_drafted: drafted tokens that were judged; 0 for plain decoding.
-        num_accepted: leading tokens of ``token_ids`` that the drafter proposed.
+        token_ids: Tokens that the round committed.
+        num_drafted: Number of drafted tokens in the block; 0 for plain decoding.
+        num_accepted: Number of leading tokens of ``token_ids`` that the drafter proposed.
+        draft_ms: Milliseconds that drafting took.
+        verify_ms: Milliseconds that verification took.
     """
 
     lease_id: str
@@ -202,7 +222,7 @@ class Verdict:
 
     @property
     def origins(self) -> tuple[Origin, ...]:
-        """Where each committed token came from."""
+        """The origin of each committed token."""
         rest: Origin = "corrected" if self.num_drafted else "target"
         if self.num_drafted and self.num_accepted == self.num_drafted:
             rest = "bonus"
@@ -212,7 +232,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class TargetLogits:
-    """The target's logits of a block, for judging elsewhere: float32 [rows, vocab]."""
+    """The target's logits for a block that is judged elsewhere, float32 [rows, vocab]."""
 
     lease_id: str
     choice: int
@@ -221,16 +241,17 @@ class TargetLogits:
     verify_ms: float = 0.0
 
 
-# --- engine -> whoever asks ---------------------------------------------------------------------
+# --- engine -> observers ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """The engine's ledger: pages in use plus free is the total, leases open are sequences held.
+    """The occupancy of an engine.
 
     Attributes:
-        ahead_hits: calls for a block that found some of it drafted ahead.
-        ahead_misses: those that found what was drafted ahead to be wrong.
+        kv_pages_in_use: Pages in use, without idle prefixes that are only kept for reuse.
+        ahead_hits: Calls for a block that found some of it drafted ahead.
+        ahead_misses: Calls for a block that found the tokens drafted ahead to be wrong.
     """
 
     leases_open: int
@@ -248,7 +269,7 @@ class EngineStatus:
 
 @dataclass(frozen=True, slots=True)
 class ChunkUsed:
-    """A retrieved chunk as the receipt names it; offsets are characters of the document."""
+    """A retrieved chunk in the receipt; `start` and `end` are character offsets in the document."""
 
     id: str
     document: str
@@ -259,7 +280,7 @@ class ChunkUsed:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Enough to recompute the answer offline, one list per choice."""
+    """The token ids from which an answer can be recomputed offline, one tuple per choice."""
 
     target_prompt_ids: tuple[int, ...]
     drafter_prompt_ids: tuple[int, ...]
@@ -269,7 +290,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Leases are held and the modes resolved: the response may start."""
+    """The event that leases are held and the mode is resolved, so that the response may start."""
 
     mode: Mode
     reason: str
@@ -278,7 +299,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """A token as text, for logprobs."""
+    """A token as text with its log-probability and those of the best alternatives."""
 
     text: str
     logprob: float
@@ -287,7 +308,7 @@ class TokenText:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """New text of one choice: at most one per round; the last carries the finish reason."""
+    """New text of one choice, at most one per round; the last carries the finish reason."""
 
     choice: int
     text: str
@@ -297,10 +318,12 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceStatistics:
-    """Counters of one choice's rounds.
+    """Counters over the rounds of one choice.
 
     Attributes:
-        histogram: of drafted rounds: by block length, [i] counts those that accepted exactly i.
+        histogram: Drafted rounds by block length: entry i counts those that accepted exactly i
+            tokens.
+        refreshes: Number of times that the drafter's context was retrieved again.
     """
 
     rounds: int
@@ -314,13 +337,21 @@ class ChoiceStatistics:
 
     @property
     def drafted_rounds(self) -> int:
-        """Rounds in which something was drafted; the others the target decoded alone."""
+        """The number of rounds with a draft; in the others the target decoded alone."""
         return sum(map(sum, self.histogram.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Under which contract an answer was produced, with every resolved value."""
+    """The contract under which an answer was produced, with every resolved setting.
+
+    Attributes:
+        timings_ms: Milliseconds by phase: queue, retrieval, target_prefill, drafter_prefill, draft
+            and verify.
+        plain_from: Per choice, the position from which the drafter was lost, or None.
+        failovers: Failures after which the answer was continued, in order.
+        is_fallback: Whether the answer is plain because no drafter could be had.
+    """
 
     mode: Mode
     reason: str
@@ -338,16 +369,16 @@ class Receipt:
     cached_tokens: int
     choices: tuple[ChoiceStatistics, ...]
     chunks: tuple[ChunkUsed, ...]
-    timings_ms: dict[str, float]  # queue, retrieval, target_prefill, drafter_prefill, draft, verify
-    plain_from: tuple[int | None, ...] = ()  # per choice: position from which the drafter was lost
-    failovers: tuple[Failover, ...] = ()  # what the answer went on after, in order
-    is_fallback: bool = False  # plain because a drafter was wanted and could not be had
+    timings_ms: dict[str, float]
+    plain_from: tuple[int | None, ...] = ()
+    failovers: tuple[Failover, ...] = ()
+    is_fallback: bool = False
     explanation: Explanation | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """All choices are complete."""
+    """The event that all choices are complete."""
 
     receipt: Receipt
 
@@ -356,5 +387,5 @@ GenerationEvent = Started | TextDelta | Finished
 
 
 def as_prompt(token_ids: Sequence[int]) -> Int32Array:
-    """Token ids as the array type of messages."""
+    """Return token ids as the array type of messages."""
     return np.asarray(token_ids, dtype=np.int32)

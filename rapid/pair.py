@@ -1,4 +1,4 @@
-"""The front door in one process: two models that stay open, and questions about documents.
+"""The in-process API: two models that stay open for questions about documents.
 
 ::
 
@@ -6,10 +6,10 @@
         answer = pair.answer("What is the banner of Tezawe?", documents=[text], mode="fused")
         print(answer.text, answer.receipt)
 
-A question goes the way that it goes over HTTP (`rapid.answering.request`): the same modes, receipts
-and refusals. What a document's KV holds stays until its room is needed, so that a second question
-about it does not read it again. Methods block, and may be called from a notebook's event loop and
-from several threads.
+A question takes the same path as over HTTP (`rapid.answering.request`), with the same modes,
+receipts and errors. The KV of a document is kept until its room is needed, so a second question
+about it skips the prefill. Methods block; they may be called from within a notebook's event loop
+and from several threads.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ Documents = Sequence[str | Document]
 
 _TENANT = "local"
 _EMBEDDED = "embedded:"
-_FOR_EMBEDDED = RetrievalConfig(chunk_tokens=64, budget_tokens=320)  # as `serve_config.yaml` has it
+_FOR_EMBEDDED = RetrievalConfig(chunk_tokens=64, budget_tokens=320)  # as in `serve_config.yaml`
 
 
 class Settings(TypedDict, total=False):
-    """What a question may ask for; the names and defaults are those of the HTTP API.
+    """Optional settings of a question, with the names and defaults of the HTTP API.
 
-    What each means is said in ``docs/api.md``.
+    ``docs/api.md`` describes each of them.
     """
 
     mode: Mode
@@ -94,9 +94,9 @@ class Answer:
     """A complete answer.
 
     Attributes:
-        text: what it says.
-        finish_reason: `stop` where it came to its end, `length` where it was cut.
-        receipt: under which contract it was produced, with every resolved value.
+        text: The text of the answer.
+        finish_reason: `stop` where the answer ended by itself, `length` where it was cut.
+        receipt: The contract under which it was produced, with every resolved setting.
     """
 
     text: str
@@ -105,12 +105,12 @@ class Answer:
 
 
 class Stream(Iterator[str]):
-    """The text of an answer piece by piece, as soon as each piece is certain.
+    """An iterator over the pieces of an answer's text, each available once it is final.
 
-    Closing it, or leaving the loop over it for good, gives up the answer and frees what it holds.
+    `close` gives up the rest of the answer and releases its leases.
 
     Attributes:
-        answer: the whole, once the last piece was taken; None before.
+        answer: The complete answer once the last piece was taken; None before.
     """
 
     def __init__(self, pair: Pair, events: AsyncGenerator[GenerationEvent]) -> None:
@@ -138,12 +138,12 @@ class Stream(Iterator[str]):
         raise StopIteration
 
     def close(self) -> None:
-        """Give the answer up; nothing happens to one that is complete."""
+        """Give up the rest of the answer; a complete one is unaffected."""
         self._pair._run(self._events.aclose())
 
 
 class Pair:
-    """A target and what drafts for it, open until `close`; made by `rapid.open`."""
+    """A target with its drafter, open until `close`; made by `rapid.open`."""
 
     def __init__(self, services: Services, loop: _LoopThread, opened: ExitStack) -> None:
         self._services = services
@@ -161,14 +161,14 @@ class Pair:
         """Answer a question about documents.
 
         Args:
-            question: a question, or a whole chat.
-            documents: their texts, which the target reads whole.
-            settings: mode, sampling and the method's knobs.
+            question: A question, or a whole chat.
+            documents: The documents, which the target reads in full.
+            settings: Mode, sampling and speculation settings.
 
         Raises:
-            BadRequest: a setting is wrong; ``param`` names it.
-            PromptTooLong: question, documents and answer exceed the target's context.
-            RapidError: the answer could not be produced as asked.
+            BadRequest: A setting is invalid; ``param`` names it.
+            PromptTooLong: Question, documents and answer exceed the target's context.
+            RapidError: The answer could not be produced under its contract.
         """
         stream = self.stream(question, documents=documents, **settings)
         for _ in stream:
@@ -183,9 +183,10 @@ class Pair:
         documents: Documents = (),
         **settings: Unpack[Settings],
     ) -> Stream:
-        """Answer piece by piece; arguments and errors are those of `answer`.
+        """Answer piece by piece, with the arguments and errors of `answer`.
 
-        What can be refused is refused by the first piece.
+        Some errors are raised here, the others when a piece is taken; a refusal comes no later
+        than the first piece.
         """
         request = _request(f"local-{next(self._ids)}", question, documents, settings)
         try:
@@ -195,7 +196,7 @@ class Pair:
         return Stream(self, run.events())
 
     def close(self) -> None:
-        """End the engines; answers in progress fail."""
+        """Stop the engines; answers in progress fail."""
         self._opened.close()
 
     def __enter__(self) -> Self:
@@ -216,19 +217,19 @@ def open_pair(
     speculation: SpeculationConfig | None = None,
     context_tokens: int = 32_768,
 ) -> Pair:
-    """Load a target and what drafts for it, and keep both open for questions.
+    """Load a target and its drafter, and keep both open for questions.
 
     Args:
-        target: a checkpoint directory, a hub name, ``embedded:target``, or an engine's settings.
-        drafter: likewise; None lets the target draft for itself on what retrieval finds, and
-            `PromptLookup` retrieves nothing.
-        retrieval: how documents are searched; None searches by words, without a download.
-        speculation: defaults for what a question does not say.
-        context_tokens: longest prompt plus answer, for models given by name; the KV has room for
-            twice that.
+        target: A checkpoint directory, a hub name, ``embedded:target``, or an engine's settings.
+        drafter: Likewise. With None the target drafts for itself on the retrieved chunks; with
+            `PromptLookup` nothing is retrieved.
+        retrieval: How documents are searched; None searches by words, without a download.
+        speculation: Defaults for settings that a question leaves out.
+        context_tokens: Longest prompt plus answer, in tokens, for models given by name; their KV
+            pool holds twice that.
 
     Raises:
-        ConfigurationError: a checkpoint cannot be used, the two do not share a vocabulary, or the
+        ConfigurationError: A checkpoint cannot be used, the two do not share a vocabulary, or the
             memory does not suffice.
     """
     configs = [_engine_config(target, context_tokens)]
@@ -317,7 +318,7 @@ def _request(
 
 
 def _named(documents: Documents) -> tuple[Document, ...]:
-    """Name the texts that have no name: the templates show one, and they must differ."""
+    """Give every unnamed text a distinct name, because the prompts state the names."""
     if isinstance(documents, str):
         raise TypeError("documents is a sequence of texts: put the text into a list")
     names = {document.name for document in documents if isinstance(document, Document)}
@@ -337,7 +338,7 @@ def _bad_request(error: ValidationError) -> BadRequest:
 
 
 class _LoopThread:
-    """An event loop in a thread of its own, for callers that block."""
+    """An event loop in a thread of its own, for blocking callers."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -358,7 +359,11 @@ class _LoopThread:
         return False
 
     def run(self, work: Awaitable[Result]) -> Result:
-        """Wait for `work`; an interrupted wait cancels it."""
+        """Run `work` on the loop and wait for its result; an interrupted wait cancels it.
+
+        Raises:
+            RapidError: The loop has ended.
+        """
         if not self._thread.is_alive():
             raise RapidError("this pair is closed: open another one")
 

@@ -1,8 +1,8 @@
-"""The seams between the method and whatever runs it: drafters, verifiers, leases, retrieval.
+"""The protocols between the method and its runtime: drafters, verifiers, leases and retrieval.
 
-`Block` is opaque to the loop: in process it is an awaitable of a `DraftBlock`, over Ray an object
-reference that travels from engine to engine without being opened on the way. A drafter that needs
-no engine hands out the `DraftBlock` itself.
+`Block` is opaque to the loop. In process it is an awaitable of a `DraftBlock`; over Ray it is an
+object reference that travels from engine to engine without being resolved on the way. A drafter
+that needs no engine returns the `DraftBlock` itself.
 """
 
 from __future__ import annotations
@@ -20,36 +20,40 @@ Block = TypeVar("Block")
 BlockOut = TypeVar("BlockOut", covariant=True)
 BlockIn = TypeVar("BlockIn", contravariant=True)
 Refresh = Callable[[tuple[int, ...]], Awaitable["Drafter[Any]"]]
-"""Gives a drafter something else to read, given the tokens of the rounds so far.
+"""Function from the tokens of the rounds so far to a drafter that has read another prompt.
 
-Returns the drafter that goes on. Raises DrafterUnavailable where none can.
+It raises DrafterUnavailable if no drafter can continue.
 """
 
 
 class Drafter(Protocol[BlockOut]):
-    """Proposes the next tokens of one choice.
+    """A source of draft blocks for one choice.
 
-    A block may be shorter than asked for, and empty when there is nothing to propose. Whether a
-    position is offered may depend on the committed text and on earlier proposals, never on what is
-    drawn from its own: else the answer would not follow its contract.
+    A block may be shorter than requested, and empty when there is nothing to propose. Whether a
+    position is offered may depend on the committed text and on earlier proposals, but never on the
+    token drawn from its own proposal: otherwise the answer would not follow its contract.
     """
 
     def draft(self, verdict: Verdict | None, num_tokens: int) -> BlockOut:
-        """Start drafting `num_tokens` after what `verdict` committed (None: after the prompt)."""
+        """Start drafting `num_tokens` tokens after those that `verdict` committed.
+
+        A verdict of None stands for no new tokens: drafting starts where the drafter's own
+        sequence ends, at first after the prompt.
+        """
         ...
 
 
 class Verifier(Protocol[BlockIn]):
-    """Judges blocks and decodes on its own."""
+    """A model that judges draft blocks and decodes on its own."""
 
     async def verify(self, block: BlockIn) -> Verdict:
-        """Judge a block; the verdict's tokens are committed in the verifier's sequence.
+        """Judge a block and commit the verdict's tokens to the verifier's sequence.
 
-        An empty block commits one token of the verifier's own distribution, as `decode` would: a
-        round always gets the answer further.
+        For an empty block one token of the verifier's own distribution is committed, as by
+        `decode`, so that every round extends the answer.
 
         Raises:
-            DrafterUnavailable: the block never came; nothing was committed.
+            DrafterUnavailable: The block never came; nothing was committed.
         """
         ...
 
@@ -59,17 +63,18 @@ class Verifier(Protocol[BlockIn]):
 
 
 class Pace(Protocol):
-    """Chooses how much is drafted in each round of one choice."""
+    """A policy for the draft length of each round of one choice."""
 
     def next_length(self, limit: int) -> int:
-        """Tokens to draft in the round that begins now, at most `limit`; 0 decodes plainly.
+        """Return the number of tokens to draft in the round that begins now; 0 decodes plainly.
 
-        It may depend on earlier rounds and on the time they took, never on what is drawn next.
+        The result is at most `limit`. It may depend on earlier rounds and their times, but never
+        on the tokens that are drawn next.
         """
         ...
 
     def observe(self, verdict: Verdict) -> None:
-        """That round has come to its verdict."""
+        """Record the verdict of the round that `next_length` began."""
         ...
 
 
@@ -78,63 +83,63 @@ class EngineLease(Protocol):
 
     @property
     def lease_id(self) -> str:
-        """Its name on the engine."""
+        """The id of the lease on its engine."""
         ...
 
     @property
     def queued_s(self) -> float:
-        """Seconds waited for it."""
+        """The wait for the lease, in seconds."""
         ...
 
     async def prefill(self) -> PrefillReceipt:
-        """Have the engine read the prompt, and what was committed elsewhere."""
+        """Compute the KV of the prompt and of tokens that were committed elsewhere."""
         ...
 
     def forgo_companion(self) -> None:
-        """Keep no room for a second lease beside this one: none will come."""
+        """Free the room that is kept for a second lease beside this one."""
         ...
 
     def drafter(self, choice: int) -> Drafter[Any]:
-        """Return what drafts a choice on this lease."""
+        """Return a drafter for a choice on this lease."""
         ...
 
     def window_drafter(self, choice: int, window: WindowDrafting) -> Drafter[Any]:
-        """Return what drafts a choice on a part of this lease's own KV."""
+        """Return a drafter for a choice on a part of this lease's own KV."""
         ...
 
     def verifier(self, choice: int, drafter: Callable[[], EngineLease | None]) -> Verifier[Any]:
-        """Return what judges a choice's blocks on this lease.
+        """Return the verifier of a choice on this lease.
 
         Args:
-            choice: which of the request's answers.
-            drafter: names the lease that blocks come from at the time, if there is one: its
-                failures are told from those of this one.
+            choice: Index of the request's answer.
+            drafter: Function that returns the lease that blocks currently come from, or None. The
+                verifier uses it to tell the drafter's failures from its own.
         """
         ...
 
 
 class EnginePool(Protocol):
-    """Somewhere that leases are taken: one engine, or a pool of replicas."""
+    """One engine or a pool of replicas, from which leases are taken."""
 
     def lease(
         self, request: LeaseRequest, *, timeout_s: float | None, beside: EngineLease | None
     ) -> AbstractAsyncContextManager[EngineLease]:
-        """Hold a lease while the context lasts; entering it waits for room.
+        """Hold a lease for the duration of the context; entering the context waits for room.
 
         Args:
-            request: what is to be read and how long answers may become.
-            timeout_s: longest wait, in seconds; None waits without end.
-            beside: the same request's lease on the engine that is to hold this one too.
+            request: The prompt and the length of its answers.
+            timeout_s: Longest wait, in seconds; None waits without limit.
+            beside: The request's other lease, whose engine must hold this one too.
 
         Raises:
-            Overloaded: there was no room in time.
-            RapidError: the pool cannot be reached, or refuses the request.
+            Overloaded: There was no room in time.
+            RapidError: The pool cannot be reached, or it refused the request.
         """
         ...
 
 
 class Chunk(Protocol):
-    """A passage of a document that retrieval returned; offsets are characters."""
+    """A retrieved passage of a document; `start` and `end` are character offsets."""
 
     @property
     def id(self) -> str: ...
@@ -151,34 +156,34 @@ class Chunk(Protocol):
 
 
 class Found(Protocol):
-    """What retrieval found, in document order."""
+    """The result of retrieval, in document order."""
 
     @property
     def chunks(self) -> Sequence[Chunk]: ...
 
     @property
     def cleared_floor(self) -> bool:
-        """Whether something had to do with the question, even if it did not fit the budget."""
+        """Whether any passage was relevant to the question, even if it did not fit the budget."""
         ...
 
 
 class Retrieval(Protocol):
-    """Finds passages of documents."""
+    """A search over documents."""
 
     async def retrieve(
         self, tenant: str, documents: Sequence[Document], query: str, budget_tokens: int
     ) -> Found:
-        """Return the passages worth reading, of `budget_tokens` tokens at most.
+        """Return the relevant passages, of at most `budget_tokens` tokens together.
 
         Raises:
-            RapidError: it cannot be asked.
+            RapidError: Retrieval is unavailable.
         """
         ...
 
 
 class Clock(Protocol):
-    """Monotonic seconds."""
+    """A monotonic clock."""
 
     def __call__(self) -> float:
-        """Now."""
+        """Return the current time, in seconds."""
         ...

@@ -1,6 +1,6 @@
-"""The two prompts of a request: the target reads everything, the drafter what retrieval found.
+"""The two prompts of a request: the full chat for the target, a retrieved one for the drafter.
 
-Both are chats, still without a tokenizer or a template. The target's is the chat as given, with the
+Both are chats, before templating and tokenizing. The target's is the chat as given, with the
 attached documents at the start of its first user message, so that questions on one document share a
 prefix. The drafter's is the same chat with its long parts replaced, in place, by retrieved chunks::
 
@@ -8,7 +8,8 @@ prefix. The drafter's is the same chat with its long parts replaced, in place, b
     chunks = ...  # retrieved from plan.documents
     drafter_messages(plan, chunks)
 
-The wording is part of the trained models in `rapid.embedded`: a byte changed here is accuracy lost.
+The models in `rapid.embedded` were trained on this exact wording; changing it lowers their
+accuracy.
 """
 
 from __future__ import annotations
@@ -24,26 +25,26 @@ from rapid.messages import Document, Message
 CountTokens = Callable[[str], int]
 
 VERBATIM_SHARE = 4
-"""System text and recent turns stay as they are within ``1 / VERBATIM_SHARE`` of the budget."""
+"""System text and recent turns are kept verbatim within ``1 / VERBATIM_SHARE`` of the budget."""
 
 
 class ChunkText(Protocol):
-    """What is needed of a retrieved chunk."""
+    """The part of a retrieved chunk that a prompt needs."""
 
     @property
     def document(self) -> str:
-        """The name of the document it was cut from."""
+        """The name of the document that the chunk was cut from."""
         ...
 
     @property
     def text(self) -> str:
-        """Its text."""
+        """The text of the chunk."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterTurn:
-    """A turn of the drafter's chat: chunks of the named documents, then the text that stays."""
+    """A turn of the drafter's chat: chunks of the named documents, then verbatim text."""
 
     message: Message
     document_names: tuple[str, ...] = ()
@@ -51,12 +52,12 @@ class DrafterTurn:
 
 @dataclass(frozen=True, slots=True)
 class DrafterPlan:
-    """A chat taken apart: what stays word for word, and what is to be searched.
+    """A chat split into the text that is kept verbatim and the documents to search.
 
     Attributes:
-        turns: the chat, with the places where retrieved chunks go.
-        documents: to retrieve from: the attachments, then what did not fit.
-        question: what stays of the last user message.
+        turns: The chat, with the places where retrieved chunks go.
+        documents: Documents to retrieve from: the attachments, then the text that did not fit.
+        question: The part of the last user message that is kept.
     """
 
     turns: tuple[DrafterTurn, ...]
@@ -67,7 +68,11 @@ class DrafterPlan:
 def target_messages(
     messages: Sequence[Message], documents: Sequence[Document]
 ) -> tuple[Message, ...]:
-    """The chat as given, with `documents` at the start of its first user message."""
+    """Return the chat with `documents` at the start of its first user message.
+
+    Raises:
+        BadRequest: The chat has no user message.
+    """
     place = _first_user(messages)
     prefix = "".join(f'Document "{each.name}":\n{each.text}\n\n' for each in documents)
     chat = list(messages)
@@ -83,20 +88,24 @@ def plan_drafter_chat(
     count_tokens: CountTokens,
     question: str | None = None,
 ) -> DrafterPlan:
-    """Decide what the drafter reads word for word and what is left to retrieval.
+    """Split a chat into what the drafter reads verbatim and what is left to retrieval.
 
-    The last user message stays, or its end when it is over-long. Leading system text stays when it
-    fits a quarter of the budget, and so do the most recent turns that fit what then remains of the
-    quarter. Older turns become one document, and so does the beginning of an over-long last message
-    and system text that does not fit.
+    The last user message is kept, or only its end when it is too long. Leading system text is kept
+    when it fits a quarter of the budget, and so are the most recent turns that fit the rest of that
+    quarter. Older turns become one document, the beginning of a too long last message another, and
+    so does each system text that does not fit.
 
     Args:
-        messages: The chat; it has a user message.
+        messages: The chat, with at least one user message.
         documents: The attachments.
         budget_tokens: Tokens that retrieval may fill.
-        count_tokens: Of the target's tokenizer.
+        count_tokens: Token count of the target's tokenizer.
         question: The end of the last user message to keep, from `rapid.answering.query`;
             None keeps the whole message.
+
+    Raises:
+        BadRequest: The chat has no user message.
+        ValueError: `question` is not the end of the last user message.
     """
     last = _last_user(messages)
     content = messages[last].content
@@ -109,7 +118,7 @@ def plan_drafter_chat(
     names = {document.name for document in documents}
 
     def search(name: str, text: str) -> str:
-        """Leave `text` to retrieval, as a document with a name of its own."""
+        """Add `text` to the searched documents under a unique name, and return that name."""
         number, fresh = 2, name
         while fresh in names:
             number, fresh = number + 1, f"{name} {number}"
@@ -144,9 +153,9 @@ def plan_drafter_chat(
 
 
 def drafter_messages(plan: DrafterPlan, chunks: Iterable[ChunkText]) -> tuple[Message, ...]:
-    """The drafter's chat, with `chunks` (in document order) where the long parts stood.
+    """Return the drafter's chat, with `chunks` (in document order) in place of the long parts.
 
-    A document without a chunk leaves no trace, nor does system text that consisted of it alone.
+    A document without a chunk is left out, and so is a system message that consisted of it alone.
     """
     found: dict[str, list[str]] = {}
     for chunk in chunks:
@@ -176,7 +185,10 @@ def _last_user(messages: Sequence[Message]) -> int:
 
 
 def _recent(turns: Sequence[Message], room: int, count_tokens: CountTokens) -> list[Message]:
-    """The longest end of `turns` that fits and begins with the user, as templates expect."""
+    """Return the longest end of `turns` that fits in `room` tokens and begins with a user turn.
+
+    Chat templates expect a conversation to begin with the user.
+    """
     start = len(turns)
     for index in range(len(turns) - 1, -1, -1):
         room -= count_tokens(turns[index].content)

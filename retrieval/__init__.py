@@ -1,7 +1,8 @@
-"""Documents to context: chunk, embed, store, rank. No Ray, no language model.
+"""Retrieval of context from documents: chunking, embedding, storage and ranking.
 
-Researchers call `retrieve_context`; a service opens a `Retriever` with `open_retriever`. Qdrant,
-torch and FlagEmbedding are imported only where they are used.
+The package needs neither Ray nor a language model. A script calls `retrieve_context`; a service
+opens a `Retriever` with `open_retriever`. Qdrant, torch and FlagEmbedding are imported only where
+they are used.
 """
 
 from rapid.messages import Document

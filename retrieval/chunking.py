@@ -1,8 +1,8 @@
-"""A document cut into chunks that, put together again, are the document.
+"""Chunking of documents into slices whose concatenation is the document.
 
-Boundaries are the tokenizer's own, so a chunk's size is known without tokenizing twice and its
-offsets are exact, repeated text included. A character bound stands beside the token bound because
-some tokenizers count 40,000 unbroken characters as one token.
+Chunks end at token boundaries where one is in reach, so their sizes are known without tokenizing
+twice and their offsets are exact, even in repeated text. A character bound complements the token
+bound because some tokenizers count 40,000 unbroken characters as one token.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 TokenOffsets = Callable[[str], Sequence[tuple[int, int]]]
 """``text -> [(start, end), ...]``: the half-open character range of each token, in order."""
 
-# Each match ends where a chunk may: after an empty line, after a sentence or line, after a word.
-# The space before a word goes to the next chunk: many tokenizers make it part of the word.
+# Each match ends where a chunk may end: after an empty line, a sentence or line, or a word.
+# The space before a word belongs to the next chunk: many tokenizers make it part of the word.
 _PARAGRAPH_END = re.compile(r"\n(?:[^\S\n]*\n)+")
 _SENTENCE_END = re.compile(r"""[.!?…]["'”’)\]]*(?=\s)|[。！？][」』”’）]*|\n""")
 _WORD_END = re.compile(r"(?<=\S)(?=\s)")
@@ -26,17 +26,23 @@ _WORD_END = re.compile(r"(?<=\S)(?=\s)")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A slice of a document: ``document_text[start:end] == text``."""
+    """A slice of a document: ``document_text[start:end] == text``.
+
+    Attributes:
+        id: ``{document_id}:{index}``, the same whenever the same document is cut the same way.
+        document: The document's name.
+        start: The offset of its first character in the document.
+        end: The offset after its last character.
+        text: The slice itself.
+        num_tokens: Its number of tokens in the tokenization of the whole document.
+    """
 
     id: str
-    """``{document_id}:{index}``, the same whenever the same document is cut the same way."""
     document: str
-    """The document's name."""
     start: int
     end: int
     text: str
     num_tokens: int
-    """Counted in the tokenization of the whole document."""
 
     @property
     def document_id(self) -> str:
@@ -46,10 +52,13 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class RetrievedChunk(Chunk):
-    """A chunk that a search returned."""
+    """A chunk that a search returned.
+
+    Attributes:
+        score: The search's score. Higher is better; scores compare within one search only.
+    """
 
     score: float
-    """Higher is better; comparable within one search only."""
 
 
 def chunk_text(
@@ -61,28 +70,28 @@ def chunk_text(
     document_id: str = "document",
     name: str = "document",
 ) -> list[Chunk]:
-    """Cut `text` into chunks; every character is in exactly one.
+    """Cut `text` into chunks such that every character is in exactly one.
 
-    Chunks are filled greedily and end, within their second half, at the last paragraph break, else
+    Chunks are filled greedily. Each ends, within its second half, at the last paragraph break, else
     the last sentence or line end, else the last word end, else at the bound. A paragraph that fits
-    into one chunk is not cut. Time is linear.
+    into one chunk is not cut. The running time is linear in the text.
 
     Args:
         text: The document.
-        token_offsets: Character ranges of the tokens, for instance `hf_token_offsets(tokenizer)`.
+        token_offsets: Returns the tokens' character ranges, such as `hf_token_offsets(tokenizer)`.
         max_tokens: The most tokens that start in one chunk. Only a single character made of more
-            tokens goes beyond.
-        max_chars: The most characters in one chunk; by default 16 for each token.
-        document_id: Prefix of the chunk ids.
-        name: What the chunks call their document.
+            tokens exceeds it.
+        max_chars: The most characters in one chunk. Defaults to 16 for each token.
+        document_id: The prefix of the chunk ids.
+        name: The document's name, which every chunk carries.
 
     Raises:
-        ValueError: A bound is below one.
+        ValueError: If a bound is below one.
     """
     max_chars = 16 * max_tokens if max_chars is None else max_chars
     if max_tokens < 1 or max_chars < 1:
         raise ValueError(f"chunks need room: max_tokens={max_tokens}, max_chars={max_chars}")
-    # A tokenizer that rewrites text may step back by a character; a cut must not.
+    # Offsets of a tokenizer that rewrites text may step back by a character; cuts must not.
     starts = list(accumulate((start for start, _ in token_offsets(text)), max))
     return [
         Chunk(
@@ -91,7 +100,7 @@ def chunk_text(
             start=start,
             end=end,
             text=text[start:end],
-            # A stretch inside one huge token still takes room in a prompt.
+            # A slice inside one huge token still takes room in a prompt.
             num_tokens=max(1, bisect_left(starts, end) - bisect_left(starts, start)),
         )
         for index, (start, end) in enumerate(_ranges(text, starts, max_tokens, max_chars))
@@ -99,10 +108,10 @@ def chunk_text(
 
 
 def hf_token_offsets(tokenizer: Any) -> TokenOffsets:
-    """Adapt a Hugging Face tokenizer.
+    """Return the token offsets function of a Hugging Face tokenizer.
 
     Raises:
-        ValueError: It is a slow one, which does not know its offsets.
+        ValueError: If it is a slow tokenizer, which does not report offsets.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
@@ -139,7 +148,7 @@ def _ranges(
 
 
 def _bound(length: int, starts: Sequence[int], start: int, max_tokens: int, max_chars: int) -> int:
-    """The furthest end of a chunk that begins at `start`: a token's start if one is in reach."""
+    """Return the furthest end of a chunk that begins at `start`, a token's start where possible."""
     first = bisect_left(starts, start)
     by_tokens = starts[first + max_tokens] if first + max_tokens < len(starts) else length
     if by_tokens <= start:  # one character of more than `max_tokens` tokens: take it whole
@@ -154,10 +163,10 @@ def _bound(length: int, starts: Sequence[int], start: int, max_tokens: int, max_
 def _nicest_cut(
     text: str, starts: Sequence[int], start: int, bound: int, max_tokens: int, max_chars: int
 ) -> int:
-    """The best token start in the second half of ``text[start:bound]``, or `bound`.
+    """Return the best token start in the second half of ``text[start:bound]``, or `bound`.
 
-    The paragraph that the bound falls into is left to the next chunk, from the first half too, when
-    it fits into one.
+    When the paragraph at the bound fits into one chunk it goes to the next one as a whole, even if
+    it begins in the first half.
     """
     half = start + (bound - start) // 2
     for pattern in (_PARAGRAPH_END, _SENTENCE_END, _WORD_END):

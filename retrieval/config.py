@@ -1,4 +1,4 @@
-"""How documents become context: chunk size, embedder, store, budget, floor."""
+"""Settings of retrieval: chunk size, embedder, store, budget and floor."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class _Config(BaseModel):
-    # Errors would show their input, and with it an API key.
+    # Validation errors would otherwise show their input, and with it an API key.
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class LexicalEmbedderConfig(_Config):
-    """BM25 over words; no weights, no download."""
+    """Settings of the BM25 embedder, which needs no weights and no download."""
 
     kind: Literal["lexical"] = "lexical"
 
 
 class BGEM3EmbedderConfig(_Config):
-    """BGE-M3 through FlagEmbedding: a dense vector and learnt word weights for each chunk."""
+    """Settings of BGE-M3 through FlagEmbedding: a dense vector and learned term weights a chunk."""
 
     kind: Literal["bge-m3"]
     model: str = Field("BAAI/bge-m3", description="A local folder or a hub name.")
@@ -35,13 +35,13 @@ class BGEM3EmbedderConfig(_Config):
 
 
 class LocalStoreConfig(_Config):
-    """Qdrant inside this process, in memory: for one retriever and thousands of chunks."""
+    """Settings of Qdrant in memory in this process, for one retriever and thousands of chunks."""
 
     kind: Literal["local"] = "local"
 
 
 class ServerStoreConfig(_Config):
-    """A Qdrant server, 1.19 or later."""
+    """Connection settings of a Qdrant server, 1.19 or later."""
 
     kind: Literal["server"]
     url: str = Field(description="For instance https://qdrant.example.org:6333")
@@ -69,10 +69,10 @@ class ServerStoreConfig(_Config):
         return self
 
     def key(self) -> str | None:
-        """The API key itself.
+        """Return the API key, read from the environment where `api_key_env` is set.
 
         Raises:
-            ValueError: `api_key_env` names a variable that is not set.
+            ValueError: If `api_key_env` names a variable that is not set.
         """
         if self.api_key_env is None:
             return None if self.api_key is None else self.api_key.get_secret_value()
@@ -88,7 +88,7 @@ StoreConfig = Annotated[LocalStoreConfig | ServerStoreConfig, Field(discriminato
 
 
 class RetrievalConfig(_Config):
-    """Everything a `Retriever` needs to know; the defaults are the paper's."""
+    """Settings of a `Retriever`; the defaults are the paper's."""
 
     embedder: EmbedderConfig = LexicalEmbedderConfig()
     store: StoreConfig = LocalStoreConfig()
@@ -137,13 +137,13 @@ class RetrievalConfig(_Config):
 
     @property
     def cache_size(self) -> int:
-        """`max_cached_chunks`, resolved."""
+        """`max_cached_chunks`, or its default for the configured store."""
         if self.max_cached_chunks is not None:
             return self.max_cached_chunks
         return 65_536 if isinstance(self.store, ServerStoreConfig) else 1_024
 
     def budget_for(self, document_tokens: int) -> int:
-        """Tokens of context for documents of `document_tokens` in all."""
+        """Return the budget, in tokens, for documents of `document_tokens` in total."""
         if self.budget_tokens is not None:
             return self.budget_tokens
         return max(4096, document_tokens // 24)

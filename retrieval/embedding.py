@@ -1,6 +1,6 @@
-"""Text to vectors, behind one protocol: words counted (no weights), or BGE-M3.
+"""Embedders behind one protocol: BM25 term counts (no model weights), or BGE-M3.
 
-Embedders compute; they know no event loop. Callers run them in a thread.
+Embedders block while they compute; asynchronous callers run them in a thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ from retrieval.errors import EmbedderFailed
 
 @dataclass(frozen=True, slots=True)
 class SparseVector:
-    """Weights of terms; terms are unsigned 32-bit numbers, each at most once."""
+    """Term weights.
+
+    Attributes:
+        terms: Unsigned 32-bit term numbers, each at most once.
+        weights: The weight of each term.
+    """
 
     terms: tuple[int, ...]
     weights: tuple[float, ...]
@@ -32,46 +37,51 @@ class SparseVector:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedding:
-    """What an embedder says of one text: a dense vector, term weights, or both."""
+    """The vectors of one text: dense, sparse, or both."""
 
-    dense: NDArray[np.float32] | None  # [dense_size], of length one
+    dense: NDArray[np.float32] | None  # [dense_size], of unit length
     sparse: SparseVector | None
 
 
 @dataclass(frozen=True, slots=True)
 class VectorSpace:
-    """What an embedder's vectors look like, and so what a store must be able to hold."""
+    """The shape of an embedder's vectors, which a store must be able to hold.
+
+    Attributes:
+        dense_size: The size of the dense vectors; None where there are none.
+        sparse: Whether there are term weights.
+        idf: Whether the store multiplies a query's term weights by their inverse document
+            frequency. It is counted over the searched documents only: statistics of the whole
+            collection would let one tenant's text change another tenant's scores.
+    """
 
     dense_size: int | None
     sparse: bool
     idf: bool = False
-    """The store multiplies a query's term weights by their inverse document frequency, counted over
-    the searched documents only: statistics of a whole collection would let one tenant's text move
-    another tenant's scores."""
 
 
 class Embedder(Protocol):
-    """Passages and queries to vectors of one space; safe to call from several threads."""
+    """An embedder of passages and queries into one space; safe to call from several threads."""
 
     @property
     def space(self) -> VectorSpace:
-        """What its vectors look like; the same for passages and queries."""
+        """The space of its vectors, the same for passages and queries."""
         ...
 
     @property
     def floor(self) -> float:
-        """The least score of a passage that has to do with the query.
+        """The least score of a passage that counts as relevant to the query.
 
-        It is compared with the dense score where there is one, with the sparse score otherwise.
+        It is compared with the dense score where there is one, and with the sparse score otherwise.
         """
         ...
 
     def embed_passages(self, texts: Sequence[str]) -> list[Embedding]:
-        """Embed all chunks of one document, in one call: weights may depend on its average."""
+        """Embed all chunks of one document in one call: weights may depend on their averages."""
         ...
 
     def embed_query(self, text: str) -> Embedding:
-        """Embed what is searched for."""
+        """Embed a query."""
         ...
 
 
@@ -79,15 +89,15 @@ def make_embedder(config: EmbedderConfig) -> Embedder:
     """Build the configured embedder; for BGE-M3 this loads the model.
 
     Raises:
-        EmbedderFailed: The model could not be loaded.
+        EmbedderFailed: If the model cannot be loaded.
     """
     if isinstance(config, BGEM3EmbedderConfig):
         return BGEM3Embedder(config)
     return LexicalEmbedder()
 
 
-# Words that say nothing about what a question is about. Inverse document frequency would not do:
-# "what" and "please" are rare in documents, and would count for more than the names asked about.
+# Words that carry nothing of a question's topic. Inverse document frequency cannot replace the
+# list: "what" and "please" are rare in documents, and would outweigh the names in the question.
 _FUNCTION_WORDS = frozenset(
     """
     a all an and any are as at be been but by can could did do does for from had has have he her his
@@ -101,22 +111,25 @@ _TERM = re.compile(rf"([{_CJK}]+)|[^\W_{_CJK}]+")
 
 
 class LexicalEmbedder:
-    """BM25 without statistics of its own: the store's IDF makes the rest (see `VectorSpace.idf`).
+    """A BM25 embedder; the store supplies the IDF factor (see `VectorSpace.idf`).
 
     Terms are case-folded words and numbers; scripts written without spaces (Chinese, Japanese) give
-    pairs of neighbouring characters. No stemming, so no language is preferred. A term's number is a
-    hash of it, the same in every process.
+    pairs of neighbouring characters. There is no stemming, so no language is preferred. A term's
+    number is a hash of it, the same in every process.
+
+    Attributes:
+        space: Term weights with IDF, no dense vectors.
+        floor: Zero. Every shared term scores above it: one content word of the query is enough.
     """
 
     space = VectorSpace(dense_size=None, sparse=True, idf=True)
     floor = 0.0
-    """Every shared term scores above zero: one content word of the query is enough."""
 
     _SATURATION = 1.2  # k1
     _LENGTH_WEIGHT = 0.75  # b
 
     def embed_passages(self, texts: Sequence[str]) -> list[Embedding]:
-        """Term weights ``tf (k1 + 1) / (tf + k1 (1 - b + b length / average))``.
+        """Return term weights ``tf (k1 + 1) / (tf + k1 (1 - b + b length / average))``.
 
         The average is over `texts`, the chunks of one document.
         """
@@ -129,7 +142,7 @@ class LexicalEmbedder:
         ]
 
     def embed_query(self, text: str) -> Embedding:
-        """How often each content word occurs; all words where there is no content word."""
+        """Return the counts of the content words, or of all words where there are none."""
         terms = list(_terms(text))
         counts = Counter([term for term in terms if term not in _FUNCTION_WORDS] or terms)
         return Embedding(dense=None, sparse=_sparse({t: float(n) for t, n in counts.items()}))
@@ -150,7 +163,7 @@ def _terms(text: str) -> Iterator[str]:
 
 
 def _sparse(weights: dict[str, float]) -> SparseVector:
-    """Number the terms; two terms that share a number (one in four billion) share a weight."""
+    """Return weights by term number; those that share one (one in four billion) are added up."""
     numbered: dict[int, float] = {}
     for term, weight in weights.items():
         number = zlib.crc32(term.encode())
@@ -160,20 +173,23 @@ def _sparse(weights: dict[str, float]) -> SparseVector:
 
 
 class BGEM3Embedder:
-    """BGE-M3: dense vectors (cosine) and learnt term weights, from one forward pass.
+    """A BGE-M3 embedder: dense vectors (cosine) and learned term weights from one forward pass.
 
-    Passages go through in batches, each under a lock, so that a query waits for one batch and not
+    Passages are embedded in batches, each under a lock, so that a query waits for one batch and not
     for a whole document.
+
+    Attributes:
+        floor: The least dense cosine, 0.3, which is the paper's threshold.
+        space: Dense vectors of the model's hidden size and term weights without IDF.
     """
 
     floor = 0.3
-    """Dense cosine, the paper's threshold."""
 
     def __init__(self, config: BGEM3EmbedderConfig) -> None:
         """Load the model; importing FlagEmbedding alone takes seconds.
 
         Raises:
-            EmbedderFailed: It is not there, or not in BGE-M3's format.
+            EmbedderFailed: If the model is missing or not in BGE-M3's format.
         """
         self._config = config
         self._lock = threading.Lock()
@@ -195,20 +211,20 @@ class BGEM3Embedder:
         self.space = VectorSpace(dense_size=size, sparse=True)
 
     def embed_passages(self, texts: Sequence[str]) -> list[Embedding]:
-        """Embed passages.
+        """Embed passages, `batch_size` of them in a forward pass.
 
         Raises:
-            EmbedderFailed: The model raised.
+            EmbedderFailed: If the model raises.
         """
         step = self._config.batch_size
         batches = (list(texts[i : i + step]) for i in range(0, len(texts), step))
         return [embedding for batch in batches for embedding in self._encode(batch)]
 
     def embed_query(self, text: str) -> Embedding:
-        """Embed a query; BGE-M3 takes queries and passages alike.
+        """Embed a query; BGE-M3 treats queries and passages alike.
 
         Raises:
-            EmbedderFailed: The model raised.
+            EmbedderFailed: If the model raises.
         """
         return self._encode([text])[0]
 
@@ -217,7 +233,7 @@ class BGEM3Embedder:
             with self._lock:
                 encoded = self._model.encode(
                     texts,
-                    batch_size=len(texts) + 1,  # a full batch would draw a progress bar
+                    batch_size=len(texts) + 1,  # a full batch would print a progress bar
                     max_length=self._config.max_length,  # the default cuts at 512, silently
                     return_dense=True,
                     return_sparse=True,
@@ -233,9 +249,11 @@ class BGEM3Embedder:
 
 
 def _checkpoint(model: str) -> str:
-    """The folder of a model, fetched from the hub if it is not here.
+    """Return the folder of a model, downloaded from the hub if `model` is no local folder.
 
-    FlagEmbedding would give a folder without these two files random term weights, silently.
+    Raises:
+        FileNotFoundError: If the folder lacks one of BGE-M3's two extra weight files, for which
+            FlagEmbedding would silently use random term weights.
     """
     if not os.path.isdir(model):
         from huggingface_hub import snapshot_download
@@ -249,6 +267,6 @@ def _checkpoint(model: str) -> str:
 
 
 def _by_token(weights: dict[str, float]) -> SparseVector:
-    """FlagEmbedding's ``{"token id": weight}``."""
+    """Return FlagEmbedding's ``{"token id": weight}`` as a sparse vector."""
     terms = sorted((int(token), float(weight)) for token, weight in weights.items())
     return SparseVector(tuple(t for t, _ in terms), tuple(w for _, w in terms))

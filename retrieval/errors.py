@@ -1,10 +1,10 @@
-"""What can go wrong between a document and its context.
+"""Errors that retrieval raises.
 
 ::
 
     RapidError
     └── RetrievalError              `auto` goes on without retrieval
-        ├── StoreUnavailable        the vector store did not answer, or refused us
+        ├── StoreUnavailable        the vector store did not answer, or refused the request
         ├── CollectionMismatch      the collection was made for another embedder
         ├── EmbedderFailed          the embedding model raised
         └── UnknownDocument         no such document of this tenant is indexed
@@ -16,11 +16,11 @@ from rapid.errors import RapidError
 
 
 class RetrievalError(RapidError):
-    """Root of this package's errors; ``str()`` is a sentence that says what to do."""
+    """Base class of this package's errors; ``str()`` is a sentence that says what to do."""
 
 
 class StoreUnavailable(RetrievalError):
-    """The vector store did not answer, or refused us; a retry may help."""
+    """The vector store did not answer, or refused the request; a retry may help."""
 
 
 class CollectionMismatch(RetrievalError):
@@ -28,8 +28,8 @@ class CollectionMismatch(RetrievalError):
 
 
 class EmbedderFailed(RetrievalError):
-    """The embedding model could not be loaded or raised."""
+    """The embedding model could not be loaded, or raised an error."""
 
 
 class UnknownDocument(RetrievalError):
-    """This tenant has no such document; send its text again."""
+    """No such document of this tenant is indexed; its text must be sent again."""

@@ -1,10 +1,10 @@
-"""Chunks in Qdrant: inside the process (local mode) or on a server.
+"""The chunk store on Qdrant, inside the process (local mode) or on a server.
 
 One collection holds all tenants, as Qdrant advises; `_scope` builds the only filter, and every
 search, look-up and term statistic goes through it.
 
-Qdrant scores, and ranks are given here. Among equal scores Qdrant returns points in an order that
-depends on what else the collection holds or held, so a ranking that it cuts or fuses by itself is
+Qdrant computes scores, and this module ranks them. Qdrant returns points of equal score in an order
+that depends on what else the collection holds or held, so a ranking that it cuts or fuses itself is
 not a function of the documents and the query.
 """
 
@@ -29,15 +29,15 @@ from retrieval.ranking import rank, reciprocal_ranks
 _LOCAL = ":memory:"
 _DENSE = "dense"
 _SPARSE = "sparse"
-_POINTS_PER_UPSERT = 256  # about 6 MB of JSON at 1024 dimensions; the server takes 32
-_OLDEST_SERVER = (1, 19)  # the first whose term statistics can be kept to a tenant
+_POINTS_PER_UPSERT = 256  # about 6 MB of JSON at 1024 dimensions; the server accepts 32
+_OLDEST_SERVER = (1, 19)  # the first whose term statistics can be limited to a tenant
 
 
 class QdrantChunkStore:
     """A `ChunkStore` in one Qdrant collection.
 
-    A store sees only what it added itself (`_owner`), so that several retrievers may share a server
-    and each may drop a document without asking the others.
+    A store sees only the documents that it added itself (`_owner`), so that several retrievers may
+    share a server and each may delete a document without affecting the others.
     """
 
     def __init__(
@@ -49,16 +49,17 @@ class QdrantChunkStore:
         self._url = url
         self._owner = uuid4().hex
         self._point_ids: dict[tuple[str, str], list[str]] = {}
-        # Local mode never frees the place of a deleted point, and scores it for ever: use it again.
+        # Local mode never frees a deleted point's slot and keeps scoring it, so ids are reused.
         self._free_point_ids: list[str] = []
 
     @classmethod
     async def open(cls, config: StoreConfig, collection: str, space: VectorSpace) -> Self:
-        """Connect, and make the collection if it is not there.
+        """Connect, and create the collection if it does not exist.
 
         Raises:
-            StoreUnavailable: The server does not answer, or refuses the key.
-            CollectionMismatch: The collection was made for other vectors, or the server is too old.
+            StoreUnavailable: If the server does not answer, or refuses the key.
+            CollectionMismatch: If the collection was made for other vectors, or the server is too
+                old.
         """
         if not isinstance(config, ServerStoreConfig):
             store = cls(AsyncQdrantClient(_LOCAL), collection, space, url=_LOCAL)
@@ -69,7 +70,7 @@ class QdrantChunkStore:
             url=config.url,
             headers=None if key is None else {"api-key": key},
             timeout=int(max(1, config.timeout_s)),
-            check_compatibility=False,  # it only warns; `_check_server` refuses
+            check_compatibility=False,  # it only warns; `_check_server` raises
         )
         store = cls(client, collection, space, url=config.url)
         try:
@@ -88,7 +89,7 @@ class QdrantChunkStore:
         chunks: Sequence[Chunk],
         embeddings: Sequence[Embedding],
     ) -> None:
-        """See `ChunkStore.add`; if it fails, `delete` removes what had arrived."""
+        """Add a document; if this fails, `delete` removes the chunks that were stored."""
         await self.delete(tenant, document_id)
         points = [
             qm.PointStruct(
@@ -97,7 +98,7 @@ class QdrantChunkStore:
                 payload=_payload(tenant, self._own(document_id), chunk),
             )
             for chunk, embedding in zip(chunks, embeddings, strict=True)
-            if (vectors := self._vectors(embedding))  # without any, nothing could find it
+            if (vectors := self._vectors(embedding))  # a chunk without vectors could not be found
         ]
         self._point_ids[tenant, document_id] = [str(point.id) for point in points]
         with self._errors_named():
@@ -114,10 +115,10 @@ class QdrantChunkStore:
         limit: int,
         floor: float,
     ) -> list[RetrievedChunk]:
-        """See `ChunkStore.search`.
+        """Search as `ChunkStore.search` specifies.
 
-        It costs two calls: the ids of all chunks above the floor with their scores, then the texts
-        of the best.
+        A search takes two calls: one for the ids and scores of all chunks above the floor, one for
+        the texts of the best.
         """
         in_order = [
             point_id
@@ -137,7 +138,7 @@ class QdrantChunkStore:
         best = rankings[0]
         if len(rankings) > 1:
             by_meaning, by_words = rankings
-            # The floor is the dense score's: a shared word alone does not make a chunk evidence.
+            # The floor applies to the dense score: a shared word alone does not make evidence.
             by_words = {id_: score for id_, score in by_words.items() if id_ in by_meaning}
             best = reciprocal_ranks([by_meaning, by_words], in_order)
         chosen = list(best)[:limit]
@@ -145,7 +146,7 @@ class QdrantChunkStore:
         return [_retrieved(payloads[id_], best[id_]) for id_ in chosen if id_ in payloads]
 
     async def delete(self, tenant: str, document_id: str) -> None:
-        """See `ChunkStore.delete`."""
+        """Delete a document's points; see `ChunkStore.delete`."""
         key = (tenant, document_id)
         ids = self._point_ids.pop(key, [])
         if not ids:
@@ -159,7 +160,7 @@ class QdrantChunkStore:
         self._free_point_ids.extend(ids)
 
     async def close(self) -> None:
-        """See `ChunkStore.close`; what this store added goes with it."""
+        """Delete every document that this store added, then disconnect."""
         try:
             for tenant, document_id in list(self._point_ids):
                 await self.delete(tenant, document_id)
@@ -167,10 +168,10 @@ class QdrantChunkStore:
             await self._client.close()
 
     def _scope(self, tenant: str, document_ids: Sequence[str]) -> qm.Filter:
-        """The points a tenant's request may touch. Nothing else in this file filters by tenant."""
+        """Return the filter of a tenant's documents, the only one by tenant in this module."""
         own = [self._own(document_id) for document_id in document_ids]
         return qm.Filter(
-            must=[  # local mode tests them in this order, so the one that rules out most is first
+            must=[  # local mode tests them in this order, so the most selective is first
                 qm.FieldCondition(key="document_id", match=qm.MatchAny(any=own)),
                 qm.FieldCondition(key="tenant", match=qm.MatchValue(value=tenant)),
             ]
@@ -179,9 +180,9 @@ class QdrantChunkStore:
     def _queries(
         self, query: Embedding, scope: qm.Filter, *, limit: int, floor: float
     ) -> list[qm.QueryRequest]:
-        """The dense and the sparse search, or the one there is, for ids and scores only."""
+        """Return a search for each vector of the query, dense first, for ids and scores only."""
         params = qm.SearchParams(
-            exact=None if self._url == _LOCAL else True,  # local mode always is, and warns
+            exact=None if self._url == _LOCAL else True,  # local mode is always exact, and warns
             idf=qm.IdfCorpusParams(corpus=scope) if self._space.idf else None,
         )
         vectors: dict[str, Any] = {}
@@ -203,7 +204,7 @@ class QdrantChunkStore:
         ]
 
     async def _payloads(self, scope: qm.Filter, point_ids: list[str]) -> dict[str, dict[str, Any]]:
-        """By point id; the scope is asked again, as an id may have been freed and used since."""
+        """Return payloads by point id, filtered by scope again: a freed id may have been reused."""
         if not point_ids:
             return {}
         chosen = qm.Filter(must=[qm.HasIdCondition(has_id=list(point_ids)), scope])
@@ -249,7 +250,7 @@ class QdrantChunkStore:
                         else None,
                     )
                 except UnexpectedResponse as error:
-                    if error.status_code != 409:  # another retriever was faster
+                    if error.status_code != 409:  # 409: another retriever created it first
                         raise
             params = (await self._client.get_collection(self._collection)).config.params
         vectors = params.vectors if isinstance(params.vectors, dict) else {}
@@ -266,7 +267,7 @@ class QdrantChunkStore:
             )
 
     async def _index_payload(self) -> None:
-        """Server only: local mode has no payload index and warns."""
+        """Index the filtered fields, on a server only: local mode has no such index and warns."""
         tenant = qm.KeywordIndexParams(type=qm.KeywordIndexType.KEYWORD, is_tenant=True)
         with self._errors_named():
             await self._client.create_payload_index(self._collection, "tenant", tenant)

@@ -1,4 +1,4 @@
-"""From scores to a ranking, and from a ranking to a context."""
+"""Ranking of scored chunks, and selection of those that fit a context budget."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from retrieval.chunking import RetrievedChunk
 
 _RRF_CONSTANT = 60  # Cormack, Clarke and Buettcher, SIGIR 2009
 
-# Scores that differ by rounding only are equal: a matrix product in float32 gives the same vector
-# another last digit in another row (4e-7 of the score at 1,024 dimensions).
+# Scores that differ only by rounding are equal: a float32 matrix product gives the same vector a
+# different last digit in a different row (4e-7 of the score at 1,024 dimensions).
 _RELATIVE_ROUNDING = 1e-5
 _ABSOLUTE_ROUNDING = 1e-6
 
@@ -18,8 +18,8 @@ _ABSOLUTE_ROUNDING = 1e-6
 def rank(scores: Mapping[str, float]) -> dict[str, float]:
     """Sort by score, best first; equal scores keep the order in which they are given.
 
-    Scores are equal when a chain of differences no larger than rounding joins them. They are given
-    the best score of the chain, so that whoever sorts again finds them equal too.
+    Scores are equal when a chain of differences no larger than rounding joins them. Each gets the
+    best score of its chain, so that a later sort finds them equal too.
     """
     groups: list[list[str]] = []
     previous = math.inf
@@ -57,15 +57,15 @@ def reciprocal_ranks(
 def select(
     ranked: Sequence[RetrievedChunk], budget_tokens: int, document_ids: Sequence[str] = ()
 ) -> list[RetrievedChunk]:
-    """Choose the chunks to show.
+    """Choose the chunks that make up the context.
 
-    Best first, each chunk that still fits is taken and one that does not is passed over, so that a
-    long chunk does not keep shorter ones out. A text that was taken is not taken again.
+    In order of score, a chunk that still fits is taken and one that does not is skipped, so that a
+    long chunk does not keep shorter ones out. Chunks that repeat a text already taken are skipped.
 
     Args:
         ranked: Chunks above the floor; equal scores keep their order.
-        budget_tokens: The most tokens in all, separators not counted.
-        document_ids: The order in which the result should have the documents; others follow.
+        budget_tokens: The most tokens in total, separators not counted.
+        document_ids: The order of the documents in the result; other documents follow.
 
     Returns:
         The chosen chunks in document order.

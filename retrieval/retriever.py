@@ -1,4 +1,4 @@
-"""Documents and a question in, the context to answer it out."""
+"""The retriever, which indexes documents and finds the context of a question in them."""
 
 from __future__ import annotations
 
@@ -26,27 +26,37 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RetrievalTimings:
-    """Where the time went, in milliseconds."""
+    """Durations of the steps of a retrieval, in milliseconds.
+
+    Attributes:
+        index_ms: Chunking, embedding and storing; close to zero for documents already indexed.
+        embed_ms: Embedding of the query.
+        search_ms: The search in the store.
+    """
 
     index_ms: float
-    """Chunking, embedding and storing; next to nothing for documents asked before."""
     embed_ms: float
     search_ms: float
 
     @property
     def total_ms(self) -> float:
-        """All of it."""
         return self.index_ms + self.embed_ms + self.search_ms
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievedContext:
-    """What retrieval found for a question."""
+    """The context that retrieval found for a question.
+
+    Attributes:
+        chunks: The selected chunks, in document order.
+        cleared_floor: Whether any chunk cleared the floor, whether or not it fitted the budget.
+        budget_tokens: The most tokens of context.
+        document_ids: Ids of the searched documents.
+        timings: Durations of the steps.
+    """
 
     chunks: tuple[RetrievedChunk, ...]
-    """In document order."""
     cleared_floor: bool
-    """Something had to do with the question, whether or not it fitted the budget."""
     budget_tokens: int
     document_ids: tuple[str, ...]
     timings: RetrievalTimings
@@ -58,28 +68,34 @@ class RetrievedContext:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the chunks; at most `budget_tokens`."""
+        """The number of tokens of the chunks, at most `budget_tokens`."""
         return sum(chunk.num_tokens for chunk in self.chunks)
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A document in the store, or on its way there."""
+    """A document that is stored or being indexed.
+
+    Attributes:
+        indexing: The task that chunks, embeds and stores it.
+        num_tokens: Its length in tokens, zero until it is indexed.
+        num_chunks: Its stored chunks, zero until it is indexed.
+        users: Requests that use it now; it is not evicted before they are done.
+    """
 
     indexing: asyncio.Task[None]
     num_tokens: int = 0
     num_chunks: int = 0
     users: int = 0
-    """Requests that search it now: it stays until they are done."""
 
 
 class Retriever:
-    """Attached documents indexed once, kept while there is room, and searched.
+    """A search over attached documents, which are indexed once and cached while there is room.
 
-    A document is known by a hash of tenant, name and text: asked again, it is not chunked and
-    embedded again; asked by two at once, the second waits for the first. Beyond
-    `RetrievalConfig.cache_size` chunks the one unused for longest is dropped from the store. Use it
-    on one event loop.
+    A document is identified by a hash of tenant, name and text: a repeated document is not chunked
+    and embedded again, and concurrent requests for a new one share its indexing. Beyond
+    `RetrievalConfig.cache_size` chunks the least recently used documents are dropped from the
+    store. A retriever belongs to one event loop.
     """
 
     def __init__(
@@ -94,17 +110,17 @@ class Retriever:
         self._store = store
         self._token_offsets = token_offsets
         self._floor = embedder.floor if config.floor is None else config.floor
-        # By tenant and document id; the one used last is last.
+        # Keyed by tenant and document id, least recently used first.
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
 
     async def index(self, tenant: str, documents: Sequence[Document]) -> tuple[str, ...]:
-        """Make documents searchable.
+        """Index documents.
 
         Returns:
-            Their ids, in order. A document stays until the cache needs its room.
+            Their ids, in order. A document stays indexed until the cache needs its room.
 
         Raises:
-            RetrievalError: A document could not be embedded or stored; the others may have been.
+            RetrievalError: If a document cannot be embedded or stored; the others may have been.
         """
         async with self._in_use(tenant, documents) as held:
             return tuple(document_id for document_id, _ in held)
@@ -116,18 +132,18 @@ class Retriever:
         query: str,
         budget_tokens: int | None = None,
     ) -> RetrievedContext:
-        """Find what a question needs.
+        """Retrieve the context of a query.
 
         Args:
-            tenant: Whose documents.
+            tenant: The owner of the documents.
             documents: Texts, indexed first where they are new, or ids from `index`.
-            query: What to search for; see `choose_query`.
-            budget_tokens: The most tokens of context; by default the configuration's.
+            query: The text to search for; see `choose_query`.
+            budget_tokens: The most tokens of context. Defaults to the configured budget.
 
         Raises:
-            UnknownDocument: An id that is not (or no longer) indexed for this tenant.
-            StoreUnavailable: The store does not answer.
-            EmbedderFailed: The embedding model raised.
+            UnknownDocument: If an id is not, or no longer, indexed for this tenant.
+            StoreUnavailable: If the store does not answer.
+            EmbedderFailed: If the embedding model raises.
         """
         began = perf_counter()
         async with self._in_use(tenant, documents) as held:
@@ -155,7 +171,7 @@ class Retriever:
         )
 
     async def forget(self, tenant: str, document_id: str) -> None:
-        """Drop a document; one that is not there is fine."""
+        """Delete a document from cache and store; an unknown one has no effect."""
         key = (tenant, document_id)
         entry = self._entries.get(key)
         if entry is None:
@@ -167,7 +183,7 @@ class Retriever:
             await self._store.delete(tenant, document_id)
 
     async def close(self) -> None:
-        """Stop indexing and release the store."""
+        """Cancel indexing in progress and close the store."""
         for entry in self._entries.values():
             entry.indexing.cancel()
         await asyncio.gather(*(e.indexing for e in self._entries.values()), return_exceptions=True)
@@ -178,7 +194,7 @@ class Retriever:
     async def _in_use(
         self, tenant: str, documents: Sequence[Document | str]
     ) -> AsyncIterator[list[tuple[str, _Entry]]]:
-        """Documents with their ids, indexed, and staying so within the block."""
+        """Yield the indexed documents with their ids; none is evicted within the block."""
         held: list[tuple[str, _Entry]] = []
         try:
             for document in documents:
@@ -186,7 +202,7 @@ class Retriever:
                 entry.users += 1
                 held.append((document_id, entry))
             for _, entry in held:
-                # Others may wait for the same document: a caller who leaves must not stop it.
+                # Several requests may wait for this task, so cancelling one must not cancel it.
                 await asyncio.shield(entry.indexing)
             yield held
         finally:
@@ -195,7 +211,13 @@ class Retriever:
             await self._make_room()
 
     def _entry(self, tenant: str, document: Document | str) -> tuple[str, _Entry]:
-        """The only place where a tenant meets a document: all else goes by the pair."""
+        """Return a document's id and entry, and start to index it where it is new.
+
+        Only here is a document matched with its tenant; all other code uses the pair as a key.
+
+        Raises:
+            UnknownDocument: If `document` is an id that is not indexed for this tenant.
+        """
         document_id = document if isinstance(document, str) else _document_id(tenant, document)
         key = (tenant, document_id)
         entry = self._entries.get(key)
@@ -226,7 +248,7 @@ class Retriever:
     def _prepare(
         self, document_id: str, document: Document
     ) -> tuple[list[Chunk], list[Embedding], int]:
-        """Chunk and embed; runs in a thread."""
+        """Chunk and embed a document; this blocks, so it runs in a thread."""
         chunks = chunk_text(
             document.text,
             self._token_offsets,
@@ -240,9 +262,9 @@ class Retriever:
         return chunks, self._embedder.embed_passages([c.text for c in chunks]), num_tokens
 
     async def _make_room(self) -> None:
-        """Drop documents nobody uses, oldest first, until the rest fits.
+        """Drop unused documents, least recently used first, until the rest fit the cache.
 
-        The newest stays even if it is too large alone: its next question would index it again.
+        The latest stays even if it alone is too large: its next question would index it again.
         """
         excess = sum(e.num_chunks for e in self._entries.values()) - self._config.cache_size
         for (tenant, document_id), entry in list(self._entries.items())[:-1]:
@@ -252,21 +274,21 @@ class Retriever:
                 excess -= entry.num_chunks
                 try:
                     await self.forget(tenant, document_id)
-                except StoreUnavailable as error:  # the answer at hand does not depend on it
+                except StoreUnavailable as error:  # the current request does not depend on it
                     _log.warning("could not drop %s: %s", document_id, error)
 
     def _enough_for(self, budget_tokens: int, num_chunks: int) -> int:
-        """Chunks to ask for: some are short, some are repeats."""
+        """Return how many chunks to search for, with a margin for short and repeated ones."""
         return max(1, min(num_chunks, 16 + 4 * budget_tokens // self._config.chunk_tokens))
 
 
 async def open_retriever(config: RetrievalConfig, token_offsets: TokenOffsets) -> Retriever:
-    """Build what the configuration names; loading an embedding model takes seconds.
+    """Open the configured embedder and store; loading an embedding model takes seconds.
 
     Raises:
-        EmbedderFailed: The model could not be loaded.
-        StoreUnavailable: The store does not answer.
-        CollectionMismatch: The collection was made for another embedder.
+        EmbedderFailed: If the model cannot be loaded.
+        StoreUnavailable: If the store does not answer.
+        CollectionMismatch: If the collection was made for another embedder.
     """
     from retrieval.qdrant import QdrantChunkStore
 
@@ -284,18 +306,18 @@ def retrieve_context(
     chunk_tokens: int = 512,
     embedder: Embedder | None = None,
 ) -> RetrievedContext:
-    """Find what a question needs in one text: everything in this process, nothing kept.
+    """Retrieve the context of a query from one text, in this process, without keeping an index.
 
-    It blocks until done, whether or not an event loop runs in this thread; under one, prefer a
-    `Retriever`.
+    The call blocks until it is done, whether or not an event loop runs in this thread; in
+    asynchronous code, prefer a `Retriever`.
 
     Args:
         text: The document.
-        query: What to search for.
-        tokenizer: A fast Hugging Face tokenizer; the target's, so that tokens mean the same.
-        budget_tokens: The most tokens of context; by default ``max(4096, document tokens / 24)``.
+        query: The text to search for.
+        tokenizer: A fast Hugging Face tokenizer: the target's, so that budgets count its tokens.
+        budget_tokens: The most tokens of context. Defaults to ``max(4096, document tokens / 24)``.
         chunk_tokens: The most tokens of a chunk.
-        embedder: By default `LexicalEmbedder`; keep a `BGEM3Embedder` and pass it here.
+        embedder: Defaults to a new `LexicalEmbedder`; pass a `BGEM3Embedder` to reuse its model.
     """
     embedder = embedder or LexicalEmbedder()
     config = RetrievalConfig(chunk_tokens=chunk_tokens)
@@ -311,12 +333,12 @@ def retrieve_context(
         finally:
             await retriever.close()
 
-    with ThreadPoolExecutor(max_workers=1) as thread:  # this one may already run a loop
+    with ThreadPoolExecutor(max_workers=1) as thread:  # the calling thread may already run a loop
         return thread.submit(asyncio.run, retrieve()).result()
 
 
 def _look_at(task: asyncio.Task[None]) -> None:
-    """Keep asyncio from reporting a failure that nobody waited for any more."""
+    """Retrieve a task's exception, so that asyncio does not report it as never retrieved."""
     if not task.cancelled():
         task.exception()
 

@@ -1,4 +1,4 @@
-"""Where chunks live: a small port, and what every implementation promises.
+"""The protocol of chunk stores, with the contract of every implementation.
 
 `tests/congruence` runs the same calls on each implementation and on a plain one in memory.
 """
@@ -13,7 +13,7 @@ from retrieval.embedding import Embedding
 
 
 class ChunkStore(Protocol):
-    """Chunks of many tenants' documents; nothing crosses from one tenant to another.
+    """A store of many tenants' chunks, in which tenants are isolated from each other.
 
     Methods raise `StoreUnavailable` when the store does not answer.
     """
@@ -28,7 +28,7 @@ class ChunkStore(Protocol):
         """Make a document's chunks searchable before returning; a document is added once.
 
         Raises:
-            CollectionMismatch: The vectors are not of the store's space.
+            CollectionMismatch: If the vectors are not of the store's space.
         """
         ...
 
@@ -41,30 +41,31 @@ class ChunkStore(Protocol):
         limit: int,
         floor: float,
     ) -> list[RetrievedChunk]:
-        """The tenant's best chunks within these documents, best first, exactly.
+        """Return the tenant's best chunks within these documents, best first, by exact search.
 
-        A query with one vector gives its scores. With two, the dense and the sparse ranking are
-        joined by reciprocal rank: score ``sum of 1 / (60 + rank)``, ranks from zero.
+        A query with one vector is ranked by its scores. With two, the dense and the sparse ranking
+        are fused by reciprocal rank: score ``sum of 1 / (60 + rank)``, ranks from zero.
 
-        The result is a function of the documents and the query, whatever else is or was in the
+        The result depends only on the documents and the query, whatever else is or was in the
         store: equal scores are in the order of `document_ids`, then of the chunks as they were
-        added, also where rankings are joined and where `limit` cuts.
+        added, also where rankings are fused and where `limit` cuts.
 
         Args:
-            tenant: Whose documents; the same id under another tenant is another document.
-            document_ids: Where to look.
+            tenant: The owner of the documents; the same id under another tenant is another
+                document.
+            document_ids: The documents to search.
             query: Vectors of the store's space.
             limit: The most chunks to return.
-            floor: Chunks that score less are left out before rankings are joined: by the dense
-                score where there is one, by the sparse score otherwise. A chunk that shares no term
-                with the query has no sparse score.
+            floor: The least score of a chunk, applied before rankings are fused: to the dense score
+                where there is one, to the sparse score otherwise. A chunk that shares no term with
+                the query has no sparse score.
         """
         ...
 
     async def delete(self, tenant: str, document_id: str) -> None:
-        """Forget a document; deleting what is not there is fine."""
+        """Delete a document; deleting one that does not exist has no effect."""
         ...
 
     async def close(self) -> None:
-        """Release connections; no call may follow."""
+        """Release connections; no other call may follow."""
         ...

@@ -1,1 +1,1 @@
-"""HTTP: OpenAI's wire format in, events out; keys, limits, errors."""
+"""The HTTP API: OpenAI's wire format over a stream of events, with keys, limits and errors."""

@@ -1,4 +1,4 @@
-"""Errors as HTTP: one table from `rapid.errors` to status and OpenAI's error body."""
+"""Translation of `rapid.errors` to HTTP statuses and OpenAI's error bodies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rapid import errors
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
 
-# The first class of an error's ancestry that is listed decides.
+# The first listed class in an error's method resolution order decides.
 _TABLE: dict[type[BaseException], tuple[int, str, str | None]] = {
     errors.BodyTooLarge: (413, _INVALID, "request_too_large"),
     errors.UnknownModel: (404, _INVALID, None),
@@ -32,7 +32,13 @@ _MISTAKE = "The server made a mistake; its log says which, under this response's
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """An error as a client sees it."""
+    """An error response.
+
+    Attributes:
+        status: The HTTP status.
+        body: The JSON body.
+        headers: The headers that belong to the error.
+    """
 
     status: int
     body: dict[str, Any]
@@ -40,11 +46,11 @@ class HttpError:
 
 
 def http_error(error: BaseException) -> HttpError:
-    """Translate `error`, or what a Ray error carries in its ``cause``.
+    """Translate `error`, or the error that a Ray error carries as its ``cause``.
 
-    An error outside the tree, or one of the tree with status 500, is a bug: the client learns that
-    it happened, not what it says, which may hold paths or other callers' text. What was away or
-    full is worth asking again, and the body says so; a bug would only happen again.
+    An error of status 500, such as any that the table does not list, is a bug: the response says
+    that it happened but not its message, which may hold paths or another client's text. The body
+    marks errors of status 503 as retryable; a bug would only happen again.
     """
     error = _unwrapped(error)
     for cls in type(error).__mro__:
@@ -77,7 +83,7 @@ def error_body(
     *,
     is_retryable: bool = False,
 ) -> dict[str, Any]:
-    """OpenAI's error body, and whether the same request may succeed when it is sent again."""
+    """Return OpenAI's error body, plus whether the same request may succeed when sent again."""
     return {
         "error": {
             "message": message,
@@ -90,14 +96,14 @@ def error_body(
 
 
 def _unwrapped(error: BaseException) -> BaseException:
-    """What was raised remotely; known by its shape, so that Ray need not be imported here."""
+    """Return the innermost ``cause`` of a Ray error, detected without importing Ray."""
     while isinstance(cause := getattr(error, "cause", None), BaseException):
         error = cause
     return error
 
 
 def _overload(error: BaseException) -> tuple[int, str, str] | None:
-    """Serve's own refusal when a deployment's queue is full."""
+    """Return the table entry of Serve's own error for a full deployment queue, else None."""
     if type(error).__name__ == "BackPressureError":
         return 503, _SERVER, "overloaded"
     return None

@@ -1,4 +1,4 @@
-"""The events of one request, as long as somebody listens."""
+"""The event feed of one request, which ends when its client disconnects."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
 class ClientLeft(Exception):
-    """The caller closed the connection: nobody reads the answer."""
+    """The client closed the connection before the answer was complete."""
 
 
 class EventFeed:
-    """Runs a generation and watches the connection; leaving the block ends both.
+    """A context that runs a generation and watches its connection; leaving it ends both.
 
-    One task owns the generation for all of its life and closes it wherever it stands, which is what
-    frees the leases. The ASGI `receive` is watched beside it, since a server tells of a lost client
-    only to those who ask.
+    One task owns the generation for its whole life and closes it wherever it stands, which frees
+    the leases. Another polls the ASGI `receive`, the only way to learn of a disconnect.
     """
 
     def __init__(self, events: AsyncGenerator[GenerationEvent], receive: Receive) -> None:
@@ -40,11 +39,11 @@ class EventFeed:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def next(self, patience_s: float | None = None) -> GenerationEvent | None:
-        """The next event; None when none came for `patience_s`.
+        """Return the next event, or None when none arrives within `patience_s` seconds.
 
         Raises:
-            ClientLeft: the connection is closed.
-            Exception: what ended the generation.
+            ClientLeft: If the connection is closed.
+            Exception: If the generation ended with an error.
         """
         try:
             async with asyncio.timeout(patience_s):
@@ -61,7 +60,7 @@ class EventFeed:
                 async for event in events:
                     self._queue.put_nowait(event)
             self._queue.put_nowait(EngineFailed("The answer ended without its receipt."))
-        except asyncio.CancelledError:  # if it is our own end, nobody reads this any more
+        except asyncio.CancelledError:  # on leaving the context, the queue is not read any more
             self._queue.put_nowait(EngineFailed("The answer was cancelled on the server."))
             raise
         except Exception as error:

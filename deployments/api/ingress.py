@@ -1,7 +1,6 @@
-"""The HTTP API: routes, keys, limits, streaming, and what happens when a caller leaves.
+"""The ASGI application of the HTTP API: routes, keys, limits, streaming and disconnects.
 
-An ASGI application that needs no Ray: a deployment gives it a handle to the orchestrator, a test
-something scripted.
+It needs no Ray: a deployment gives it a handle to the orchestrator, a test a scripted one.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from rapid.ports import Clock
 
 _log = logging.getLogger(__name__)
 
-_CLIENT_LEFT_STATUS = 499  # as proxies log it; nobody receives it
+_CLIENT_LEFT_STATUS = 499  # as proxies log it; it is never delivered
 _DRAINED_BODIES = 4
 _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 _READY_TIMEOUT_S = 10.0
@@ -46,19 +45,19 @@ Handler = Callable[[Request, str], Awaitable[Response]]
 
 
 class Orchestrator(Protocol):
-    """What answers requests."""
+    """The interface of the orchestrator."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
-        """The events of a request; closing the generator gives up the request."""
+        """Yield the events of a request; closing the generator aborts the request."""
         ...
 
     async def ready(self) -> dict[str, Any]:
-        """Pools and engines; ``ready`` says whether all of them answer."""
+        """Return the state of pools and engines; ``ready`` holds whether requests can be served."""
         ...
 
 
 class Ingress:
-    """OpenAI's routes over an orchestrator."""
+    """An ASGI application with OpenAI's routes over an orchestrator."""
 
     def __init__(
         self,
@@ -68,13 +67,14 @@ class Ingress:
         sends_request_id: bool = True,
         clock: Clock = time.monotonic,
     ) -> None:
-        """Make the application.
+        """Create the application.
 
         Args:
-            orchestrator: what answers.
-            config: names, keys and limits.
-            sends_request_id: False where the server in front adds ``x-request-id`` itself.
-            clock: monotonic seconds.
+            orchestrator: Runs the requests.
+            config: The model name, keys and limits.
+            sends_request_id: Whether responses carry ``x-request-id``; False where the server in
+                front adds it itself.
+            clock: Monotonic seconds.
         """
         self._orchestrator = orchestrator
         self._sends_request_id = sends_request_id
@@ -100,7 +100,7 @@ class Ingress:
         await self._app(scope, receive, send)
 
     def _route(self, path: str, handler: Handler, method: str) -> Route:
-        """A route that needs a key and answers in OpenAI's form whatever goes wrong."""
+        """Return a route that authenticates requests and turns every error into OpenAI's form."""
 
         async def endpoint(request: Request) -> Response:
             began = self._clock()
@@ -133,7 +133,7 @@ class Ingress:
         body = await _read_json_body(request, self._config.max_body_bytes)
         asked = parse_chat_request(body, max_choices=self._config.max_choices)
         self._check_model(asked.model)
-        unique = secrets.token_hex(16)  # not the caller's id: two requests may share that
+        unique = secrets.token_hex(16)  # not the client's id, which two requests may share
         events = self._orchestrator.generate(asked.as_generate_request(unique, tenant))
         frame = ReplyFrame(
             id=f"chatcmpl-{unique}",
@@ -169,9 +169,9 @@ class Ingress:
     async def _chunks(
         self, feed: EventFeed, asked: ChatRequest, frame: ReplyFrame, timing: Timing
     ) -> AsyncIterator[Json | None]:
-        """The stream's chunks; None is a sign of life.
+        """Yield the stream's chunks, and None where a heartbeat is due.
 
-        The last choice's end waits for the receipt, which it carries.
+        The chunk that ends the last choice is held back until the receipt, which it carries.
         """
         num_growing = asked.n or 1
         for choice in range(num_growing):
@@ -213,7 +213,7 @@ class Ingress:
         try:
             async with asyncio.timeout(_READY_TIMEOUT_S):
                 state = await self._orchestrator.ready()
-        except Exception as error:  # whatever it is, the answer is no
+        except Exception as error:  # any error means that the application is not ready
             raise TargetUnavailable("The orchestrator does not answer.") from error
         if state.get("ready"):
             return JSONResponse(state)
@@ -245,7 +245,7 @@ class Ingress:
 
 
 class _EventStream(Response):
-    """Server-sent events; whatever ends them, the feed behind them is closed."""
+    """A response of server-sent events that closes its event feed however it ends."""
 
     media_type = "text/event-stream"
 
@@ -259,7 +259,7 @@ class _EventStream(Response):
         self._chunks, self._stack, self._request_id = chunks, stack, request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the chunks as they come."""
+        """Send the chunks as they arrive."""
         async with self._stack:
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             try:
@@ -283,7 +283,7 @@ class _EventStream(Response):
 
 
 async def _send(send: Send, message: MutableMapping[str, Any]) -> None:
-    """Send; an OSError here is the caller's connection, anywhere else it is a failure of ours."""
+    """Send a message; only here does an OSError mean that the client's connection is lost."""
     try:
         await send(message)
     except OSError as error:
@@ -295,7 +295,7 @@ def _body(part: bytes, *, is_last: bool = False) -> MutableMapping[str, Any]:
 
 
 def _event(body: Json) -> bytes:
-    """One event; ASCII, as some clients take U+2028 for the end of a line."""
+    """Return one event, in ASCII because some clients take U+2028 for the end of a line."""
     return b"data: %s\n\n" % json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -304,10 +304,14 @@ def _with_receipt(chunk: Json, receipt: Receipt) -> Json:
 
 
 async def _read_json_body(request: Request, max_bytes: int) -> bytes:
-    """The body, refused while it arrives when it is too long.
+    """Read the body, and drop it as soon as it is longer than `max_bytes`.
 
-    Of a long one some more is read and dropped: a client that is cut off while it sends would see
-    a broken connection instead of the reason.
+    More of a long body, up to `_DRAINED_BODIES` times the limit, is read and dropped: a client that
+    is cut off while it sends would see a broken connection instead of the error.
+
+    Raises:
+        BadRequest: If the media type is not JSON.
+        BodyTooLarge: If the body is longer than `max_bytes`.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
@@ -344,7 +348,7 @@ def _log_failure(error: Exception, status: int, request_id: str) -> None:
 
 
 def _request_id(request: Request) -> str:
-    """The caller's id, to be echoed, or a new one; the same for all calls on one request."""
+    """Return the client's id, to be echoed, or a new one; the same for all calls on a request."""
     if not hasattr(request.state, "request_id"):
         given = request.headers.get("x-request-id", "")
         is_sane = 0 < len(given) <= 128 and given.isascii() and given.isprintable()

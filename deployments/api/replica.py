@@ -1,4 +1,4 @@
-"""The HTTP side as a Serve deployment: the ASGI application over a handle to the orchestrator."""
+"""The HTTP API as a Serve deployment, over a handle to the orchestrator."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ _MAX_GRPC_CHARS = 2**20  # up to 4 bytes each would pass gRPC's limit of 4 MiB
 
 
 class RemoteOrchestrator:
-    """The orchestrator as the ingress needs it, over a Serve handle.
+    """An `Orchestrator` of the ingress over a Serve handle.
 
-    Streams are gRPC, so that an ingress that dies takes its requests with it. A request too large
-    for a gRPC message goes through the object store; then the answer nobody reads ends by itself.
+    Streams use gRPC, so that the requests of an ingress that dies are aborted with it. A request
+    too large for a gRPC message goes through the object store; it then runs to its end instead.
     """
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
-        """The events of a request; closing the iterator releases everything it holds.
+        """Yield the events of a request; closing the iterator releases everything it holds.
 
         Raises:
-            TargetUnavailable: the orchestrator died or cannot be reached; another will answer.
+            TargetUnavailable: If the orchestrator died or cannot be reached; a retry goes to
+                another replica.
         """
         generate = self._handle.options(
             stream=True,
@@ -50,13 +51,13 @@ class RemoteOrchestrator:
             stream.cancel()
 
     async def ready(self) -> dict[str, Any]:
-        """Pools and engines."""
+        """Return the state of pools and engines."""
         state: dict[str, Any] = await self._handle.ready.remote()
         return state
 
 
 def _num_chars(request: GenerateRequest) -> int:
-    """Of every text that the caller may make as long as the body."""
+    """Return the total length of the request's texts whose length only the body limits."""
     texts = [request.query or "", request.tenant, *request.stop]
     for document in request.documents:
         texts += [document.name, document.text]
@@ -66,14 +67,14 @@ def _num_chars(request: GenerateRequest) -> int:
 
 
 class IngressReplica:
-    """What Serve instantiates; Serve asks it for its ASGI application."""
+    """The class of the ingress deployment, which builds its ASGI application for Serve."""
 
     def __init__(self, config: ApiConfig, orchestrator: DeploymentHandle) -> None:
         self._config = config
         self._orchestrator = orchestrator
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Serve's hook, called once the replica's event loop runs."""
+        """Build the ASGI application; Serve calls this hook when the replica's event loop runs."""
         orchestrator = RemoteOrchestrator(self._orchestrator)
         # Serve's proxy adds x-request-id to every request and response.
         return Ingress(orchestrator, self._config, sends_request_id=False)

@@ -1,8 +1,8 @@
-"""Request bodies of the HTTP API: validated strictly, refused with the name of the field.
+"""Request bodies of the HTTP API, validated strictly; errors name the field.
 
-OpenAI's fields plus one object, ``rapid``, for what is ours. Fields we do not know are ignored, as
-clients send many; fields that we know and cannot honour are refused, since an answer that silently
-lacks what was asked for is worse than none.
+A body has OpenAI's fields plus one object, ``rapid``, for the options of this server. Unknown
+OpenAI fields are ignored, as clients send many. Known fields that the server cannot honour are
+refused, since an answer that silently ignores an option is worse than an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_STOPS = 4
 MAX_STOP_LENGTH = 1000
 MAX_CHOICES = 8
 
-# Fields that change the answer and are not built: each with the values that mean "as usual".
+# Fields that change the answer and are not supported, each with its values that have no effect.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
     "audio": (),
@@ -74,7 +74,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 def _refuse(code: str, message: str) -> NoReturn:
-    """Refuse a field; `message` continues the field's name."""
+    """Raise a validation error whose `message` continues the field's name."""
     raise PydanticCustomError(code, "{what}", {"what": message})
 
 
@@ -87,7 +87,7 @@ def _encodable(text: str) -> str:
 
 
 def _joined_parts(content: object) -> object:
-    """A list of text parts as one string."""
+    """Return a list of text parts as one string, and other content as it is."""
     if content is None:
         _refuse("content", "must be a string or a list of text parts")
     if not isinstance(content, list):
@@ -111,7 +111,7 @@ class _Body(BaseModel):
 
 
 class ChatMessage(_Body):
-    """One turn."""
+    """A message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[Text, BeforeValidator(_joined_parts)]
@@ -126,18 +126,18 @@ class ChatMessage(_Body):
         return value
 
     def as_message(self) -> Message:
-        """The turn with the role that templates know."""
+        """Return the message in a role that chat templates know: `developer` becomes `system`."""
         return Message("system" if self.role == "developer" else self.role, self.content)
 
 
 class StreamOptions(_Body):
-    """What a stream carries besides text."""
+    """Options of a streamed response."""
 
     include_usage: bool | None = None
 
 
 class DocumentBody(_Body):
-    """A text attached to the request."""
+    """A document attached to the request."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -171,7 +171,7 @@ def _as_day(day: object) -> object:
 
 
 class RapidOptions(_Body):
-    """The method's knobs; None leaves each to the server's configuration."""
+    """The ``rapid`` object of a request; None leaves an option to the server's configuration."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -215,7 +215,7 @@ class RapidOptions(_Body):
         return documents
 
     def as_speculation(self) -> SpeculationRequest:
-        """What was asked of the method."""
+        """Return the options that concern speculation."""
         cut_is_off = self.draft_top_k is None and "draft_top_k" in self.model_fields_set
         return SpeculationRequest(
             mode=self.mode or "auto",
@@ -242,7 +242,7 @@ Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 
 class ChatRequest(_Body):
-    """``POST /v1/chat/completions``."""
+    """The body of ``POST /v1/chat/completions``."""
 
     model: str
     messages: list[ChatMessage] = Field(min_length=1)
@@ -295,11 +295,11 @@ class ChatRequest(_Body):
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream ends with a chunk of usage."""
+        """Whether a stream ends with a usage chunk."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def as_generate_request(self, request_id: str, tenant: str) -> GenerateRequest:
-        """The request as the orchestrator takes it."""
+        """Return the request in the orchestrator's form."""
         rapid = self.rapid or RapidOptions()
         return GenerateRequest(
             request_id=request_id,
@@ -324,10 +324,14 @@ class ChatRequest(_Body):
 
 
 def parse_chat_request(body: bytes, *, max_choices: int = MAX_CHOICES) -> ChatRequest:
-    """Read and check a request body.
+    """Parse and validate a request body.
+
+    Args:
+        body: The body's bytes.
+        max_choices: The largest allowed `n`.
 
     Raises:
-        BadRequest: naming the first field that is wrong.
+        BadRequest: If the body is invalid; it names the first invalid field.
     """
     fields = _parse_json(body)
     if not isinstance(fields, dict):
@@ -353,7 +357,7 @@ def parse_chat_request(body: bytes, *, max_choices: int = MAX_CHOICES) -> ChatRe
 
 
 def _parse_json(body: bytes) -> object:
-    """The body as Python objects; NaN and Infinity pass, for the fields to refuse by name."""
+    """Decode the body; NaN and Infinity pass, because validation refuses them with the field."""
     try:
         return json.loads(body.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -397,6 +401,6 @@ def _bad_request(error: ErrorDetails) -> BadRequest:
 
 
 def _param(loc: tuple[int | str, ...]) -> str:
-    """``("messages", 0, "content")`` as ``messages[0].content``."""
+    """Return a location such as ``("messages", 0, "content")`` as ``messages[0].content``."""
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
     return param.removeprefix(".")

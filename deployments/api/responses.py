@@ -1,9 +1,9 @@
-"""Response bodies of the HTTP API: OpenAI's shapes, vLLM's metrics, our receipt.
+"""Response bodies of the HTTP API: OpenAI's shapes, vLLM's metrics and the receipt.
 
-Plain dictionaries, since OpenAI's clients are the schema. ``metrics.speculative_decoding`` has
-vLLM's names with one difference of meaning: our blocks have no bonus token (but for mode `paper`),
-so ``mean_acceptance_length`` is committed tokens per round. It sums over all choices; with more
-than one, ``choices`` in it has an entry for each.
+They are plain dictionaries, since OpenAI's clients define the schema.
+``metrics.speculative_decoding`` has vLLM's names with one difference of meaning: blocks have no
+bonus token (except in mode `paper`), so ``mean_acceptance_length`` is committed tokens per round.
+It sums over all choices; with more than one, its ``choices`` has an entry for each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ _LEAST_LOGPROB = -9999.0
 
 @dataclass(slots=True)
 class Timing:
-    """When a request came, when its first text left, when it was done; seconds of one clock."""
+    """Times of a request, in seconds of one monotonic clock.
+
+    Attributes:
+        began: When the request arrived.
+        first_token: When its first text reached the ingress.
+        done: When its answer was complete.
+    """
 
     began: float
     first_token: float | None = None
@@ -32,14 +38,14 @@ class Timing:
 
 @dataclass(slots=True)
 class GrowingChoice:
-    """A choice of a response that is sent whole."""
+    """A choice that is collected for a response without streaming."""
 
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenText] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
     def add(self, delta: TextDelta) -> None:
-        """Append what a round brought."""
+        """Append the text and log-probabilities of a round."""
         self.texts.append(delta.text)
         self.logprobs.extend(delta.logprobs)
         self.finish_reason = delta.finish_reason or self.finish_reason
@@ -47,7 +53,7 @@ class GrowingChoice:
 
 @dataclass(frozen=True, slots=True)
 class ReplyFrame:
-    """What all parts of one response share."""
+    """The fields that all parts of one response share."""
 
     id: str
     created: int
@@ -59,7 +65,7 @@ class ReplyFrame:
     def completion(
         self, choices: Sequence[GrowingChoice], receipt: Receipt, timing: Timing
     ) -> Json:
-        """The whole response."""
+        """Return the whole response."""
         return self._envelope("chat.completion") | {
             "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
             "usage": usage(receipt),
@@ -68,18 +74,18 @@ class ReplyFrame:
         }
 
     def role_chunk(self, choice: int) -> Json:
-        """The first chunk of a choice: who speaks."""
+        """Return the first chunk of a choice, which holds its role."""
         return self._chunk(choice, {"role": "assistant", "content": ""}, None, None)
 
     def delta_chunk(self, delta: TextDelta) -> Json:
-        """A round's chunk."""
+        """Return the chunk of a round."""
         content: Json = {"content": delta.text} if delta.text or not delta.finish_reason else {}
         return self._chunk(
             delta.choice, content, self._logprobs(delta.logprobs), delta.finish_reason
         )
 
     def usage_chunk(self, receipt: Receipt, timing: Timing) -> Json:
-        """The chunk after the last choice's end, when the caller asked for it."""
+        """Return the usage chunk, which follows the end of the last choice."""
         return self._envelope("chat.completion.chunk") | {
             "choices": [],
             "usage": usage(receipt),
@@ -127,7 +133,7 @@ class ReplyFrame:
 
 
 def usage(receipt: Receipt) -> Json:
-    """Tokens read and written, over all choices."""
+    """Return the numbers of prompt and completion tokens, over all choices."""
     completion_tokens = sum(choice.completion_tokens for choice in receipt.choices)
     return {
         "prompt_tokens": receipt.prompt_tokens,
@@ -138,7 +144,7 @@ def usage(receipt: Receipt) -> Json:
 
 
 def metrics(receipt: Receipt, timing: Timing) -> Json:
-    """The ``metrics`` of vLLM; times are as the ingress saw them."""
+    """Return vLLM's ``metrics``; all times but that of the queue are the ingress's."""
     done = timing.began if timing.done is None else timing.done
     first = done if timing.first_token is None else timing.first_token
     num_tokens = sum(choice.completion_tokens for choice in receipt.choices)
@@ -157,7 +163,7 @@ def metrics(receipt: Receipt, timing: Timing) -> Json:
 
 
 def rapid_receipt(receipt: Receipt) -> Json:
-    """Under which contract the answer was produced, with every resolved value."""
+    """Return the receipt: the answer's contract, its resolved settings and its statistics."""
     rounds = sum(choice.rounds for choice in receipt.choices)
     drafted_rounds = sum(choice.drafted_rounds for choice in receipt.choices)
     drafted = sum(choice.drafted for choice in receipt.choices)
@@ -192,13 +198,13 @@ def rapid_receipt(receipt: Receipt) -> Json:
 
 
 def model_card(model: str, created: int, max_model_len: int | None = None) -> Json:
-    """An entry of ``GET /v1/models``."""
+    """Return an entry of ``GET /v1/models``."""
     card: Json = {"id": model, "object": "model", "created": created, "owned_by": "rapid"}
     return card if max_model_len is None else card | {"max_model_len": max_model_len}
 
 
 def _token(text: str, logprob: float) -> Json:
-    """A token by text and bytes; half a character has its bytes and a replacement for text."""
+    """Return a token's entry; part of a character has a replacement as text, and its bytes."""
     spelled = text.encode("utf-8", "surrogateescape")
     return {
         "token": spelled.decode("utf-8", "replace"),
@@ -217,7 +223,7 @@ def _speculative_decoding(receipt: Receipt) -> Json | None:
 
 
 def _acceptance(choices: Sequence[ChoiceStatistics]) -> Json:
-    """Counters of the drafted rounds; what a target decoded alone is no part of them."""
+    """Return the counters of the drafted rounds, without rounds that the target decoded alone."""
     drafted = sum(choice.drafted for choice in choices)
     accepted = sum(choice.accepted for choice in choices)
     committed = accepted + sum(choice.corrected + choice.bonus for choice in choices)

@@ -1,6 +1,6 @@
-"""The ``rapid`` command.
+"""The ``rapid`` command line.
 
-Commands import what they need when they run, so that ``rapid --help`` is quick.
+Commands import their dependencies when they run, so that ``rapid --help`` is quick.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``rapid ask``: a question about documents, to a running server."""
+"""The command ``rapid ask``, which sends a question about documents to a running server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import httpx
 
 _CONNECT_TIMEOUT_S = 5.0
-_SILENCE_TIMEOUT_S = 60.0  # the server sends a sign of life every few seconds
+_SILENCE_TIMEOUT_S = 60.0  # the server sends a heartbeat every few seconds
 _EMBEDDED = "embedded"
 _SETTINGS = (
     "seed",
@@ -104,7 +104,7 @@ def ask(
 
 
 def _read(paths: list[Path]) -> list[_Json]:
-    """The documents, by file name; files of one name are told apart by their paths."""
+    """Return the documents, named by file name, or by path where files share a name."""
     names = [path.name for path in paths]
     documents = []
     for path in paths:
@@ -135,7 +135,7 @@ def _client(url: str, api_key: str | None) -> httpx.Client:
         base_url=base,
         headers=headers,
         timeout=httpx.Timeout(_SILENCE_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S),
-        trust_env=not is_loopback(base.host),  # no proxy leads back to this machine
+        trust_env=not is_loopback(base.host),  # a proxy cannot reach this machine's loopback
     )
 
 
@@ -155,7 +155,7 @@ def _only_model(client: httpx.Client) -> str:
 
 
 def _stream(client: httpx.Client, body: _Json) -> tuple[_Json, _Json]:
-    """Print the answer as it comes; return its receipt and usage."""
+    """Print the answer as it arrives; return its receipt and the chunk with its usage."""
     import httpx
 
     receipt: _Json = {}
@@ -218,7 +218,7 @@ def _refused(status: int, content: bytes) -> NoReturn:
 
 
 def _advice(error: _Json) -> str:
-    """What the server says went wrong, and whether asking again may help."""
+    """Return the server's error message, and a hint where the error is retryable."""
     message = str(error["message"])
     return f"{message} Asking again may help." if error.get("retryable") else message
 
@@ -232,7 +232,7 @@ def _parsed(content: bytes) -> _Json:
 
 
 def _table(receipt: _Json, final: _Json) -> Table:
-    """The receipt for people."""
+    """Return the receipt as a table."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")

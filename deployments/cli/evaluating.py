@@ -1,4 +1,4 @@
-"""``rapid eval``: quality, speed and cost of every mode and baseline on the same work."""
+"""The command ``rapid eval``, which compares quality, speed and cost of modes and baselines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _TARGET, _DRAFTER = "embedded:target", "embedded:drafter"
 _WHAT, _WHO, _HOW = "What is asked", "Who answers", "How it is run"
-_EXTRA = ("datasets", "matplotlib", "rouge_score")  # looked for before, not after, hours of answers
+_EXTRA = ("datasets", "matplotlib", "rouge_score")  # checked before, not after, hours of answers
 _SHOWN = 600  # characters of each end of an example prompt
 
 
@@ -272,7 +272,7 @@ def _systems(
     transfer: str | None,
     max_draft: int | None,
 ) -> tuple[System, ...]:
-    """The task's, those named, or the one that the mode makes."""
+    """Return the task's systems, those named, or the one that the mode defines."""
     from pydantic import ValidationError
 
     from evaluation.systems import System, named
@@ -299,7 +299,7 @@ def _systems(
 
 
 def _retrieval(task: Task, embedder: str | None) -> Retrieval:
-    """The task's, or with another embedder, whose own floor then counts."""
+    """Return the task's retrieval; another embedder comes with its own floor."""
     from evaluation.tasks import Retrieval
 
     if embedder not in (None, "lexical", "bge-m3"):
@@ -323,7 +323,7 @@ def _plan(
     batch: int | None,
     workers: int | None,
 ) -> Plan:
-    """Everything but the items."""
+    """Return the plan of the run, still without its items."""
     from pydantic import SecretStr
 
     from evaluation.drivers.in_process import Models
@@ -393,7 +393,7 @@ def _run(plan: Plan, data: Path | None, limit: int | None, folder: Path) -> None
 
 
 def _show(plan: Plan, data: Path | None, limit: int | None, folder: Path) -> None:
-    """A dry run: nothing is loaded, nothing is fetched."""
+    """Print what would be run, without loading models or downloading data."""
     from evaluation.loaders import load_items
 
     task = plan.task

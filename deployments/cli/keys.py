@@ -1,4 +1,4 @@
-"""``rapid hash-key``: what the configuration stores of an API key."""
+"""The command ``rapid hash-key``, which hashes an API key for the configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rapid plan``: what fits on which GPUs, how fast it can be at best, what a token costs."""
+"""The command ``rapid plan``: memory, the best possible speed and the cost of a deployment."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from rapid.planning.plan import GPU, Replica, Schedule, Speculating
     from rapid.planning.shapes import ModelShape
 
-# arXiv 2502.20330: drafts accepted in its multi-turn task, Llama-3.1-8B for itself on retrieved
-# text (56.34 % in plain speculative decoding on the whole). A share of drafts in blocks of ten.
+# arXiv 2502.20330: the share of drafts accepted, in blocks of ten, in its multi-turn task where
+# Llama-3.1-8B drafts for itself on retrieved text (56.34 % in plain speculative decoding on the
+# whole text).
 _ACCEPTANCE = 0.77
 _ACCEPTANCE_SOURCE = (
     "Acceptance 0.77 is what arXiv 2502.20330 reports of Llama-3.1-8B drafting for itself; "
@@ -141,8 +142,9 @@ def plan(
 ) -> None:
     """Plan a deployment by arithmetic: no GPU is used and nothing is loaded.
 
-    Does it fit, how many sequences, how fast at best, with which draft length, how many targets one
-    drafter should serve, and what a million tokens cost against plain decoding.
+    It shows whether the models fit, for how many sequences, the best possible speed and its draft
+    length, how many targets one drafter should serve, and the cost of a million tokens against
+    plain decoding.
     """
     from rapid.planning.plan import Replica, Speculating, group_sizes
 
@@ -210,7 +212,7 @@ def _shape(model: str) -> ModelShape:
 
 
 def _show_memory(target: Replica, drafter: Replica, batch: int) -> str | None:
-    """A line each, and the sentence that says what does not fit."""
+    """Print the memory of both replicas; return a sentence on the first misfit, if any."""
     table = _memory_table()
     problems = []
     for role, replica in (("target", target), ("drafter", drafter)):
@@ -233,7 +235,10 @@ def _show_memory(target: Replica, drafter: Replica, batch: int) -> str | None:
 def _show_shared_memory(
     target: Replica, drafter: Replica, batch: int, *, is_one_model: bool
 ) -> str | None:
-    """Both on the same GPUs; one that drafts for itself has its weights and work once."""
+    """Print the memory of both models on the same GPUs; return a sentence if they do not fit.
+
+    A model that drafts for itself has its weights and work memory only once.
+    """
     ours, its = target.need(batch), replace(drafter, num_gpus=target.num_gpus).need(batch)
     weights = ours.weights + (0 if is_one_model else its.weights)
     work = ours.work + (0 if is_one_model else its.work)
@@ -343,5 +348,5 @@ def _show_speed(
 
 
 def _cost(gpu_seconds: float, gpu_hour: float | None) -> float:
-    """In money where a price is given."""
+    """Return the cost in money where a price is given, else in GPU-seconds."""
     return gpu_seconds if gpu_hour is None else gpu_seconds / 3600 * gpu_hour

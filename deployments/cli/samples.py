@@ -1,4 +1,4 @@
-"""``rapid sample-document``: a document that the embedded models understand, with questions."""
+"""The command ``rapid sample-document``, which generates a document for the embedded models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ``serve run`` process: its lock, its log, whether it is ready, and its end."""
+"""Control of a ``serve run`` process: its lock, log, readiness and shutdown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUN_FOLDER = Path(".run")
 SERVE_COMMAND = Path(sys.executable).parent / "serve"
 _LOCK, _LOG = RUN_FOLDER / "serve.pid", RUN_FOLDER / "serve.log"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# What Serve's controller says, whatever the log level, when an application will not start.
+# Messages that Serve's controller logs at any log level when an application will not start.
 _GIVEN_UP = re.compile(
     r" -- (Failed to update the deployments .*|Deploying app '.*' failed.*"
     r"|Unexpected error occurred while .*|Runtime env setup for app .*)"
@@ -33,23 +33,28 @@ _INTERRUPT_TIMEOUT_S, _TERMINATE_TIMEOUT_S = 60.0, 10.0
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # A Ray of our own, whose servers bind to loopback (Ray's name for "no cluster over the
-    # network"); RAY_ADDRESS joins a cluster instead.
+    # These start a separate Ray whose servers bind to loopback: the last variable is Ray's name for
+    # "a cluster over the network". A RAY_ADDRESS in the environment joins a cluster instead.
     "RAY_ADDRESS": "local",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 
 
 class AlreadyRunning(Exception):
-    """Something else holds the lock or the port."""
+    """Another process holds the lock or the port."""
 
 
 @dataclass
 class ServerProcess:
-    """Owns the process from start to end.
+    """A ``serve run`` process, owned from start to end.
 
-    The lock file is locked by us and, inherited, by the process: it stays locked while either
-    lives, whatever becomes of process ids. It holds the id to signal.
+    This process locks the lock file and the child inherits the lock: the file stays locked while
+    either lives, even when process ids are reused. It holds the ids of both; `rapid stop` signals
+    the first that is alive.
+
+    Attributes:
+        url: The base URL of the HTTP API.
+        log_path: The file with the output of ``serve run``.
     """
 
     url: str
@@ -63,7 +68,7 @@ class ServerProcess:
         """Start ``serve run`` of this virtual environment.
 
         Raises:
-            AlreadyRunning: a server started from this folder runs, or the port is taken.
+            AlreadyRunning: If a server started from this folder runs, or the port is taken.
         """
         RUN_FOLDER.mkdir(exist_ok=True)
         host, port = _address(config)
@@ -91,16 +96,16 @@ class ServerProcess:
         return cls(url, _LOG, process, lock, http)
 
     def has_ended(self) -> bool:
-        """Whether the process is gone."""
+        """Return whether the process has ended."""
         return self._process.poll() is not None
 
     def is_ready(self) -> bool:
-        """Whether the application answers; with API keys, whether its ingress does."""
+        """Return whether the application is ready; with API keys, whether its ingress answers."""
         status = self._status("/ready")
         return status == 200 or (status == 401 and self._status("/health") == 200)
 
     def failure(self) -> str | None:
-        """Why the application will not start, as far as the log says; None while it may."""
+        """Return why the application will not start, from the log; None while it still may."""
         log = self._log()
         given_up = _GIVEN_UP.search(log)
         if given_up is None:
@@ -109,11 +114,11 @@ class ServerProcess:
         return reasons[-1] if reasons else f"{given_up[1]}\n{self.tail()}"
 
     def tail(self, num_lines: int = 15) -> str:
-        """The end of the log."""
+        """Return the last `num_lines` lines of the log."""
         return "\n".join(deque(self._log().splitlines(), maxlen=num_lines))
 
     def stop(self) -> None:
-        """End the process as Ctrl-C does, then less politely."""
+        """End the process with SIGINT, as Ctrl-C does, then with SIGTERM, then with SIGKILL."""
         for number, patience_s in (
             (signal.SIGINT, _INTERRUPT_TIMEOUT_S),
             (signal.SIGTERM, _TERMINATE_TIMEOUT_S),
@@ -128,7 +133,7 @@ class ServerProcess:
         self._process.wait()
 
     def forget(self) -> None:
-        """Release what watching it took."""
+        """Close the HTTP client, and empty and release the lock file."""
         self._http.close()
         self._lock.truncate(0)
         self._lock.close()
@@ -161,14 +166,14 @@ def _serve_run(config: Path, lock: IO[str]) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT,
             env=_environment(),
             pass_fds=(lock.fileno(),),
-            start_new_session=True,  # Ctrl-C comes to us alone, and ends it in order
-            # A shell that starts us in the background has its children ignore SIGINT.
+            start_new_session=True,  # Ctrl-C then reaches only this process, which ends it
+            # A shell that runs this command in the background makes its children ignore SIGINT.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
 
 def running_pid() -> int | None:
-    """The process to signal to end what was started from this folder."""
+    """Return the id of the process to signal to end this folder's server; None if none runs."""
     try:
         with _LOCK.open("r+") as lock:
             if _is_free(lock):
@@ -180,7 +185,7 @@ def running_pid() -> int | None:
 
 
 def stop_running(pid: int, timeout_s: float) -> bool:
-    """Have `pid` end in order; whether the lock became free in time."""
+    """Send SIGTERM to `pid`; return whether the lock becomes free within `timeout_s` seconds."""
     os.kill(pid, signal.SIGTERM)
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
@@ -211,7 +216,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _address(config: Path) -> tuple[str, int]:
-    """Where the configuration's HTTP server can be reached from this machine."""
+    """Return host and port of the configured HTTP server, as reached from this machine."""
     options = yaml.safe_load(config.read_text(encoding="utf-8")).get("http_options") or {}
     host = options.get("host", "127.0.0.1")
     return ("127.0.0.1" if host in _ANY_ADDRESS else host), int(options.get("port", 8000))

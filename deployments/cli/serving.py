@@ -1,8 +1,8 @@
-"""``rapid serve``, ``stop`` and ``check-config``: Ray Serve's own ``serve run``, looked after.
+"""The commands ``rapid serve``, ``stop`` and ``check-config``, which supervise ``serve run``.
 
-``serve run`` validates in an actor, says nothing when an application is ready and goes on when it
-failed to start. So the file is checked first, readiness is asked for over HTTP, and Ctrl-C, SIGTERM
-and ``rapid stop`` all end it the same way.
+Ray Serve's ``serve run`` validates in an actor, does not report when an application is ready and
+keeps running when it failed to start. So the file is checked first, readiness is polled over HTTP,
+and Ctrl-C, SIGTERM and ``rapid stop`` all end it the same way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Config = Annotated[Path, typer.Argument(help="A Ray Serve configuration file.")]
 
 
 def check_config(config: Config = Path("serve_config.yaml")) -> None:
-    """Check a configuration without starting anything: keys, ranges, checkpoints, the bind."""
+    """Check a configuration without starting it: keys, ranges, checkpoints and bind address."""
     checked = _checked(config)
     looks_up = checked.drafter == "prompt_lookup"
     drafter = "prompt lookup" if looks_up else checked.drafter_pool.engine.model
@@ -38,7 +38,7 @@ def check_config(config: Config = Path("serve_config.yaml")) -> None:
 
 
 def serve(config: Config = Path("serve_config.yaml")) -> None:
-    """Start the application of a configuration and look after it until Ctrl-C or 'rapid stop'."""
+    """Start the application of a configuration and run it until Ctrl-C or 'rapid stop'."""
     began = time.monotonic()
     checked = _checked(config)
 
@@ -68,7 +68,7 @@ def serve(config: Config = Path("serve_config.yaml")) -> None:
 
 
 def stop() -> None:
-    """End what 'rapid serve' (or 'make run') started from this folder, and wait for it."""
+    """Stop the server that 'rapid serve' (or 'make run') started from this folder, and wait."""
     from deployments.cli.server_process import running_pid, stop_running
 
     pid = running_pid()

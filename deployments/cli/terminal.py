@@ -1,4 +1,4 @@
-"""How commands speak: answers on standard output, everything else on standard error."""
+"""Output of the commands: results on standard output, everything else on standard error."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ err = Console(stderr=True)
 
 
 def fail(message: str) -> NoReturn:
-    """End the command with a sentence that says what to do."""
+    """Print an error that says what to do, and end the command with exit status 1."""
     err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True, highlight=False)
     raise typer.Exit(1)
 
 
 def note(message: str) -> None:
-    """Say something that is not the result."""
+    """Print a message that is not part of the result, on standard error."""
     err.print(f"[dim]{escape(message)}[/]", soft_wrap=True, highlight=False)
 
 
 def rapid_command() -> str:
-    """This command as the user can type it here."""
+    """Return the path of the ``rapid`` command as it can be typed in the current folder."""
     command = Path(sys.executable).parent / "rapid"
     relative = os.path.relpath(command)
     return str(command) if relative.startswith("..") else relative

@@ -1,1 +1,1 @@
-"""The configuration file: its schema, how it is read, what is checked before a start."""
+"""The configuration file: its schema, its parsing and the checks before a start."""

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, found before anything starts and without loading weights."""
+"""Checks of a configuration that need its checkpoints but neither load weights nor start Ray."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def preflight(config: ServeConfig, *, runs_here: bool = False) -> ServeConfig:
     """Check the checkpoints against the configuration and each other.
 
     Args:
-        runs_here: all replicas start on this machine, so its memory is theirs. A GPU's is asked by
-            the engine that gets it, before it loads.
+        config: The application's settings.
+        runs_here: Whether all replicas start on this machine, so that engines on its CPU must fit
+            its free memory together. An engine on a GPU checks the GPU's memory before it loads.
 
     Returns:
         The configuration with every `max_context` filled in.
 
     Raises:
-        ConfigurationError: one sentence that says what to change.
+        ConfigurationError: If a check fails; one sentence that says what to change.
     """
     filled = {"target": _checked("target", config.target)}
     target_text = ChatText.load(config.target.engine.model)
@@ -41,7 +42,7 @@ def preflight(config: ServeConfig, *, runs_here: bool = False) -> ServeConfig:
 
 
 def _checked(role: str, pool: EnginePool) -> EnginePool:
-    """A pool whose checkpoint is there and can be run, and whose KV holds one sequence."""
+    """Return the pool with `max_context` filled in, after checking its checkpoint and KV size."""
     engine = pool.engine
     try:
         _check_weights(engine)
@@ -53,7 +54,7 @@ def _checked(role: str, pool: EnginePool) -> EnginePool:
 
 
 def _check_memory(pools: Mapping[str, EnginePool]) -> None:
-    """All engines that start on this machine's CPU, together, against what it has free."""
+    """Check that all engines that start on this machine's CPU fit its free memory together."""
     needs = [
         (f"{role} {pool.engine.model!r}", _need(pool.engine))
         for role, pool in pools.items()
@@ -69,7 +70,10 @@ def _need(engine: EngineConfig) -> MemoryNeed:
 
 
 def _is_on_cpu(engine: EngineConfig, pool: PoolConfig) -> bool:
-    """For certain: `auto` takes a GPU that it sees, also one that Ray has not counted."""
+    """Return whether the engine certainly runs on the CPU.
+
+    With `auto` it takes any GPU that it sees, even one that Ray has not counted.
+    """
     if engine.device == "auto":
         return not pool.num_gpus and not any(Path("/dev").glob("nvidia[0-9]*"))
     return engine.device == "cpu"

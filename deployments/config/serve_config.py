@@ -1,7 +1,7 @@
-"""The application's settings: what ``args`` of a Serve configuration file must say.
+"""The application's settings, the schema of ``args`` in a Serve configuration file.
 
-Composed of the packages' own settings; rules that span several of them are the validators here.
-What needs a look at the checkpoints is in `deployments.config.preflight`.
+They are composed of the packages' own settings; the validators here are the rules that span several
+of them. Checks that read the checkpoints are in `deployments.config.preflight`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from retrieval.config import LocalStoreConfig, RetrievalConfig
 
 
 class EnginePool(Frozen):
-    """One model and the replicas that run it."""
+    """Settings of a model's engine and of the replicas that run it."""
 
     engine: EngineConfig
     pool: PoolConfig = PoolConfig()
@@ -33,7 +33,7 @@ class EnginePool(Frozen):
 
 
 class RetrieverPool(Frozen):
-    """Retrieval and the replicas that run it."""
+    """Settings of retrieval and of the replicas that run it."""
 
     retrieval: RetrievalConfig = RetrievalConfig()
     pool: PoolConfig = PoolConfig()
@@ -49,12 +49,13 @@ class RetrieverPool(Frozen):
 
 
 class OrchestratorPool(AnsweringConfig):
-    """The deployment that answers requests, with the settings of `AnsweringConfig`.
+    """Settings of the orchestrator deployment, which include those of `AnsweringConfig`.
 
     Attributes:
-        acceptance_site: where blocks are judged: beside the target's logits, or in the orchestrator
+        acceptance_site: Where blocks are judged: beside the target's logits, or in the orchestrator
             after moving them there (for audits; the tokens are the same).
-        retrieval_wait_s: longest wait for the retriever; then it counts as failed.
+        retrieval_wait_s: The longest wait for the retriever, in seconds; then it counts as failed.
+        pool: Settings of the orchestrator's replicas.
     """
 
     acceptance_site: Literal["target", "orchestrator"] = "target"
@@ -63,20 +64,28 @@ class OrchestratorPool(AnsweringConfig):
 
 
 class ApiKey(Frozen):
-    """A caller: the SHA-256 of the key in hex, and the tenant it speaks for."""
+    """An API key, known by its hash.
+
+    Attributes:
+        tenant: The tenant that the key identifies.
+        sha256: The SHA-256 of the key in hex.
+    """
 
     tenant: str = Field(min_length=1, max_length=128)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class ApiConfig(Frozen):
-    """The HTTP side.
+    """Settings of the HTTP API.
 
     Attributes:
-        model: the name that clients ask for.
-        keys: callers allowed; none means the tenant `local`, from this machine only.
-        max_body_bytes: longest request body.
-        heartbeat_s: silence after which a stream gets a comment line.
+        model: The model name that requests must give.
+        keys: The accepted API keys. Without any, requests must come from this machine and belong to
+            the tenant `local`.
+        max_body_bytes: The longest request body, in bytes.
+        max_choices: The most choices (`n`) of one request.
+        heartbeat_s: Seconds of silence after which a stream gets a comment line.
+        pool: Settings of the ingress's replicas.
     """
 
     model: str = Field("rapid", min_length=1)
@@ -101,13 +110,18 @@ Drafters = Annotated[
 
 
 class ServeConfig(Frozen):
-    """The whole application.
+    """Settings of the whole application.
 
     Attributes:
-        drafter: its own pool; or ``target``: the target's engines draft for themselves, with one
-            copy of the weights and two of their leases a request; or ``prompt_lookup``: no model
-            drafts and nothing is retrieved, what followed the same words in the prompt is proposed.
-        speculation: defaults for what a request does not say.
+        target: The target's engine and pool.
+        drafter: The drafter's engine and pool. With ``target``, the target's engines draft for
+            themselves, with one copy of the weights and two of their leases a request. With
+            ``prompt_lookup``, no model drafts and nothing is retrieved: the tokens that followed
+            the same words in the prompt are proposed.
+        retriever: Settings of retrieval and its pool.
+        orchestrator: Settings of the orchestrator deployment.
+        api: Settings of the HTTP API.
+        speculation: Defaults for the settings that a request leaves out.
     """
 
     target: EnginePool
@@ -119,12 +133,12 @@ class ServeConfig(Frozen):
 
     @property
     def drafter_pool(self) -> EnginePool:
-        """The pool that drafts, or the target's where there is no other."""
+        """The pool that drafts, or the target's where the drafter has none of its own."""
         return self.target if isinstance(self.drafter, str) else self.drafter
 
     @property
     def pools(self) -> dict[str, PoolConfig]:
-        """The replicas of every deployment, by its name in lower case."""
+        """The pool settings of every deployment, by its name in lower case."""
         pools = {
             "target": self.target.pool,
             "orchestrator": self.orchestrator.pool,

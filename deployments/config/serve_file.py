@@ -1,6 +1,6 @@
-"""A Serve configuration file, read and checked before Serve sees it.
+"""Parsing and validation of a Serve configuration file before Serve reads it.
 
-Serve validates in an actor and reports with a stack of tracebacks; `check` says the same in one
+Serve validates in an actor and reports errors as nested tracebacks; `check` reports them in one
 message that names the key.
 """
 
@@ -21,10 +21,10 @@ BUILDER = "deployments.app:build"
 
 
 def check(path: str | Path) -> ServeConfig:
-    """Validate everything that can be known without starting: keys, ranges, checkpoints, the bind.
+    """Validate all that can be checked without a start: keys, ranges, checkpoints and bind address.
 
     Raises:
-        ConfigurationError: all that is wrong, a line each.
+        ConfigurationError: If a check fails; violations of the schema come one a line.
     """
     settings = read_yaml(Path(path), "serve_config.yaml")
     args = _application(settings).get("args") or {}
@@ -34,7 +34,7 @@ def check(path: str | Path) -> ServeConfig:
 
 
 def _application(settings: dict[str, Any]) -> dict[str, Any]:
-    """The one application of the file."""
+    """Return the file's one application that `BUILDER` builds."""
     applications = settings.get("applications")
     ours = [
         each
@@ -49,7 +49,10 @@ def _application(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_bind(settings: dict[str, Any], config: ServeConfig) -> None:
-    """Without keys everyone who reaches the port is the tenant `local`: this machine only."""
+    """Check that a server without API keys binds to loopback.
+
+    Without keys every request that reaches the port is served as the tenant `local`.
+    """
     options = settings.get("http_options") or {}
     if not isinstance(options, Mapping):
         raise ConfigurationError("http_options must be a mapping, such as host: 127.0.0.1")

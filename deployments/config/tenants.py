@@ -1,4 +1,4 @@
-"""Who is asking: API keys, known by their hashes only, to tenants."""
+"""Authentication: the tenant of a request, from API keys that are known only by their hashes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ LOCAL_TENANT = "local"
 
 
 class KeyHash(Protocol):
-    """A configured key."""
+    """A configured API key."""
 
     @property
     def tenant(self) -> str:
-        """Whom it speaks for."""
+        """The tenant that the key identifies."""
         ...
 
     @property
     def sha256(self) -> str:
-        """Its hash in hex; the key itself is nowhere in the configuration."""
+        """The SHA-256 of the key in hex; the configuration never holds the key itself."""
         ...
 
 
 class Tenants:
-    """Turns what a request presents into a tenant.
+    """A table of API keys that identifies the tenant of a request.
 
-    Without keys there is one tenant, `local`, and it is served on this machine only: callers from
+    Without keys the one tenant is `local`, and it is served on this machine only: requests from
     elsewhere are refused, and so are requests for another host name, which is how a web page in a
     browser on this machine would reach the server (DNS rebinding).
     """
@@ -46,17 +46,17 @@ class Tenants:
         *,
         is_forwarded: bool = False,
     ) -> str:
-        """The tenant of a request.
+        """Return the tenant of a request.
 
         Args:
-            authorization: the header.
-            client: the peer's address; None for a local socket.
-            host: the Host header.
-            is_forwarded: a proxy says that it speaks for someone else, who may be anywhere.
+            authorization: The Authorization header.
+            client: The peer's address; None for a local socket.
+            host: The Host header.
+            is_forwarded: Whether a proxy forwarded the request, whose origin may be anywhere.
 
         Raises:
-            Unauthorized: the key is missing or unknown, or there are no keys and this is no
-                request from this machine.
+            Unauthorized: If the key is missing or unknown, or if no keys are configured and the
+                request does not come from this machine.
         """
         if not self._keys:
             is_here = (client is None or is_loopback(client)) and is_loopback(_hostname(host))
@@ -72,7 +72,7 @@ class Tenants:
                 "You did not provide an API key: send it as 'Authorization: Bearer KEY'."
             )
         presented = hash_key(key.strip())
-        # Every key is compared, so that the time says nothing about which one came close.
+        # Every key is compared in constant time, so that timing reveals nothing about the keys.
         tenants = [k.tenant for k in self._keys if hmac.compare_digest(k.sha256, presented)]
         if not tenants:
             raise Unauthorized("Incorrect API key provided.")
@@ -80,12 +80,12 @@ class Tenants:
 
 
 def hash_key(key: str) -> str:
-    """What the configuration stores of a key."""
+    """Return the SHA-256 of a key in hex, which the configuration stores in place of the key."""
     return sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` names this machine and nothing else."""
+    """Return whether `host` is a loopback name or address."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -97,7 +97,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _hostname(host: str | None) -> str:
-    """The Host header without its port."""
+    """Return the Host header without its port; a missing header counts as localhost."""
     if host is None:
         return "localhost"
     if host.startswith("["):

@@ -1,1 +1,1 @@
-"""One request at a time between its prompts, its leases and its receipt, over Ray."""
+"""The orchestrator deployment, which runs requests over the pools' Ray handles."""

@@ -1,4 +1,4 @@
-"""The orchestrator: runs every request between drafter and target engines."""
+"""The orchestrator deployment, which runs every request between drafter and target engines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rapid.messages import GenerateRequest, GenerationEvent
 
 
 class Orchestrator:
-    """Tokenizers and the pools' handles; one `RequestRun` for each request."""
+    """A deployment that runs each request as a `RequestRun` over the pools' handles."""
 
     def __init__(
         self,
@@ -31,7 +31,14 @@ class Orchestrator:
         drafter: DeploymentHandle | None,
         retriever: DeploymentHandle | None,
     ) -> None:
-        """Take the handles; with prompt lookup there is neither drafter nor retriever."""
+        """Load the tokenizers and build the services that all requests share.
+
+        Args:
+            config: The application's settings.
+            target: The handle of the target's pool.
+            drafter: The handle of the pool that drafts; None with prompt lookup.
+            retriever: The handle of the retriever; None with prompt lookup.
+        """
         target_text = ChatText.load(config.target.engine.model)
         drafter_text = ChatText.load(config.drafter_pool.engine.model)
         self._pools = config.pools
@@ -48,7 +55,7 @@ class Orchestrator:
                 yield event
 
     async def ready(self) -> dict[str, Any]:
-        """Return pools with their replicas and engines with their ledgers, for ``GET /ready``."""
+        """Return the pools' replicas and the engines' ledgers, for ``GET /ready``."""
         may_rest = {name for name, pool in self._pools.items() if pool.min_replicas == 0}
         return await readiness(serve.get_replica_context().app_name, may_rest)
 
@@ -61,7 +68,7 @@ def services_over_ray(
     target_text: ChatText,
     drafter_text: ChatText,
 ) -> Services:
-    """Return what all requests share, over the handles of a deployed application."""
+    """Return the services that all requests share, over a deployed application's handles."""
     settings = config.orchestrator
     retrieval = config.retriever.retrieval
     patience = Patience(settings.drafter_hangs_s)

@@ -1,8 +1,8 @@
-"""The ports of `rapid.ports` over Ray: pools, leases, drafters, verifiers, retrieval.
+"""The ports of `rapid.ports` over Ray: pools, leases, drafters, verifiers and retrieval.
 
-A block is an object reference. It goes from the drafter's engine to the target's without being
-opened here; only the small verdict comes back. A block of prompt lookup is made here and is sent
-along with the call.
+A draft block is an object reference. It travels from the drafter's engine to the target's without
+being fetched into this process, and only the small verdict comes back; a `JudgingVerifier` does
+fetch it. A block of prompt lookup is made in this process and sent along with the call.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ _LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Judging:
-    """Where blocks are judged, and how long is waited for them; the same for all requests.
+    """Settings of verifiers, the same for all requests.
 
     Attributes:
-        patience: how long a block may take.
-        site: `target` judges beside the target's logits, `orchestrator` in this process.
-        eos_ids: tokens that end an answer.
+        patience: How long a block may take.
+        site: Where blocks are judged: `target` beside the target's logits, `orchestrator` in this
+            process.
+        eos_ids: Tokens that end an answer.
     """
 
     patience: Patience
@@ -70,13 +71,13 @@ class RayPool:
         judging: Judging,
         lost: type[RapidError],
     ) -> None:
-        """Take what all leases of the pool have in common.
+        """Store the settings that all leases of the pool share.
 
         Args:
-            handle: of the deployment.
-            lease_ttl_s: seconds after which its engines free a lease that nobody renews.
-            judging: for its verifiers.
-            lost: what the loss of one of its engines means for an answer.
+            handle: The handle of the pool's deployment.
+            lease_ttl_s: Seconds after which its engines free a lease that is not renewed.
+            judging: Settings of its leases' verifiers.
+            lost: The error that the loss of one of its engines raises.
         """
         self._handle = handle
         self._renew_every_s = lease_ttl_s / _RENEWALS_PER_TTL
@@ -91,7 +92,7 @@ class RayPool:
         timeout_s: float | None,
         beside: EngineLease | None,
     ) -> AsyncIterator[RayLease]:
-        """Hold a lease on a replica; see `rapid.ports.EnginePool`."""
+        """Hold a lease on one of the replicas; see `rapid.ports.EnginePool`."""
         wait_s = math.inf if timeout_s is None else timeout_s
         lost, every_s = self._lost, self._renew_every_s
         if beside is None:
@@ -121,16 +122,16 @@ class RayLease:
 
     @property
     def lease_id(self) -> str:
-        """Its name on the engine."""
+        """The lease's id on the engine."""
         return self.held.lease_id
 
     @property
     def queued_s(self) -> float:
-        """Seconds waited for it."""
+        """Seconds that the request waited for the lease."""
         return self.held.queued_s
 
     async def prefill(self) -> PrefillReceipt:
-        """Have the engine read the prompt."""
+        """Prefill the prompt on the engine."""
         try:
             receipt: PrefillReceipt = await self.held.engine.prefill.remote(self.lease_id)
         except Exception as error:
@@ -138,19 +139,19 @@ class RayLease:
         return receipt
 
     def forgo_companion(self) -> None:
-        """Tell the engine that no second lease will come; nothing waits for the call."""
+        """Tell the engine, without waiting, that no second lease will be opened beside this one."""
         self.held.engine.forgo_companion.remote(self.lease_id)
 
     def drafter(self, choice: int) -> RayDrafter:
-        """Return what drafts a choice on this lease."""
+        """Return the drafter of a choice on this lease."""
         return RayDrafter(self.held, choice)
 
     def window_drafter(self, choice: int, window: WindowDrafting) -> RayDrafter:
-        """Refuse: drafting on a window of the KV is for measurements in process."""
+        """Raise `NotImplementedError`: drafting on a window of the KV is for in-process runs."""
         raise NotImplementedError("no server drafts on a window of its KV")
 
     def verifier(self, choice: int, drafter: Callable[[], EngineLease | None]) -> RayVerifier:
-        """Return what judges a choice's blocks, where the configuration says."""
+        """Return the verifier of a choice's blocks, which judges them at the configured site."""
 
         def drafting() -> Lease | None:
             lease = drafter()
@@ -169,7 +170,7 @@ class RayLease:
 
 
 class RayRetrieval:
-    """The retriever deployment; see `rapid.ports.Retrieval`."""
+    """A client of the retriever deployment; see `rapid.ports.Retrieval`."""
 
     def __init__(self, handle: DeploymentHandle, timeout_s: float) -> None:
         self._handle = handle
@@ -178,10 +179,10 @@ class RayRetrieval:
     async def retrieve(
         self, tenant: str, documents: Sequence[Document], query: str, budget_tokens: int
     ) -> Found:
-        """Return the passages worth reading.
+        """Return the passages that the drafter reads.
 
         Raises:
-            DrafterUnavailable: the retriever does not answer in time, or failed.
+            DrafterUnavailable: If the retriever fails or does not answer in time.
         """
         response = self._handle.retrieve.remote(tenant, documents, query, budget_tokens)
         try:
@@ -199,14 +200,14 @@ class RayRetrieval:
 
 
 class RayDrafter:
-    """Drafts one choice on the engine of a lease."""
+    """A drafter of one choice on a lease's engine."""
 
     def __init__(self, lease: Lease, choice: int = 0) -> None:
         self._lease = lease
         self._choice = choice
 
     def draft(self, verdict: Verdict | None, num_tokens: int) -> ObjectRef:
-        """Start drafting; see `rapid.ports.Drafter`."""
+        """Start drafting and return the block's reference; see `rapid.ports.Drafter`."""
         if verdict is not None and verdict.logprobs:
             verdict = replace(verdict, logprobs=())
         lease = self._lease
@@ -214,7 +215,7 @@ class RayDrafter:
 
 
 class RayVerifier:
-    """Has blocks judged where the target's logits are."""
+    """A verifier whose blocks are judged on the target's engine, beside its logits."""
 
     def __init__(
         self,
@@ -229,21 +230,21 @@ class RayVerifier:
         self._choice = choice
 
     async def verify(self, block: ObjectRef | DraftBlock) -> Verdict:
-        """Judge a block; see `rapid.ports.Verifier`.
+        """Judge a block on the target's engine; see `rapid.ports.Verifier`.
 
         Raises:
-            DrafterHangs: the block does not come.
+            DrafterHangs: If the block does not arrive within the limit of the patience.
         """
         verdict: Verdict = await self._ask_about(block, self._target.engine.verify)
         return verdict
 
     async def decode(self, num_tokens: int) -> Verdict:
-        """Decode without a drafter; see `rapid.ports.Verifier`."""
+        """Decode with the target alone; see `rapid.ports.Verifier`."""
         verdict: Verdict = await self._ask(self._target.engine.decode, self._choice, num_tokens)
         return verdict
 
     async def _ask_about(self, block: ObjectRef | DraftBlock, method: Any) -> Any:
-        """Ask with a block that is still being drafted, and may never come."""
+        """Call an engine's method with a block that is still being drafted and may never arrive."""
         if isinstance(block, DraftBlock):
             return await self._ask(method, self._choice, block)
         reference = method.remote(self._target.lease_id, self._choice, block)
@@ -254,7 +255,7 @@ class RayVerifier:
             done, _ = await asyncio.wait({asked}, timeout=limit_s)
             if not done and not await _has_come(block):
                 raise DrafterHangs(f"The drafter has not answered within {limit_s:g} s.")
-            found = await asked  # not done: it is the target that takes so long
+            found = await asked  # not done but drafted: the target is slow
         finally:
             asked.cancel()
         self._patience.observe(time.monotonic() - began)
@@ -270,10 +271,10 @@ class RayVerifier:
             raise self._classified(error) from None
 
     def _classified(self, error: Exception) -> RapidError:
-        """Return whose failure it is: a block that never came fails the target's call.
+        """Return the error of the engine that failed: a failed draft fails the target's call too.
 
-        A drafter that is lost says so itself, or has died. What else its call raises is a bug, and
-        stays one: no answer goes on after it.
+        A lost drafter raises `DrafterUnavailable` itself, or its actor has died. Any other error of
+        its call is a bug and stays one, so that no answer continues after it.
         """
         cause = unwrapped(error)
         drafter = self._drafter()
@@ -281,13 +282,13 @@ class RayVerifier:
             return DrafterUnavailable("The drafter's block was lost with its machine.")
         if drafter is not None and is_death_of(cause, drafter.engine):
             return as_rapid_error(cause, "drafter", DrafterUnavailable)
-        if isinstance(cause, BadRequest):  # a block that is malformed: no mistake of the client's
+        if isinstance(cause, BadRequest):  # a malformed block is not the client's error
             return EngineFailed(f"The drafter's block cannot be judged: {cause}")
         return as_rapid_error(cause, "target", TargetUnavailable)
 
 
 async def _has_come(block: Awaitable[object]) -> bool:
-    """Whether a block was drafted, or failed; opens it, which nobody does here otherwise."""
+    """Return whether a block was drafted or failed, waiting `_LOOK_S` seconds; this fetches it."""
     try:
         async with asyncio.timeout(_LOOK_S):
             await block
@@ -299,7 +300,7 @@ async def _has_come(block: Awaitable[object]) -> bool:
 
 
 class JudgingVerifier(RayVerifier):
-    """Fetches the target's logits and judges here: `acceptance_site: orchestrator`."""
+    """A verifier that judges blocks in this process, for `acceptance_site: orchestrator`."""
 
     def __init__(
         self,
@@ -314,7 +315,7 @@ class JudgingVerifier(RayVerifier):
         self._rule = (request.sampling, request.speculation, eos_ids, request.num_logprobs)
 
     async def verify(self, block: ObjectRef | DraftBlock) -> Verdict:
-        """Judge a block; see `rapid.ports.Verifier`."""
+        """Judge a block in this process, then commit the verdict on the target's engine."""
         scored: TargetLogits = await self._ask_about(block, self._target.engine.score)
         drafted = block if isinstance(block, DraftBlock) else await self._answered(block)
         verdict = await asyncio.to_thread(self._judge, drafted, scored)

@@ -1,4 +1,4 @@
-"""What is running: replicas of every pool, and the ledger of every engine."""
+"""Readiness of an application: the replicas of every pool and the ledger of every engine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ _TIMEOUT_S = 5.0
 
 
 async def readiness(app: str, may_rest: Container[str] = ()) -> dict[str, Any]:
-    """Pools and engines of an application; engines that do not answer are listed as such.
+    """Return the state of an application's pools and engines.
+
+    Engines that do not answer within 5 seconds are listed as unavailable.
 
     Args:
-        may_rest: pools that have no replica while nobody asks.
+        app: The application's name.
+        may_rest: Pools that may have no replica while they are idle.
     """
     status, actors, metrics = await asyncio.gather(
         asyncio.to_thread(serve.status),
@@ -51,7 +54,7 @@ async def readiness(app: str, may_rest: Container[str] = ()) -> dict[str, Any]:
 
 
 def metrics_urls() -> list[str]:
-    """Where the Ray agent of every living node serves its metrics; blocks on Ray's directory."""
+    """Return the metrics URL of every living node's Ray agent; blocks on Ray's directory."""
     return [
         f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
         for node in ray.nodes()
@@ -64,7 +67,7 @@ async def _ledger(name: str, actor: Any) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": f"{pool.lower()}/{replica}", "pool": pool.lower()}
     try:
         status: EngineStatus = await asyncio.wait_for(actor.status.remote(), _TIMEOUT_S)
-    except (RayError, TimeoutError):  # loading, or on its way out
+    except (RayError, TimeoutError):  # loading or stopping
         return entry | {"status": "unavailable"}
     return entry | {
         "status": "ok",

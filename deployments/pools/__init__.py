@@ -1,1 +1,1 @@
-"""Replicas that own an engine, and the retriever."""
+"""The pools' deployments: replicas that own an engine, and the retriever."""

@@ -1,9 +1,9 @@
-"""An engine as a Ray actor: the child of a pool's replica, called by whoever holds a lease.
+"""The engine as a Ray actor, a child of its pool's replica that leaseholders call directly.
 
-The actor adds four things to `rapid.engines.engine.Engine`: a release that also undoes an ``open``
-still in the queue or on its way, and whatever was opened beside the lease; the rule that a
-``draft`` whose engine or lease failed is a lost drafter; metrics; and a name under which readiness
-finds the engines of all replicas.
+The actor adds four things to `rapid.engines.engine.Engine`: a release that also cancels an ``open``
+that is queued or still in transit, and releases the leases opened beside it; the rule that a
+``draft`` whose engine or lease failed raises `DrafterUnavailable`; metrics; and a name under which
+readiness finds the engines of all replicas.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EngineFactory = Callable[[EngineConfig], "Engine"]
 
 
 def load_engine(config: EngineConfig) -> Engine:
-    """Load the model; torch and transformers are imported here, in the engine's own process."""
+    """Load an engine; torch and transformers are imported here, in the engine's own process."""
     from rapid.engines.engine import Engine
     from rapid.engines.forward.loading import load_model
 
@@ -52,7 +52,7 @@ def load_engine(config: EngineConfig) -> Engine:
 
 
 class EngineActor:
-    """One engine behind Ray; every method may run many times at once on one event loop."""
+    """A Ray actor that runs one engine; calls of its methods overlap on one event loop."""
 
     def __init__(
         self, config: EngineConfig, load: EngineFactory = load_engine, pool: str = "target"
@@ -61,27 +61,27 @@ class EngineActor:
         self._metrics = EngineMetrics(pool)
         self._opening: dict[str, asyncio.Task[None]] = {}
         self._companions: dict[str, set[str]] = {}
-        self._released: dict[str, None] = {}  # in order; a lease's id is never used again
+        self._released: dict[str, None] = {}  # oldest first; lease ids are never reused
 
     async def ping(self) -> int:
-        """Answer with the process id: the model is loaded, the event loop turns.
+        """Return the process id, which shows that the model is loaded and the event loop runs.
 
         Raises:
-            EngineFailed: the engine closed.
+            EngineFailed: If the engine is closed.
         """
         self._engine.check_running()
         return os.getpid()
 
     async def live(self) -> None:
-        """Never return: who waits for this learns of the actor's death at once."""
+        """Wait forever: a pending call fails as soon as the actor dies."""
         await asyncio.Event().wait()
 
     async def open(self, request: LeaseRequest) -> None:
-        """Wait for room, then hold it under ``request.lease_id``.
+        """Wait for room, then open the lease ``request.lease_id``.
 
         Raises:
-            LeaseNotFound: it was released meanwhile, or before: calls of an actor on an event loop
-                may overtake each other, and ``open`` carries the long prompt.
+            LeaseNotFound: If the lease was released meanwhile, or before: calls of an actor with an
+                event loop may overtake each other, and ``open`` carries the long prompt.
         """
         lease_id = request.lease_id
         self._check_wanted(lease_id)
@@ -104,9 +104,9 @@ class EngineActor:
             raise LeaseNotFound(f"Lease {lease_id!r} was given up before it was opened.")
 
     async def wait_closed(self, lease_id: str) -> None:
-        """Return when the lease is over: released, or silent for its time-to-live.
+        """Wait until the lease is released, or not renewed for its time-to-live.
 
-        However it ended, it counts as released from then on, and so does what was opened beside it.
+        In both cases it counts as released from then on, and so do the leases opened beside it.
         """
         with contextlib.suppress(LeaseNotFound):
             await self._engine.wait_closed(lease_id)
@@ -114,7 +114,7 @@ class EngineActor:
         self._metrics.report(self._engine.status())
 
     async def release(self, lease_id: str) -> None:
-        """Free a lease, queued, held, gone or still to come, and those beside it."""
+        """Release a lease in any state, even before its ``open`` arrives, and those beside it."""
         for each in (lease_id, *self._companions.pop(lease_id, ())):
             self._released[each] = None
             if opening := self._opening.get(each):
@@ -124,15 +124,15 @@ class EngineActor:
             del self._released[next(iter(self._released))]
 
     async def forgo_companion(self, lease_id: str) -> None:
-        """Keep no room for a second lease beside this one: none will come."""
+        """Free the room kept for a second lease beside this one, which will not be opened."""
         self._engine.forgo_companion(lease_id)
 
     async def renew(self, lease_id: str) -> None:
-        """The caller is alive."""
+        """Restart a lease's time-to-live."""
         self._engine.renew(lease_id)
 
     async def prefill(self, lease_id: str) -> PrefillReceipt:
-        """Put the prompt's KV in place."""
+        """Prefill the lease's prompt."""
         receipt = await self._engine.prefill(lease_id)
         self._metrics.count(receipt)
         return receipt
@@ -140,12 +140,12 @@ class EngineActor:
     async def draft(
         self, lease_id: str, choice: int, verdict: Verdict | None, num_tokens: int
     ) -> DraftBlock:
-        """The next block; it travels to the target by reference.
+        """Draft the next block, which travels to the target by reference.
 
         Raises:
-            DrafterUnavailable: the engine failed, or the lease is gone. The target's call fails
-                with it, and must be told from the target's own failures. Anything else that
-                drafting raises is a bug, which no answer should go on after: it stays as it is.
+            DrafterUnavailable: If the engine failed or the lease is gone. The target's call fails
+                with the same error, which must be distinct from the target's own failures. Any
+                other error is a bug, after which no answer should continue: it is left as it is.
         """
         try:
             return await self._engine.draft(lease_id, choice, verdict, num_tokens)
@@ -153,27 +153,27 @@ class EngineActor:
             raise DrafterUnavailable(f"The drafter failed: {error}") from error
 
     async def verify(self, lease_id: str, choice: int, block: DraftBlock) -> Verdict:
-        """Judge a block and commit."""
+        """Judge a block and commit the verdict."""
         return await self._engine.verify(lease_id, choice, block)
 
     async def score(self, lease_id: str, choice: int, block: DraftBlock) -> TargetLogits:
-        """The target's logits of a block, to be judged elsewhere and then committed."""
+        """Return the target's logits of a block, for a verdict that `commit` takes."""
         return await self._engine.score(lease_id, choice, block)
 
     async def commit(self, lease_id: str, verdict: Verdict) -> None:
-        """Commit what was judged elsewhere."""
+        """Commit a verdict that was reached outside this engine."""
         await self._engine.commit(lease_id, verdict)
 
     async def decode(self, lease_id: str, choice: int, num_tokens: int) -> Verdict:
-        """Commit tokens of this model alone."""
+        """Decode and commit up to `num_tokens` tokens of this model alone."""
         return await self._engine.decode(lease_id, choice, num_tokens)
 
     async def status(self) -> EngineStatus:
-        """The ledger."""
+        """Return the ledger."""
         return self._engine.status()
 
     async def check_integrity(self) -> None:
-        """Raise when the ledger does not balance."""
+        """Raise an error if the ledger does not balance."""
         self._engine.check_integrity()
 
 
@@ -196,11 +196,14 @@ def start_engine(
 
 
 def engines_of(app: str) -> dict[str, ActorHandle]:
-    """The engines of an application as ``app/deployment/replica``; blocks on Ray's directory."""
+    """Return an application's engines by their names, ``app/deployment/replica``.
+
+    The call blocks on Ray's directory.
+    """
     prefix = f"{app}/"
     engines: dict[str, ActorHandle] = {}
     for actor in ray.util.list_named_actors(all_namespaces=True):
         if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix):
-            with contextlib.suppress(ValueError):  # gone since it was listed
+            with contextlib.suppress(ValueError):  # it died after it was listed
                 engines[actor["name"]] = ray.get_actor(actor["name"], namespace=NAMESPACE)
     return engines

@@ -1,4 +1,4 @@
-"""A replica of the target's or the drafter's pool."""
+"""The replica of the target's and the drafter's pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The retriever: documents in, the chunks that matter out."""
+"""The retriever deployment, which returns a query's chunks of a tenant's documents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retrieval import Retriever as DocumentRetriever
 
 
 class Retriever:
-    """One `retrieval.Retriever` behind Serve; chunks are counted in the target's tokens."""
+    """A deployment of one `retrieval.Retriever`; chunk sizes are in the target's tokens."""
 
     def __init__(self, retrieval: RetrievalConfig, target_model: str) -> None:
         self._config = retrieval
@@ -22,16 +22,16 @@ class Retriever:
     async def retrieve(
         self, tenant: str, documents: Sequence[Document], query: str, budget_tokens: int
     ) -> RetrievedContext:
-        """Chunks of a tenant's documents for a query, in document order."""
+        """Return the chunks of a tenant's documents for a query, in document order."""
         retriever = await self._opened()
         return await retriever.retrieve(tenant, documents, query, budget_tokens)
 
     async def check_health(self) -> None:
-        """The first call opens the store and loads the embedder; until then nothing runs."""
+        """Check the replica; the first call opens the store and loads the embedder."""
         await self._opened()
 
     async def __del__(self) -> None:
-        """Serve awaits this when the replica stops: its chunks leave a shared store with it."""
+        """Delete the replica's chunks from a shared store; Serve awaits this when it stops."""
         if self._opening is not None:
             await (await self._opening).close()
 

@@ -1,1 +1,1 @@
-"""One request from its chat to its receipt: modes, prompts, leases, rounds, text."""
+"""Request handling from the chat to the receipt: modes, prompts, leases, rounds and text."""

@@ -1,4 +1,4 @@
-"""From verdicts to text: one choice's rounds as the deltas that its caller sees."""
+"""The answers of a request: text deltas and counters made from the verdicts of its choices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rapid.speculation.statistics import RoundStatistics
 
 
 class Answer:
-    """One choice as it grows: text, counters, and why it ended."""
+    """A growing answer: the text, counters and finish state of one choice."""
 
     def __init__(self, choice: int, text: ChatText, stop: Sequence[str], max_tokens: int) -> None:
         self.choice = choice
@@ -23,7 +23,7 @@ class Answer:
         self._max_tokens = max_tokens
 
     async def follow(self, verdicts: AsyncIterator[Verdict]) -> AsyncIterator[TextDelta]:
-        """The deltas of the rounds; the last has a finish reason, and no round follows it."""
+        """Yield the deltas of the rounds; the last has a finish reason, and no round follows it."""
         async for verdict in verdicts:
             delta = self._take(verdict)
             if delta.text or delta.logprobs or delta.finish_reason:
@@ -35,7 +35,7 @@ class Answer:
         before = self._stream.num_tokens
         text = self._stream.push(verdict.token_ids)
         num_kept = self._stream.num_tokens - before
-        if num_kept < len(verdict.token_ids):  # nothing counts after a stop string
+        if num_kept < len(verdict.token_ids):  # tokens after a stop string are dropped
             verdict = replace(
                 verdict,
                 token_ids=verdict.token_ids[:num_kept],
@@ -52,7 +52,8 @@ class Answer:
         if finish:
             self.is_finished = True
             text += self._stream.finish()
-        shown = verdict.logprobs[:-1] if verdict.is_finished else verdict.logprobs  # no text of EOS
+        # The end-of-sequence token has no text.
+        shown = verdict.logprobs[:-1] if verdict.is_finished else verdict.logprobs
         logprobs = tuple(self._token_text(each) for each in shown)
         return TextDelta(self.choice, text, logprobs, finish)
 
@@ -65,10 +66,10 @@ class Answer:
 async def merged(
     answers: Sequence[AsyncIterator[TextDelta]],
 ) -> AsyncGenerator[TextDelta]:
-    """The deltas of several choices as they come; the first failure ends all.
+    """Yield the deltas of several choices as they come; the first failure ends all.
 
-    What an answer has counted as generated is never generated again, not even after a failover. So
-    every delta that was made before the failure comes out before the failure does.
+    Tokens that an answer has counted as generated are never generated again, even after a failover.
+    So every delta that was made before the failure is yielded before the failure is raised.
     """
     if len(answers) == 1:
         async for delta in answers[0]:
@@ -92,7 +93,7 @@ async def merged(
             if isinstance(event, BaseException):
                 for task in pumps:
                     task.cancel()
-                await asyncio.wait(pumps)  # now nobody takes another verdict
+                await asyncio.wait(pumps)  # after this no further verdict is taken
                 while not deltas.empty():
                     if isinstance(left := deltas.get_nowait(), TextDelta):
                         yield left

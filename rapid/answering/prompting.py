@@ -1,7 +1,7 @@
 """The two prompts of a request as token ids, with retrieval between them.
 
-Tokenizing a long document takes a while and runs in threads. This is the one place where the tenant
-of a request reaches retrieval.
+Tokenizing runs in threads, because it takes long for a long document. This is the only module that
+passes the tenant of a request to retrieval.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _LOST = Evidence(0, "retrieval did not answer", is_lost=True)
 _NO_ROOM = Evidence(0, "no retrieved chunk fits the budget")
 
 BudgetFor = Callable[[int], int]
-"""From the number of tokens that may be searched to the number that may be retrieved."""
+"""Function from the number of tokens to search to the number of tokens to retrieve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What to look for, so that the drafter can answer without reading everything.
+    """A planned retrieval for the drafter's prompt.
 
     Attributes:
-        plan: the chat taken apart, with the documents to search.
-        query: what to search them for.
-        budget_tokens: how much may be found, in tokens.
+        plan: The drafter's chat with its gaps, and the documents to search.
+        query: Text to search for.
+        budget_tokens: Tokens that may be retrieved.
     """
 
     plan: DrafterPlan
@@ -55,16 +55,16 @@ def plan_search(
     query: str | None = None,
     answer: str = "",
 ) -> Search:
-    """Decide what the drafter reads word for word, and what is searched for the rest.
+    """Plan what the drafter reads verbatim, and the search for the rest.
 
     Args:
-        messages: the chat.
-        documents: its attachments.
-        text: the target's tokenizer, which counts.
-        budget_tokens: how much may be found; None leaves it to `budget_for`.
-        budget_for: chooses the budget by the size of the whole.
-        query: what to search for; None takes the question.
-        answer: the answer so far, when its drafter is to read something else from now on.
+        messages: The chat.
+        documents: The attachments.
+        text: The target's tokenizer, which counts tokens.
+        budget_tokens: Tokens that may be retrieved; None leaves the number to `budget_for`.
+        budget_for: Function that chooses the budget from the size of chat and documents.
+        query: Text to search for; None takes the question.
+        answer: The answer so far, which is added to the query when the drafter's prompt is renewed.
     """
     if budget_tokens is None:
         texts = [document.text for document in documents]
@@ -85,7 +85,7 @@ def plan_search(
 
 @dataclass(frozen=True, slots=True)
 class DrafterPrompt:
-    """What the drafter reads, and the evidence that it is worth reading."""
+    """The drafter's prompt, with its retrieved chunks and the evidence for the choice of a mode."""
 
     prompt_ids: Int32Array
     chunks: tuple[Chunk, ...]
@@ -93,7 +93,7 @@ class DrafterPrompt:
 
 
 class RequestPrompts:
-    """Both prompts of any request; shared by all of them."""
+    """The builder of both prompts, shared by all requests."""
 
     def __init__(
         self,
@@ -104,14 +104,14 @@ class RequestPrompts:
         budget_tokens: int | None,
         budget_for: BudgetFor,
     ) -> None:
-        """Take what all requests use.
+        """Initialise with the settings of all requests.
 
         Args:
-            target: tokenizer and template of the target.
-            drafter: those of the drafter.
-            retrieval: None where nothing can be retrieved.
-            budget_tokens: the default of ``rapid.retrieval_tokens``; None chooses by length.
-            budget_for: chooses it.
+            target: Tokenizer and chat template of the target.
+            drafter: Tokenizer and chat template of the drafter.
+            retrieval: The search over documents; None where nothing can be retrieved.
+            budget_tokens: Default of ``rapid.retrieval_tokens``; None chooses by length.
+            budget_for: Function that chooses the budget by length.
         """
         self.target = target
         self.drafter = drafter
@@ -125,13 +125,13 @@ class RequestPrompts:
         return as_prompt(await asyncio.to_thread(self.target.encode_chat, chat, day=request.date))
 
     async def drafter_prompt(self, request: GenerateRequest, answer: str = "") -> DrafterPrompt:
-        """Return the chat with what retrieval found in place of its long parts.
+        """Return the drafter's prompt: the chat with retrieved chunks in place of its long parts.
 
-        Retrieval that fails is no evidence, not an error.
+        A failure of retrieval is not raised; the evidence then says that it was lost.
 
         Args:
-            request: whose chat it is.
-            answer: the answer so far, when something is to be found for it as well.
+            request: The request with the chat.
+            answer: The answer so far, to retrieve for it as well.
         """
         search = await asyncio.to_thread(
             plan_search,
@@ -149,7 +149,7 @@ class RequestPrompts:
             try:
                 found = await self._retrieve(request.tenant, search)
             except RapidError as error:
-                # Only for the log: a store's error can carry its address, keys and answers.
+                # Logged, never returned: a store's error can hold its address, keys and replies.
                 logger.warning("request %s: no retrieval: %s", request.request_id, error)
                 evidence = _LOST
             else:
@@ -160,7 +160,7 @@ class RequestPrompts:
         return DrafterPrompt(as_prompt(prompt_ids), chunks, evidence)
 
     def longest_drafter_prompt(self, request: GenerateRequest, num_target_tokens: int) -> int:
-        """Estimate how many tokens the drafter reads at most, before anything was retrieved."""
+        """Estimate the longest possible drafter prompt, in tokens, before retrieval."""
         budget = request.retrieval_tokens or self._budget_tokens
         return min(num_target_tokens, 2 * (budget or self._budget_for(num_target_tokens)))
 

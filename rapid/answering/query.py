@@ -1,4 +1,4 @@
-"""What to search for: the question in a person's last message."""
+"""The retrieval query: the question in the last user message."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ _PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A last message taken apart: ``context + question`` is the message."""
+    """A last message in two parts: ``context + question`` is the message.
+
+    Attributes:
+        text: Text to search for.
+        question: End of the message, which the drafter reads verbatim.
+        context: Text before the question that is too long to be read verbatim and is searched as a
+            document; often empty.
+    """
 
     text: str
-    """What to search for."""
     question: str
-    """The end of the message, to be shown word for word."""
     context: str
-    """What stood before it and is too long to show: a document to be searched. Often empty."""
 
 
 def choose_query(
@@ -31,17 +35,18 @@ def choose_query(
     budget_tokens: int,
     query: str | None = None,
 ) -> Query:
-    """Find the question.
+    """Find the question in the last user message.
 
-    A message within the budget is the question. Of a longer one it is the last paragraphs that make
-    at most 512 tokens (or the budget, if that is less); a last paragraph longer than this is cut at
-    a token.
+    A message within the budget is the question. In a longer one the question is the last paragraphs
+    of at most 512 tokens together (or the budget, if that is less); a last paragraph longer than
+    this is cut at a token.
 
     Args:
         message: The last message of the user.
-        token_offsets: Tokens of the target's tokenizer.
-        budget_tokens: The budget of the retrieved context.
-        query: Overrides what is searched for, not how the message is taken apart.
+        token_offsets: Function that returns the character offsets of the target's tokens.
+        budget_tokens: Budget of the retrieved context, in tokens.
+        query: Text to search for instead of the question; it does not change how the message is
+            split.
     """
     starts = [start for start, _ in token_offsets(message)]
     cut = 0

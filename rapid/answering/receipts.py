@@ -1,4 +1,4 @@
-"""Under which contract an answer was produced: every resolved value, counters and timings."""
+"""Receipts: the contract of an answer with every resolved setting, counters and timings."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from rapid.speculation.statistics import RoundStatistics
 
 @dataclass(slots=True)
 class Record:
-    """What a request has used so far, beside what its session and its answers count.
+    """The facts about a request that neither its session nor its answers count.
 
     Attributes:
-        prompts: what target and drafter read, by role.
-        chunks: the passages that the drafter reads.
-        prefill: of the prompt that the answer continues.
-        failovers: what the answer went on after, in order.
-        retrieval_ms: milliseconds spent on retrieval.
+        prompts: Prompts of target and drafter, by role.
+        chunks: Retrieved chunks in the drafter's prompt.
+        prefill: Receipt for the prompt that the answer continues.
+        failovers: Failures after which the answer was continued, in order.
+        retrieval_ms: Milliseconds spent on retrieval.
     """
 
     prompts: dict[Role, Int32Array] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Record:
     retrieval_ms: float = 0.0
 
     def drop_drafter(self) -> None:
-        """Forget what the drafter would have read: it could not be had."""
+        """Remove the drafter's prompt and chunks, when no drafter could be had."""
         self.prompts.pop("drafter", None)
         self.chunks = ()
 
@@ -52,15 +52,15 @@ def receipt_of(
     timings_ms: Mapping[str, float],
     counters: Sequence[RoundStatistics],
 ) -> Receipt:
-    """Return the receipt; where nothing was fused its eta is 0, whatever was asked for.
+    """Return the receipt; where nothing was fused its eta is 0, whatever was requested.
 
     Args:
-        request: what was asked.
-        decision: the mode as resolved.
-        terms: sampling and speculation as resolved.
-        record: what was used.
-        timings_ms: those of the session.
-        counters: one for each choice.
+        request: The request.
+        decision: The resolved mode.
+        terms: Resolved sampling and speculation settings.
+        record: Prompts, chunks and failovers.
+        timings_ms: Timings of the session, in milliseconds.
+        counters: Statistics of each choice.
     """
     speculation, prefill = terms.speculation, record.prefill
     timings = {

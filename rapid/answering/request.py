@@ -1,4 +1,4 @@
-"""One request from its chat to its receipt, wherever its engines run.
+"""The course of one request from its chat to its receipt, wherever its engines run.
 
 ::
 
@@ -6,10 +6,10 @@
           └───────── retrieval ── mode ── draft source ── its prefill ───┴─ rounds ── receipt
                                                 Started ┘
 
-What can be refused is refused before `Started`: then the leases are held and the mode is settled.
-Prefills may go on after it. Whatever ends the generator, the leases are released. An engine that is
-lost later is replaced: new leases, the committed tokens replayed, the same answer continued. A
-drafter that is lost or hangs is not replaced: the target goes on alone.
+Every refusal comes before `Started`, when the leases are held and the mode is resolved; prefills
+may continue after it. The leases are released however the generator ends. A target that is lost
+later is replaced: the request takes new leases, replays the committed tokens and continues the same
+answer. A drafter that is lost or hangs is not replaced: the target continues alone.
 """
 
 from __future__ import annotations
@@ -78,14 +78,15 @@ _HINT_OF_LOOKUP = " Shorten it or lower max_tokens."
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """Where the leases of all requests are taken.
+    """The pools in which the leases of all requests are taken.
 
     Attributes:
-        target: engines that read everything.
-        drafter: engines that draft; the target's own where they draft for themselves, None where
-            nothing is retrieved and the prompt is looked up in.
-        alone: engines that answer in `rag`: the drafter's, but there is nobody to go on without.
-        max_context: longest prompt plus answer on an engine of each role, in tokens.
+        target: Engines that read the full chat.
+        drafter: Engines that draft. It is `target` where the target drafts for itself, and None
+            where drafts come from prompt lookup and nothing is retrieved.
+        alone: Engines that answer in `rag`: the drafter's, but a loss of theirs counts as a loss of
+            the target, because no other model can continue the answer.
+        max_context: Longest prompt plus answer on an engine of each role, in tokens.
     """
 
     target: EnginePool
@@ -95,13 +96,13 @@ class Pools:
 
     @property
     def are_shared(self) -> bool:
-        """Whether the target's engines draft for themselves."""
+        """Whether the target drafts for itself, on the same engines."""
         return self.drafter is self.target
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What all requests of a process share."""
+    """The settings, pools and measurements that all requests of a process share."""
 
     config: AnsweringConfig
     speculation: SpeculationConfig
@@ -112,7 +113,7 @@ class Services:
 
 
 class RequestRun:
-    """One request from its chat to its receipt."""
+    """The run of one request from its chat to its receipt."""
 
     def __init__(self, services: Services, request: GenerateRequest) -> None:
         self._config, self._pools = services.config, services.pools
@@ -130,10 +131,10 @@ class RequestRun:
         self._trigger = RefreshTrigger()
 
     async def events(self) -> AsyncGenerator[GenerationEvent]:
-        """Yield `Started`, the deltas, `Finished`.
+        """Yield `Started`, then the deltas, then `Finished`.
 
         Raises:
-            RapidError: before `Started` the request was refused; after it, it could not go on.
+            RapidError: The request was refused (before `Started`) or could not be completed.
         """
         role: Role = "drafter" if self._asked == "rag" else "target"
         opened = await self._read(role)
@@ -152,7 +153,7 @@ class RequestRun:
                         async for delta in deltas:
                             yield delta
                     break
-                except DrafterHangs as error:  # once: it is gone then
+                except DrafterHangs as error:  # at most once: no drafter is left afterwards
                     self._lose_drafter("drafter hung")
                     cause: RapidError = error
                 except (TargetUnavailable, LeaseNotFound) as error:
@@ -174,10 +175,10 @@ class RequestRun:
                 )
             )
 
-    # --- opening: whatever can be refused is refused here ---------------------------------------
+    # --- opening: all refusals happen here --------------------------------------------------------
 
     async def _read(self, role: Role) -> Decision | None:
-        """Make the verifier's prompt; return the decision if it needs no other one."""
+        """Make the verifier's prompt; return the decision if it does not need the drafter's."""
         decision = decide_lookup(self._asked) if self._looks_up else None
         if role == "drafter":
             found = await self._found()
@@ -189,7 +190,7 @@ class RequestRun:
     async def _open(
         self, session: Session, role: Role, decision: Decision | None
     ) -> tuple[Decision, Holding]:
-        """Take the leases and settle the mode."""
+        """Take the leases and resolve the mode."""
         if decision is not None:
             if decision.is_drafted:
                 self._source = LookupSource()
@@ -211,7 +212,12 @@ class RequestRun:
     async def _take_drafter(
         self, session: Session, verifier: Holding, found: DrafterPrompt, decision: Decision
     ) -> Decision:
-        """Take the drafter's lease; return the decision without it if it cannot be had."""
+        """Take the drafter's lease; return `decision`, or the fallback without a drafter.
+
+        Raises:
+            PromptTooLong: The drafter's prompt does not fit, in an explicit `fused` or `paper`.
+            DrafterUnavailable: No lease could be had, in an explicit `fused` or `paper`.
+        """
         assert self._source is not None
         try:
             self._fit("drafter", len(found.prompt_ids), session.terms.max_tokens)
@@ -231,7 +237,7 @@ class RequestRun:
         return without_drafter(why)
 
     async def _reopen(self, session: Session, role: Role) -> Holding:
-        """Take new leases that continue where the answers stand."""
+        """Take new leases, with the tokens that the answers have committed."""
         verifier = await self._take_verifier(session, role)
         if self._source is not None and not self._has_lost_drafter():
             try:
@@ -265,7 +271,7 @@ class RequestRun:
         )
 
     def _model_source(self) -> DraftSource:
-        """Return what drafts where a model does: its own pool, or the target's engine."""
+        """Return the source of drafts for a drafter model: its own pool or the target's engine."""
         assert self._pools.drafter is not None
         if not self._pools.are_shared:
             return PoolSource(self._pools.drafter)
@@ -288,10 +294,10 @@ class RequestRun:
         )
 
     def _fit(self, role: Role, num_prompt: int, max_tokens: int | None) -> int:
-        """Return how long the answer may become on an engine of this role.
+        """Return the longest answer, in tokens, on an engine of this role.
 
         Raises:
-            PromptTooLong: by how many tokens, and what would work.
+            PromptTooLong: The prompt does not fit.
         """
         return answer_tokens(
             max_tokens,
@@ -316,7 +322,7 @@ class RequestRun:
     async def _deltas(
         self, session: Session, decision: Decision, verifier: Holding
     ) -> AsyncGenerator[TextDelta]:
-        """Run the rounds of all choices that are not finished."""
+        """Run the rounds of all unfinished choices."""
         self._record.prefill = await verifier.prefill
         if self._source is not None:
             await self._read_by_drafter(self._source)
@@ -331,7 +337,7 @@ class RequestRun:
                     yield delta
 
     async def _read_by_drafter(self, source: DraftSource) -> None:
-        """Wait for the drafter's prefill, as long as a round may take."""
+        """Wait for the drafter's prefill, at most as long as a round may take."""
         limit_s = self._patience.limit_s
         how: Failover
         try:
@@ -349,7 +355,7 @@ class RequestRun:
     def _verdicts(
         self, session: Session, decision: Decision, verifier: Holding, answer: Answer
     ) -> AsyncIterator[Verdict]:
-        """Run the rounds of one choice, from where its answer stands."""
+        """Run the rounds of one choice, after the tokens that its answer has committed."""
         committed = answer.statistics.token_ids
         return session.rounds(
             verifier,
@@ -363,7 +369,7 @@ class RequestRun:
         )
 
     def _refresh(self, session: Session, verifier: Holding, answer: Answer) -> Refresh | None:
-        """Return what gives the drafter something else to read, if that was asked for."""
+        """Return the function that renews the drafter's prompt, if the request wants that."""
         if not self._request.speculation.refresh or not isinstance(self._source, PoolSource):
             return None
         return functools.partial(self._reread, session, verifier, answer, self._source)
@@ -376,7 +382,11 @@ class RequestRun:
         source: PoolSource,
         _: tuple[int, ...],
     ) -> Drafter[Any]:
-        """Retrieve for the question and the answer so far, and have the drafter read that."""
+        """Retrieve for the question and the answer so far, and prefill the drafter with it.
+
+        Raises:
+            DrafterUnavailable: Retrieval failed, or no lease for the new prompt could be had.
+        """
         token_ids = answer.statistics.token_ids
         found = await self._found(self._prompts.target.decode(token_ids))
         if found.evidence.is_lost:
@@ -392,10 +402,10 @@ class RequestRun:
         return source.drafter(answer.choice, token_ids)
 
     def _pace(self, decision: Decision, num_committed: int) -> Controller | None:
-        """Return what chooses the draft lengths of an answer; None for `max_draft` always.
+        """Return the controller of an answer's draft lengths; None always drafts `max_draft`.
 
-        The rule `paper` has one length. And whoever sends a seed and asks for `maximal` coupling
-        wants the same text again, which would then depend on when a drafter rests.
+        The rule `paper` has one length. A request with a seed under `maximal` coupling should be
+        reproducible, but there the text would depend on when the drafter rests.
         """
         is_fixed = self._config.draft_length == "fixed" or decision.contract == "paper"
         is_seeded = self._request.seed is not None and self._sampling.temperature > 0
@@ -411,7 +421,7 @@ class RequestRun:
     # --- losing the drafter -----------------------------------------------------------------------
 
     def _forgo_drafter(self, verifier: Holding) -> None:
-        """Do without a drafter from the start: an engine need keep no room for its lease."""
+        """Drop the source of drafts from the start, and the room that is kept for its lease."""
         if self._source is not None and self._source.companion_tokens:
             verifier.lease.forgo_companion()
         self._source = None
@@ -430,21 +440,25 @@ class RequestRun:
         self._source = None
 
     def _note_loss(self, answer: Answer, error: DrafterUnavailable) -> None:
-        """Go on with one answer without its drafter; the log says why."""
+        """Log the loss of one answer's drafter and continue without it."""
         logger.warning("request %s: no drafter any more: %s", self._request.request_id, error)
         self._lose_drafter_of(answer, "drafter lost")
 
     def _lose_drafter_of(self, answer: Answer, how: Failover) -> None:
-        """Leave the rest of one answer to the target; all have one drafter, which is lost once."""
+        """Leave the rest of one answer to the target.
+
+        All answers share one drafter, so its loss is recorded as a failover only once.
+        """
         if not self._has_lost_drafter():
             self._record.failovers.append(how)
         answer.statistics.lose_drafter(how)
 
 
 def affinity_of(request: GenerateRequest) -> str:
-    """Name what a request reads: its tenant's documents, or the long beginning of a conversation.
+    """Return a name for the long text of a request: its documents, or a long first user message.
 
-    It is what several requests have in common and is worth finding read; empty if nothing is.
+    Requests of one tenant with the same text have the same name, by which a pool finds the replica
+    that has read it. The name is empty if there is no such text.
     """
     long = [document.text for document in request.documents]
     if not long:

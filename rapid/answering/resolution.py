@@ -1,13 +1,14 @@
-"""From what the caller asked to what is done: sampling, the method's settings, mode and contract.
+"""Resolution of a request: sampling, settings of the method, mode and contract.
+
+All functions are pure, except that `sampling_of` draws a missing seed.
 
 Evidence chooses the contract: `auto` is `fused` when retrieval found something, else the target's
 own distribution. So an `auto` request with a seed gives the same answer on an idle and on a busy
-system, as long as both have a drafter for it. There is one exception, and the reply names it: when
+system, as long as both have a drafter for it. There is one exception, which the receipt names: when
 no drafter can be had (none within `drafter_wait_s`, none alive, or retrieval does not answer),
-`auto` is answered as `plain`, also where it would have been `fused`. `lossless` promises the same
-distribution either way; `fused` or `paper` asked for by name is refused instead. A drafter lost on
-the way leaves the rest of the answer to the target: ``plain_from`` says from which token. Pure
-functions.
+`auto` is answered as `plain`, even where it would have been `fused`. `lossless` promises the same
+distribution either way; an explicit `fused` or `paper` is refused instead. When a drafter is lost
+during the answer, the target decodes the rest; ``plain_from`` is the first such token.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rapid.config import PAPER, Contract, Mode, SamplingConfig, SpeculationConfi
 from rapid.errors import BadRequest, PromptTooLong
 from rapid.messages import GenerateRequest
 
-FUSING: tuple[Mode, ...] = ("fused", "paper")  # asked for by name, they need a drafter
+FUSING: tuple[Mode, ...] = ("fused", "paper")  # modes that need a drafter when set explicitly
 
 _ALONE = "the target went on alone"
 _SEED_BITS = 53  # survives a client that reads JSON numbers as doubles
@@ -27,12 +28,12 @@ _SEED_BITS = 53  # survives a client that reads JSON numbers as doubles
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What retrieval found, as far as the mode depends on it.
+    """The outcome of retrieval, as far as the mode depends on it.
 
     Attributes:
-        num_chunks: retrieved chunks that the drafter will read.
-        why_none: what to tell the caller when there are none.
-        is_lost: retrieval could not be asked.
+        num_chunks: Number of retrieved chunks that the drafter will read.
+        why_none: Explanation for the caller when there are none.
+        is_lost: Whether retrieval failed.
     """
 
     num_chunks: int
@@ -42,11 +43,11 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The mode as resolved, why, and what it promises.
+    """The resolved mode with its reason and contract.
 
     Attributes:
-        is_drafted: whether something drafts.
-        is_fallback: whether a drafter was wanted and could not be had.
+        is_drafted: Whether the answer is drafted.
+        is_fallback: Whether a drafter was wanted and could not be had.
     """
 
     mode: Mode
@@ -57,7 +58,7 @@ class Decision:
 
 
 def sampling_of(request: GenerateRequest) -> SamplingConfig:
-    """How tokens are drawn; a request without a seed is given one."""
+    """Return the sampling settings of a request; a missing seed is drawn at random."""
     seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
     return SamplingConfig(
         temperature=request.temperature, top_p=request.top_p, top_k=request.top_k, seed=seed
@@ -67,11 +68,11 @@ def sampling_of(request: GenerateRequest) -> SamplingConfig:
 def speculation_of(
     request: GenerateRequest, defaults: SpeculationConfig, *, looks_up: bool = False
 ) -> SpeculationConfig:
-    """The method's settings: the request's, else the configured ones.
+    """Return the speculation settings: the request's, else the configured ones.
 
-    `lossless`, prompt lookup and whatever has no drafter is eta 0. A request with a seed wants the
-    same text again, so its coupling is `shared_noise` unless it says otherwise. `paper` has its
-    own.
+    eta is 0 for `lossless`, for prompt lookup and in modes without a drafter. A request with a seed
+    should be reproducible, so its coupling is `shared_noise` unless it names another. `paper` has
+    fixed settings of its own.
     """
     asked = request.speculation
     own = PAPER | {"rule": "paper"} if asked.mode == "paper" else {}
@@ -91,11 +92,12 @@ def speculation_of(
 
 
 def check_refresh(request: GenerateRequest, *, looks_up: bool) -> None:
-    """Refuse to retrieve again where that cannot be done exactly.
+    """Raise an error if a request wants to retrieve again where that cannot be done exactly.
 
     Raises:
-        BadRequest: several choices would need something else to read each, the rule `paper` splits
-            answers by its bonus tokens, and prompt lookup retrieves nothing.
+        BadRequest: The request has several choices, which would each need a prompt of their own;
+            or its mode is `paper`, whose bonus tokens are never drafted; or drafts come from
+            prompt lookup, which retrieves nothing.
     """
     if not request.speculation.refresh:
         return
@@ -111,7 +113,7 @@ def check_refresh(request: GenerateRequest, *, looks_up: bool) -> None:
 
 
 def decide(asked: Mode, evidence: Evidence) -> Decision:
-    """The mode of a request that may use retrieval."""
+    """Return the mode of a request that may use retrieval."""
     if asked == "plain":
         return Decision("plain", "asked for", "target", is_drafted=False)
     if asked == "rag":
@@ -135,10 +137,10 @@ def decide(asked: Mode, evidence: Evidence) -> Decision:
 
 
 def decide_lookup(asked: Mode) -> Decision:
-    """The mode where the prompt is looked up in instead of retrieved from.
+    """Return the mode of a request where drafts come from prompt lookup.
 
     Raises:
-        BadRequest: the mode needs a drafter that reads.
+        BadRequest: The mode needs a drafter that reads retrieved text.
     """
     if asked == "plain":
         return Decision("plain", "asked for", "target", is_drafted=False)
@@ -157,20 +159,24 @@ def decide_lookup(asked: Mode) -> Decision:
 
 
 def without_drafter(why: str) -> Decision:
-    """What becomes of `auto` and `lossless` when no drafter can be had."""
+    """Return the decision for `auto` and `lossless` when no drafter can be had."""
     return Decision("plain", f"{why}: {_ALONE}", "target", is_drafted=False, is_fallback=True)
 
 
 def answer_tokens(
     asked: int | None, default: int, num_prompt: int, max_context: int, *, hint: str = ""
 ) -> int:
-    """The longest answer: what was asked for, or the default cut to the room that is left.
+    """Return the longest answer in tokens: as requested, or the default cut to the room left.
 
     Args:
-        hint: what would work instead, for the error.
+        asked: Requested length; None takes the default.
+        default: Default length.
+        num_prompt: Length of the prompt, in tokens.
+        max_context: Longest prompt plus answer, in tokens.
+        hint: Advice that is appended to the error.
 
     Raises:
-        PromptTooLong: by how many tokens.
+        PromptTooLong: The prompt with the requested length, or with one token, does not fit.
     """
     wanted = 1 if asked is None else asked
     over = num_prompt + wanted - max_context

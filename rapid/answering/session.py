@@ -1,4 +1,4 @@
-"""The life of a request on its engines, written once: lease, prefill, draft and verify, release.
+"""The life of a request on its engines: lease, prefill, draft and verify, release.
 
 ::
 
@@ -6,8 +6,8 @@
          └────────── drafter lease ── drafter prefill ───────┴── rounds of each choice
 
 Engines are reached through `rapid.ports.EnginePool`, which `rapid.engines.ports` implements for
-engines in this process and `deployments.orchestrator.ray_ports` for pools of replicas. What drafts
-is a `rapid.answering.sources.DraftSource`.
+engines in this process and `deployments.orchestrator.ray_ports` for pools of replicas. Drafts come
+from a `rapid.answering.sources.DraftSource`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ Committed = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What all leases of one request have in common.
+    """The terms that all leases of one request share.
 
     Attributes:
-        max_tokens: longest answer, in tokens.
-        num_logprobs: None for none, else alternatives beside each committed token.
-        affinity: name of what the target reads (`rapid.messages.LeaseRequest`).
-        is_streamed: whether somebody reads along while the answer grows.
+        max_tokens: Longest answer, in tokens.
+        num_logprobs: Number of alternatives beside each committed token; None for no
+            log-probabilities.
+        affinity: Name of what the target reads (`rapid.messages.LeaseRequest`).
+        is_streamed: Whether the answer is read while it grows.
     """
 
     request_id: str
@@ -58,7 +59,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A lease with its prompt, whose prefill began when the lease was taken."""
+    """A held lease with its prompt; the prefill began when the lease was taken."""
 
     role: Role
     prompt_ids: Int32Array
@@ -67,28 +68,29 @@ class Holding:
     _held: AsyncExitStack
 
     async def release(self) -> None:
-        """Give the lease back before the session ends."""
+        """Release the lease before the session ends."""
         await self._held.aclose()
 
 
 class DraftSource(Protocol):
-    """What a session needs of a source of drafts; the kinds are in `rapid.answering.sources`."""
+    """The part of a source of drafts that a session needs; see `rapid.answering.sources`."""
 
     @property
     def lease(self) -> EngineLease | None:
-        """The lease of its own that it drafts on now."""
+        """The lease on which the source drafts now, if it has one of its own."""
         ...
 
     def drafter(self, choice: int, committed: Sequence[int] = ()) -> Drafter[Any]:
-        """Return what proposes tokens for a choice after its `committed` ones."""
+        """Return a drafter for a choice, to continue after its `committed` tokens."""
         ...
 
 
 class Session:
-    """The leases of one request; leaving its context gives back whatever is held.
+    """The leases of one request; leaving the session's context releases them.
 
     Attributes:
-        timings_ms: milliseconds waited for leases (``queue``) and for each prefill, added up.
+        timings_ms: Total milliseconds waited for leases (``queue``) and for the prefills of each
+            role.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -103,7 +105,7 @@ class Session:
         await self.release_all()
 
     async def release_all(self) -> None:
-        """Give back all leases; others may be taken afterwards."""
+        """Release all leases; new ones may be taken afterwards."""
         held, self._held = self._held, AsyncExitStack()
         await held.aclose()
 
@@ -121,21 +123,22 @@ class Session:
         """Take a lease and begin its prefill.
 
         Args:
-            pool: where to take it.
-            role: what the engine does for this request.
-            prompt_ids: what it reads.
-            timeout_s: longest wait for room, in seconds; None waits without end.
-            committed: for each choice, tokens generated on a lease that was lost or given back.
-            companion_tokens: about how long the prompt of a second lease on this engine will be.
-            beside: the request's first lease on this engine.
+            pool: Pool to take the lease from.
+            role: Role of the engine in this request.
+            prompt_ids: Token ids of the prompt.
+            timeout_s: Longest wait for room, in seconds; None waits without limit.
+            committed: For each choice, tokens generated on a lease that was lost or released.
+            companion_tokens: Approximate length, in tokens, of the prompt of a second lease on this
+                engine.
+            beside: The request's first lease on this engine.
 
         Raises:
-            Overloaded: there was no room in time.
-            RapidError: the pool cannot be reached or refuses the prompt.
+            Overloaded: There was no room in time.
+            RapidError: The pool cannot be reached, or it refused the prompt.
         """
         terms = self.terms
         request = LeaseRequest(
-            # Unique beyond the request's id, so that a late call never meets another lease.
+            # The suffix is unique, so that a late call never reaches another lease of the request.
             lease_id=f"{terms.request_id}/{role}-{secrets.token_hex(6)}",
             tenant=terms.tenant,
             prompt_ids=prompt_ids,
@@ -157,7 +160,7 @@ class Session:
         return Holding(role, prompt_ids, lease, prefill, held)
 
     def begin(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Run `work` beside the caller, at most until the leases are given back."""
+        """Run `work` in the background, at most until the leases are released."""
         return _in_background(self._held, work)
 
     def rounds(
@@ -172,17 +175,17 @@ class Session:
         refresh: Refresh | None = None,
         trigger: RefreshTrigger | None = None,
     ) -> AsyncIterator[Verdict]:
-        """Run the rounds of one choice, from where its answer stands; prefills must be complete.
+        """Run the rounds of one choice after its `committed` tokens; prefills must be complete.
 
         Args:
-            verifier: who judges, and decodes where nothing is drafted.
-            source: what drafts; None decodes plainly.
-            choice: which of the request's answers.
-            committed: its tokens so far.
-            pace: see `rapid.speculation.loop.speculate`.
-            on_loss: see there.
-            refresh: see there.
-            trigger: see there.
+            verifier: The lease that judges, and decodes where nothing is drafted.
+            source: Source of drafts; None decodes plainly.
+            choice: Index of the request's answer.
+            committed: Tokens of the answer so far.
+            pace: See `rapid.speculation.loop.speculate`.
+            on_loss: See `rapid.speculation.loop.speculate`.
+            refresh: See `rapid.speculation.loop.speculate`.
+            trigger: See `rapid.speculation.loop.speculate`.
         """
         return speculate(
             source.drafter(choice, committed) if source else None,
@@ -204,7 +207,7 @@ class Session:
 
 
 def _in_background(held: AsyncExitStack, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-    """Run `work` until `held` is closed; whoever awaits it gets its failure."""
+    """Run `work` as a task until `held` is closed; a failure is raised only where it is awaited."""
     task = asyncio.create_task(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     held.callback(task.cancel)

@@ -1,7 +1,7 @@
-"""What drafts for a request: one class for each kind of draft source.
+"""Sources of drafts for a request, one class for each kind.
 
-Every source answers two questions: what must be held while it drafts (`hold`), and what proposes
-tokens for a choice (`drafter`). A request without a source is decoded plainly.
+Every source defines what must be held while it drafts (`hold`), and the drafter of each choice
+(`drafter`). A request without a source is decoded plainly.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class DraftSource(ABC):
     """A source of drafts for all choices of one request.
 
     Attributes:
-        companion_tokens: length of the prompt for which the target's engine keeps room, because
-            the source will take a second lease there; 0 where it will not.
+        companion_tokens: Length, in tokens, of the prompt for which the target's engine keeps room,
+            because the source will take a second lease there; 0 where it will not.
     """
 
     companion_tokens = 0
 
     @property
     def lease(self) -> EngineLease | None:
-        """The lease of its own that it drafts on."""
+        """The lease on which the source drafts, if it has one of its own."""
         return None
 
     @abstractmethod
@@ -45,35 +45,35 @@ class DraftSource(ABC):
         timeout_s: float | None = None,
         committed: Committed = (),
     ) -> None:
-        """Take what drafting needs, in the place of what was held before.
+        """Take what drafting needs, and release what was held for it before.
 
         Args:
-            session: who holds it.
-            verifier: the target's lease, with its prompt.
-            prompt_ids: what a drafting model reads; other sources read the target's prompt.
-            timeout_s: longest wait for room, in seconds.
-            committed: for each choice, its tokens so far.
+            session: The session that takes the lease.
+            verifier: The target's lease, with its prompt.
+            prompt_ids: Prompt of a drafter model; other sources read the target's prompt.
+            timeout_s: Longest wait for room, in seconds; None waits without limit.
+            committed: For each choice, its tokens so far.
 
         Raises:
-            RapidError: as `Session.take`.
+            RapidError: No lease could be had, as in `Session.take`.
         """
 
     @abstractmethod
     def drafter(self, choice: int, committed: Sequence[int] = ()) -> Drafter[Any]:
-        """Return what proposes tokens for a choice after its `committed` ones."""
+        """Return a drafter for a choice, to continue after its `committed` tokens."""
 
     async def read(self) -> None:  # noqa: B027 (most sources read nothing of their own)
-        """Wait until the prompt has been read."""
+        """Wait for the prefill of the source's own prompt."""
 
     async def release(self) -> None:  # noqa: B027 (most sources hold no lease of their own)
-        """Give back what is held: nothing will be drafted any more."""
+        """Release the source's own lease; it drafts no more."""
 
 
 class PoolSource(DraftSource):
-    """A model that drafts on the retrieved text, in a pool of its own.
+    """A drafter model in a pool of its own, which reads the retrieved text.
 
     Attributes:
-        pool: where the next lease is taken.
+        pool: Pool for the next lease.
     """
 
     def __init__(self, pool: EnginePool) -> None:
@@ -127,7 +127,7 @@ class PoolSource(DraftSource):
 
 
 class CompanionSource(PoolSource):
-    """The target's own engine, which drafts on a second lease beside the first one."""
+    """The target's own engine, which drafts on a second lease beside the verifier's."""
 
     def __init__(self, pool: EnginePool, companion_tokens: int) -> None:
         super().__init__(pool)
@@ -139,7 +139,7 @@ class CompanionSource(PoolSource):
 
 
 class LookupSource(DraftSource):
-    """The target's prompt, in which what followed the same words before is found."""
+    """Prompt lookup in the target's prompt."""
 
     def __init__(self) -> None:
         self._index: PromptIndex | None = None
@@ -164,7 +164,7 @@ class LookupSource(DraftSource):
 
 
 class WindowSource(DraftSource):
-    """The target on a part of its own KV (MagicDec)."""
+    """The target itself, drafting on a part of its own KV (MagicDec)."""
 
     def __init__(self, window: WindowDrafting) -> None:
         self._window = window

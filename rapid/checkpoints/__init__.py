@@ -1,1 +1,1 @@
-"""What a checkpoint's files say, read without torch: facts, memory, vocabulary, text."""
+"""Readers of a checkpoint's files that need no torch: facts, memory, vocabulary, text."""

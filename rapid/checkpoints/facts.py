@@ -1,6 +1,6 @@
-"""What a checkpoint's ``config.json`` says of its model: can engines run it, and how far?
+"""Facts of a model from its ``config.json``: whether engines can run it, and to what length.
 
-Without torch and without the weights, so that preflight and loading refuse the same things.
+Neither torch nor the weights are needed, so that preflight and loading refuse the same checkpoints.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rapid.errors import ConfigurationError
 from rapid.planning.shapes import ModelShape
 
 FAMILIES = ("llama", "qwen2", "qwen3")
-# Rope types, and what each must be given.
+# Rope types, and the parameters that each requires.
 ROPES: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -29,25 +29,25 @@ ROPES: dict[str, tuple[str, ...]] = {
         "high_freq_factor",
     ),
 }
-# In these families `use_sliding_window` decides; in others a window that is named is one.
+# In these families `use_sliding_window` turns the window on; in others naming it does.
 _WINDOW_SWITCHED = ("qwen2", "qwen3")
-_QWEN_FULL_LAYERS = 28  # what transformers takes `max_window_layers` for where it is not there
-# These change angles with the longest sequence seen, so KV already stored would no longer fit.
+_QWEN_FULL_LAYERS = 28  # the default of `max_window_layers` in transformers
+# These change angles with the longest sequence seen, which would invalidate stored keys.
 LENGTH_DEPENDENT_ROPES = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What engines must know of a model before it is loaded.
+    """The facts that an engine needs about a model before it is loaded.
 
     Attributes:
-        shape: of its weights and KV.
-        num_positions: it was made for, after `rope_scaling` or the checkpoint's own YaRN; within
-            them all of its layers see every token.
+        shape: shape of the weights and KV.
+        num_positions: positions that the model supports, after `rope_scaling` or the checkpoint's
+            own YaRN; within them every layer attends to all tokens.
         rope_override: `rope_scaling` with its type under ``rope_type``; None keeps the
             checkpoint's own.
-        dtype: of the stored weights, where the checkpoint says.
-        quantization: how they were quantized before they were stored.
+        dtype: dtype of the stored weights; None where the checkpoint does not say.
+        quantization: quantization of the stored weights; None where there is none.
     """
 
     shape: ModelShape
@@ -58,10 +58,10 @@ class ModelFacts:
 
 
 def read_model_facts(config: EngineConfig) -> ModelFacts:
-    """Read ``config.json``.
+    """Read the facts of a model from its ``config.json``.
 
     Raises:
-        ConfigurationError: with one sentence about the checkpoint or setting at fault.
+        ConfigurationError: the checkpoint or a setting is at fault; one sentence names it.
     """
     model = f"model {config.model!r}"
     settings = _read(config.model)
@@ -88,10 +88,10 @@ def read_model_facts(config: EngineConfig) -> ModelFacts:
 def _reach(
     override: Mapping[str, Any] | None, own: Mapping[str, Any], positions: int, model: str
 ) -> tuple[int, dict[str, Any] | None]:
-    """Positions after scaling, and the override once it is known to make sense."""
+    """Return the positions after scaling and the validated override."""
     if override is None:
-        # Qwen writes YaRN beside the positions before it. Other types are written beside those
-        # after them, and so is YaRN that does not say what it began with.
+        # Qwen's YaRN configurations give the positions before scaling. With other types, and with
+        # YaRN that names no original length, the positions are those after scaling.
         rope = _checked_rope(own, f"{model}: ", otherwise="default")
         original = rope.get("original_max_position_embeddings")
         is_yarn = rope["rope_type"] == "yarn" and original is not None
@@ -129,10 +129,10 @@ def _shape(model: str, settings: dict[str, Any]) -> ModelShape:
 
 
 def _seen(settings: dict[str, Any], context: int, num_positions: int, model: str) -> int:
-    """Return the positions within which every layer sees all tokens, at least `context`.
+    """Return the positions within which every layer attends to all tokens, at least `context`.
 
     Raises:
-        ConfigurationError: some layers attend within a window that is narrower.
+        ConfigurationError: some layers attend within a narrower window, or are of another type.
     """
     layer_types = set(settings.get("layer_types") or ())
     if others := layer_types - {"full_attention", "sliding_attention"}:
@@ -160,7 +160,7 @@ def _seen(settings: dict[str, Any], context: int, num_positions: int, model: str
 def _checked_rope(
     rope: Mapping[str, Any], prefix: str, otherwise: str | None = None
 ) -> dict[str, Any]:
-    """The parameters, once they are known to make sense; older files write ``type``."""
+    """Return the validated parameters; older files name the rope type ``type``."""
     rope_type = rope.get("rope_type") or rope.get("type") or otherwise
     if rope_type in LENGTH_DEPENDENT_ROPES:
         raise ConfigurationError(

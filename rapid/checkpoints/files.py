@@ -1,4 +1,4 @@
-"""Where a checkpoint is; without torch, for those who need its tokenizer only."""
+"""Location of a checkpoint and its small files; usable without torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ EMBEDDED = {"embedded:target": TARGET, "embedded:drafter": DRAFTER}
 
 
 def checkpoint_source(model: str) -> str:
-    """A directory or hub name for transformers; a missing directory is refused at once."""
+    """Return the directory or hub name that transformers loads a model from.
+
+    Raises:
+        ConfigurationError: the name is that of a missing directory or unknown embedded model.
+    """
     if model.startswith("embedded:"):
         if model not in EMBEDDED:
             raise ConfigurationError(f"model {model!r}: embedded models are {', '.join(EMBEDDED)}")
@@ -29,7 +33,7 @@ def checkpoint_source(model: str) -> str:
 
 
 def read_json(source: str, filename: str) -> dict[str, Any] | None:
-    """One of the checkpoint's small files; None where it has none."""
+    """Return the content of one of the checkpoint's JSON files, or None if it has no such file."""
     try:
         found = cached_file(source, filename)
     except OSError:
@@ -41,7 +45,10 @@ def read_json(source: str, filename: str) -> dict[str, Any] | None:
 
 
 def read_eos_ids(source: str, tokenizer: Any) -> frozenset[int]:
-    """Tokens that end an answer: the generation config's, or else the model's or tokenizer's."""
+    """Return the ids of the tokens that end an answer.
+
+    They are those of the generation config, or else of the model's config, or else the tokenizer's.
+    """
     for filename in ("generation_config.json", "config.json"):
         eos = (read_json(source, filename) or {}).get("eos_token_id")
         if eos is not None:

@@ -1,7 +1,7 @@
-"""Room for weights, KV and the largest step: planned before anything is allocated.
+"""Memory for weights, KV and the largest step, planned before anything is allocated.
 
 What does not fit is refused with numbers: a checkpoint before its weights are read, a KV pool
-before it is allocated. `rapid plan` does the same arithmetic for GPUs that are not there
+before it is allocated. `rapid plan` does the same arithmetic for GPUs that are not present
 (`rapid.planning.shapes`).
 """
 
@@ -25,18 +25,19 @@ if TYPE_CHECKING:  # preflight plans without torch
 
 _INDEX = "model.safetensors.index.json"
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_CONVERTED = {"F32": 4, "F16": 2, "BF16": 2}  # become `dtype`; what is quantized stays
+_CONVERTED = {"F32": 4, "F16": 2, "BF16": 2}  # are converted to `dtype`; quantized tensors are not
 
 
 def plan_pages(config: EngineConfig, num_positions: int) -> tuple[int, int]:
-    """The longest sequence and the number of pages of an engine, as its settings have them.
+    """Return the longest sequence, in tokens, and the number of pages of an engine.
 
     Args:
-        num_positions: how far the model reaches.
+        config: settings of the engine.
+        num_positions: positions that the model supports.
 
     Raises:
-        ConfigurationError: the pool cannot hold one sequence, or the model cannot reach
-            `max_context`.
+        ConfigurationError: the pool cannot hold one sequence, or `max_context` is beyond the
+            model's positions.
     """
     max_context = config.max_context or num_positions
     if max_context > num_positions:
@@ -57,11 +58,13 @@ def plan_pages(config: EngineConfig, num_positions: int) -> tuple[int, int]:
 def memory_needs(
     config: EngineConfig, facts: ModelFacts, *, on_gpu: bool, with_pools: bool
 ) -> tuple[MemoryNeed, MemoryNeed]:
-    """What a model that is not loaded yet will hold: on its device, and beside a GPU in the host.
+    """Return the memory that a model will need on its device and, beside a GPU, on the host.
 
     Args:
+        config: settings of the engine.
+        facts: facts of the model.
         on_gpu: decides `dtype` auto, how attention computes, and where the host cache counts.
-        with_pools: an engine of these settings will be made, with its KV pool and host cache.
+        with_pools: whether an engine of these settings will be made, with KV pool and host cache.
     """
     width = _DTYPE_BYTES.get(config.dtype, 2 if on_gpu else 4)
     per_token = facts.shape.kv_bytes_per_token(width) if with_pools else 0
@@ -82,15 +85,15 @@ def memory_needs(
 
 
 def check_fits(needs: Sequence[tuple[str, MemoryNeed]], where: str, free: float) -> None:
-    """Refuse models that one place cannot hold together.
+    """Check that a device can hold all models together.
 
     Args:
-        needs: with what to call the model in the error.
-        where: the device or machine.
-        free: its bytes.
+        needs: name of each model for the error message, with its memory.
+        where: name of the device or machine.
+        free: bytes that are free there.
 
     Raises:
-        ConfigurationError: with all numbers.
+        ConfigurationError: the models do not fit; the message has all numbers.
     """
     total = sum(need.total for _, need in needs)
     if total <= free:
@@ -106,11 +109,11 @@ def check_fits(needs: Sequence[tuple[str, MemoryNeed]], where: str, free: float)
 
 
 def free_bytes(device: str) -> int:
-    """Memory that can still be taken.
+    """Return the bytes that can still be allocated.
 
     Args:
-        device: ``cpu``, ``cuda``, ``cuda:1``, or ``balanced``: all GPUs, and the machine's own,
-            where accelerate puts what they cannot hold.
+        device: ``cpu``, ``cuda``, ``cuda:1``, or ``balanced``: all GPUs and the host, where
+            accelerate puts the weights that they cannot hold.
     """
     if device == "cpu":
         import psutil
@@ -123,11 +126,11 @@ def free_bytes(device: str) -> int:
         return sum(map(free_bytes, ["cpu", *gpus]))
     free, _ = torch.cuda.mem_get_info(device)
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(free + kept)  # what torch keeps of freed tensors it gives to the next
+    return int(free + kept)  # torch reuses the memory that it keeps of freed tensors
 
 
 def _weight_bytes(config: EngineConfig, facts: ModelFacts, width: int) -> float:
-    """From the safetensors headers, the index of a hub's checkpoint, or else the shape."""
+    """Return the weights' size by the safetensors headers, the hub's index, or else the shape."""
     if config.quantization is None or facts.quantization is not None:
         source = checkpoint_source(config.model)
         stored = _bytes_in_headers(Path(source), width) or _bytes_in_index(source, facts, width)
@@ -139,9 +142,9 @@ def _weight_bytes(config: EngineConfig, facts: ModelFacts, width: int) -> float:
 
 
 def quantized_bits(quantization: Mapping[str, Any]) -> float:
-    """Bits of a weight in the layers; where the method is not known, as few as are common.
+    """Return the bits of a weight in the layers; 4, a common minimum, for unknown methods.
 
-    Scales come on top, and are left out: a plan may refuse only what is sure not to fit.
+    The scales that come on top are left out: a plan may refuse only what is certain not to fit.
     """
     for name in ("bits", "nbits", "w_bit"):
         if isinstance(quantization.get(name), (int, float)):
@@ -151,7 +154,7 @@ def quantized_bits(quantization: Mapping[str, Any]) -> float:
 
 
 def _bytes_in_headers(directory: Path, width: int) -> float:
-    """Sizes of all tensors as they will be in memory; 0 where there are no files."""
+    """Return the bytes of all tensors as they will be in memory; 0 where there are no files."""
     index = directory / _INDEX
     if index.is_file():
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -167,7 +170,7 @@ def _bytes_in_headers(directory: Path, width: int) -> float:
 
 
 def _header(file: Path) -> dict[str, Any]:
-    """The JSON at the start of a safetensors file, after its length in 8 bytes."""
+    """Read the JSON at the start of a safetensors file, which follows its length in 8 bytes."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         header: dict[str, Any] = json.loads(stream.read(length))
@@ -181,7 +184,10 @@ def _tensor_bytes(tensor: Mapping[str, Any], width: int) -> float:
 
 
 def _bytes_in_index(source: str, facts: ModelFacts, width: int) -> float:
-    """Of a checkpoint at the hub in several files; 0 where there is no index or no known dtype."""
+    """Return the bytes of a checkpoint on the hub that is split into several files.
+
+    The result is 0 where there is no index or the dtype is not known.
+    """
     index = None if Path(source).is_dir() else read_json(source, _INDEX)
     total = float(((index or {}).get("metadata") or {}).get("total_size", 0))
     if facts.quantization is not None:

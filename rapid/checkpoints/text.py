@@ -1,6 +1,7 @@
-"""Chats to token ids and token ids to text, without torch: the orchestrator runs this.
+"""Conversion of chats to token ids and of token ids to text, without torch.
 
-Engines see ids only. Here alone a chat template is rendered, and here alone ids become text.
+The orchestrator runs this module; engines handle ids only. Chat templates are rendered, and ids
+become text, nowhere else.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class ChatText:
 
     Attributes:
         tokenizer: the Hugging Face tokenizer.
-        eos_ids: tokens that end an answer.
+        eos_ids: ids of the tokens that end an answer.
     """
 
     def __init__(self, tokenizer: Any, eos_ids: frozenset[int]) -> None:
@@ -39,7 +40,7 @@ class ChatText:
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
-        tokenizer.model_max_length = int(1e30)  # how long is too long is not the tokenizer's say
+        tokenizer.model_max_length = int(1e30)  # the tokenizer does not limit the length
         added = tokenizer.added_tokens_decoder
         self._hidden = eos_ids | {id_ for id_, token in added.items() if token.special}
         self._control = _control_tokens(tokenizer)
@@ -47,10 +48,10 @@ class ChatText:
 
     @classmethod
     def load(cls, model: str) -> ChatText:
-        """Read the tokenizer of a directory, a hub name or an ``embedded:`` model.
+        """Load the tokenizer of a directory, a hub name or an ``embedded:`` model.
 
         Raises:
-            ConfigurationError: with one sentence that says what is missing.
+            ConfigurationError: the tokenizer or its chat template is missing or unusable.
         """
         source = checkpoint_source(model)
         try:
@@ -69,16 +70,16 @@ class ChatText:
     def encode_chat(
         self, messages: Sequence[Message], *, day: date, add_generation_prompt: bool = True
     ) -> list[int]:
-        """The chat as the model expects it.
+        """Render a chat with the model's template and return its token ids.
 
-        The template alone writes control tokens: their spelling in a message is encoded as the
-        characters it is made of.
+        Only the template produces control tokens: a message that spells one is encoded as the
+        characters of the spelling.
 
         Args:
-            messages: the chat.
-            day: what a template that asks for the time (``strftime_now``, as Llama 3.2's does) is
-                told, at midnight. The clock would make another prompt of the same chat every day.
-            add_generation_prompt: end where the answer begins.
+            messages: messages of the chat.
+            day: day whose midnight a template that reads the time gets (by ``strftime_now``, as
+                Llama 3.2's does). The clock would make another prompt of the same chat every day.
+            add_generation_prompt: whether the prompt ends where the answer begins.
 
         Raises:
             BadRequest: the template refuses the chat, for instance because roles do not alternate.
@@ -102,37 +103,38 @@ class ChatText:
         return list(rendered) if spoofed else self.encode(rendered)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, nothing added; control tokens are recognised."""
+        """Return the ids of `text` with nothing added; control tokens are recognised."""
         # The batch call, unlike the single one, releases the interpreter lock.
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
         ids: list[int] = encoding.ids
         return ids
 
     def count_tokens(self, text: str) -> int:
-        """Length of `text`."""
+        """Return the length of `text` in tokens."""
         return len(self.encode(text))
 
     def token_offsets(self, text: str) -> list[tuple[int, int]]:
-        """Character range of each token, for `retrieval.chunking`."""
+        """Return the character range [start, stop) of each token, for `retrieval.chunking`."""
         (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)
         offsets: list[tuple[int, int]] = encoding.offsets
         return offsets
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a whole answer; special tokens leave no trace."""
+        """Return the text of a whole answer, without its special tokens."""
         shown = [id_ for id_ in token_ids if id_ not in self._hidden]
         text: str = self._backend.decode(shown, skip_special_tokens=False)
         return text
 
     def token_text(self, token_id: int) -> str:
-        """One token, for log-probabilities; bytes that are no character become lone surrogates.
+        """Return the text of one token, for log-probabilities.
 
-        ``text.encode("utf-8", "surrogateescape")`` gives the token's bytes back.
+        Bytes that are not valid UTF-8 become lone surrogates, so that
+        ``text.encode("utf-8", "surrogateescape")`` returns the token's bytes.
         """
         return self._pieces[token_id].decode("utf-8", "surrogateescape")
 
     def stream(self, stop: Sequence[str] = ()) -> TextStream:
-        """A stream that turns the ids of one answer into text."""
+        """Return a stream that turns the ids of one answer into text and ends before a `stop`."""
         return TextStream(self._pieces, self._hidden, tuple(stop))
 
 
@@ -140,10 +142,10 @@ _told_day: ContextVar[date | None] = ContextVar("told_day", default=None)
 
 
 def _pin_clock(chat_template: str) -> None:
-    """Have the template's `strftime_now` tell the day of the chat that is being rendered.
+    """Make the template's `strftime_now` return the day of the chat that is being rendered.
 
-    transformers hands a template no callable of ours, so its own is replaced where it keeps the
-    compiled template; who renders the same template elsewhere is still told the time.
+    transformers passes no callable of its caller to a template, so its own function is replaced in
+    the cached compiled template. Code that renders the same template elsewhere still gets the time.
     """
     _compile_jinja_template(chat_template).environment.globals["strftime_now"] = _strftime_told
 
@@ -154,14 +156,14 @@ def _strftime_told(format: str) -> str:
 
 
 class TextStream:
-    """Ids in, text out as soon as it is certain.
+    """A decoder that takes the ids of an answer and returns its text as soon as it is certain.
 
-    Held back are the bytes of an incomplete character and whatever may yet become a stop. The text
-    is a function of the ids alone, not of how they are split into pushes.
+    It holds back the bytes of an incomplete character and any text that may become a stop string.
+    The text depends on the ids only, not on how they are split into pushes.
 
     Attributes:
-        stopped: a stop was found; the text ends before it.
-        num_tokens: ids taken, up to the one that completed a stop.
+        stopped: whether a stop string was found; the text ends before it.
+        num_tokens: number of ids taken, up to the one that completed a stop string.
     """
 
     def __init__(self, pieces: _Pieces, hidden: frozenset[int], stop: tuple[str, ...]) -> None:
@@ -174,7 +176,7 @@ class TextStream:
         self._most_held = max((len(each) for each in stop), default=1) - 1
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Take the next ids of the answer and return new text; ids after a stop are ignored."""
+        """Take the next ids and return new text; ids after a stop string are ignored."""
         texts = []
         for token_id in token_ids:
             if self.stopped:
@@ -187,7 +189,7 @@ class TextStream:
         return "".join(texts)
 
     def finish(self) -> str:
-        """What was held back; an incomplete character becomes U+FFFD."""
+        """Return the text that was held back; an incomplete character becomes U+FFFD."""
         if self.stopped:
             return ""
         text = self._release(self._decoder.decode(b"", final=True))
@@ -199,7 +201,7 @@ class TextStream:
             return new
         text = self._held + new
         ends = [(at + len(s), at) for s in self._stop if (at := text.find(s)) >= 0]
-        if ends:  # the stop that is complete first; of two, the one that begins first
+        if ends:  # the stop that is completed first; of several, the one that begins first
             self.stopped, self._held = True, ""
             return text[: min(ends)[1]]
         most = min(len(text), self._most_held)
@@ -212,11 +214,11 @@ class TextStream:
 
 
 class _Pieces(dict[int, bytes]):
-    """The bytes that each token adds to a text, worked out when first asked for.
+    """The bytes that each token adds to a text, computed on first use.
 
-    Byte-level vocabularies spell bytes as characters. In others (sentencepiece and its kin) a token
-    is asked for behind another one, because the decoder drops the space that begins a text, and
-    bytes that are no character of their own have names such as ``<0xE2>``.
+    Byte-level vocabularies spell bytes as characters. In others (such as sentencepiece) a token is
+    decoded behind another one, because the decoder drops the space that begins a text, and bytes
+    that are not a whole character have names such as ``<0xE2>``.
     """
 
     def __init__(self, backend: Any) -> None:
@@ -241,7 +243,7 @@ class _Pieces(dict[int, bytes]):
         return piece
 
     def first(self, token_id: int) -> bytes:
-        """The token's bytes where it begins the text."""
+        """Return the token's bytes where it begins the text."""
         piece = self[token_id]
         if self._is_byte_level or piece[:1] > b"\x7f":
             return piece
@@ -256,7 +258,10 @@ _BYTE_NAME = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 def _byte_spelling() -> dict[str, int]:
-    """Characters of byte-level vocabularies: printable bytes spell themselves, others move up."""
+    """Return the byte that each character of a byte-level vocabulary stands for.
+
+    Printable bytes are spelled as themselves, and the others as characters from U+0100 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     spelling = {chr(byte): byte for byte in printable}
@@ -269,7 +274,7 @@ _BYTES = _byte_spelling()
 def _spelled_bytes(token: str) -> bytes:
     try:
         return bytes(_BYTES[character] for character in token)
-    except KeyError:  # an added token, written as itself
+    except KeyError:  # an added token, which is not spelled in bytes
         return token.encode()
 
 
@@ -281,7 +286,7 @@ def _decoder_kinds(backend: Any) -> set[str]:
 
 
 def _control_tokens(tokenizer: Any) -> re.Pattern[str]:
-    """Matches what a message must not smuggle in: special tokens and those of the template."""
+    """Return a pattern of what a message must not contain: special tokens and the template's."""
     template = str(tokenizer.chat_template)
     control = [
         token.content

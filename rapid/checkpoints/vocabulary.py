@@ -1,4 +1,4 @@
-"""Drafter and target must mean the same by every token id."""
+"""Check that drafter and target use the same vocabulary, so that every id means the same."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from rapid.errors import ConfigurationError
 
 
 class Vocabulary(Protocol):
-    """What two models must share; a `rapid.engines.forward.loading.LoadedModel` is one."""
+    """The vocabulary of a model, as `rapid.engines.forward.loading.LoadedModel` has one."""
 
     @property
     def tokenizer(self) -> Any:
-        """Of the checkpoint."""
+        """The Hugging Face tokenizer of the checkpoint."""
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """Tokens that end an answer."""
+        """Ids of the tokens that end an answer."""
 
 
 def check_same_vocabulary(target: Vocabulary, drafter: Vocabulary) -> int:
-    """Refuse two models whose token ids mean different things.
+    """Check that the token ids of two models mean the same.
 
-    Widths of logits may differ by padding; both are cut to the size returned. Chat templates may
-    differ.
+    The widths of the logits may differ by padding; both are cut to the size returned. Chat
+    templates may differ.
 
     Returns:
-        The number of ids, from 0, that both use.
+        The number of ids, counted from 0, that both use.
 
     Raises:
-        ConfigurationError: naming the first token that differs.
+        ConfigurationError: the vocabularies or end-of-sequence tokens differ; the message names
+            the first id that differs, or the end-of-sequence tokens of both.
     """
     ours, theirs = _by_id(target.tokenizer), _by_id(drafter.tokenizer)
     shared = min(len(ours), len(theirs))
@@ -57,7 +58,7 @@ def check_same_vocabulary(target: Vocabulary, drafter: Vocabulary) -> int:
 
 
 def num_ids(tokenizer: Any) -> int:
-    """How many ids, from 0, a tokenizer uses; added tokens count, holes too."""
+    """Return the number of ids, counted from 0, of a tokenizer, with added tokens and gaps."""
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 

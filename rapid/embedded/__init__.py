@@ -1,4 +1,4 @@
-"""A tiny target and a larger drafter that live in the repository.
+"""A tiny target and a larger drafter whose weights are part of the repository.
 
 They understand only the generated documents of `rapid.embedded.generator`.
 """

@@ -1,4 +1,4 @@
-"""Seeded documents, with questions whose answers follow from the text.
+"""A generator of seeded documents, with questions whose answers follow from the text.
 
 The embedded models understand this language and no other. A document is made of
 
@@ -12,7 +12,7 @@ The embedded models understand this language and no other. A document is made of
 A document is of one kind: a chronicle, a contract, a clinical record or a ledger. The kinds differ
 in their wording; entries are in chronicles only, pairs in the others.
 
-Names and values are made of syllables: nothing can be answered without reading the document.
+Names and values are made of random syllables, so no question can be answered without the document.
 """
 
 import random
@@ -25,9 +25,10 @@ DocumentKind = Literal["chronicle", "contract", "clinical", "ledger"]
 Span = tuple[int, int]
 
 CHARACTERS_PER_TOKEN = 2.80
-"""Of a chronicle under the embedded tokenizer; lets a length be asked in tokens without it.
+"""Characters per token of a chronicle, to size documents in tokens without the tokenizer.
 
-The tokenizer was made for chronicles: a contract has 2.5, a clinical record 2.35, a ledger 2.2.
+The embedded tokenizer was made for chronicles: a contract has 2.5 characters per token, a clinical
+record 2.35 and a ledger 2.2.
 """
 
 _SYLLABLES = tuple(c + v for c in "bdfghklmnprstvwz" for v in "aeiou")
@@ -121,7 +122,7 @@ _TIMES = [
 
 @dataclass(frozen=True, slots=True)
 class _Style:
-    """The wording of one kind of document; the templates of questions come with their answers'."""
+    """The wording of one kind of document: templates of sentences and of their questions."""
 
     attributes: tuple[str, ...]
     fact: str
@@ -133,7 +134,7 @@ class _Style:
     pair_question: str = ""
 
     def topic(self, template: str, **names: str) -> str:
-        """The beginning of a sentence, up to what is to be found out."""
+        """Return the beginning of a sentence, up to the value that its question is about."""
         return template.split("{value}")[0].split("{count}")[0].format(**names)
 
 
@@ -207,8 +208,9 @@ _STYLES: dict[DocumentKind, _Style] = {
 class Question:
     """One question about a document.
 
-    `evidence` holds the `(start, end)` character offsets in the document's text of the sentences
-    that the answer is made of. It is empty for a question that the text does not answer.
+    Attributes:
+        evidence: Character offsets `(start, end)`, in the document's text, of the sentences that
+            the answer is made of; empty for a question that the text does not answer.
     """
 
     question: str
@@ -219,7 +221,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedDocument:
-    """A document and every question that can be asked of it, in random order."""
+    """A document with all questions about it, in random order."""
 
     name: str
     text: str
@@ -229,7 +231,7 @@ class GeneratedDocument:
 
 @dataclass(frozen=True, slots=True)
 class DocumentMix:
-    """Relative share of the text that each ingredient takes."""
+    """The relative share of the text that each ingredient takes."""
 
     fact: float = 0.37
     recite: float = 0.22
@@ -244,7 +246,7 @@ _PAIRS_MIX = DocumentMix(fact=0.29, recite=0.0, list=0.2, filler=0.21, pair=0.3)
 
 @dataclass(slots=True)
 class _Draft:
-    """Sentences and entries of a document before they have a place in it."""
+    """The sentences and entries of a document before they are ordered."""
 
     questions: list[tuple[QuestionKind, str, list[str]]] = field(default_factory=list)
     loose: list[str] = field(default_factory=list)
@@ -261,11 +263,11 @@ def generate_document(
 ) -> GeneratedDocument:
     """Return the document of `seed`, about `num_tokens` tokens long if it is a chronicle.
 
-    A contract of as many characters has about 13 % more tokens, a clinical record 20 %, a ledger
+    A contract of as many characters has about 13 % more tokens, a clinical record 20 % and a ledger
     27 %. The same arguments give the same document on any machine.
 
     Raises:
-        ValueError: `mix` asks for pairs in a chronicle.
+        ValueError: `mix` contains pairs for a chronicle.
     """
     if mix and mix.pair and not _STYLES[kind].link:
         raise ValueError(f"a {kind} has no pairs: take another kind, or a mix without them")
@@ -285,7 +287,7 @@ def generate_document(
 def absent_questions(seed: int | str, document: GeneratedDocument, count: int) -> list[Question]:
     """Return questions that `document` does not answer, each with an arbitrary answer.
 
-    For training only: a model that meets them learns to spread its probability, not to invent.
+    They are for training only: a model learns from them to spread its probability, not to invent.
     """
     rng = random.Random(f"absent {seed}")
     style = _STYLES[document.kind]
@@ -326,13 +328,13 @@ def _draft(rng: random.Random, num_characters: float, mix: DocumentMix, style: _
     names = _distinct(rng, max(4, int(num_characters / 90)))
     draft = _Draft()
     taken: set[tuple[str, str]] = set()
-    # An entry or a list must fit; what it would overshoot by goes to facts and filler.
+    # An entry or a list must fit as a whole; the remaining characters go to facts and filler.
     longest = {"fact": 48, "recite": 160, "list": 330, "filler": 48, "pair": 100}
     while (left := num_characters - sum(used.values())) > 24:
         fitting = [k for k in kinds if share[k] and (longest[k] <= left or k in ("fact", "filler"))]
         if not fitting:
             break
-        # The ingredient furthest behind its share comes next, so that short documents vary by luck.
+        # The ingredient furthest behind its share comes next, with noise to vary short documents.
         kind = max(fitting, key=lambda k: share[k] * rng.random() * 2 - used[k] / num_characters)
         name = rng.choice(names)
         if kind == "fact":
@@ -373,7 +375,7 @@ def _draft(rng: random.Random, num_characters: float, mix: DocumentMix, style: _
 
 
 def _paragraphs(rng: random.Random, draft: _Draft) -> list[str]:
-    """Scatter the sentences over paragraphs; deposits of one name keep their order."""
+    """Return paragraphs with the sentences in random order; deposits of one name keep theirs."""
     owners: list[int] = [-1] * len(draft.loose)
     for group, parts in enumerate(draft.grouped):
         owners += [group] * len(parts)
@@ -447,7 +449,7 @@ def _filler(rng: random.Random, style: _Style, names: Sequence[str]) -> str:
 
 
 def _entry(rng: random.Random, name: str) -> str:
-    """A verse in no language: only copying it word for word gives it back."""
+    """Return a verse of random words, which can only be reproduced by copying it verbatim."""
     words = " ".join(_word(rng, 2) for _ in range(rng.randint(20, 27)))
     return f"Entry {name}: {words}."
 
@@ -475,7 +477,7 @@ def _list_question(rng: random.Random, style: _Style, name: str, count: int) -> 
 
 
 def syllables() -> Iterator[str]:
-    """Yield what names and values are made of, in each form that it takes in a word."""
+    """Yield the syllables of names and values, in each form that they take in a word."""
     for syllable in _SYLLABLES:
         yield from (syllable, syllable.capitalize(), f" {syllable}", f" {syllable.capitalize()}")
 
@@ -483,7 +485,8 @@ def syllables() -> Iterator[str]:
 def wording() -> Iterator[str]:
     """Yield every fixed phrase of chronicles, without names and values.
 
-    The tokenizer is made of these, and stays what it is; it spells the other kinds' wording.
+    The tokenizer was trained on these phrases and does not change with new kinds of documents; it
+    spells the wording of the other kinds.
     """
     phrases = [*_ATTRIBUTES, *_ORDINALS, *_COUNTS.values(), *_CONTAINERS]
     phrases += [*_PEOPLE, *_VERBS, *_PLACES, *_TIMES]

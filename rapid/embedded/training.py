@@ -1,12 +1,13 @@
-"""Train the embedded tokenizer, target and drafter on generated text.
+"""Training of the embedded tokenizer, target and drafter on generated text.
 
     python -m rapid.embedded.training tokenizer
     python -m rapid.embedded.training target
     python -m rapid.embedded.training drafter
 
-Each model takes one CPU core an hour. Two things make looking facts up learnable
-at all in that time: most of a row is questions and answers about one document, and documents start
-short. Questions without an answer in the text come last: from the start they would teach guessing.
+Each model takes one CPU core an hour. Two choices make it possible to learn the lookup of facts in
+that time: a large part of each row is questions and answers about one document, and documents
+start short. Questions without an answer in the text come last, because from the start they would
+teach guessing.
 """
 
 import argparse
@@ -63,17 +64,20 @@ could not find them. Who, when, where, why: these are good questions; "which of 
 """
 
 FACTS_ONLY = DocumentMix(fact=0.8, recite=0.0, list=0.0, filler=0.2)
-EVERYTHING = None  # the mix of the document's own kind
+EVERYTHING = None  # the default mix of the document's kind
 KINDS: tuple[DocumentKind, ...] = ("chronicle", "contract", "clinical", "ledger")
-KIND_WEIGHTS = (0.37, 0.21, 0.21, 0.21)  # entries, the hardest to learn, are in chronicles alone
+KIND_WEIGHTS = (0.37, 0.21, 0.21, 0.21)  # only chronicles have entries, the hardest to learn
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of the curriculum.
+    """A stage of the curriculum.
 
-    `until` is the share of the training time at which the stage ends, `lengths` the row lengths
-    it draws from, and `absent` the share of questions that the text does not answer.
+    Attributes:
+        until: Share of the training time at which the stage ends.
+        lengths: Row lengths to draw from, in tokens.
+        mix: Ingredients of the documents; None takes the default of their kind.
+        absent: Share of questions that the text does not answer.
     """
 
     until: float
@@ -84,14 +88,19 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that sets one of the two models apart from the other."""
+    """The size and the training of one of the two models.
+
+    Attributes:
+        path: Directory of the checkpoint.
+        retrieved: Share of rows in the drafter's form, with retrieved chunks instead of a document.
+        tokens_per_step: Approximate batch size, in tokens.
+    """
 
     path: Path
     hidden_size: int
     num_attention_heads: int
     stages: tuple[Stage, ...]
     retrieved: float
-    """Share of rows in the form that the drafter sees: retrieved chunks, not a document."""
     tokens_per_step: int = 6144
     learning_rate: float = 4e-3
     num_hidden_layers: int = 4
@@ -131,7 +140,7 @@ RECIPES = {
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Train the byte-level BPE tokenizer that both models share."""
     tokenizer = Tokenizer(models.BPE())
-    # One digit is one token: a number is then copied digit by digit, whatever stands before it.
+    # One digit is one token, so that a number is copied digit by digit whatever precedes it.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
@@ -145,8 +154,8 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    # Syllables stand alone in the corpus and are the most frequent words of it: their merges come
-    # first, and a name falls into the same syllables wherever it occurs.
+    # Syllables are separate words and the most frequent ones of the corpus. So their merges come
+    # first, and a name is split into the same syllables wherever it occurs.
     corpus = [*syllables()] * 2000 + [*wording()] * 40 + [PLAIN_ENGLISH] * 20
     corpus += [
         document_prompt("document.txt", "A", "What is"),
@@ -166,18 +175,18 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def document_prompt(name: str, text: str, question: str) -> str:
-    """Return the user message of the target: the whole document, then the question."""
+    """Return the target's user message: the whole document, then the question."""
     return f'Document "{name}":\n{text}\n\n{question}'
 
 
 def retrieved_prompt(name: str, chunks: Sequence[str], question: str) -> str:
-    """Return the user message of the drafter: retrieved chunks in document order."""
+    """Return the drafter's user message: chunks in document order, then the question."""
     joined = "\n\n".join(chunks)
     return f'Retrieved text chunks of "{name}":\n{joined}\n\n{question}'
 
 
 class RowMaker:
-    """Makes training rows: one document, then as many questions and answers as fit."""
+    """A maker of training rows: one document, then as many questions and answers as fit."""
 
     def __init__(self, tokenizer: Tokenizer, seed: str, retrieved: float) -> None:
         self._tokenizer = tokenizer
@@ -203,8 +212,8 @@ class RowMaker:
             if not questions:
                 continue
             first, *others = questions
-            # The first question is part of the user's text: encoding it apart would split the line
-            # feeds before it in another way than serving does.
+            # The first question is encoded together with the document: encoded separately, the
+            # line feeds before it would be tokenized differently than in serving.
             ids = [self._ids[BOS], self._ids[USER], *self._encode(prompt + first.question)]
             if len(ids) < 0.75 * length:
                 break
@@ -220,7 +229,7 @@ class RowMaker:
     def _extend(
         self, ids: list[int], marks: list[bool], asked: list[int], question: Question
     ) -> None:
-        """Add a turn; the answer and the `END` after it are what is to be predicted."""
+        """Add a turn, marking the answer and the `END` after it as the tokens to predict."""
         turn = [*asked, self._ids[END], self._ids[ASSISTANT]]
         answer = [*self._encode(question.answer), self._ids[END]]
         ids += turn + answer
@@ -255,7 +264,13 @@ class RowMaker:
     def _retrieve(
         self, document: GeneratedDocument, num_tokens: float
     ) -> tuple[list[str], list[Question], list[Question]]:
-        """Cut the document, keep pieces of some questions and some others; split the questions."""
+        """Cut a document into pieces and keep some, as retrieval would.
+
+        Some of the kept pieces hold the evidence of questions, the others are random.
+
+        Returns:
+            The kept pieces, the questions that they answer, and the other questions.
+        """
         rng, text = self._rng, document.text
         pieces: list[tuple[int, int]] = []
         start, whole_sentences = 0, rng.random() < 0.75
@@ -321,13 +336,13 @@ def make_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCa
 
 
 def save(model: LlamaForCausalLM, path: Path) -> None:
-    """Write the weights in float16 into the directory `path`, each file replaced at once."""
+    """Write the weights in float16 into the directory `path`, replacing each file atomically."""
     scratch = path.with_name(f".{path.name}.new")
     shutil.rmtree(scratch, ignore_errors=True)
     half = LlamaForCausalLM(model.config).half()
     half.load_state_dict(model.state_dict())
     half.save_pretrained(scratch)
-    # Halves are for the repository; a CPU computes in float32, which is what loading then gives.
+    # float16 keeps the repository small; the config makes loading return float32 for the CPU.
     config = LlamaConfig.from_pretrained(scratch)
     config.dtype = "float32"
     config.save_pretrained(scratch)
@@ -341,10 +356,15 @@ def save(model: LlamaForCausalLM, path: Path) -> None:
 def loss_of(
     model: LlamaForCausalLM, ids: torch.Tensor, is_answer: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss of a batch, and whether each answer token was predicted, `[answers]`.
+    """Return the loss of a batch, and whether each answer token was predicted [answers].
 
-    Answers carry the loss. One other token in sixteen joins them with a small weight, enough to
-    learn the language of documents.
+    The loss is that of the answers. One in sixteen of the other tokens is added with weight 0.3,
+    which suffices to learn the language of documents.
+
+    Args:
+        model: The model.
+        ids: Token ids [rows, length].
+        is_answer: Marks of the answer tokens [rows, length].
     """
     with torch.autocast("cpu", torch.bfloat16):
         # [rows, length, hidden]
@@ -359,10 +379,16 @@ def loss_of(
 
 
 def train(recipe: Recipe, *, start: Path | None, from_share: float, minutes: float) -> None:
-    """Run the curriculum of `recipe` for `minutes` and leave the checkpoint at its path.
+    """Run the curriculum of `recipe` and save the checkpoint at its path.
 
     The clock drives the curriculum and the learning rate, so that a slow machine trains less, not
-    longer. `from_share` enters the curriculum later, to go on from the weights of `start`.
+    longer.
+
+    Args:
+        recipe: The model and its curriculum.
+        start: Checkpoint whose weights training continues from; None starts anew.
+        from_share: Share of the curriculum to skip, in [0, 1).
+        minutes: Duration of the whole curriculum.
     """
     tokenizer = AutoTokenizer.from_pretrained(recipe.path)
     model = LlamaForCausalLM.from_pretrained(start).float() if start else None
@@ -406,7 +432,7 @@ def train(recipe: Recipe, *, start: Path | None, from_share: float, minutes: flo
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse the command line and do what it asks."""
+    """Parse the command line and train the tokenizer or a model."""
     parser = argparse.ArgumentParser(prog="python -m rapid.embedded.training", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("what", choices=("tokenizer", *RECIPES))

@@ -1,1 +1,1 @@
-"""Models, their KV, and the leases on it; no Ray here."""
+"""Engines: models with their KV pages, leases and scheduling, independent of Ray."""

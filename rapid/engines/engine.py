@@ -1,14 +1,14 @@
-"""One model serving many sequences: leases in front, one compute thread behind.
+"""The engine: one model that serves many sequences from one compute thread.
 
-An asyncio program calls the methods; the model runs on the engine's own thread, which repeats
-`Engine.step`: schedule, run, postprocess, publish. A forward is never waited for by anything but
-its own callers: releasing, renewing and asking for the status take effect at once.
+An asyncio program calls the methods of `Engine`; the model runs on the engine's own thread, which
+repeats `Engine.step`: schedule, run, postprocess, publish. Only the callers of a forward wait for
+it: releasing and renewing leases and reading the status take effect at once.
 
-Ownership. `_guard` protects the ledger, the scheduler and the inbox. Sequences and the KV tensors
+Ownership: `_guard` protects the ledger, the scheduler and the inbox. Sequences and the KV tensors
 belong to the compute thread alone. Pages may be freed and handed out while a forward still writes
-into them: their next holder's rows are computed by the same thread, later. So are copies between
-pages and host memory made: between forwards, in the order in which leases came and went, and before
-the rows of any lease that came meanwhile (`Engine._schedule`).
+into them, because the same thread computes their next holder's rows later. That thread also copies
+pages to and from host memory: between forwards, in the order in which leases opened and ended, and
+before the rows of any lease opened meanwhile (`Engine._schedule`).
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ Ending = Literal["released", "expired", "failed", "closed"]
 
 
 class Engine:
-    """Leases, prefill, drafts, verification and plain decoding over one loaded model.
+    """Leases, prefill, drafting, verification and plain decoding over one loaded model.
 
-    Several engines may share a `LoadedModel`; one engine may hold the leases of a drafter and of a
-    target alike. Calls name their lease; calls on one choice follow each other.
+    Several engines may share a `LoadedModel`, and one engine may hold both a drafter's and a
+    target's leases. Every call names its lease; calls on one choice must not overlap.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class Engine:
         """Allocate the KV pool and start the compute thread.
 
         Args:
-            loaded: from `rapid.engines.forward.loading.load_model`.
-            config: room and budgets.
-            vocab_size: ids shared with the other model; None takes this model's own.
-            clock: monotonic seconds, for the time-to-live of leases.
+            loaded: The model, as `rapid.engines.forward.loading.load_model` returns it.
+            config: Capacity and budgets.
+            vocab_size: Number of token ids shared with the other model; None uses this model's.
+            clock: Monotonic clock in seconds, for the time-to-live of leases.
 
         Raises:
-            ConfigurationError: the KV pool cannot hold one sequence.
+            ConfigurationError: The KV pool cannot hold one sequence.
         """
         max_context, num_pages = plan_kv_pages(loaded, config)
         self._vocab_size = min(vocab_size or loaded.vocab_size, loaded.vocab_size)
@@ -125,7 +125,7 @@ class Engine:
         self._scheduler = Scheduler(config.step_tokens, config.prefill_slowdown)
         self._inbox: list[Work] = []
         self._replies: dict[Work, Reply] = {}
-        self._ahead: dict[Sequence, DraftAhead] = {}  # nobody waits for these
+        self._ahead: dict[Sequence, DraftAhead] = {}  # these have no caller
         self._ahead_hits = self._ahead_misses = 0
         self._endings: dict[Lease, list[Reply]] = {}
         self._is_closed = False
@@ -136,13 +136,16 @@ class Engine:
     # --- leases ---------------------------------------------------------------------------------
 
     async def open(self, request: LeaseRequest) -> None:
-        """Reserve all pages the request can ever need, waiting in line for them if need be.
+        """Open a lease with all pages the request can ever need, queueing until there is room.
 
-        Cancelling leaves the line.
+        Cancelling the call leaves the queue.
 
         Raises:
-            PromptTooLong: it can never fit.
-            BadRequest: the request is malformed.
+            PromptTooLong: The request can never fit.
+            BadRequest: The request is malformed.
+            OutOfStep: The lease id is taken.
+            LeaseNotFound: The lease named by `request.beside` is not open.
+            EngineFailed: The engine is closed.
         """
         for token_ids in (request.prompt_ids.tolist(), *request.committed):
             if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._num_rows:
@@ -167,16 +170,16 @@ class Engine:
             raise
 
     def renew(self, lease_id: str) -> None:
-        """Keep a lease that is not being stepped.
+        """Restart the time-to-live of a lease.
 
         Raises:
-            LeaseNotFound: it is gone.
+            LeaseNotFound: The lease is not open.
         """
         with self._guard:
             self._ledger.touch(self._ledger.get(lease_id))
 
     def release(self, lease_id: str) -> None:
-        """Give back a lease: its calls fail, its pages are free at once. Twice is fine."""
+        """End a lease: fail its calls and free its pages at once. No-op if it is not open."""
         with self._guard:
             try:
                 lease = self._ledger.get(lease_id)
@@ -185,16 +188,16 @@ class Engine:
             self._end(lease, "released")
 
     def forgo_companion(self, lease_id: str) -> None:
-        """Keep no room for a second lease beside this one: none will come. Gone is fine."""
+        """Give back the room kept for a companion of this lease. No-op if it is not open."""
         with self._guard:
             self._ledger.forgo_companion(lease_id)
 
     async def wait_closed(self, lease_id: str) -> Ending:
-        """Wait for the end of a lease and tell how it came.
+        """Wait until a lease ends and return how it ended.
 
         Raises:
-            LeaseNotFound: it is not open.
-            EngineFailed: nor is the engine.
+            LeaseNotFound: The lease is not open.
+            EngineFailed: The engine is closed.
         """
         reply = Reply()
         with self._guard:
@@ -204,7 +207,7 @@ class Engine:
         return cast(Ending, await reply.future)
 
     def status(self) -> EngineStatus:
-        """The ledger's numbers."""
+        """Return the counts of leases, pages and drafts ahead, after ending expired leases."""
         with self._guard:
             self._expire()
             return replace(
@@ -214,16 +217,16 @@ class Engine:
             )
 
     def check_integrity(self) -> None:
-        """Raise unless every page and lease is accounted for."""
+        """Raise AssertionError unless every page and lease is accounted for."""
         with self._guard:
             self._ledger.check_integrity()
 
     # --- calls on a lease -------------------------------------------------------------------------
 
     async def prefill(self, lease_id: str) -> PrefillReceipt:
-        """Have the prompt, and what was committed elsewhere, in place for all choices.
+        """Compute the KV of the prompt and of tokens committed elsewhere, for all choices.
 
-        Pages of the prompt that are here from another one are not computed again.
+        Pages of the prompt that are cached from another prompt are not computed again.
         """
         return await self._call(
             lease_id,
@@ -236,9 +239,10 @@ class Engine:
     async def draft(
         self, lease_id: str, choice: int, verdict: Verdict | None, num_tokens: int
     ) -> DraftBlock:
-        """Commit what `verdict` says, then draft up to `num_tokens` after it.
+        """Commit the tokens of `verdict`, then draft up to `num_tokens` after them.
 
-        A shorter block comes at an end-of-sequence token and where the lease's room ends.
+        The block is shorter after an end-of-sequence token, where the lease's room ends and, under
+        the rule `paper`, after a token that the drafter gave a probability below 0.1.
         """
         eos_ids = self._eos_ids
         return await self._call(
@@ -248,12 +252,13 @@ class Engine:
     async def draft_in_window(
         self, lease_id: str, choice: int, window: WindowDrafting, num_tokens: int
     ) -> DraftBlock:
-        """Draft up to `num_tokens` on a part of the KV; leaves the lease's sequence as it is.
+        """Draft up to `num_tokens` on a part of the KV, without changing the committed sequence.
 
-        The block is for the same lease to `verify`. It ends as in `draft`.
+        The block is to be verified on the same lease. It is shorter after an end-of-sequence token
+        and where the lease's room ends.
 
         Raises:
-            ConfigurationError: the engine is deterministic.
+            ConfigurationError: The engine is deterministic.
         """
         if self._config.deterministic:
             raise ConfigurationError(
@@ -268,25 +273,31 @@ class Engine:
         )
 
     async def verify(self, lease_id: str, choice: int, block: DraftBlock) -> Verdict:
-        """Judge a block in one forward and commit the outcome here."""
+        """Judge a block in one forward and commit the outcome on this lease."""
         eos_ids, num_ids = self._eos_ids, self._vocab_size
         return await self._call(
             lease_id, lambda lease: Verify(lease, choice, block, num_ids, eos_ids), Verdict
         )
 
     async def score(self, lease_id: str, choice: int, block: DraftBlock) -> TargetLogits:
-        """The logits a block would be judged with; nothing is committed (see `commit`)."""
+        """Return the target's logits of a block to judge elsewhere; nothing is committed.
+
+        The verdict is for `commit`.
+        """
         num_ids = self._vocab_size
         return await self._call(
             lease_id, lambda lease: Score(lease, choice, block, num_ids), TargetLogits
         )
 
     async def commit(self, lease_id: str, verdict: Verdict) -> None:
-        """Append the tokens of a verdict reached elsewhere."""
+        """Commit the tokens of a verdict reached elsewhere."""
         await self._call(lease_id, lambda lease: Commit(lease, verdict), object)
 
     async def decode(self, lease_id: str, choice: int, num_tokens: int) -> Verdict:
-        """Commit up to `num_tokens` tokens of the model's own distribution; stops at their end."""
+        """Commit up to `num_tokens` tokens drawn from the model's own distribution.
+
+        Decoding stops early at an end-of-sequence token and at the request's `max_tokens`.
+        """
         eos_ids = self._eos_ids
         return await self._call(
             lease_id, lambda lease: Decode(lease, choice, num_tokens, eos_ids), Verdict
@@ -315,7 +326,7 @@ class Engine:
     # --- the compute thread -----------------------------------------------------------------------
 
     def _loop(self) -> None:
-        with _COUNTING_THREADS:  # a thread takes the count that anyone set last when it first asks
+        with _COUNTING_THREADS:  # a thread adopts the latest count set anywhere at its first query
             if self._config.threads is not None:
                 torch.set_num_threads(self._config.threads)
             torch.get_num_threads()
@@ -330,7 +341,7 @@ class Engine:
             self._give_up(error)
 
     def _step_or_fail(self) -> bool:
-        """`step`; a bug in it ends all leases instead of leaving their callers waiting."""
+        """Call `step`; if it raises, fail the leases at work so that their callers do not hang."""
         try:
             return self.step()
         except Exception as error:
@@ -338,7 +349,7 @@ class Engine:
             return True
 
     def step(self) -> bool:
-        """One forward for everything that can use one; False when there was nothing to do."""
+        """Run one forward over all work that is ready; return False if there was none."""
         scheduled = self._schedule()
         if not scheduled:
             return False
@@ -355,7 +366,7 @@ class Engine:
         return True
 
     def _schedule(self) -> Scheduled:
-        """Begin what has arrived and choose the rows of the next forward."""
+        """Begin the work that has arrived and select the rows of the next forward."""
         with self._guard:
             self._expire()
             arrived, self._inbox = self._inbox, []
@@ -373,7 +384,7 @@ class Engine:
             return self._scheduler.select()
 
     def _move(self, moves: list[Move]) -> None:
-        """Copy pages between the tiers."""
+        """Copy pages between the KV pool and host memory."""
         if self._host is None or not moves:
             return
         try:
@@ -384,7 +395,10 @@ class Engine:
             raise
 
     def _run(self, scheduled: Scheduled) -> list[torch.Tensor]:
-        """One forward; one of prompts alone is timed for the host tier, which competes with it."""
+        """Run one forward; return each work's wanted logits [num_wanted, vocab].
+
+        A forward of prefill rows alone is timed, to compare restoring from host memory with it.
+        """
         feeds = [feed for _, feed in scheduled]
         if self._host is None or not all(work.kind == "prefill" for work, _ in scheduled):
             return self._runner.run(feeds)
@@ -395,7 +409,7 @@ class Engine:
         return logits
 
     def _now(self) -> float:
-        """Seconds, when all that was launched is done."""
+        """Return the time in seconds after all work launched on the device is done."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         return time.perf_counter()
@@ -417,7 +431,7 @@ class Engine:
             self._scheduler.add(work)
 
     def _postprocess(self, works: list[Work], logits: list[torch.Tensor]) -> None:
-        """Hand out the logits."""
+        """Hand each work its logits, unless it was dropped during the forward."""
         for work, rows in zip(works, logits, strict=True):
             is_ahead = isinstance(work, DraftAhead) and self._ahead.get(work.sequence) is work
             if work not in self._replies and not is_ahead:
@@ -428,7 +442,7 @@ class Engine:
                 self._fail([work], error)
 
     def _publish(self, works: list[Work]) -> None:
-        """Share what was computed, cancelled or not, and answer the callers of finished work."""
+        """Share what was computed, even for cancelled work, and answer finished work's callers."""
         with self._guard:
             for work in works:
                 if self._ledger.is_open(work.lease):
@@ -441,7 +455,7 @@ class Engine:
                     self._settle(work)
 
     def _fail(self, works: list[Work], cause: Exception) -> None:
-        """A forward raised: the KV of its leases is in doubt, so they end; the engine goes on."""
+        """End the leases of failed work, whose KV may be corrupt; the engine goes on."""
         logger.error("forward pass failed", exc_info=cause)
         with self._guard:
             for work in works:
@@ -451,7 +465,7 @@ class Engine:
                     self._end(work.lease, "failed", error)
 
     def _give_up(self, cause: Exception) -> None:
-        """Ending leases raised as well: nothing here can be relied on, but everyone is answered."""
+        """Close the engine after its bookkeeping raised, and answer every pending caller."""
         logger.critical("the engine's bookkeeping failed: the engine is closed", exc_info=cause)
         error = EngineFailed(f"the engine is closed: its bookkeeping raised {cause!r}")
         error.__cause__ = cause
@@ -469,16 +483,16 @@ class Engine:
 
     def _settle(self, work: Work, error: Exception | None = None) -> None:
         reply = self._replies.get(work)
-        if reply is not None:  # first, whatever comes of the rest
+        if reply is not None:  # first, so that the caller is answered even if the rest raises
             reply.settle(work.result, error)
         self._forget(work)
         if reply is not None and error is None and isinstance(work, Draft) and work.is_done:
             self._go_ahead(work)
 
     def _go_ahead(self, draft: Draft) -> None:
-        """Draft on behind a block that was handed out.
+        """Start drafting ahead, behind a block that was handed out.
 
-        Not for a lease beside its target's: this engine is what it waits for.
+        A lease beside its target's does not draft ahead: this same engine judges its blocks.
         """
         self._ahead_hits += draft.is_hit is True
         self._ahead_misses += draft.is_hit is False
@@ -489,14 +503,14 @@ class Engine:
                 self._scheduler.add(ahead)
 
     def _stop_ahead(self, sequences: Iterable[Sequence]) -> None:
-        """Draft no further; what is there stays until the next call on the sequence."""
+        """Stop drafting ahead; tokens already drafted stay until the sequence's next call."""
         for sequence in sequences:
             ahead = self._ahead.pop(sequence, None)
             if ahead is not None:
                 self._scheduler.drop(ahead)
 
     def _forget(self, work: Work) -> None:
-        """Drop work without an answer; its sequence keeps what was committed."""
+        """Drop work without answering its caller; its sequence keeps the committed tokens."""
         if self._replies.pop(work, None) is None:
             return
         self._scheduler.drop(work)
@@ -506,7 +520,7 @@ class Engine:
         self._ledger.touch(work.lease)
 
     def _end(self, lease: Lease, ending: Ending, error: Exception | None = None) -> None:
-        """Close a lease: answer its calls, free its pages, tell who waits for its end."""
+        """Close a lease: answer its calls and `wait_closed`, and free its pages."""
         for work in [work for work in self._replies if work.lease is lease]:
             self._settle(work, error or LeaseNotFound(f"lease {lease.lease_id!r} was {ending}"))
         for reply in self._endings.pop(lease, []):
@@ -516,11 +530,11 @@ class Engine:
         self._wake()
 
     def _is_due(self) -> bool:
-        """Whether the compute thread has something to begin with."""
+        """Return whether the compute thread has calls to begin or pages to copy."""
         return bool(self._inbox) or self._ledger.prefixes.has_moves
 
     def _wake(self) -> None:
-        """Leases came or went: what has to be copied for it is copied now if the thread rests."""
+        """Wake an idle compute thread for the page copies that opening or ending leases ordered."""
         if self._is_due():
             self._guard.notify()
 
@@ -529,12 +543,12 @@ class Engine:
             self._end(lease, "expired")
 
     def check_running(self) -> None:
-        """Raise EngineFailed once the engine is closed, by `close` or by a failure of its own."""
+        """Raise EngineFailed if the engine was closed by `close` or by a failure of its own."""
         if self._is_closed:
             raise EngineFailed("the engine is closed")
 
     def close(self) -> None:
-        """End all leases and the thread; a running forward is waited for."""
+        """End all leases, wait for a running forward and join the compute thread."""
         with self._guard:
             self._is_closed = True
             self._ledger.close()

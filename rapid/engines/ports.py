@@ -1,4 +1,4 @@
-"""The ports of `rapid.ports` over engines in this process."""
+"""Implementations of `rapid.ports` over engines in this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rapid.ports import EngineLease
 
 
 class LocalPool:
-    """One engine as a pool; see `rapid.ports.EnginePool`."""
+    """Pool of one engine in this process; see `rapid.ports.EnginePool`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -24,7 +24,7 @@ class LocalPool:
     async def lease(
         self, request: LeaseRequest, *, timeout_s: float | None, beside: EngineLease | None
     ) -> AsyncIterator[LocalLease]:
-        """Hold a lease; see `rapid.ports.EnginePool`."""
+        """Hold a lease while the context lasts; see `rapid.ports.EnginePool`."""
         began = time.monotonic()
         try:
             async with asyncio.timeout(timeout_s):
@@ -38,7 +38,7 @@ class LocalPool:
 
 
 class LocalLease:
-    """A lease on an engine of this process; see `rapid.ports.EngineLease`."""
+    """Lease on an engine in this process; see `rapid.ports.EngineLease`."""
 
     def __init__(self, engine: Engine, lease_id: str, queued_s: float = 0.0) -> None:
         self.lease_id = lease_id
@@ -46,28 +46,28 @@ class LocalLease:
         self._engine = engine
 
     async def prefill(self) -> PrefillReceipt:
-        """Read the prompt."""
+        """Compute the KV of the prompt; see `Engine.prefill`."""
         return await self._engine.prefill(self.lease_id)
 
     def forgo_companion(self) -> None:
-        """Keep no room for a second lease: none will come."""
+        """Give back the room kept for a companion; see `Engine.forgo_companion`."""
         self._engine.forgo_companion(self.lease_id)
 
     def drafter(self, choice: int) -> EngineDrafter:
-        """Return what drafts a choice on this lease."""
+        """Return a drafter of one choice on this lease."""
         return EngineDrafter(self._engine, self.lease_id, choice)
 
     def window_drafter(self, choice: int, window: WindowDrafting) -> WindowDrafter:
-        """Return what drafts a choice on a part of this lease's own KV."""
+        """Return a drafter of one choice on a part of this lease's own KV."""
         return WindowDrafter(self._engine, self.lease_id, choice, window)
 
     def verifier(self, choice: int, drafter: Callable[[], EngineLease | None]) -> EngineVerifier:
-        """Return what judges a choice's blocks."""
+        """Return a verifier of one choice's draft blocks on this lease."""
         return EngineVerifier(self._engine, self.lease_id, choice)
 
 
 class EngineDrafter:
-    """Drafts one choice; a block is the task that computes it."""
+    """Drafter of one choice; a block is handed out as the task that computes it."""
 
     def __init__(self, engine: Engine, lease_id: str, choice: int = 0) -> None:
         self._engine = engine
@@ -82,7 +82,7 @@ class EngineDrafter:
 
 
 class WindowDrafter:
-    """Drafts one choice on the verifier's own lease, which has committed the verdicts already."""
+    """Drafter of one choice on the verifier's own lease, where verdicts are already committed."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class WindowDrafter:
 
 
 class EngineVerifier:
-    """Judges one choice's blocks and decodes on its own."""
+    """Verifier of one choice's draft blocks, which can also decode without a drafter."""
 
     def __init__(self, engine: Engine, lease_id: str, choice: int = 0) -> None:
         self._engine = engine
@@ -115,8 +115,8 @@ class EngineVerifier:
         """Judge a block; see `rapid.ports.Verifier`.
 
         Raises:
-            DrafterUnavailable: the drafter's engine failed, or its lease is gone. Anything else
-                that drafting raises is a mistake of the caller's, and is raised as it is.
+            DrafterUnavailable: The drafter's engine failed, or its lease is gone. Any other error
+                that drafting raises is a mistake of the caller's and propagates unchanged.
         """
         try:
             drafted = block if isinstance(block, DraftBlock) else await block

@@ -1,4 +1,4 @@
-"""An answer that one thread gives and an event loop awaits."""
+"""Futures that one thread settles and an event loop awaits."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import contextlib
 
 
 class Reply:
-    """A future of the running event loop that any thread may settle, once."""
+    """Future of the running event loop that any thread may settle, once.
+
+    Attributes:
+        future: The future, to be awaited on that loop.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[object] = self._loop.create_future()
 
     def settle(self, result: object = None, error: Exception | None = None) -> None:
-        """Give the answer; nothing happens when nobody waits for it any more."""
+        """Set the result or the error; no-op if the future is done or its loop is closed."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._set, result, error)
 

@@ -1,4 +1,4 @@
-"""Which rows go into the next forward."""
+"""Selection of the rows that go into the next forward."""
 
 from __future__ import annotations
 
@@ -13,48 +13,56 @@ from rapid.ports import Clock
 
 Scheduled = list[tuple[Work, Feed]]
 
-_MOST_SAVED = 3  # steps whose share of time a later one may use
+_MOST_SAVED = 3  # steps whose unused prefill time a later step may use
 
 
 class Scheduler:
-    """Verify, draft and decode rows first, then prefill chunks, then drafts made ahead.
+    """Queues of the work in progress, in order of priority.
 
-    **Prefill** gets what is left of the budget, but slows the others by no more than a factor, as
-    measured: with base the seconds of a step without it, a step takes at most ``slowdown * base``,
-    or, where that is too little for a small chunk, up to four steps do on average, and what one
-    took more the next takes less; and while all others are away between two calls, one that comes
-    back after the time `away` finds a chunk that takes no more than ``(slowdown - 1) * (base +
-    away)``, and is not made to wait for prefill twice. While that is too little for a chunk,
-    prefill rests. Tenants share it equally, then each tenant's leases, taking turns at being first:
-    neither a long prompt nor a crowd of them stalls the others, and some prefill always goes on.
+    Verify, draft and decode rows come first, then prefill chunks, then drafting ahead.
 
-    **Drafting ahead** takes what is left after that, in steps that do not verify or decode: nobody
-    has asked for it yet, and those would wait for its rows.
+    **Prefill** gets the rest of the token budget, but may slow the other work by no more than a
+    factor. With base the measured seconds of a step without prefill, a step takes at most
+    ``slowdown * base``. Where that is too little for a small chunk, the bound holds on average over
+    up to four steps, and the excess of one step is taken from the next. While no other work is in
+    progress, between two calls, work that returns after the time `away` finds a chunk that takes at
+    most ``(slowdown - 1) * (base + away)``, and does not wait for prefill twice. While that is too
+    little for a chunk, prefill rests. Tenants share prefill equally, and so do the leases of each
+    tenant, with turns at being first: neither one long prompt nor many prompts stall other work,
+    and some prefill always proceeds.
+
+    **Drafting ahead** takes what is left after that, in steps that do not verify or decode: no call
+    needs its rows yet, and verifying and decoding would wait for them.
+
+    Attributes:
+        costs: The measured costs of steps.
+        rest_s: Seconds for which prefill rests unless other work arrives; infinite if it does not
+            rest.
     """
 
     def __init__(
         self, step_tokens: int, prefill_slowdown: float, clock: Clock = time.perf_counter
     ) -> None:
         self.costs = StepCosts()
-        self.rest_s = math.inf  # how long prefill rests unless somebody calls
+        self.rest_s = math.inf
         self._step_tokens = step_tokens
         self._prefill_slowdown = prefill_slowdown
         self._clock = clock
         self._away_since: float | None = None  # the end of the last step with other rows
-        self._waited_s = 0.0  # for prefill, by whoever came during the last step
-        self._allowed_s = math.inf  # for the last step with other rows and prefill
-        self._owed_s = 0.0  # what it took more, at most a step's time
+        self._waited_s = 0.0  # seconds of the last step if it was prefill without other rows
+        self._allowed_s = math.inf  # bound on the last step with prefill and other rows
+        self._owed_s = 0.0  # excess of that step over its bound, at most the base
         self._spared: deque[float] = deque(maxlen=_MOST_SAVED)  # seconds of steps since a chunk
         self._steps: deque[Work] = deque()
-        self._prefills: dict[str, deque[Work]] = {}  # by tenant, whose turn it is first
+        self._prefills: dict[str, deque[Work]] = {}  # by tenant, in the order of turns
         self._ahead: deque[Work] = deque()
 
     def add(self, work: Work) -> None:
-        """Take on work that has begun."""
+        """Queue work that has begun."""
         self._queue(work).append(work)
 
     def drop(self, work: Work) -> None:
-        """Forget work, done or not."""
+        """Remove work from its queue, whether it is done or not."""
         queue = self._queue(work)
         if work in queue:
             queue.remove(work)
@@ -62,12 +70,12 @@ class Scheduler:
             del self._prefills[work.lease.request.tenant]
 
     def waiting(self) -> list[Work]:
-        """Prefills that are not finished, in the order they came."""
+        """Return the unfinished prefills, in the order in which they began."""
         works = [work for queue in self._prefills.values() for work in queue]
         return sorted(works, key=lambda work: work.began)
 
     def select(self) -> Scheduled:
-        """The work of the next forward with its rows."""
+        """Return the work of the next forward with its rows."""
         selected: Scheduled = []
         left = self._step_tokens
         for _ in range(len(self._steps)):
@@ -88,7 +96,7 @@ class Scheduler:
         return selected
 
     def observe(self, seconds: float, scheduled: Scheduled) -> None:
-        """Learn what a step took."""
+        """Update the measured costs with the duration of a step, in seconds."""
         prefills = [feed for _, feed in scheduled if not feed.num_wanted]
         is_alone = all(work.kind in ("prefill", "ahead") for work, _ in scheduled)
         self.costs.observe(seconds, prefills, is_alone=is_alone)
@@ -103,7 +111,7 @@ class Scheduler:
             self._away_since = self._clock()
 
     def _chunks(self, limit: int, *, is_alone: bool) -> Scheduled:
-        """Prefill rows of this step, at most `limit`, shared by tenants and then by leases."""
+        """Return this step's prefill rows, at most `limit`, shared by tenants, then by leases."""
         chunks: Scheduled = []
         ready = self._ready()
         self.rest_s = math.inf
@@ -131,16 +139,17 @@ class Scheduler:
         return chunks
 
     def _num_beside(self, depth: int) -> int:
-        """Prefill rows in a step with others; few of them take long, so a small chunk is saved for.
+        """Return the number of prefill rows for a step with other rows.
 
-        At least one row in four steps, unless the others have waited for some.
+        Few rows take long, so the time for a small chunk is saved up over steps. At least one row
+        is allowed in four steps, unless other work has just waited for prefill.
         """
         if self.costs.is_base_due:
             return 0
         base_s = self.costs.base_s.value or 0.0
         most_s = self._prefill_slowdown * base_s
         if len(self._spared) == _MOST_SAVED and min(self._spared) > most_s:
-            self.costs.forget_base()  # the others have become dearer by themselves
+            self.costs.forget_base()  # steps without prefill have become slower
             return 0
         self._allowed_s = most_s
         allowed_s = most_s - base_s - self._owed_s
@@ -155,7 +164,10 @@ class Scheduler:
         return num_rows if self._waited_s else max(num_rows, 1)
 
     def _num_alone(self, depth: int) -> int:
-        """Prefill rows while all others are away; none while it rests, at most a step's time."""
+        """Return the number of prefill rows for a step without other rows.
+
+        It is 0 while prefill rests, which lasts at most the base after the last step with others.
+        """
         base_s = self.costs.base_s.value
         if base_s is None or self._away_since is None:
             return self._step_tokens
@@ -170,14 +182,21 @@ class Scheduler:
         return max(self._num_rows(slowdown * (base_s + away_s) - start_s, depth), 1)
 
     def _num_rows(self, seconds: float, depth: int) -> int:
-        """Rows at `depth` that take no more than that; a small chunk while nothing is known."""
+        """Return how many rows at `depth` take at most `seconds`.
+
+        It is a small chunk while the cost of a row is unknown.
+        """
         row_s = self.costs.row_s(depth)
         if seconds <= 0 or not row_s:
             return MIN_CHUNK_TOKENS if seconds > 0 else 0
         return min(int(seconds / row_s), self._step_tokens)
 
     def _ready(self) -> dict[str, list[Work]]:
-        """By tenant; a page that several prompts have is computed by the one that came first."""
+        """Return the prefills that may run, by tenant.
+
+        A page that several prompts share is computed by the prefill that began first; the others
+        wait for it.
+        """
         first_for: dict[int, Work] = {}
         for work in self.waiting():
             if work.next_page is not None:

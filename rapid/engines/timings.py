@@ -1,6 +1,6 @@
-"""What an engine measures of its own time, and what it concludes from it.
+"""Cost model of an engine's steps.
 
-No figure here is about hardware: everything is learnt from the steps and the calls themselves.
+It assumes nothing about hardware: all costs are learnt from the measured times of steps.
 """
 
 from __future__ import annotations
@@ -18,51 +18,55 @@ _SWEEPS = 4
 
 
 class StepCosts:
-    """What steps take without prefill rows, and what those add at their depth.
+    """Seconds that a step takes without prefill rows, and that each such row adds at its depth.
 
-    ::
+    The model is::
 
         seconds = base + rows * (a + b * depth)    beside other rows
         seconds = start + rows * (a + b * depth)   alone
 
-    `base_s` is a running median of the steps without prefill, but the first three after one with:
-    those find the caches full of the prompt and take up to half as long again. start, a and b are
-    fitted to the others' seconds per row by least squares with none below zero, the latest steps
-    counting most.
+    start, a and b are fitted to the seconds per row of the steps with prefill, by least squares
+    that keeps all three non-negative and weights the latest steps most.
+
+    Attributes:
+        base_s: Running median of the seconds of steps without prefill, except the first three after
+            a step with prefill: those find the caches full of the prompt and take up to half as
+            long again.
     """
 
     def __init__(self) -> None:
         self.base_s = RunningMedian()
         self._num_chunks = 0  # steps with prefill since the base was last measured
-        self._num_others = 0  # steps without it in a row; a chunk amid a probe does not end one
+        self._num_others = 0  # consecutive steps without prefill; a chunk does not end a probe
         self._fitted = [0.0] * 3  # start, a, b
         self._products = [[0.0] * 3 for _ in range(3)]  # of (1 / rows if alone, 1, depth)
-        self._targets = [0.0] * 3  # of the same with seconds per row
+        self._targets = [0.0] * 3  # products of the same with seconds per row
 
     @property
     def is_base_due(self) -> bool:
-        """Whether the base has not been measured yet, or not for 48 steps that had prefill."""
+        """Whether the base is unmeasured, or was last measured 48 steps with prefill ago."""
         return self.base_s.value is None or self._num_chunks >= _STEPS_BETWEEN_PROBES
 
     def forget_base(self) -> None:
-        """It no longer holds: measured anew before anything else is."""
+        """Discard the base, so that it is measured anew before prefill goes on beside others."""
         self.base_s.clear()
 
     @property
     def start_s(self) -> float:
-        """What a step of prefill rows alone takes before them; the base while none was seen."""
+        """Fixed seconds of a step of prefill rows alone; the base until one was observed."""
         return self._fitted[0] if self._products[0][0] else self.base_s.value or 0.0
 
     def row_s(self, depth: int) -> float:
-        """Seconds that a prefill row at `depth` adds; 0 when unknown or too little to see."""
+        """Return the seconds that a prefill row at `depth` adds; 0 if unknown or too small."""
         return self._fitted[1] + self._fitted[2] * depth
 
     def observe(self, seconds: float, prefills: Iterable[Feed], *, is_alone: bool) -> None:
-        """Learn from a step.
+        """Update the model with a step.
 
         Args:
-            prefills: its prefill rows.
-            is_alone: it had no other.
+            seconds: Duration of the step.
+            prefills: The prefill rows of the step.
+            is_alone: Whether the step had no rows but those of prefill and of drafting ahead.
         """
         rows = keys = 0.0
         for feed in prefills:
@@ -75,7 +79,7 @@ class StepCosts:
             if self._num_others >= _PROBE_STEPS:
                 self._num_chunks = 0
             return
-        if not self.is_base_due:  # else who stays away for long would never let it be measured
+        if not self.is_base_due:  # else sparse steps without prefill would never complete a probe
             self._num_others = 0
         self._num_chunks += 1
         if is_alone:
@@ -84,7 +88,7 @@ class StepCosts:
             self._fit((0.0, 1.0, keys / rows), (seconds - self.base_s.value) / rows)
 
     def _fit(self, row: tuple[float, ...], seconds: float) -> None:
-        """A few sweeps of Gauss-Seidel from the last fit; nothing becomes negative."""
+        """Refit by a few Gauss-Seidel sweeps from the last fit, without negative coefficients."""
         for i in range(3):
             self._targets[i] = _DECAY * self._targets[i] + row[i] * seconds
             for j in range(3):

@@ -1,1 +1,1 @@
-"""Memory and time on paper: what fits, and how fast it can be."""
+"""Estimates of memory and time from shapes and datasheets: what fits, and how fast it can be."""

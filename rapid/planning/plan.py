@@ -1,9 +1,10 @@
-"""Will it fit, how fast can it be at best, what does a token cost? Arithmetic: no GPU, no torch.
+"""Planning of deployments: what fits, how fast it can be at best, and what a token costs.
 
-Times are rooflines: a step reads the weights and every sequence's KV once, at a share of the GPU's
-bandwidth, or computes for as long as its multiplications take, whichever is longer. They bound what
-can be measured; launches, the network and the memory's own habits come on top. The formulas with
-their sources are in ``docs/planning.md``.
+This is arithmetic that needs neither a GPU nor torch. Times are rooflines: a step takes as long as
+reading the weights and every sequence's KV once, at a share of the GPU's bandwidth, or as long as
+its multiplications, whichever is longer. They bound what can be measured; launches, the network and
+the inefficiencies of memory come on top. The formulas with their sources are in
+``docs/planning.md``.
 """
 
 from __future__ import annotations
@@ -16,19 +17,27 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from rapid.planning.shapes import ModelShape
 
-USABLE = 0.9  # of a GPU's memory; the rest is the driver's, the allocator's and other libraries'
-COMPUTE_SHARE = 0.5  # of the peak that large matrix products reach
-MAX_TARGETS = 32  # of one drafter: with it they all lose their drafts
-MAX_DRAFT = 64  # as far as `rapid.config.SpeculationConfig` goes
-GROUP_SIZES = (1, 2, 4, 8)  # GPUs of one machine that a model may be split over
-STEP_TOKENS = 4096  # of the largest step, as in cluster/configs
+USABLE = 0.9  # share of a GPU's memory; the driver, allocator and other libraries hold the rest
+COMPUTE_SHARE = 0.5  # share of the peak that large matrix products reach
+MAX_TARGETS = 32  # targets of one drafter, which all lose their drafts if it fails
+MAX_DRAFT = 64  # longest draft block, as in `rapid.config.SpeculationConfig`
+GROUP_SIZES = (1, 2, 4, 8)  # numbers of GPUs of one machine that a model may be split over
+STEP_TOKENS = 4096  # tokens of the largest step, as in cluster/configs
 
 Schedule = Literal["sequential", "draft ahead"]
 
 
 @dataclass(frozen=True, slots=True)
 class GPU:
-    """What a step is bound by: bytes, bytes a second, and bfloat16 operations a second (dense)."""
+    """The limits of a GPU that bound a step.
+
+    Attributes:
+        name: name that `rapid plan` knows.
+        memory: bytes.
+        bandwidth: bytes per second.
+        flops: dense bfloat16 operations per second.
+        source: where the numbers come from.
+    """
 
     name: str
     memory: float
@@ -49,12 +58,15 @@ GPUS = {
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes that a model's replica holds in one place, each part by what makes it grow.
+    """The bytes that a replica of a model holds in one place, divided by what makes them grow.
 
     Attributes:
-        workspace: of the largest step.
+        weights: weights of the model.
+        kv_pool: pages of keys and values.
+        workspace: memory of the largest step.
+        host_cache: KV cached in host memory.
         graphs: captured steps, on a GPU.
-        check: of its kernels, while a GPU's engine starts: before there are steps.
+        check: check of the kernels while an engine starts on a GPU, before there are steps.
     """
 
     weights: float = 0.0
@@ -66,17 +78,17 @@ class MemoryNeed:
 
     @property
     def pools(self) -> float:
-        """What settings make larger or smaller."""
+        """Bytes whose number the settings determine."""
         return self.kv_pool + self.host_cache
 
     @property
     def work(self) -> float:
-        """What computing takes: at the start, or later."""
+        """Bytes that computing takes, either at the start or in steps, whichever are more."""
         return max(self.workspace + self.graphs, self.check)
 
     @property
     def total(self) -> float:
-        """All that is held at once."""
+        """Bytes that are held at once, at most."""
         return self.weights + self.work + self.pools
 
 
@@ -85,11 +97,14 @@ class Replica:
     """A model on GPUs that share its weights and KV evenly, without loss (tensor parallel).
 
     Attributes:
+        shape: shape of the model.
+        gpu: type of the GPUs.
         context: tokens of KV that every sequence has.
-        layer_bits: of a weight in the layers' matrices.
-        other_bits: of one in embeddings and logits, which quantization leaves alone.
-        kv_bytes: of a number in keys and values.
-        bandwidth_share: of the GPU's that a step reaches.
+        num_gpus: number of GPUs that share the model.
+        layer_bits: bits of a weight in the layers' matrices.
+        other_bits: bits of a weight in embeddings and logits, which quantization does not change.
+        kv_bytes: bytes of a number in keys and values.
+        bandwidth_share: share of the GPU's bandwidth that a step reaches.
     """
 
     shape: ModelShape
@@ -103,16 +118,16 @@ class Replica:
 
     @property
     def kv_per_sequence(self) -> float:
-        """Bytes."""
+        """Bytes of KV of one sequence."""
         return self.context * self.shape.kv_bytes_per_token(self.kv_bytes)
 
     @property
     def usable(self) -> float:
-        """Bytes of the group that weights, KV and workspace may take."""
+        """Bytes of all GPUs together that weights, KV and workspace may take."""
         return self.num_gpus * self.gpu.memory * USABLE
 
     def need(self, num_sequences: int) -> MemoryNeed:
-        """Memory for so many sequences; what computing takes is taken on every GPU."""
+        """Return the memory for so many sequences; every GPU needs its own workspace."""
         workspace = self.shape.workspace_bytes(STEP_TOKENS, num_sequences, on_gpu=True)
         return MemoryNeed(
             self.shape.weight_bytes(self.layer_bits, self.other_bits),
@@ -124,12 +139,12 @@ class Replica:
 
     @property
     def max_sequences(self) -> int:
-        """As many as fit; 0 where not even the weights and one sequence do."""
+        """Number of sequences that fit; 0 where not even the weights and one sequence do."""
         candidates = range(1, int(self.usable // self.kv_per_sequence) + 1)
         return bisect_right(candidates, self.usable, key=lambda num: self.need(num).total)
 
     def step_s(self, batch: float, rows: int = 1) -> float:
-        """Seconds of one forward of `batch` sequences with `rows` new tokens each."""
+        """Return the seconds of one forward of `batch` sequences with `rows` new tokens each."""
         read = self.shape.read_bytes(self.layer_bits, self.other_bits)
         read += batch * self.kv_per_sequence
         work = batch * self.shape.decode_flops(rows, self.context)
@@ -139,22 +154,22 @@ class Replica:
         )
 
     def prefill_s(self) -> float:
-        """Seconds of computing one sequence's KV."""
+        """Return the seconds of computing the KV of one sequence."""
         work = self.shape.prefill_flops(self.context)
         return work / (self.num_gpus * self.gpu.flops * COMPUTE_SHARE)
 
     def free_rows(self, batch: int) -> int:
-        """Rows a sequence may have in a step before computing takes longer than reading."""
+        """Return the rows per sequence up to which a step computes no longer than it reads."""
         one = batch * self.shape.decode_flops(1, self.context)
         return int(self.step_s(batch) * self.num_gpus * self.gpu.flops * COMPUTE_SHARE / one)
 
 
 def expected_tokens(acceptance: float, draft_length: int, *, extra_position: bool = False) -> float:
-    """Tokens that a round commits, when each draft is accepted with the same chance.
+    """Return the tokens that a round commits if each draft is accepted with the same probability.
 
     A block of K drafts is scored at its K positions: ``(1 - a^K) / (1 - a)``. An `extra_position`
-    after the last adds the token that other systems call bonus: ``(1 - a^(K+1)) / (1 - a)``
-    (Leviathan et al., arXiv 2211.17192, equation 1).
+    after the last adds the token that other systems call the bonus token:
+    ``(1 - a^(K+1)) / (1 - a)`` (Leviathan et al., arXiv 2211.17192, equation 1).
     """
     positions = draft_length + extra_position
     return sum(acceptance**i for i in range(positions))
@@ -169,14 +184,15 @@ def sequential_speedup(
     verify_s: float,
     round_s: float = 0.0,
 ) -> float:
-    """Against plain decoding, when drafting and verifying take turns.
+    """Return the speedup over plain decoding when drafting and verifying take turns.
 
     Args:
-        tokens: committed a round, see `expected_tokens`.
-        target_s: of a plain step.
-        draft_s: of one drafted token.
-        verify_s: of scoring the block.
-        round_s: of what a round takes beside: messages.
+        tokens: tokens committed per round, see `expected_tokens`.
+        draft_length: tokens of a draft block.
+        target_s: seconds of a plain step of the target.
+        draft_s: seconds of one drafted token.
+        verify_s: seconds of scoring the block.
+        round_s: seconds that a round takes beside these, for messages.
     """
     return tokens * target_s / (draft_length * draft_s + verify_s + round_s)
 
@@ -191,11 +207,12 @@ def draft_ahead_speedup(
     verify_s: float,
     round_s: float = 0.0,
 ) -> float:
-    """Against plain decoding, when the next block is drafted while this one is verified.
+    """Return the speedup over plain decoding when a block is drafted while the last is verified.
+
+    The other arguments are those of `sequential_speedup`.
 
     Args:
-        tokens: as in `sequential_speedup`, like the times.
-        hits: share of rounds in which the block drafted ahead is for the right prefix; after the
+        hits: share of rounds in which the block drafted ahead continues the right prefix; after the
             others it is drafted again.
     """
     drafting = draft_length * draft_s
@@ -205,13 +222,14 @@ def draft_ahead_speedup(
 
 @dataclass(frozen=True, slots=True)
 class Speculating:
-    """What decides a speedup beside the two replicas.
+    """The conditions that decide a speedup, beside the two replicas.
 
     Attributes:
         batch: sequences that the target decodes at once.
-        acceptance: chance that a drafted token is accepted.
-        hits: see `draft_ahead_speedup`. None takes what drafting on as if all were accepted gives:
-            ``a^K``, exactly, since a block has no extra position whose token would be a guess.
+        acceptance: probability that a drafted token is accepted.
+        hits: see `draft_ahead_speedup`. None takes the share of drafting on as if all drafts were
+            accepted: exactly ``a^K``, since a block has no extra position whose token would be a
+            guess.
         extra_position: see `expected_tokens`; for the sequential schedule only.
         round_s: see `sequential_speedup`.
     """
@@ -225,13 +243,14 @@ class Speculating:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One way to run: how fast, and for how many GPU-seconds.
+    """The speed and cost of a schedule at its best draft length.
 
     Attributes:
-        draft_length: the best.
-        speedup: over plain decoding of the same batch.
-        targets_per_drafter: replicas of the target that one of the drafter drafts for, batched.
-        gpu_seconds: for a million tokens.
+        schedule: schedule of drafting and verifying.
+        draft_length: best draft length, in tokens.
+        speedup: speedup over plain decoding of the same batch.
+        targets_per_drafter: replicas of the target that one drafter drafts for in one batch.
+        gpu_seconds: GPU-seconds per million tokens.
     """
 
     schedule: Schedule
@@ -242,7 +261,7 @@ class Operation:
 
 
 def plain_gpu_seconds(target: Replica, batch: int) -> float:
-    """For a million tokens without speculation."""
+    """Return the GPU-seconds of a million tokens without speculation."""
     return target.num_gpus * target.step_s(batch) / batch * 1e6
 
 
@@ -253,11 +272,14 @@ def fastest(
     schedule: Schedule,
     targets_per_drafter: int = 1,
 ) -> Operation:
-    """The best draft length of a schedule.
+    """Return the operation of a schedule at its fastest draft length.
 
     Args:
-        drafter: on GPUs of its own; with `num_gpus` 0, on the target's.
-        targets_per_drafter: their sequences are drafted for in one batch.
+        target: replica of the target.
+        drafter: replica of the drafter, on GPUs of its own or, with `num_gpus` 0, on the target's.
+        how: conditions of speculation.
+        schedule: schedule of drafting and verifying.
+        targets_per_drafter: replicas of the target whose sequences the drafter batches.
     """
     shares = not drafter.num_gpus
     computing = replace(drafter, num_gpus=target.num_gpus) if shares else drafter
@@ -283,10 +305,10 @@ def fastest(
 
 
 def cheapest(target: Replica, drafter: Replica, how: Speculating, schedule: Schedule) -> Operation:
-    """The number of targets per drafter at which a token costs the fewest GPU-seconds.
+    """Return the operation with the targets per drafter that cost the fewest GPU-seconds per token.
 
-    More targets share the drafter's GPUs but make its steps longer; they end where its memory does,
-    and at `MAX_TARGETS`.
+    More targets share the drafter's GPUs but make its steps longer. Their number is limited by the
+    drafter's memory and by `MAX_TARGETS`.
     """
     if not drafter.num_gpus:
         return fastest(target, drafter, how, schedule)
@@ -296,7 +318,7 @@ def cheapest(target: Replica, drafter: Replica, how: Speculating, schedule: Sche
 
 
 def group_sizes(replica: Replica, num_sequences: int) -> list[int]:
-    """Those of `GROUP_SIZES` that hold a model and so many sequences."""
+    """Return the sizes in `GROUP_SIZES` that hold a model and so many sequences."""
     return [n for n in GROUP_SIZES if replace(replica, num_gpus=n).max_sequences >= num_sequences]
 
 

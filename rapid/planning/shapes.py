@@ -1,7 +1,8 @@
-"""What a model's shape says before its weights are there: their number, KV, work, memory. Pure.
+"""Model shapes, and the parameters, KV, operations and memory that follow from them.
 
-The built-in shapes are those of the published ``config.json`` of each repository named. The counts
-of parameters they give are the published ones, to the last.
+Everything is computed from the shape alone, without weights. The built-in shapes are those of the
+published ``config.json`` of each repository named; the numbers of parameters that they give are
+exactly the published ones.
 """
 
 from __future__ import annotations
@@ -13,32 +14,39 @@ from pydantic import Field
 
 from rapid.config import Frozen
 
-# Rows of logits that each lease may want of one step: drafts of the default length.
+# Rows of logits that each lease may want of one step: a draft block of the default length.
 _LOGIT_ROWS = 10
-# float64 copies of one block's logits while it is judged (`rapid.speculation.acceptance`).
+# float64 copies of one block's logits during its verdict (`rapid.speculation.acceptance`).
 _JUDGING_COPIES = 6
-# Scores that attention holds at once on a GPU (`rapid.engines.attention.ragged`); a CPU's kernel
-# is fused.
+# Scores that attention holds at once on a GPU (`rapid.engines.attention.ragged`); the CPU's
+# kernel is fused.
 GPU_SCORES = 2**26
-# Captured steps of an engine on a GPU (`rapid.engines.forward.cuda_graphs`), and what a graph
-# holds for each of its launches: reports go from 16 to 64 KiB; `benchmarks/gpu.py` prints what
-# a device says.
+# Captured steps of an engine on a GPU (`rapid.engines.forward.cuda_graphs`), and the bytes that a
+# graph holds for each of its launches: reports range from 16 to 64 KiB, and `benchmarks/gpu.py`
+# prints the value of a device.
 GRAPHS = 32
-_LAUNCHES = 40  # of a layer
+_LAUNCHES = 40  # launches per layer
 _LAUNCH_BYTES = 2**15
-# Slots of one layer that the checks of kernels fill (`rapid.engines.attention.cases`).
+# Slots of one layer that the checks of the kernels fill (`rapid.engines.attention.cases`).
 CHECK_SLOTS = 2**16
 
 
 class ModelShape(Frozen):
-    """What `config.json` says of a Llama, Qwen2 or Qwen3 model.
+    """The shape of a Llama, Qwen2 or Qwen3 model, from its `config.json`.
 
     Attributes:
-        tied_embeddings: the matrix that makes logits is the table of embeddings.
-        attention_biases: of queries, keys and values, as Qwen2 has them.
-        output_biases: of attention's output, which Llama and Qwen3 have with the others.
-        mlp_biases: of the gated MLP's three projections.
-        query_key_norms: a norm of each head's queries and one of its keys, as Qwen3 has them.
+        layers: number of layers.
+        hidden: width of the hidden states.
+        heads: query heads of a layer.
+        kv_heads: key and value heads of a layer.
+        head_dim: width of a head.
+        intermediate: width of the MLP.
+        vocabulary: rows of the embedding table.
+        tied_embeddings: whether the output matrix is the embedding table.
+        attention_biases: whether queries, keys and values have biases, as in Qwen2.
+        output_biases: whether attention's output has a bias, as in Llama and Qwen3 with the others.
+        mlp_biases: whether the three projections of the gated MLP have biases.
+        query_key_norms: whether queries and keys of each head have norms, as in Qwen3.
     """
 
     layers: int = Field(ge=1)
@@ -56,10 +64,10 @@ class ModelShape(Frozen):
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """The shape in the words of a checkpoint's `config.json`.
+        """Return the shape that the `config.json` of a checkpoint describes.
 
         Raises:
-            KeyError: a word is missing.
+            KeyError: a required key is missing.
         """
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         family = config.get("model_type")
@@ -83,23 +91,23 @@ class ModelShape(Frozen):
 
     @property
     def layer_weights(self) -> int:
-        """Weights of all layers' matrices: queries and output, keys and values, gated MLP."""
+        """Number of weights in all layers' matrices: queries, keys, values, output, gated MLP."""
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
     @property
     def weights(self) -> int:
-        """Weights that a position is multiplied with; a step reads them once, whatever its rows."""
+        """Number of weights that multiply a position; a step reads them once for all its rows."""
         return self.layer_weights + self.head_weights
 
     @property
     def head_weights(self) -> int:
-        """Weights of the matrix that makes logits."""
+        """Number of weights in the output matrix, which computes the logits."""
         return self.hidden * self.vocabulary
 
     @property
     def num_parameters(self) -> int:
-        """All of them, with embeddings, norms and biases."""
+        """Number of all parameters, with embeddings, norms and biases."""
         tables = self.head_weights * (1 if self.tied_embeddings else 2)
         of_layer = (
             2 * self.hidden  # its norms
@@ -113,21 +121,21 @@ class ModelShape(Frozen):
     # --- bytes ------------------------------------------------------------------------------------
 
     def weight_bytes(self, layer_bits: float = 16, other_bits: float = 16) -> float:
-        """Memory of the parameters.
+        """Return the bytes of all parameters.
 
         Args:
-            layer_bits: of a number in the layers' matrices; quantization changes these.
-            other_bits: of a number in the tables of embeddings and of logits, which it leaves.
+            layer_bits: bits of a number in the layers' matrices, which quantization changes.
+            other_bits: bits of any other number, which quantization does not change.
         """
         others = self.num_parameters - self.layer_weights
         return (self.layer_weights * layer_bits + others * other_bits) / 8
 
     def read_bytes(self, layer_bits: float = 16, other_bits: float = 16) -> float:
-        """Weights that one step reads: all but the embeddings, which are looked up."""
+        """Return the bytes of weights that a step reads: all but the looked-up embeddings."""
         return (self.layer_weights * layer_bits + self.head_weights * other_bits) / 8
 
     def kv_bytes_per_token(self, bytes_per_number: float = 2) -> float:
-        """Keys and values of one token over all layers."""
+        """Return the bytes of keys and values of one token over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_number
 
     def workspace_bytes(
@@ -138,11 +146,11 @@ class ModelShape(Frozen):
         *,
         on_gpu: bool,
     ) -> float:
-        """What the largest step holds beside weights and KV; an estimate from above.
+        """Return an upper estimate of the bytes that the largest step holds beside weights and KV.
 
-        The widest layer's activations of all rows, the logits that leases may want (as computed and
-        in float32), one block while it is judged in float64, and attention's scores: twice in
-        float32 and twice in the dtype.
+        They are the activations of all rows in the widest layer, the logits that leases may want
+        (as computed and in float32), one block's logits in float64 while its verdict is computed,
+        and attention's scores: twice in float32 and twice in the dtype.
         """
         rows = min(step_tokens, _LOGIT_ROWS * num_leases)
         logits = rows * self.vocabulary * (bytes_per_number + 4)
@@ -151,10 +159,10 @@ class ModelShape(Frozen):
         return step_tokens * self._widest * bytes_per_number + logits + judging + scores
 
     def graph_bytes(self, num_leases: int, bytes_per_number: float = 2) -> float:
-        """Captured steps of every shape an engine keeps: an estimate from above.
+        """Return an upper estimate of the bytes of the captured steps that an engine keeps.
 
-        Each has its launches and its logits (half of the largest step's on average); the
-        activations of the largest are shared by all.
+        Each holds its launches and its logits (half of the largest step's on average); all share
+        the activations of the largest.
         """
         rows = _LOGIT_ROWS * num_leases
         launches = self.layers * _LAUNCHES * _LAUNCH_BYTES
@@ -162,10 +170,11 @@ class ModelShape(Frozen):
         return GRAPHS * (launches + logits) + rows * self._widest * bytes_per_number
 
     def check_bytes(self, step_tokens: int, context: int, bytes_per_number: float = 2) -> float:
-        """Checking and timing the kernels of a GPU, on one layer, before anything else runs.
+        """Return the bytes that checking and timing a GPU's kernels takes, before anything runs.
 
-        A cache for the checks; for the plainest kernel float32 copies of the longest context's keys
-        and values, four copies of its scores, and six of a prefill chunk's queries.
+        They are, for one layer, a cache for the checks and, for the unfused kernel, float32 copies
+        of the longest context's keys and values, four copies of its scores, and six of the queries
+        of a prefill chunk.
         """
         slot = 2 * self.kv_heads * self.head_dim
         rows = 6 * step_tokens * self.heads * self.head_dim
@@ -173,21 +182,22 @@ class ModelShape(Frozen):
 
     @property
     def _widest(self) -> int:
-        """Numbers that one row has at once, at most."""
+        """Largest number of activations that one row holds at once."""
         heads = 4 * (self.heads + self.kv_heads) * self.head_dim
         return max(4 * self.intermediate, heads) + 4 * self.hidden
 
     # --- floating-point operations ----------------------------------------------------------------
 
     def prefill_flops(self, tokens: int) -> float:
-        """Of reading a prompt, with logits of its last position only."""
+        """Return the operations of a prefill, with logits of its last position only."""
         pairs = tokens * (tokens + 1) / 2
         return 2.0 * (tokens * self.layer_weights + self.head_weights) + self._attention(pairs)
 
     def decode_flops(self, positions: float, keys: float) -> float:
-        """Of `positions` after the prompt, with logits of each, that read `keys` each on average.
+        """Return the operations of `positions` after the prompt, with logits of each.
 
-        Drafts that were rejected are positions too: they were computed.
+        Each position attends to `keys` keys on average. Rejected drafts count as positions, too,
+        because they were computed.
         """
         return 2.0 * positions * self.weights + self._attention(positions * keys)
 
@@ -198,7 +208,7 @@ class ModelShape(Frozen):
 _LLAMA = {"head_dim": 128, "kv_heads": 8, "vocabulary": 128256}
 _QWEN = {"head_dim": 128, "vocabulary": 152064, "attention_biases": True}
 
-# By the name that `rapid plan` knows: the repository whose config.json says so, and the shape.
+# By the name that `rapid plan` knows: the repository of the config.json, and the shape.
 KNOWN_SHAPES: dict[str, tuple[str, ModelShape]] = {
     "llama-3.2-1b": (
         "meta-llama/Llama-3.2-1B-Instruct",

@@ -1,1 +1,4 @@
-"""The method: distributions, fusion, acceptance, noise, the loop (``docs/algorithm.md``)."""
+"""The speculation method: distributions, fusion, acceptance, noise and the decoding loop.
+
+``docs/algorithm.md`` describes it.
+"""

@@ -1,18 +1,18 @@
-"""The rule: which drafted tokens stay, and what stands in for the first that does not.
+"""Verification of draft blocks: which tokens are accepted, and what replaces the first rejected.
 
-A block's positions are judged left to right. Under `maximal` coupling a drafted token x is kept
+A block's positions are judged left to right. Under `maximal` coupling a drafted token x is accepted
 with probability ``min(1, p_hat(x) / q(x))``, else the token is drawn from the residual
 ``norm(max(p_hat - q, 0))``: standard speculative sampling (Leviathan et al. 2023; Chen et al. 2023)
-with p_hat in the place of p, so each position follows p_hat exactly. Under `shared_noise` the
-result is the winner of p_hat's race on the noise the drafter used for q's; greedy takes the best
-token of p_hat. Both keep the draft exactly when it is that token. There is no bonus token: every
-committed position was offered by the drafter and went through this rule.
+with p_hat in place of p, so each position follows p_hat exactly. Under `shared_noise` the result is
+the winner of p_hat's race on the same noise that the drafter used for q's race; greedy takes the
+best token of p_hat. Both accept the drafted token exactly when it is that token. There is no bonus
+token: every committed position was offered by the drafter and went through this rule.
 
-The rule `paper` is the reference code's: a rejection is made good with what p lacks, not p_hat, and
-a block that was kept whole is followed by a bonus token from p (``docs/algorithm.md``).
+The rule `paper` is the reference code's: the residual of a rejection is that of p instead of p_hat,
+and a block that was accepted whole is followed by a bonus token from p (``docs/algorithm.md``).
 
-Under `maximal` every random decision is one call of `accepts` or of `race`: the proofs put an
-oracle in their place, which takes every branch in turn.
+Under `maximal` every random decision is one call of `accepts` or of `race`; the tests of exactness
+replace them with an oracle that takes every branch in turn.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SURE = 0.1  # the reference's evaluation script: assistant_confidence_threshold
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The committed tokens of one block; the first `num_accepted` of them were drafted."""
+    """The committed tokens of one block, of which the first `num_accepted` were drafted."""
 
     token_ids: tuple[int, ...]
     num_accepted: int
@@ -50,7 +50,7 @@ class Judgement:
     logprobs: tuple[TokenLogprobs, ...] = ()
 
     def verdict(self, block: DraftBlock, verify_ms: float = 0.0) -> Verdict:
-        """The judgement as the message that answers `block`."""
+        """Return the judgement as the message that answers `block`."""
         return Verdict(
             lease_id=block.lease_id,
             choice=block.choice,
@@ -66,17 +66,17 @@ class Judgement:
 
 
 def acceptance_probability(fused: float, draft: float) -> float:
-    """``min(1, p_hat(x) / q(x))`` of a drafted token x."""
+    """Return ``min(1, p_hat(x) / q(x))`` for a drafted token x."""
     return 1.0 if fused >= draft else fused / draft
 
 
 def residual(wanted: Float64Array, kept: Float64Array) -> Float64Array:
-    """``norm(max(wanted - kept, 0))`` [vocab]; `wanted` itself when the two coincide numerically.
+    """Return ``norm(max(wanted - kept, 0))`` [vocab], or `wanted` if that has no mass.
 
-    Kept is ``min(q, p_hat)``. With p_hat wanted it is speculative sampling's
-    ``norm(max(p_hat - q, 0))``: a rejection has probability ``sum(max(q - p_hat, 0))``, which is
-    the residual's mass, so the fallback is reached only through rounding. With p wanted it is the
-    paper's ``norm(max(p - q, p - p_hat, 0))``.
+    `kept` is ``min(q, p_hat)``. If `wanted` is p_hat, the result is the residual of speculative
+    sampling, ``norm(max(p_hat - q, 0))``: a rejection has probability ``sum(max(q - p_hat, 0))``,
+    which is the residual's mass, so the fallback is reached only through rounding. If `wanted` is
+    p, the result is the paper's ``norm(max(p - q, p - p_hat, 0))``.
     """
     excess = np.maximum(wanted - kept, 0.0)
     mass = excess.sum()
@@ -94,11 +94,15 @@ def propose(
     choice: int,
     position: int,
 ) -> int:
-    """Draw one draft token from exactly the proposal that is sent (greedy: its best token).
+    """Draw one draft token from the proposal exactly as it is sent; greedy takes its best token.
 
     Args:
-        candidate_ids: tokens with non-zero probability [m].
-        candidate_probs: their probabilities [m].
+        candidate_ids: Tokens with non-zero probability [m].
+        candidate_probs: Probabilities of the candidates [m].
+        sampling: Temperature and seed.
+        speculation: The coupling.
+        choice: Index of the request's answer.
+        position: Generated position of the token.
     """
     if sampling.temperature == 0:
         return int(candidate_ids[candidate_probs.argmax()])
@@ -114,9 +118,10 @@ def ends_block(
     candidate_probs: Float32Array,
     speculation: SpeculationConfig,
 ) -> bool:
-    """Whether drafting stops after this token: in `paper`, when the drafter gave it less than 0.1.
+    """Return whether drafting stops after this token.
 
-    The token stays in the block and is judged. `exact` never stops for what was drawn.
+    Under the rule `paper` it stops when the drafter gave the token a probability below 0.1; the
+    token stays in the block and is judged. Under `exact` it never stops because of a drawn token.
     """
     if speculation.rule == "exact":
         return False
@@ -124,12 +129,15 @@ def ends_block(
 
 
 def num_rows(num_drafted: int, num_left: int, speculation: SpeculationConfig) -> int:
-    """Rows of target logits that a block is judged with: one a drafted token, at least one.
+    """Return the number of rows of target logits that a block needs.
 
-    In `paper` it is one more where a bonus token fits.
+    This is one row per drafted token, at least one, and under `paper` one more where a bonus token
+    fits.
 
     Args:
-        num_left: tokens that may still be generated, the drafted ones among them.
+        num_drafted: Length of the block.
+        num_left: Tokens that may still be generated, including the drafted ones.
+        speculation: The rule.
     """
     has_bonus = speculation.rule == "paper" and num_drafted < num_left
     return max(num_drafted + has_bonus, 1)
@@ -143,20 +151,23 @@ def judge(
     eos_ids: Set[int],
     num_logprobs: int | None = None,
 ) -> Judgement:
-    """Judge a block against the target's logits of its positions.
+    """Judge a block against the target's logits for its positions.
 
-    A row beyond the block's positions gives a token of the target's own distribution, when all of
-    the block was kept: the bonus token of `paper`, or the one token that an empty block commits.
+    If the whole block was accepted, a row beyond its positions gives a token of the target's own
+    distribution: the bonus token of `paper`, or the one token that an empty block commits.
 
     Args:
         block: k drafted tokens with their proposals.
-        logits: the target's rows for the same positions, as `num_rows` counts them, on any device
-            [rows, vocab].
-        eos_ids: tokens that end the answer; rows after one are ignored.
-        num_logprobs: None for none; alternatives beside each committed token otherwise.
+        logits: The target's rows for the same positions, as many as `num_rows` returns, on any
+            device [rows, vocab].
+        sampling: How tokens are drawn.
+        speculation: Settings of the method.
+        eos_ids: Tokens that end the answer; rows after one are ignored.
+        num_logprobs: Number of alternatives beside each committed token; None for no
+            log-probabilities.
 
     Raises:
-        EngineFailed: the logits are not numbers.
+        EngineFailed: The logits are not numbers.
     """
     further = logits[len(block) :]
     token_ids: list[int] = []
@@ -164,7 +175,7 @@ def judge(
     num_accepted = 0
     is_finished = False
     for row, drafted in enumerate(block.token_ids.tolist()):
-        # Row by row: none after the first rejection, and a row's float64 stays in the CPU's cache.
+        # Going row by row stops at the first rejection and keeps a row's float64 in the CPU cache.
         draft = _dense(block, row, logits[row])
         unfiltered, fused, wanted = _distributions(logits[row], draft, sampling, speculation)
         token, accepted = _settle(
@@ -207,15 +218,23 @@ def decode_token(
     position: int,
     num_logprobs: int | None = None,
 ) -> tuple[int, TokenLogprobs | None]:
-    """One token of the model's own distribution, without a drafter: what `plain` and `rag` commit.
+    """Draw one token of the model's own distribution, as the modes `plain` and `rag` commit.
 
     Under `shared_noise` it is the token that a block judged with eta = 0 commits at this position.
 
     Args:
-        logits: one row [vocab].
+        logits: One row [vocab].
+        sampling: How the token is drawn.
+        speculation: Settings of the method.
+        choice: Index of the request's answer.
+        position: Generated position of the token.
+        num_logprobs: Number of alternatives beside the token; None for no log-probabilities.
+
+    Returns:
+        The token, and its log-probabilities if they were requested.
 
     Raises:
-        EngineFailed: the logits are not numbers.
+        EngineFailed: The logits are not numbers.
     """
     if sampling.temperature == 0 and num_logprobs is None:
         return best_token(logits), None
@@ -234,12 +253,12 @@ def _distributions(
     sampling: SamplingConfig,
     speculation: SpeculationConfig,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a position is judged by, each [vocab].
+    """Compute the distributions that a position is judged by.
 
     Returns:
-        What logprobs describe, before filters: p_hat; in `paper` p.
-        p_hat, which the drafted token is accepted by.
-        What a rejection makes good: p_hat; in `paper` p. The reference filters p before it fuses.
+        Three distributions, each [vocab]: the one that log-probabilities describe, before filters
+        (p_hat; under `paper` p); p_hat, for the acceptance test; and the one that the residual is
+        taken from (p_hat; under `paper` p). The reference filters p before it fuses.
     """
     temperature = distribution_temperature(sampling, speculation)
 
@@ -274,9 +293,9 @@ def _settle(
     choice: int,
     position: int,
 ) -> tuple[int, bool]:
-    """The committed token of one position, and whether the drafted one was kept.
+    """Return the committed token of one position, and whether the drafted one was accepted.
 
-    Whole rows leave the device only for a race: not for the best token, nor for a draft that stays.
+    Whole rows leave the device only for a race, not for a best token or an accepted draft token.
     """
     if sampling.temperature == 0:
         token = best_token(fused)
@@ -297,10 +316,10 @@ def _settle(
 
 
 def _dense(block: DraftBlock, row: int, logits: torch.Tensor) -> torch.Tensor:
-    """A position's proposal over the whole vocabulary, float64 [vocab]; padding adds zero.
+    """Return a position's proposal over the whole vocabulary, float64 [vocab]; padding adds zero.
 
-    It was made in float32 and sums to one within 1e-7; here it does in float64, so that what is
-    judged is what the race drew from.
+    The proposal was made in float32 and sums to one within 1e-7. It is normalised again in float64,
+    so that it is judged as the distribution that the race drew from.
     """
     ids = torch.as_tensor(block.candidate_ids[row].astype(np.int64), device=logits.device)
     probs = torch.as_tensor(block.candidate_probs[row].astype(np.float64), device=logits.device)

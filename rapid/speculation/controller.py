@@ -1,29 +1,31 @@
-"""How many tokens to draft next, from measured times: the length with the most tokens a second.
+"""Choice of draft lengths from measured times: the length that yields the most tokens a second.
 
-A round that drafts k tokens commits ``E(k) = 1 + a + ... + a^(k-1)`` of them, where `a` is the
-share of judged drafts that were accepted: there is no bonus token (``docs/algorithm.md``). It takes
-``R(k)``, a line through the measured rounds. Plain decoding takes ``P`` a token. So the length
-maximises ``E(k) / R(k)``, and where the contract does not need a drafter, nothing is drafted unless
-that beats ``1 / P``. Times are those the loop sees, with whatever lies between it and the engines.
+A round that drafts k tokens commits ``E(k) = 1 + a + ... + a^(k-1)`` tokens on average, where `a`
+is the share of judged draft tokens that were accepted: there is no bonus token
+(``docs/algorithm.md``). The round takes ``R(k)`` seconds, a line through the measured rounds. Plain
+decoding takes ``P`` seconds a token. The chosen length maximises ``E(k) / R(k)``, and where the
+contract does not need a drafter, the controller rests (nothing is drafted) unless that beats
+``1 / P``. Times are measured in the loop and include everything between it and the engines.
 
-**Never slower than plain.** Resting *is* plain decoding: the same call, for as many tokens. What
-drafting costs more than plain decoding would have is booked: each drafted round adds ``n * P - s``
-seconds to a balance that never rises above zero by it, each plain round adds `_SHARE` of its time.
+**Never slower than plain.** Resting *is* plain decoding: the same call, for as many tokens. A
+balance books what drafting costs beyond plain decoding: a drafted round of n tokens and s seconds
+adds ``n * P - s`` seconds, which never lifts the balance above zero, and a plain round adds
+`_SHARE` of its time.
 
-- Drafting that looks profitable goes on until it owes the time of `_GRACE_TOKENS` plain tokens, and
-  then not before plain rounds have paid that back, whatever the model says: acceptance that does
-  not follow ``E`` (all or nothing, say) cannot cost more.
-- Drafting that looks unprofitable is tried once plain rounds have paid for what the trial is
-  expected to cost. Each trial that loses halves the pay, down to an eighth. After a rest the
-  drafter first reads what it missed: that is booked, but not taken for what a round takes.
+- Drafting that looks profitable continues until it owes the time of `_GRACE_TOKENS` plain tokens.
+  It then pauses until plain rounds have paid that back, whatever the model predicts; so acceptance
+  that does not follow ``E`` (all or nothing, for example) cannot cost more.
+- Drafting that looks unprofitable is tried once plain rounds have paid for the expected cost of the
+  trial. Each trial that loses halves the pay, down to an eighth. After a rest the drafter first
+  reads what it missed: that time is booked, but not counted as the time of a round.
 
-So over ``T`` seconds drafting costs at most ``_SHARE * T`` and once the grace, the round that
-overdraws it, and the `_TRIALS` rounds of a process that nobody has measured yet.
+So over ``T`` seconds drafting costs at most ``_SHARE * T`` plus, once, the grace, the round that
+overdraws it, and the first `_TRIALS` rounds of a process without measurements.
 
 **Exactness.** A length is a function of earlier text, acceptance and times, never of the tokens
 that are drawn in its own block; so every token follows its contract. Under `shared_noise`, and
-greedy, the text is the same at any length. Under `maximal` resting leaves the distribution as it
-is, not the text: whoever promises the same text again must not let the controller rest.
+greedy, the text is the same at any length. Under `maximal` resting preserves the distribution but
+not the text, so a reproducible text needs a fixed length.
 """
 
 from __future__ import annotations
@@ -37,22 +39,22 @@ from dataclasses import dataclass, field, replace
 from rapid.messages import Verdict
 from rapid.ports import Clock
 
-_MARGIN = 1.05  # by how much drafting must look better than resting
-_SHARE = 0.02  # of plain time, that trying to draft may cost
-_MOST_FAILURES = 3  # halvings of that
+_MARGIN = 1.05  # factor by which drafting must look better than resting
+_SHARE = 0.02  # share of plain time that trials of drafting may cost
+_MOST_FAILURES = 3  # most halvings of that share
 _GRACE_TOKENS = 8
 _TRIALS = 2  # first rounds, of different lengths, that are only measured
 _TRIAL_TOKENS = 4
 _PLAIN_EVERY = 64  # drafted rounds after which plain decoding is measured again,
-_PLAIN_OFTEN = 8  # or sooner, while it was measured once or drafting gains little
+_PLAIN_OFTEN = 8  # or sooner, while it has few measurements or drafting gains little
 _CLEAR_GAIN = 1.25
-_FORGET = 0.95  # of every older round, in a line
-_SETTLED = 3  # rounds after which an outlier is cut to half or twice what was expected
+_FORGET = 0.95  # factor on the weight of older rounds in a line
+_SETTLED = 3  # rounds after which an outlier is cut to half or twice the expected time
 _SURPRISE = 2.0
-_RIDGE = 1.0  # squared tokens: how long a line keeps to the slope it is told
+_RIDGE = 1.0  # squared tokens: weight of the supplied slope
 _PRIOR = 0.7  # acceptance before anything is judged
 _PRIOR_TOKENS = 4.0
-_KEEP = 0.85  # of a request's acceptance from round to round
+_KEEP = 0.85  # factor on a request's acceptance counts per round
 _MOST_TOKENS = 20.0
 _MOST_TOKENS_SHARED = 400.0
 _LEAST_CONTEXT = 1024  # shorter contexts cost the same
@@ -60,10 +62,10 @@ _LEAST_CONTEXT = 1024  # shorter contexts cost the same
 
 @dataclass(slots=True)
 class Line:
-    """Seconds over tokens: a least-squares line that forgets.
+    """A least-squares line of seconds over tokens that forgets old rounds.
 
-    Where all rounds had one length it takes the slope that it is told with each. Its intercept is
-    never negative, its slope neither.
+    Where all rounds had one length, it takes the slope that is supplied with each round. Neither
+    its intercept nor its slope is ever negative.
     """
 
     weight: float = 0.0
@@ -74,12 +76,12 @@ class Line:
     _covariance: float = 0.0
 
     def add(self, tokens: float, seconds: float, slope: float) -> None:
-        """A round: `seconds` for `tokens`, of which each is said to have taken `slope`."""
+        """Add a round of `tokens` and `seconds`; `slope` is its supplied time per token."""
         if self.weight:
             expected = self.at(tokens)
             if self.weight >= _SETTLED:
                 seconds = min(max(seconds, expected / _SURPRISE), expected * _SURPRISE)
-            elif seconds < expected / _SURPRISE:  # what came before was warming up
+            elif seconds < expected / _SURPRISE:  # the earlier rounds were warm-up
                 self.weight = self._variance = self._covariance = 0.0
         kept = self.weight * _FORGET
         self.weight = kept + 1
@@ -91,27 +93,27 @@ class Line:
         self.seconds += rise / self.weight
 
     def at(self, tokens: float) -> float:
-        """Expected seconds."""
+        """Return the expected seconds for `tokens`."""
         return self.seconds + self.slope * (tokens - self.tokens)
 
     @property
     def slope(self) -> float:
-        """Seconds that one more token takes."""
+        """The seconds that one more token takes."""
         steepest = self.seconds / self.tokens if self.tokens else 0.0
         slope = (self._covariance + _RIDGE * self.slope_told) / (self._variance + _RIDGE)
         return min(max(slope, 0.0), steepest)
 
     def borrowed(self, ratio: float = 1.0) -> Line:
-        """The line for rounds that take `ratio` as long, soon forgotten for what is measured."""
+        """Return a line with times scaled by `ratio`, of low weight against new measurements."""
         return Line(1.0, self.tokens, self.seconds * ratio, self.slope * ratio)
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """Decaying counts of judged drafts, and of rounds in which something was drafted.
+    """Decaying counts of judged draft tokens and of rounds with a draft.
 
-    Only positions that were judged count: those after a rejection say nothing, nor does a block
-    that was shorter than asked for.
+    Only judged positions count: neither the positions after a rejection nor those missing from a
+    block that was shorter than requested carry information.
     """
 
     judged: float = 0.0
@@ -120,7 +122,13 @@ class Acceptance:
     offered: float = 0.0
 
     def observe(self, verdict: Verdict, keep: float, most_tokens: float) -> None:
-        """Count a round in which a draft was asked for; of the earlier ones `keep` stays."""
+        """Count a round in which a draft was requested.
+
+        Args:
+            verdict: The result of the round.
+            keep: Factor on the earlier counts.
+            most_tokens: Limit of the earlier counts, in tokens and in rounds.
+        """
         is_offered = verdict.num_drafted > 0
         keep = min(keep, most_tokens / max(self.judged, 1e-9), most_tokens / max(self.asked, 1e-9))
         self.judged = self.judged * keep + (len(verdict.token_ids) if is_offered else 0)
@@ -129,22 +137,27 @@ class Acceptance:
         self.offered = self.offered * keep + is_offered
 
     def rate(self, prior: float) -> float:
-        """Share of judged drafts that were accepted."""
+        """Return the share of judged draft tokens that were accepted."""
         return (self.accepted + _PRIOR_TOKENS * prior) / (self.judged + _PRIOR_TOKENS)
 
     def offer_rate(self, prior: float) -> float:
-        """Share of rounds in which there was something to propose."""
+        """Return the share of rounds in which there was something to propose."""
         return (self.offered + prior) / (self.asked + 1)
 
 
 @dataclass(slots=True)
 class Bucket:
-    """What rounds take at one context length and load, and whether drafting there has paid.
+    """Round times at one context length and load, and the balance of drafting there.
 
     Attributes:
-        balance: seconds; below zero what drafting owes, above what may be spent on a trial.
-        is_barred: it owed more than its grace and has not paid back yet.
-        is_borrowed: its times are those of the nearest bucket.
+        plain: Times of plain rounds.
+        drafted: Times of drafted rounds.
+        num_trials: Number of drafted rounds.
+        since_plain: Drafted rounds since the last plain one.
+        balance: Seconds that drafting owes (below zero) or that a trial may cost (above zero).
+        num_failures: Successive trials that lost time, up to `_MOST_FAILURES`.
+        is_barred: Whether drafting owed more than its grace and has not paid it back yet.
+        is_borrowed: Whether the times are those of the nearest bucket.
     """
 
     plain: Line = field(default_factory=Line)
@@ -157,7 +170,7 @@ class Bucket:
     is_borrowed: bool = False
 
     def book_plain(self, num_tokens: int, seconds: float) -> None:
-        """A plain round pays back, and pays for trials."""
+        """Record a plain round, which pays debts back and pays for trials."""
         if self.is_borrowed:
             ratio = seconds / self.plain.at(num_tokens)
             self.drafted = self.drafted.borrowed(ratio)
@@ -169,7 +182,13 @@ class Bucket:
         self.is_barred = self.is_barred and self.balance < 0
 
     def book_drafted(self, saved: float, grace: float, *, is_probe: bool) -> None:
-        """A drafted round saved seconds, or lost them."""
+        """Book the seconds that a drafted round saved or, below zero, lost against plain decoding.
+
+        Args:
+            saved: The seconds.
+            grace: Debt, in seconds, beyond which drafting is barred.
+            is_probe: Whether the round was a trial of drafting that looked unprofitable.
+        """
         self.balance = min(self.balance + saved, 0.0)
         self.is_barred = self.is_barred or self.balance < -grace
         if saved >= 0:
@@ -178,7 +197,7 @@ class Bucket:
             self.num_failures = min(self.num_failures + 1, _MOST_FAILURES)
 
     def borrowed(self) -> Bucket:
-        """A bucket that nothing has been measured for, next to this one."""
+        """Return a bucket without measurements of its own that starts with these times."""
         return replace(
             self,
             plain=self.plain.borrowed(),
@@ -189,10 +208,10 @@ class Bucket:
 
 
 class RoundCosts:
-    """What rounds take and how drafts fare; shared by all requests of a process.
+    """Round times and acceptance, shared by all requests of a process.
 
-    Times are kept by the verifier's context length, in steps of a factor of 1.4, and by how many
-    answers grow at once, in steps of two.
+    Times are kept per context length of the verifier, in steps of a factor of 1.4, and per number
+    of concurrent answers, in steps of a factor of two.
     """
 
     def __init__(self) -> None:
@@ -202,7 +221,7 @@ class RoundCosts:
 
     @contextmanager
     def growing(self, num_answers: int) -> Iterator[None]:
-        """While these answers grow, beside whatever else does."""
+        """Count `num_answers` as concurrent answers for the duration of the context."""
         self._num_growing += num_answers
         try:
             yield
@@ -210,7 +229,10 @@ class RoundCosts:
             self._num_growing -= num_answers
 
     def at(self, num_context: int) -> Bucket:
-        """The bucket for a context of so many tokens, now; a new one starts as its neighbour."""
+        """Return the bucket for `num_context` tokens at the current load.
+
+        A new bucket borrows the times of its nearest neighbour.
+        """
         length = int(2 * math.log2(max(num_context, _LEAST_CONTEXT)))
         load = int(math.log2(max(self._num_growing, 1)))
         if (length, load) not in self._buckets:
@@ -224,19 +246,23 @@ class RoundCosts:
         return self._buckets[length, load]
 
     def acceptance(self, *, can_rest: bool) -> Acceptance:
-        """Of all requests of a kind: fused drafts fare better than those of the target's own."""
+        """Return the acceptance of all requests that can rest, or of all that cannot.
+
+        The two are kept apart because drafts are accepted more often under the fused distribution
+        than under the target's own.
+        """
         return self._acceptance.setdefault(can_rest, Acceptance())
 
 
 class Controller:
-    """Chooses the draft lengths of one choice; see `rapid.ports.Pace`.
+    """The `rapid.ports.Pace` that chooses the draft lengths of one choice.
 
     Args:
-        costs: shared by the process.
-        num_context: tokens that the verifier has read before the first round.
-        max_draft: no draft is longer; and so many tokens a plain round decodes.
-        can_rest: whether the contract holds without a drafter.
-        clock: monotonic seconds.
+        costs: Measurements shared by the process.
+        num_context: Tokens in the verifier's context before the first round.
+        max_draft: Longest draft, and the number of tokens that a plain round decodes.
+        can_rest: Whether the contract holds without a drafter.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -264,15 +290,15 @@ class Controller:
         self._began = 0.0
 
     def next_length(self, limit: int) -> int:
-        """Tokens to draft in the round that begins now; 0 rests."""
-        self._began = self._clock()  # choosing is a part of the round
+        """Return the number of tokens to draft in the round that begins now; 0 rests."""
+        self._began = self._clock()  # the choice itself is part of the round's time
         self._bucket = self._costs.at(self._num_context)
         self._is_probe = False
         self._length = self._choose(self._bucket, limit)
         return self._length
 
     def observe(self, verdict: Verdict) -> None:
-        """The round that `next_length` began has come to its verdict."""
+        """Record the verdict of the round that `next_length` began."""
         seconds = max(self._clock() - self._began, 1e-9)
         bucket, num_tokens = self._bucket, len(verdict.token_ids)
         self._num_context += num_tokens
@@ -297,7 +323,7 @@ class Controller:
 
     def _choose(self, bucket: Bucket, limit: int) -> int:
         if self._can_rest and (limit < 2 or bucket.is_borrowed or not bucket.plain.weight):
-            return 0  # a block of one token brings no more than plain decoding does
+            return 0  # a block of one token gains nothing over plain decoding
         if bucket.num_trials < _TRIALS:
             return limit if bucket.num_trials else min(limit, _TRIAL_TOKENS)
         length, rate = self._best(bucket, limit)
@@ -318,7 +344,7 @@ class Controller:
         return length if self._is_probe else 0
 
     def _best(self, bucket: Bucket, limit: int) -> tuple[int, float]:
-        """The length with the most tokens a second, the shortest of equals; and how many."""
+        """Return the length with the most tokens a second, shortest of equals, and that rate."""
         lengths = range(1, limit + 1)
         rates = [
             tokens / seconds
@@ -330,17 +356,17 @@ class Controller:
         return lengths[rates.index(rate)], rate
 
     def _tokens(self, lengths: Sequence[int]) -> list[float]:
-        """Committed by rounds: ``E``, or one where nothing is proposed."""
+        """Return the tokens that rounds commit: ``E``, or one where nothing is proposed."""
         accepted, offered = self._own.rate(self._prior), self._own.offer_rate(self._offer_prior)
         share = offered / (1 - accepted)
         return [1 + share * (accepted - accepted**length) for length in lengths]
 
     def _seconds(self, bucket: Bucket, lengths: Sequence[int]) -> list[float]:
-        """Taken by rounds: ``R``, of as many tokens as will be proposed."""
+        """Return the seconds that rounds take: ``R`` of the expected number of proposed tokens."""
         offered, slope = self._own.offer_rate(self._offer_prior), bucket.drafted.slope
         start = bucket.drafted.at(0)
         return [start + slope * offered * length for length in lengths]
 
     def _plain(self, bucket: Bucket) -> float:
-        """Seconds a token of plain decoding: ``P``."""
+        """Return ``P``, the seconds a token of plain decoding."""
         return bucket.plain.at(self._max_draft) / self._max_draft

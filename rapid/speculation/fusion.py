@@ -1,4 +1,4 @@
-"""The retrieval-augmented target distribution: the drafter's knowledge moved into the target."""
+"""The fused distribution: the target's, moved towards what the drafter read in retrieved text."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ def fused_probs(
     eta: float,
     plausibility: float,
 ) -> torch.Tensor:
-    """``p_hat = softmax(z/T + eta * g(q, p) * [q >= a * max q])`` in float64 [k, vocab].
+    """Return ``p_hat = softmax(z/T + eta * g(q, p) * [q >= a * max q])`` in float64 [k, vocab].
 
     `distill` is one gradient step of the drafter teaching the target, g = q - p (RAPID, arXiv
     2502.20330, Eq. 6, with the reference code's mask on q). `boost` is its positive part, weighted
     by the two certainties, ``g = 2 max q / (max q + max p) * max(q - p, 0)``: the drafter can only
-    add, and the more the surer it is of itself than the target is. eta = 0 gives the target's own
-    p, bit for bit.
+    add, and adds the more, the more certain it is compared with the target. eta = 0 gives the
+    target's own p, bit for bit.
 
     Args:
         target_logits: z [k, vocab].
         draft_probs: q, dense, zero where the proposal was cut [k, vocab].
         temperature: T of p and q.
-        transfer: g, `distill` or `boost`.
-        eta: strength of the move.
-        plausibility: a; tokens the drafter finds less plausible than this share of its best stay.
+        transfer: The form of g, `distill` or `boost`.
+        eta: Strength of the move.
+        plausibility: a; tokens whose draft probability is below this share of the best one's are
+            not moved.
     """
     target_probs = probabilities(target_logits, temperature)
     if eta == 0:

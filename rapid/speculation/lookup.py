@@ -1,13 +1,13 @@
-"""Prompt lookup: a drafter without a model, which copies what followed the same words before.
+"""Prompt lookup: a drafter without a model, which copies what followed the same tokens before.
 
 Saxena, "Prompt Lookup Decoding" (2023, github.com/apoorvumang/prompt-lookup-decoding); vLLM calls
-it n-gram speculation. The last tokens of the text are looked for earlier in it, the longest n-gram
-that is there at all first, and the tokens after its **latest** occurrence are proposed (Saxena
-takes the first one; in an answer that repeats itself the latest is the likelier). A proposal is a
-function of the committed text and certain of itself: one candidate a row, with probability 1. So
-verification is exact as with any drafter, and there is nothing to transfer: eta is 0. Under
-`maximal` coupling the text depends on how it is split into blocks, for a position is looked up from
-where its block begins; its distribution does not.
+it n-gram speculation. The last tokens of the text are searched for earlier in it, the longest
+n-gram first, and the tokens after the **latest** occurrence are proposed (Saxena takes the first
+one; in an answer that repeats itself the latest is more likely to be right). A proposal is a
+function of the committed text and has one candidate a row, with probability 1. So verification is
+exact as with any drafter, and there is nothing to transfer: eta is 0. Under `maximal` coupling the
+text depends on how it is split into blocks, because a position is looked up from where its block
+begins; its distribution does not.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ID_BITS = 21  # three ids fill one int64: vocabularies of up to two million tok
 
 
 class PromptIndex:
-    """Where every n-gram of a prompt occurs last; built once, read by all choices.
+    """An index of the last occurrence of every n-gram of a prompt, shared by all choices.
 
-    Sorted arrays, for a dict of tuples takes several times the room (30 MB for 128K tokens), and an
-    orchestrator holds an index for every request. A lookup is a binary search.
+    It consists of sorted arrays with binary search, because a dict of tuples takes several times
+    the memory (30 MB for 128K tokens) and an orchestrator holds an index for every request.
     """
 
     def __init__(self, prompt_ids: Sequence[int] | npt.NDArray[np.int32]) -> None:
@@ -37,13 +37,16 @@ class PromptIndex:
         self._latest: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]] = []
         grams = ids
         for size in range(1, MAX_NGRAM + 1):
-            followed = grams[:-1]  # nothing follows the last one yet
+            followed = grams[:-1]  # the last n-gram has no continuation yet
             keys, first = np.unique(followed[::-1], return_index=True)
             self._latest.append((keys, (len(followed) - 1 - first + size).astype(np.int32)))
             grams = followed << _ID_BITS | ids[size:]
 
     def find(self, gram: Sequence[int]) -> int | None:
-        """The position after the latest occurrence that has one; None when there is none."""
+        """Return the position after the latest occurrence of `gram`, or None.
+
+        An occurrence at the very end of the prompt does not count: no token follows it.
+        """
         keys, positions = self._latest[len(gram) - 1]
         key = 0
         for token_id in gram:
@@ -53,13 +56,14 @@ class PromptIndex:
 
 
 class PromptLookupDrafter:
-    """Drafts one choice; the block is ready when `draft` returns.
+    """A drafter for one choice by prompt lookup; its blocks are ready when `draft` returns.
 
-    Its blocks may be shorter than asked for, where the text ends, and empty, where nothing matches.
+    A block is shorter than requested where the text ends, and empty where nothing matches.
 
     Args:
-        index: of the target's prompt.
-        committed: the answer so far, when it was begun elsewhere.
+        index: Index of the target's prompt.
+        choice: Index of the request's answer.
+        committed: The answer so far, when it was begun elsewhere.
     """
 
     def __init__(self, index: PromptIndex, choice: int = 0, committed: Sequence[int] = ()) -> None:
@@ -67,7 +71,7 @@ class PromptLookupDrafter:
         self._choice = choice
         self._num_prompt = len(index.prompt_ids)
         self._token_ids = list(index.prompt_ids)
-        self._latest: dict[tuple[int, ...], int] = {}  # as the index, of what the answer added
+        self._latest: dict[tuple[int, ...], int] = {}  # like the index, for the answer's tokens
         self._commit(committed)
 
     def draft(self, verdict: Verdict | None, num_tokens: int) -> DraftBlock:
@@ -89,14 +93,14 @@ class PromptLookupDrafter:
         )
 
     def _commit(self, token_ids: Sequence[int]) -> None:
-        """Append to the text: now something follows its last n-grams."""
+        """Append tokens to the text, recording each as the continuation of the last n-grams."""
         for token_id in token_ids:
             for size in range(1, MAX_NGRAM + 1):
                 self._latest[tuple(self._token_ids[-size:])] = len(self._token_ids)
             self._token_ids.append(token_id)
 
     def _continuation(self) -> int | None:
-        """Where the text went on after the longest n-gram that it ends with now."""
+        """Return where the text continued after an earlier match of its longest last n-gram."""
         for size in range(min(MAX_NGRAM, len(self._token_ids)), 0, -1):
             gram = tuple(self._token_ids[-size:])
             position = self._latest.get(gram) or self._index.find(gram)

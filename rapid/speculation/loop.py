@@ -1,4 +1,4 @@
-"""Draft, verify, commit, until the answer ends."""
+"""The decoding loop: draft, verify and commit until the answer ends."""
 
 from __future__ import annotations
 
@@ -26,30 +26,33 @@ async def speculate(
     refresh: Refresh | None = None,
     trigger: RefreshTrigger | None = None,
 ) -> AsyncIterator[Verdict]:
-    """One choice's rounds, each yielded as its verdict; the verdicts' tokens are the answer.
+    """Yield the verdict of each round of one choice; the verdicts' tokens are the answer.
 
-    Without a drafter, from the round on in which it is lost, and whenever `pace` rests, the
-    verifier decodes alone, up to `max_draft` tokens a round (such verdicts have
-    ``num_drafted == 0``); how tokens are grouped in rounds changes none of them. An answer that
-    goes on without its drafter follows another contract, so that happens only where `on_loss` is
-    there to note it.
+    The verifier decodes alone, up to `max_draft` tokens a round, without a drafter, after the
+    drafter was lost, and whenever `pace` rests. Such verdicts have ``num_drafted == 0``, and how
+    tokens are grouped in rounds changes none of them. An answer that continues without its drafter
+    follows another contract, so this happens only where `on_loss` can record it.
 
     Args:
-        max_tokens: tokens that may still be generated; no block is longer.
-        max_draft: tokens asked of the drafter per block (gamma), at most.
-        is_streamed: somebody reads along, so an answer that nothing drafts begins with a round of
-            one token. The others stay long: a round's calls cost the same for any number of tokens.
-        pace: chooses how many are asked for; None always asks for as many as may be.
-        on_loss: called with the reason when the drafter is lost; None raises the reason instead.
-        refresh: gives the drafter something else to read where that is due; None never does. If it
+        drafter: Source of draft blocks; None decodes plainly.
+        verifier: Judge of the blocks.
+        max_tokens: Tokens that may still be generated; no block is longer.
+        max_draft: Most tokens requested from the drafter per block (gamma).
+        is_streamed: Whether the answer is read while it grows. An answer without a drafter then
+            begins with a round of one token. Later rounds stay long, because the calls of a round
+            cost the same for any number of tokens.
+        pace: Policy for the draft lengths; None always requests the longest possible block.
+        on_loss: Called with the error when the drafter is lost; None raises the error instead.
+        refresh: Gives the drafter a new prompt when `trigger` says so; None never does. If it
             raises DrafterUnavailable, the drafter is lost.
-        trigger: says when that is; the answer's own where these are not its first rounds.
+        trigger: Decides when a refresh is due. Pass the answer's own trigger where these are not
+            its first rounds; None starts a new one.
 
     Raises:
-        DrafterUnavailable: the drafter is lost and there is no `on_loss`.
+        DrafterUnavailable: The drafter was lost and there is no `on_loss`.
     """
     verdict: Verdict | None = None
-    untold: Verdict | None = None  # what the drafter has not been told of
+    untold: Verdict | None = None  # committed rounds that the drafter does not know of yet
     trigger = trigger or RefreshTrigger()
     token_ids: list[int] = []
     while len(token_ids) < max_tokens and not (verdict and verdict.is_finished):
@@ -79,7 +82,7 @@ async def speculate(
 
 
 def _merged(untold: Verdict | None, verdict: Verdict) -> Verdict:
-    """Both rounds as one verdict: what they committed after the position of the first."""
+    """Return both rounds as one verdict with the tokens of both from the first one's position."""
     if untold is None:
         return verdict
     return replace(untold, token_ids=untold.token_ids + verdict.token_ids)

@@ -1,8 +1,8 @@
-"""Random numbers that are a function of what they are for, never of when they are drawn.
+"""Random numbers that are a function of their use, never of the order in which they are drawn.
 
 Philox is counter-based (Salmon et al., SC 2011): the key is (seed, choice and purpose), the counter
 is (token id, position). So a position's token does not depend on the draft length, the batch, the
-machine or the number of draws before it, and drafter and target share one noise without talking.
+machine or the number of draws before it, and drafter and target share noise without communication.
 
 Drawing is an exponential race: ``argmin_x E_x / p(x)`` with ``E_x ~ Exp(1)`` follows p, and is
 Gumbel-max (``argmax_x log p(x) + g_x``, ``g_x = -log E_x``) without its second logarithm.
@@ -25,7 +25,10 @@ _MASK_64 = 2**64 - 1
 
 
 class Purpose(IntEnum):
-    """What a random number decides. The values are part of every seeded answer: never renumber."""
+    """The decision that a random number is for.
+
+    The values are part of every seeded answer and must never be renumbered.
+    """
 
     RESULT = 0  # the answer's token: plain decoding, and both sides under `shared_noise`
     DRAFT = 1  # the drafter's token under `maximal`
@@ -34,13 +37,13 @@ class Purpose(IntEnum):
 
 
 def uniforms(seed: int, choice: int, position: int, purpose: Purpose, count: int) -> Float64Array:
-    """Numbers in (0, 1), one per token id [count]; 53 random bits each."""
+    """Return numbers in (0, 1), one per token id [count], of 53 random bits each."""
     generator = np.random.Philox(
         key=np.array([seed & _MASK_64, choice << 8 | purpose], dtype=np.uint64),
         counter=np.array([0, position, 0, 0], dtype=np.uint64),
     )
     raw: npt.NDArray[np.uint64] = generator.random_raw(count)
-    raw >>= np.uint64(11)  # in place: the vocabulary is long, and most of the time is memory's
+    raw >>= np.uint64(11)  # in place: with a long vocabulary memory traffic takes most of the time
     numbers = raw.astype(np.float64)
     numbers += 0.5
     numbers *= 2.0**-53
@@ -48,22 +51,22 @@ def uniforms(seed: int, choice: int, position: int, purpose: Purpose, count: int
 
 
 def accepts(probability: float, uniform: float) -> bool:
-    """True with `probability`, decided by a number in (0, 1)."""
+    """Return True with `probability`, decided by a uniform number in (0, 1)."""
     return bool(uniform < probability)
 
 
 def race(probs: Float64Array, noise: Float64Array) -> int:
-    """The index that wins the race: a draw from `probs` (need not be normalised) [n].
+    """Draw an index from `probs`, the winner of the exponential race.
 
     Args:
-        probs: non-negative weights [n]; a zero never wins.
-        noise: uniforms of the same tokens [n].
+        probs: Non-negative weights, not necessarily normalised [n]; a zero never wins.
+        noise: Uniform numbers of the same tokens [n].
 
     Raises:
-        EngineFailed: no weight is above zero, as when logits are not numbers.
+        EngineFailed: No weight is above zero, as when logits are not numbers.
     """
     finish = np.full(len(probs), np.inf)
-    with np.errstate(over="ignore"):  # a weight of 1e-307 never finishes: that is what inf says
+    with np.errstate(over="ignore"):  # inf is right for a weight of 1e-307, which never finishes
         np.divide(-np.log(noise), probs, out=finish, where=probs > 0)
     winner = int(finish.argmin())
     if finish[winner] == np.inf:

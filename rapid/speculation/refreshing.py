@@ -1,23 +1,25 @@
-"""When to retrieve again: after a rejected draft, for the drafter has then shown what it lacks.
+"""The trigger for another retrieval: a rejected draft, which shows what the drafter lacks.
 
-The paper retrieves once, for the question. Of four occasions to do it again, for the question and
-the answer so far, `benchmarks/triggered_retrieval.py` chose this one and its constants.
+The paper retrieves once, for the question. This trigger and its constants were chosen by
+`benchmarks/triggered_retrieval.py` among four occasions to retrieve again for the question and the
+answer so far.
 """
 
 from __future__ import annotations
 
 from rapid.messages import Verdict
 
-MAX_REFRESHES = 4  # of an answer
-LEAST_DISTANCE = 3  # tokens between two, and before the first
+MAX_REFRESHES = 4  # per answer
+LEAST_DISTANCE = 3  # tokens between two refreshes, and before the first
 
 
 class RefreshTrigger:
-    """Watches one choice's verdicts.
+    """The refresh trigger of one choice, fed with its verdicts.
 
-    Where a draft is rejected is a function of the prompt, the committed text and the seed, and the
-    rejection ends its block. So when a refresh is due does not depend on how the answer was split
-    into blocks (not so under the rule `paper`, whose bonus tokens are never drafted).
+    The position at which a draft token is rejected is a function of the prompt, the committed text
+    and the seed, and the rejection ends its block. So the time of a refresh does not depend on how
+    the answer was split into blocks. This does not hold under the rule `paper`, whose bonus tokens
+    are never drafted.
     """
 
     def __init__(self) -> None:
@@ -25,7 +27,7 @@ class RefreshTrigger:
         self._latest = 0
 
     def observe(self, verdict: Verdict) -> bool:
-        """Whether a refresh is due after this round; it then counts as made."""
+        """Return whether a refresh is due after this round; if so, it counts as made."""
         num_committed = verdict.position + len(verdict.token_ids)
         if "corrected" not in verdict.origins or self._num_refreshes == MAX_REFRESHES:
             return False

@@ -1,4 +1,4 @@
-"""From logits to the distributions that tokens are drawn from."""
+"""Functions from logits to the distributions that tokens are drawn from."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 
 
 def distribution_temperature(sampling: SamplingConfig, speculation: SpeculationConfig) -> float:
-    """The temperature of p, q and p_hat: the request's, or `transfer_temperature` when greedy."""
+    """Return the temperature of p, q and p_hat.
+
+    It is the request's temperature, or `transfer_temperature` when the request is greedy.
+    """
     return sampling.temperature or speculation.transfer_temperature
 
 
 def probabilities(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """``softmax(logits / temperature)`` in float64, over the last axis."""
+    """Return ``softmax(logits / temperature)`` in float64, over the last axis."""
     return torch.softmax(logits.double() / temperature, dim=-1)
 
 
@@ -30,10 +33,10 @@ def best_token(scores: torch.Tensor) -> int:
     """Return the token of the highest logit or probability; of equal ones the lowest id.
 
     Args:
-        scores: of one position [vocab].
+        scores: Logits or probabilities of one position [vocab].
 
     Raises:
-        EngineFailed: the highest is infinite or NaN, which counts as higher than any number.
+        EngineFailed: The highest score is infinite or NaN; NaN counts as higher than any number.
     """
     token = int(scores.argmax())
     if not math.isfinite(scores[token]):
@@ -47,9 +50,9 @@ def filter_probs(probs: torch.Tensor, top_k: int | None, top_p: float) -> torch.
     Of equal tokens the lower id is kept. The best token always survives.
 
     Args:
-        probs: distributions [..., vocab].
-        top_k: None keeps all.
-        top_p: nucleus mass in (0, 1], of what `top_k` left.
+        probs: Distributions [..., vocab].
+        top_k: Number of tokens to keep; None keeps all.
+        top_p: Nucleus mass in (0, 1], of what `top_k` left.
     """
     vocab = probs.shape[-1]
     if (top_k is None or top_k >= vocab) and top_p >= 1:
@@ -66,19 +69,22 @@ def filter_probs(probs: torch.Tensor, top_k: int | None, top_p: float) -> torch.
 def proposal(
     logits: torch.Tensor, sampling: SamplingConfig, speculation: SpeculationConfig
 ) -> tuple[Int32Array, Float32Array]:
-    """The drafter's distribution q at one position, as it is sampled from and sent.
+    """Return the drafter's distribution q at one position, as it is sampled from and sent.
 
-    Softmax at the request's temperature, the request's own filters, cut to the `draft_top_k` best
-    tokens, renormalised in float32 (``docs/algorithm.md``, q).
+    It is the softmax at the request's temperature, after the request's own filters, cut to the
+    `draft_top_k` best tokens and renormalised in float32 (``docs/algorithm.md``, q).
 
     Args:
-        logits: one row of the drafter [vocab].
+        logits: One row of the drafter [vocab].
+        sampling: Temperature and filters.
+        speculation: The cut.
 
     Returns:
-        Token ids [m] and their probabilities [m]; m <= `draft_top_k`. Cut, they are best first.
+        Token ids [m] and their probabilities [m]; m <= `draft_top_k`. A cut proposal lists the best
+        token first.
 
     Raises:
-        EngineFailed: the logits are not numbers.
+        EngineFailed: The logits are not numbers.
     """
     probs = probabilities(logits, distribution_temperature(sampling, speculation))
     probs = filter_probs(probs, sampling.top_k, sampling.top_p)

@@ -1,4 +1,4 @@
-"""Counters of one choice: what the rounds drafted, kept and cost."""
+"""Counters over the rounds of one choice: drafted and accepted tokens, and times."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from rapid.messages import ChoiceStatistics, Origin, Verdict
 
 @dataclass(slots=True)
 class RoundStatistics:
-    """Adds up verdicts; the histogram counts drafted rounds by block length and accepted tokens.
+    """The sum of one choice's verdicts.
 
     Attributes:
-        refreshes: times that the drafter's context was made anew; whoever makes it counts.
-        plain_from: position from which the answer went on without its drafter; None while it has
-            one, whether or not it is asked.
-        plain_reason: why the drafter was lost there; empty while it is not.
+        refreshes: Number of times that the drafter's context was retrieved again; counted by the
+            code that does so.
+        plain_from: Position from which the answer continued without its drafter; None while the
+            drafter is not lost, even in rounds without a draft.
+        plain_reason: Cause of that loss; empty while the drafter is not lost.
+        histogram: Drafted rounds by block length: entry i counts those that accepted exactly i
+            tokens.
     """
 
     rounds: int = 0
@@ -45,13 +48,13 @@ class RoundStatistics:
             counts[verdict.num_accepted] += 1
 
     def lose_drafter(self, reason: object) -> None:
-        """Note that what comes now is decoded by the target alone, and why."""
+        """Record that the target decodes alone from here on; only the first call counts."""
         if self.plain_from is None:
             self.plain_from = len(self.token_ids)
             self.plain_reason = str(reason)
 
     def of_choice(self) -> ChoiceStatistics:
-        """The counters as the receipt carries them."""
+        """Return the counters in the form of the receipt."""
         return ChoiceStatistics(
             rounds=self.rounds,
             drafted=self.drafted,

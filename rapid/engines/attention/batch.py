@@ -1,4 +1,4 @@
-"""From work items to one ragged forward: rows of many sequences side by side, in one batch of 1."""
+"""Assembly of one ragged forward: the rows of many sequences, side by side in a batch of 1."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ class Feed:
     """The next rows of one sequence.
 
     Attributes:
-        token_ids: what the rows consume.
-        position: of the first, counted from the start of the prompt.
-        num_wanted: how many of the last rows need logits; 0 for a prefill chunk.
+        token_ids: input token of each row.
+        position: position of the first row, counted from the start of the prompt.
+        table: pages that hold the sequence's keys and values.
+        num_wanted: number of last rows that need logits; 0 for a prefill chunk.
         unseen: earlier positions [a, b) that the rows do not attend to.
     """
 
@@ -35,10 +36,10 @@ class Batch:
     """Inputs of one forward.
 
     Attributes:
-        input_ids: [1, rows].
-        position_ids: [1, rows].
-        wanted: indices of the rows whose logits are computed [num_wanted].
-        rows: the same rows as attention sees them.
+        input_ids: token ids, [1, rows].
+        position_ids: positions, [1, rows].
+        wanted: indices of the rows whose logits are computed, [num_wanted].
+        rows: the same rows in the form that attention takes.
     """
 
     input_ids: torch.Tensor
@@ -53,7 +54,7 @@ def assemble(
     device: torch.device,
     kernels: Kernels | None = None,
 ) -> Batch:
-    """Lay the feeds' rows one after the other."""
+    """Concatenate the rows of all feeds into one batch."""
     input_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []

@@ -1,7 +1,8 @@
-"""Batches to check and to time attention with: uneven, scattered, with NaN between.
+"""Batches that check and time attention kernels.
 
 Kernels fail at batch 2, at odd lengths, where one sequence is far longer than the others, and by
-reading slots of others; every check has some of these.
+reading slots of other sequences. Every check covers some of these: its sequences are uneven, their
+pages are scattered, and the slots between them hold NaN.
 """
 
 from __future__ import annotations
@@ -19,12 +20,19 @@ from rapid.engines.attention.rows import Attend, RaggedRows
 from rapid.engines.attention.segments import MAX_STEP_ROWS, Partial
 from rapid.engines.kv.cache import KVCache, KVLayout, PageTable, Run
 
-SHARPNESS = 3.0  # of the checks' queries: a few keys carry each output, so each of them is missed
+SHARPNESS = 3.0  # scale of the checks' queries: a few keys carry each output, so a lost one shows
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Rows to attend with over layer 0 of their cache; `expected` [1, rows, heads, head_dim]."""
+    """The inputs of one attention call over layer 0 of a cache.
+
+    Attributes:
+        query: [1, heads, rows, head_dim].
+        key: keys of the rows, [1, kv_heads, rows, head_dim].
+        value: values of the rows, shaped as `key`.
+        expected: output in float32, [1, rows, heads, head_dim]; None in cases that are only timed.
+    """
 
     name: str
     query: torch.Tensor
@@ -34,14 +42,14 @@ class Case:
     expected: torch.Tensor | None = None
 
     def run(self, attend: Attend) -> torch.Tensor:
-        """Attend."""
+        """Return the output of `attend` on this case."""
         keys, values = self.rows.cache.layers[0]
         scale = self.query.shape[-1] ** -0.5
         return attend(self.query, self.key, self.value, keys, values, self.rows, scale)
 
     @property
     def kv_bytes(self) -> int:
-        """Keys and values that must be read, each once for all rows of a sequence."""
+        """Bytes of keys and values to read, each once for all rows of a sequence."""
         keys = self.rows.cache.layers[0][0]
         slots = sum(b - a for one in self.rows.segments for a, b in one.all_spans)
         return 2 * slots * keys.shape[0] * keys.shape[2] * keys.element_size()
@@ -49,7 +57,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """New rows of one sequence after `past` keys, `unseen` some of them."""
+    """The new rows of one sequence.
+
+    Attributes:
+        past: number of positions before the rows.
+        num_rows: number of new rows.
+        unseen: past positions [a, b) that the rows do not attend to.
+    """
 
     past: int
     num_rows: int
@@ -57,7 +71,10 @@ class Rows:
 
 
 def step_checks(keys: torch.Tensor, num_heads: int, page_tokens: int) -> list[Case]:
-    """Batches of 2 to 5 sequences: rows 1 to 16, odd lengths, one far longer than the others."""
+    """Return step batches of 2 to 5 sequences with 1 to 16 rows each.
+
+    Lengths are odd, and in some batches one sequence is far longer than the others.
+    """
     shapes = {
         "decode": [Rows(5000, 1), Rows(37, 1), Rows(700, 1), Rows(0, 1)],
         "verify of unequal blocks": [
@@ -73,7 +90,7 @@ def step_checks(keys: torch.Tensor, num_heads: int, page_tokens: int) -> list[Ca
 
 
 def chunk_checks(keys: torch.Tensor, num_heads: int, page_tokens: int) -> list[Case]:
-    """Prefill chunks at the start and after odd lengths."""
+    """Return prefill chunks at the start of a sequence and after odd lengths."""
     shapes = {
         "first chunks": [Rows(0, 300), Rows(0, 17)],
         "later chunks": [Rows(2001, 130), Rows(33, 97), Rows(512, 64)],
@@ -84,9 +101,9 @@ def chunk_checks(keys: torch.Tensor, num_heads: int, page_tokens: int) -> list[C
 def checks(
     shapes: dict[str, list[Rows]], keys: torch.Tensor, num_heads: int, page_tokens: int
 ) -> list[Case]:
-    """Cases with what float32 says of them, in a small cache of the shape of `keys`.
+    """Return cases with their float32 outputs, in a small cache of the shape of `keys`.
 
-    Slots that belong to nobody are NaN: whoever lets them in is found out.
+    Slots that belong to no sequence hold NaN, so that a kernel that reads them returns NaN.
     """
     tables: dict[str, list[PageTable]] = {}
     start = 1
@@ -129,7 +146,7 @@ def _specification(case: Case) -> torch.Tensor:
 
 
 def step_timings(cache: KVCache, num_heads: int, page_tokens: int, max_context: int) -> list[Case]:
-    """Decoding and verifying 8 tokens of two long sequences."""
+    """Return two cases over two long sequences: decoding, and verifying 8 tokens of each."""
     shapes = [Rows(0, 1), Rows(0, 8)]
     return [
         _timed(f"{one.num_rows} rows", cache, num_heads, page_tokens, max_context, one, 2)
@@ -140,7 +157,7 @@ def step_timings(cache: KVCache, num_heads: int, page_tokens: int, max_context: 
 def chunk_timings(
     cache: KVCache, num_heads: int, page_tokens: int, max_context: int, step_tokens: int
 ) -> list[Case]:
-    """One prefill chunk at the end of a long sequence."""
+    """Return one case: a prefill chunk at the end of a long sequence."""
     rows = Rows(0, max(MAX_STEP_ROWS + 1, min(step_tokens, max_context // 2)))
     return [_timed("chunk", cache, num_heads, page_tokens, max_context, rows, 1)]
 
@@ -154,7 +171,7 @@ def _timed(
     rows: Rows,
     num_sequences: int,
 ) -> Case:
-    """The rows at the end of equal sequences, each in one run."""
+    """Return a case with the rows at the end of equally long sequences, each in one run."""
     num_pages = cache.layers[0][0].shape[1] // page_tokens
     each = max(1, min(num_pages // num_sequences, max_context // page_tokens))
     tables = [
@@ -178,7 +195,10 @@ def make_case(
     num_heads: int,
     sharpness: float = 1.0,
 ) -> Case:
-    """Random queries, keys and values of a batch; nothing is stored in the cache."""
+    """Return a case with random queries, keys and values; the cache is not written.
+
+    The queries are scaled by `sharpness`.
+    """
     keys = cache.layers[0][0]
     num_kv_heads, _, head_dim = keys.shape
     feeds = [
@@ -197,7 +217,10 @@ def make_case(
 
 
 def scattered(num_tokens: int, page_tokens: int, start: int) -> PageTable:
-    """Runs of 3, 1, 4, 1, 5, 9, ... pages from page `start` on, others' between, the last first."""
+    """Return a table of runs of 3, 1, 4, 1, 5, 9, ... pages from page `start` on.
+
+    One page of other sequences lies between two runs, and the last run comes first.
+    """
     runs: list[Run] = []
     missing, lengths = -(-num_tokens // page_tokens), [3, 1, 4, 1, 5, 9, 2, 6]
     while missing > 0:

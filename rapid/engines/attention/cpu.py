@@ -1,18 +1,19 @@
-"""Attention over some of the keys on a CPU: torch's fused flash kernel, in the form that pays.
+"""Partial attention on a CPU: torch's fused flash kernel, called in the fastest of three forms.
 
-The kernel gives one thread a head of a batch and up to 32 of its query rows, and walks the keys. It
-reads any strided view, so a form is a matter of what is called a head and what a batch:
+The kernel gives each thread one head of one batch element and up to 32 of its query rows, and walks
+the keys. It reads any strided view, so the forms differ only in which dimension is passed as heads
+and which as the batch:
 
-* `packed`: all rows of a KV head at once, as they come. Nothing beats it but in two cases.
-* `row_by_row`: two rows in bfloat16, as two heads that share their keys by a zero stride. A single
-  row takes a matrix-vector product; more are multiplied as a matrix, for which the keys are packed
-  anew, and that costs more than reading them twice, while the second time they come from a cache.
-* `split`: fewer KV heads than threads leave threads idle (and a lone one lets the matrix library
-  spread products too small for it); equal parts of the keys become the batch, merged by their
-  log-sum-exp.
+* `packed`: all rows of a KV head at once, as they come. It is the fastest but in two cases.
+* `row_by_row`: two rows in bfloat16 become two heads that share their keys by a zero stride. A
+  single row takes a matrix-vector product. Several are multiplied as a matrix, for which the keys
+  are repacked; that costs more than reading the keys twice, the second time from the CPU's cache.
+* `split`: with fewer KV heads than threads, some threads idle (and a single head lets the matrix
+  library spread products that are too small for it). Equal parts of the keys become the batch and
+  are merged by their log-sum-exp.
 
-`benchmarks/cpu_attention.py` measures the forms, the written-out products beside them, and what
-`form_for` chooses.
+`benchmarks/cpu_attention.py` measures the forms, the unfused products, and the choice of
+`form_for`.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ import torch
 if TYPE_CHECKING:
     from rapid.engines.attention.segments import Partial
 
-MAX_REREAD_BYTES = 2**22  # of a KV head: beyond, its second row waits for memory
-MIN_SPLIT_KEYS = 8192  # below, merging costs more than the idle threads
-MAX_SPLIT_ROWS = 32  # above, the kernel has a second block of rows for another thread
+MAX_REREAD_BYTES = 2**22  # KV of a head: beyond, the second read comes from memory, not a cache
+MIN_SPLIT_KEYS = 8192  # below, merging costs more than idle threads do
+MAX_SPLIT_ROWS = 32  # above, the kernel gives a second block of rows to another thread
 
 Form = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], "Partial"]
 
@@ -36,7 +37,7 @@ Form = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], "Partial"]
 def partial(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
 ) -> Partial:
-    """As `rapid.engines.attention.ragged.partial`, by the fastest form."""
+    """Compute `rapid.engines.attention.ragged.partial` in the fastest form."""
     if is_causal:
         return _flash(query, key, value, scale, is_causal=True)
     return form_for(query, key)(query, key, value, scale)
@@ -49,14 +50,14 @@ def attend_single_rows(
     spans: Sequence[tuple[int, int]],
     scale: float,
 ) -> torch.Tensor:
-    """Sequences that each have one row and one run of keys: plain decoding, with least ado.
+    """Attend for sequences that each have one row and one run of keys, as in plain decoding.
 
     Args:
         query: [1, heads, rows, head_dim].
-        keys: of all slots [kv_heads, slots, head_dim].
-        values: as `keys`.
-        spans: the slots that each row sees.
-        scale: of the scores.
+        keys: keys of all slots, [kv_heads, slots, head_dim].
+        values: values of all slots, shaped as `keys`.
+        spans: slots [start, stop) that each row attends to.
+        scale: factor of the scores.
 
     Returns:
         [1, rows, heads, head_dim].
@@ -75,7 +76,7 @@ def attend_single_rows(
 
 
 def form_for(query: torch.Tensor, key: torch.Tensor) -> Form:
-    """The form for rows [b, h, rows, d] over keys [b, h, keys, d]."""
+    """Return the fastest form for a query [b, h, rows, d] over keys [b, h, keys, d]."""
     batch, heads, rows, _ = query.shape
     if batch != 1:
         return packed
@@ -90,14 +91,14 @@ def form_for(query: torch.Tensor, key: torch.Tensor) -> Form:
 
 
 def packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> Partial:
-    """One call as it stands."""
+    """Attend with one call on the tensors as they are."""
     return _flash(query, key, value, scale)
 
 
 def row_by_row(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
 ) -> Partial:
-    """Rows as heads, KV heads as the batch [1, h, rows, d]."""
+    """Attend with rows as heads and KV heads as the batch; the query is [1, h, rows, d]."""
     rows = query.shape[2]
     output, lse = _flash(
         query[0, :, :, None],
@@ -109,7 +110,10 @@ def row_by_row(
 
 
 def split(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> Partial:
-    """Keys in as many parts as give every thread equally much [1, h, rows, d]."""
+    """Attend to parts of the keys and merge them; the query is [1, h, rows, d].
+
+    The number of parts gives every thread the same amount of work.
+    """
     threads = torch.get_num_threads()
     num_parts = threads // math.gcd(threads, query.shape[1])
     length = key.shape[2] // num_parts
@@ -125,7 +129,7 @@ def split(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: fl
 
 
 def _parts(tensor: torch.Tensor, length: int) -> torch.Tensor:
-    """[1, h, n, d] as a view [n // length, h, length, d]."""
+    """Return a view [n // length, h, length, d] of a tensor [1, h, n, d]."""
     heads, num_parts = tensor.shape[1], tensor.shape[2] // length
     whole = tensor[0, :, : num_parts * length]
     return whole.view(heads, num_parts, length, -1).transpose(0, 1)

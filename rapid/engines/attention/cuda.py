@@ -1,18 +1,19 @@
-"""The attention of a CUDA engine: what there is, and what an engine takes when it starts.
+"""The attention kernels for CUDA, and the choice among them when an engine starts.
 
-Which kernels are right (`rapid.engines.attention.survey`) and which of these is fast depends on the
-device and the shapes. So every engine looks when it starts, at its own: once for steps and once for
-prefill.
+Which kernels are correct (`rapid.engines.attention.survey`) and which of them is fastest depends on
+the device and the shapes. So every engine surveys them at its own shapes when it starts: once for
+steps and once for prefill.
 
-Three families:
+There are three families:
 
-* runs: one kernel call of torch's per sequence and run, merged by log-sum-exp;
-* pages: one call of flash-attn 2 or 3 for the batch, where the package is installed. Version 2
-  takes pages of multiples of 256 tokens only. Rows are padded on the left, for its causal mask ends
-  at the last row and the last key. (Its varlen form is no candidate: it does not split the keys.
-  Nor is cuDNN: torch keeps its plans by shape, so that every new length would be planned anew,
-  which a timing at one length does not show.)
-* blocks: ours in Triton (`rapid.engines.attention.triton_kernel`), which a graph can capture.
+* runs: one call of a torch kernel per sequence and run, merged by log-sum-exp;
+* pages: one call of flash-attn 2 or 3 for the whole batch, where the package is installed. Version
+  2 only takes pages of multiples of 256 tokens. Rows are padded on the left, because the causal
+  mask is aligned to the last row and the last key. (The varlen form is no candidate, because it
+  does not split the keys. Nor is cuDNN: torch keeps its plans by shape, so every new length would
+  be planned anew, which a timing at one length does not show.)
+* blocks: this project's Triton kernel (`rapid.engines.attention.triton_kernel`), which a CUDA graph
+  can capture.
 """
 
 from __future__ import annotations
@@ -69,19 +70,19 @@ def choose_kernels(
     candidates: Sequence[Candidate] | None = None,
     measure: Measure | None = None,
 ) -> Kernels:
-    """Check and time candidates at the shapes of a cache, and say so in the log.
+    """Check and time candidates at the shapes of a cache, and log the findings.
 
     Args:
-        cache: timed on its first layer, whose content is lost.
-        num_heads: of the queries.
-        page_tokens: of its pages.
-        max_context: longest sequence.
+        cache: KV cache whose first layer is used for timing; the content of that layer is lost.
+        num_heads: number of query heads.
+        page_tokens: tokens of a page of the cache.
+        max_context: tokens of the longest sequence.
         step_tokens: rows of a prefill chunk.
-        candidates: None takes `all_candidates`.
-        measure: None takes `device_ms`.
+        candidates: kernels to choose from; None takes `all_candidates`.
+        measure: function that times a call in milliseconds; None takes `device_ms`.
 
     Raises:
-        ConfigurationError: none is right.
+        ConfigurationError: no candidate is correct.
     """
     keys = cache.layers[0][0]
     tolerance = TOLERANCES[keys.dtype]
@@ -120,7 +121,10 @@ def choose_kernels(
 
 
 def all_candidates(page_tokens: int) -> list[Candidate]:
-    """Every way to attend on CUDA; the written-out one is there so that something always is."""
+    """Return every attention kernel for CUDA.
+
+    The unfused one is among them so that at least one is always available.
+    """
     by_runs: dict[str, PartialKernel] = {
         "runs, flash": flash_partial,
         "runs, memory-efficient": efficient_partial,
@@ -140,7 +144,7 @@ def all_candidates(page_tokens: int) -> list[Candidate]:
 def flash_partial(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
 ) -> Partial:
-    """Torch's build of flash-attention 2; it splits the keys when the rows are few."""
+    """Attend with torch's build of flash-attention 2, which splits the keys when rows are few."""
     output, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
         query, key, value, 0.0, is_causal, False, scale=scale
     )
@@ -150,7 +154,10 @@ def flash_partial(
 def efficient_partial(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
 ) -> Partial:
-    """The memory-efficient kernel, also in float32; its log-sum-exp is padded to 32 rows."""
+    """Attend with torch's memory-efficient kernel, which also takes float32.
+
+    Its log-sum-exp is padded to 32 rows; the padding is cut off.
+    """
     output, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
         query, key, value, None, True, 0.0, is_causal, scale=scale
     )
@@ -160,7 +167,7 @@ def efficient_partial(
 def float32_partial(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
 ) -> Partial:
-    """Written out in float32."""
+    """Attend without a fused kernel, in float32."""
     tensors = query.float(), key.float(), value.float()
     return blockwise_partial(*tensors, scale, is_causal=is_causal)
 
@@ -196,11 +203,14 @@ def attend_by_pages(
     table_name: str,
     page: int,
 ) -> torch.Tensor:
-    """`Attend` with a ``flash_attn_with_kvcache``; by runs where spans are no whole pages.
+    """Attend (see `Attend`) with a ``flash_attn_with_kvcache``.
+
+    Where the spans of a sequence are not whole pages, `attend_by_runs` computes instead.
 
     Args:
-        kernel: takes [sequences, rows, heads, head_dim], pages [pages, page, kv_heads, head_dim].
-        table_name: what it calls the table of pages [sequences, pages].
+        kernel: function of a query [sequences, rows, heads, head_dim] and of keys and values
+            [pages, page, kv_heads, head_dim].
+        table_name: keyword of `kernel` for the table of pages, [sequences, pages].
         page: tokens of a page.
     """
     pages = rows.once(("pages", keys.device), lambda: _pages(rows.segments, page, keys.device))
@@ -223,7 +233,12 @@ def attend_by_pages(
 def _pages(
     segments: list[Segment], page: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """Table of pages, keys of each sequence, rows padded to a rectangle, and the way back."""
+    """Return the inputs of a paged kernel; None where spans are not whole pages.
+
+    Returns:
+        The table of pages [sequences, pages], the number of keys of each sequence, the row indices
+        padded on the left to a rectangle [sequences, rows], and the indices that undo the padding.
+    """
     tables = []
     for segment in segments:
         *whole, last = segment.all_spans
@@ -252,5 +267,6 @@ def _pages(
     )
 
 
-# One engine at a time: a capture begins by waiting for the device, which no capture survives.
+# Held while an engine captures a graph: a capture begins by waiting for the device, and that wait
+# breaks any other capture in progress.
 CAPTURING = threading.Lock()

@@ -1,20 +1,20 @@
 """Ragged attention over page runs: many sequences of any length in one forward, no padding.
 
-`ragged_attention` is what every layer of a transformers model calls (registered as
-``rapid_ragged``). It stores the new keys and values, then attends sequence by sequence:
+Every layer of a transformers model calls `ragged_attention` (registered as ``rapid_ragged``). It
+stores the new keys and values, then attends sequence by sequence:
 
 * the queries of a KV group are packed into the query rows ([kv_heads, group * rows, head_dim]), so
   keys are read once per group and never repeated;
-* each past run is attended to without any mask, the new rows among themselves causally;
+* each past run is attended to without a mask, and the new rows attend to each other causally;
 * the parts are merged by their log-sum-exp.
 
-What several sequences begin with is a part that is read once for all of them, where no `Kernels`
-attend (`rapid.engines.attention.shared_prefixes`).
+Without `Kernels`, a prefix that several sequences share is a part that is read once for all of them
+(`rapid.engines.attention.shared_prefixes`).
 
-On a CPU a part is the fused flash kernel over a strided view, in one of the forms of
-`rapid.engines.attention.cpu`. On CUDA an engine brings the `Kernels` that
-`rapid.engines.attention.cuda` found right and fast. Elsewhere a part is `plain_partial`, written
-out, in blocks; the same function is the specification everywhere.
+On a CPU a part is computed by the fused flash kernel over a strided view, in one of the forms of
+`rapid.engines.attention.cpu`. On CUDA an engine passes the `Kernels` that
+`rapid.engines.attention.cuda` found correct and fast. Elsewhere a part is computed by
+`plain_partial`, in blocks; that function is also the specification of all the others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rapid.engines.attention.segments import Partial, Segment
 from rapid.engines.attention.shared_prefixes import SharedPrefix
 
 NAME = "rapid_ragged"
-MAX_SCORES = 2**26  # float32 scores computed at once where no fused kernel is used
+MAX_SCORES = 2**26  # float32 scores held at once where no fused kernel is used
 
 
 def ragged_attention(
@@ -45,17 +45,19 @@ def ragged_attention(
     ragged: RaggedRows,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of all rows of a ragged batch; the signature is the one transformers calls.
+    """Store the new keys and values of a ragged batch and attend for all its rows.
+
+    The signature is that of transformers' attention functions.
 
     Args:
-        module: the layer; its `layer_idx` selects the cache.
+        module: attention layer; its `layer_idx` selects the layer of the cache.
         query: [1, heads, rows, head_dim].
         key: [1, kv_heads, rows, head_dim].
         value: [1, kv_heads, rows, head_dim].
-        attention_mask: None always; segments say who sees whom.
-        scaling: of the scores.
-        dropout: refused by inference, ignored.
-        ragged: the batch.
+        attention_mask: always None; the segments of `ragged` define what each row attends to.
+        scaling: factor of the scores; None takes ``head_dim ** -0.5``.
+        dropout: ignored; inference has none.
+        ragged: rows of the batch.
 
     Returns:
         [1, rows, heads, head_dim].
@@ -89,10 +91,10 @@ def attend_by_runs(
     scale: float,
     kernel: PartialKernel | None = None,
 ) -> torch.Tensor:
-    """`Attend`, sequence by sequence and run by run, what several begin with once.
+    """Attend (see `Attend`) sequence by sequence and run by run, and to shared prefixes once.
 
     Args:
-        kernel: takes the place of `partial`, and every sequence for itself.
+        kernel: replaces `partial`; with it, shared prefixes are read by each sequence on its own.
     """
     outputs: dict[int, torch.Tensor] = {}
     for prefix in rows.prefixes() if kernel is None else ():
@@ -115,7 +117,13 @@ def _attend_together(
     prefix: SharedPrefix,
     scale: float,
 ) -> dict[int, torch.Tensor]:
-    """By sequence [1, rows, heads, d]; what is shared is read by all rows packed as one's."""
+    """Attend for the sequences of a shared prefix.
+
+    The rows of all of them are packed as those of one sequence to read the prefix once.
+
+    Returns:
+        By the sequence's index, [1, rows, heads, d].
+    """
     num_kv_heads, _, head_dim = keys.shape
     num_heads = query.shape[1]
     by_head = (num_kv_heads, num_heads // num_kv_heads, -1)
@@ -148,7 +156,7 @@ def _attend(
     scale: float,
     kernel: PartialKernel,
 ) -> torch.Tensor:
-    """One sequence's rows over its past and themselves, as [1, rows, heads, d]."""
+    """Return the attention of one sequence's rows over its keys, [1, rows, heads, d]."""
     num_heads, head_dim = query.shape[1], query.shape[3]
     output, _ = merge(_parts(query, key, value, keys, values, segment, scale, kernel))
     by_head = output.to(query.dtype).reshape(1, num_heads, -1, head_dim)
@@ -165,14 +173,14 @@ def _parts(
     scale: float,
     kernel: PartialKernel,
 ) -> list[Partial]:
-    """One sequence's rows over each run of its past and over themselves, in the packed shape."""
+    """Return partial attention over each past run and over the rows themselves, packed."""
     own = slice(segment.start, segment.stop)
     query, key, value = query[:, :, own], key[:, :, own], value[:, :, own]
     _, num_heads, num_rows, head_dim = query.shape
     num_kv_heads = keys.shape[0]
     group = num_heads // num_kv_heads
     packed = query.reshape(1, num_kv_heads, group * num_rows, head_dim)
-    # A single row sees itself too, so its own slot is one more key and needs no mask.
+    # A single row attends to itself too: its own slot is one more key and needs no mask.
     spans = segment.all_spans if num_rows == 1 else segment.past
     parts = [
         kernel(packed, keys[None, :, a:b], values[None, :, a:b], scale, is_causal=False)
@@ -190,10 +198,10 @@ def attend_to_self(
     scale: float,
     kernel: PartialKernel,
 ) -> Partial:
-    """The new rows among themselves, causally, in the packed shape.
+    """Attend causally among the new rows and return the result in the packed shape.
 
     The heads of a group become the kernel's heads and the KV heads its batch: keys are expanded by
-    a zero stride and nothing but [rows, rows] is masked, however many heads share it.
+    a zero stride, and the mask is [rows, rows], however many heads share it.
     """
     _, num_heads, num_rows, head_dim = query.shape
     num_kv_heads = key.shape[1]
@@ -216,14 +224,17 @@ def attend_to_self(
 def partial(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
 ) -> Partial:
-    """Softmax attention over some of the keys, with what is needed to merge it with the others.
+    """Compute softmax attention over some of the keys, with its log-sum-exp for `merge`.
 
     Args:
         query: [b, h, rows, d].
-        key: any strides with d contiguous [b, h, keys, d].
+        key: [b, h, keys, d], in any strides with d contiguous.
         value: as `key`.
-        scale: of the scores.
-        is_causal: row i sees keys [0, i]; only for as many keys as rows.
+        scale: factor of the scores.
+        is_causal: whether row i attends to keys [0, i] only; needs as many keys as rows.
+
+    Returns:
+        Output [b, h, rows, d] and log-sum-exp of the scores [b, h, rows].
     """
     if query.device.type == "cpu":
         return cpu_attention.partial(query, key, value, scale, is_causal=is_causal)
@@ -233,10 +244,10 @@ def partial(
 def blockwise_partial(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
 ) -> Partial:
-    """`plain_partial` in blocks, so that no more than about `MAX_SCORES` scores are held at once.
+    """Compute `plain_partial` in blocks that hold no more than about `MAX_SCORES` scores at once.
 
-    Without a mask the blocks are of keys. Causally they are of rows: each sees the keys before it
-    without a mask and its own causally.
+    Without a mask the keys are split into blocks. With the causal mask the rows are: each block
+    attends to the keys before it without a mask and to its own keys causally.
     """
     if is_causal:
         return _blockwise_causal(query, key, value, scale)
@@ -267,7 +278,7 @@ def _blockwise_causal(
 def plain_partial(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
 ) -> Partial:
-    """`partial` as one reads it in a paper: the specification, and the path of other devices."""
+    """Compute `partial` by its formula: the specification, and the path of other devices."""
     scores = torch.matmul(query, key.transpose(-1, -2)).float() * scale
     if is_causal:
         rows = scores.shape[-1]
@@ -279,7 +290,7 @@ def plain_partial(
 
 
 def merge(parts: list[Partial]) -> Partial:
-    """Attention over all keys from attention over disjoint parts of them (float32 if several)."""
+    """Merge attention over disjoint parts of the keys; the output of several parts is float32."""
     output, lse = parts[0]
     for other, other_lse in parts[1:]:
         share = torch.sigmoid(other_lse - lse)[..., None]

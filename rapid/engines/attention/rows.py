@@ -1,4 +1,4 @@
-"""The rows of a forward, as every attention kernel receives them."""
+"""Rows of a forward in the form that every attention kernel takes, and the kernels' protocols."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Made = TypeVar("Made")
 
 
 class PartialKernel(Protocol):
-    """Attention over some of the keys; the contract is that of `partial`."""
+    """Attention over some of the keys, as `rapid.engines.attention.ragged.partial` defines it."""
 
     def __call__(
         self,
@@ -28,11 +28,11 @@ class PartialKernel(Protocol):
         *,
         is_causal: bool,
     ) -> Partial:
-        """See `partial`."""
+        """See `rapid.engines.attention.ragged.partial`."""
 
 
 class Attend(Protocol):
-    """Attention of ragged rows whose keys and values are stored already."""
+    """Attention of ragged rows whose keys and values are already stored in the cache."""
 
     def __call__(
         self,
@@ -44,16 +44,16 @@ class Attend(Protocol):
         rows: RaggedRows,
         scale: float,
     ) -> torch.Tensor:
-        """Attend.
+        """Attend for all rows.
 
         Args:
             query: [1, heads, rows, head_dim].
-            key: the rows' own, also in `keys` [1, kv_heads, rows, head_dim].
+            key: keys of the rows, which `keys` holds as well, [1, kv_heads, rows, head_dim].
             value: as `key`.
-            keys: of all slots [kv_heads, slots, head_dim].
+            keys: keys of all slots, [kv_heads, slots, head_dim].
             values: as `keys`.
-            rows: which of them each row sees.
-            scale: of the scores.
+            rows: the sequences of the rows and the slots that each attends to.
+            scale: factor of the scores.
 
         Returns:
             [1, rows, heads, head_dim].
@@ -62,12 +62,13 @@ class Attend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What an engine attends with.
+    """The attention kernels of an engine.
 
     Attributes:
-        steps: for sequences of at most `MAX_STEP_ROWS` rows.
-        chunks: for longer ones.
-        captured: for steps inside a captured graph, which may read nothing from the host.
+        steps: kernel for sequences of at most `MAX_STEP_ROWS` rows.
+        chunks: kernel for sequences with more rows.
+        captured: kernel for steps inside a captured graph, which may read nothing from the host;
+            None where there is none.
     """
 
     steps: Attend
@@ -77,13 +78,14 @@ class Kernels:
 
 @dataclass(slots=True)
 class RaggedRows:
-    """What attention must know of a batch.
+    """The rows of a batch as attention takes them.
 
     Attributes:
+        cache: KV cache of the batch.
         segments: one per sequence, together covering all rows.
-        slots: where each row's key and value go, int64 [rows].
-        kernels: None attends run by run with `partial`.
-        memo: what layers derive from it once (`once`).
+        slots: slot of the cache that each row's key and value go to, int64 [rows].
+        kernels: attention kernels; None attends run by run with `partial`.
+        memo: values that the layers derive from the batch and share (see `once`).
     """
 
     cache: KVCache
@@ -93,19 +95,19 @@ class RaggedRows:
     memo: dict[Hashable, object] = field(default_factory=dict)
 
     def once(self, name: Hashable, make: Callable[[], Made]) -> Made:
-        """What `make` returned the first time; layers share it."""
+        """Return what `make` returned on the first call with this name; layers share it."""
         if name not in self.memo:
             self.memo[name] = make()
         return cast(Made, self.memo[name])
 
     def slots_on(self, device: torch.device) -> torch.Tensor:
-        """`slots` on the device of a layer."""
+        """Return `slots` on the device of a layer."""
         if device == self.slots.device:
             return self.slots
         return self.once(("slots", device), lambda: self.slots.to(device))
 
     def single_spans(self) -> list[tuple[int, int]]:
-        """What each row sees, if every sequence has one row and one run of keys; else empty."""
+        """Return each row's span if every sequence has one row and one run of keys, else `[]`."""
         return self.once("single spans", self._single_spans)
 
     def _single_spans(self) -> list[tuple[int, int]]:
@@ -113,11 +115,15 @@ class RaggedRows:
         return [one.all_spans[0] for one in self.segments] if is_plain else []
 
     def prefixes(self) -> list[SharedPrefix]:
-        """What several of the sequences begin with."""
+        """Return the prefixes that several of the sequences share."""
         return self.once("prefixes", lambda: shared_prefixes(self.segments))
 
     def stretches(self) -> list[tuple[slice, RaggedRows]]:
-        """Neighbours of one kind, steps or chunks: their rows, and themselves counted from 0."""
+        """Split the batch into stretches of neighbouring sequences, all steps or all chunks.
+
+        Returns:
+            Per stretch its rows in the batch, and the stretch as a batch of its own.
+        """
         if len({segment.is_step for segment in self.segments}) == 1:
             return [(slice(None), self)]
         return self.once("stretches", self._split)

@@ -1,4 +1,4 @@
-"""The parts of a sequence's keys, and attention over a part of them."""
+"""Segments of a ragged batch, and the type of attention over a part of the keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-MAX_STEP_ROWS = 16  # a sequence with more rows is a prefill chunk to the kernels
+MAX_STEP_ROWS = 16  # the kernels take a sequence with more rows as a prefill chunk
 
 
 Partial = tuple[torch.Tensor, torch.Tensor]  # output [b, h, rows, d] and log-sum-exp [b, h, rows]
@@ -14,9 +14,13 @@ Partial = tuple[torch.Tensor, torch.Tensor]  # output [b, h, rows, d] and log-su
 
 @dataclass(slots=True)
 class Segment:
-    """Rows [start, stop) of the batch belong to one sequence and attend to its `past` slots.
+    """The rows of one sequence in a ragged batch.
 
-    `all_spans` also covers the new rows themselves.
+    Attributes:
+        start: first row in the batch.
+        stop: row after the last.
+        past: slots [start, stop) of the earlier positions that the rows attend to, in order.
+        all_spans: the same with the slots of the rows themselves.
     """
 
     start: int
@@ -26,5 +30,5 @@ class Segment:
 
     @property
     def is_step(self) -> bool:
-        """A decode, draft or verify, not a prefill chunk."""
+        """Whether this is a decode, draft or verify step, not a prefill chunk."""
         return self.stop - self.start <= MAX_STEP_ROWS

@@ -1,8 +1,8 @@
-"""Which sequences of a batch begin in the same slots, so that attention reads these once for all.
+"""Prefixes that several sequences of a batch share, so that attention reads them once.
 
-Questions about one document do, and choices of one request. Rows of several sequences over keys
-that all of them see are one product, merged with the rest by log-sum-exp (Juravsky et al.,
-"Hydragen", arXiv 2402.05099).
+Questions about one document begin in the same slots, and so do the choices of one request. The rows
+of several sequences over keys that all of them attend to are one product, merged with the rest by
+log-sum-exp (Juravsky et al., "Hydragen", arXiv 2402.05099).
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rapid.engines.attention.segments import Segment
 
-MIN_SHARED_KEYS = 1024  # fewer are read faster by each sequence for itself
+MIN_SHARED_KEYS = 1024  # fewer are read faster by each sequence on its own
 
 Spans = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """The beginning of several sequences.
+    """A prefix that several sequences share.
 
     Attributes:
-        spans: its slots.
-        rests: by index, the sequences' segments without it.
+        spans: slots [start, stop) of the prefix, in order.
+        rests: segments of the sequences without the prefix, by their index in the batch.
     """
 
     spans: Spans
@@ -34,10 +34,11 @@ class SharedPrefix:
 
 
 def shared_prefixes(segments: Sequence[Segment]) -> list[SharedPrefix]:
-    """The longest prefixes that at least two decoding or verifying sequences share.
+    """Return the longest prefixes that at least two decoding or verifying sequences share.
 
-    A sequence is in one of them at most: with a document in common, a prompt's opening that others
-    have as well does not count. Lengths are told apart by factors of two.
+    A sequence belongs to one prefix at most: sequences that share a document are grouped by it, not
+    by the opening of the prompt that other sequences have as well. Lengths are compared at powers
+    of two only.
     """
     alike: dict[int, list[int]] = {}
     for index, segment in enumerate(segments):
@@ -54,7 +55,7 @@ def shared_prefixes(segments: Sequence[Segment]) -> list[SharedPrefix]:
 
 
 def _by_longest(segments: Sequence[Segment], indices: list[int]) -> Iterator[list[int]]:
-    """Those that see the same slot at a position, the farthest position first."""
+    """Yield groups of sequences with the same slot at a position, the farthest position first."""
     left = {index: _length(segments[index].past) for index in indices}
     position = MIN_SHARED_KEYS
     while len(left) > 1 and 2 * position <= max(left.values()):
@@ -85,7 +86,7 @@ def _slot(spans: Spans, position: int) -> int:
 
 
 def _common(some: Spans, others: Spans) -> Spans:
-    """What both begin with."""
+    """Return the spans that both begin with."""
     common = []
     for (start, stop), (other_start, other_stop) in zip(some, others, strict=False):
         if start != other_start:
@@ -97,7 +98,7 @@ def _common(some: Spans, others: Spans) -> Spans:
 
 
 def _without(segment: Segment, num_keys: int) -> Segment:
-    """What a segment sees behind its first keys."""
+    """Return a segment without its first `num_keys` keys."""
 
     def rest(spans: Spans) -> Spans:
         left, kept = num_keys, []

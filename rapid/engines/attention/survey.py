@@ -1,9 +1,9 @@
-"""Ways to attend: first checked against float32, then timed, and the fastest right one taken.
+"""The survey of attention kernels: checked against float32, then timed, and the fastest taken.
 
-Fast kernels have been silently wrong at batch 2 or on some lengths (pytorch issue 194167), so
-nothing is timed before it was right on every case (`rapid.engines.attention.cases`). A candidate
-that is wrong is refused with a warning; one that is missing, raises or runs out of memory is left
-out with its reason, and never ends the survey.
+Fast kernels have been silently wrong at batch 2 or on some lengths (pytorch issue 194167), so a
+kernel is timed only after it was correct on every case (`rapid.engines.attention.cases`). A
+candidate that is wrong is refused with a warning. One that is missing, raises or runs out of memory
+is left out with its reason, and never ends the survey.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from rapid.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
-# Largest difference to float32, for outputs of size 1 to 4; leaving out keys costs about 0.5.
+# Largest difference to float32, for outputs of magnitude 1 to 4; a lost key shows as about 0.5.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
-Measure = Callable[[Callable[[], object]], float]  # milliseconds
+Measure = Callable[[Callable[[], object]], float]  # times a call, in milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to attend.
+    """An attention kernel that an engine may choose.
 
     Attributes:
-        load: makes it; raises where it is not available.
-        is_for_chunks: it also takes rows beyond `MAX_STEP_ROWS`.
-        is_capturable: it reads nothing from the host, so that a graph can hold it.
+        name: name in the log.
+        load: function that returns the kernel; it raises where the kernel is not available.
+        is_for_chunks: whether it also takes sequences of more than `MAX_STEP_ROWS` rows.
+        is_capturable: whether it reads nothing from the host, so that a graph can capture it.
     """
 
     name: str
@@ -48,13 +49,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found of a candidate.
+    """The result of the survey for one candidate.
 
     Attributes:
-        attend: None when it may not be chosen.
+        candidate: the candidate.
+        attend: the loaded kernel; None when it may not be chosen.
         error: largest difference to float32 over the cases; NaN when it did not run.
-        problem: why it may not be chosen.
-        ms: over all timed cases; NaN when it was not timed.
+        problem: reason why it may not be chosen, else empty.
+        ms: milliseconds of all timed cases together; NaN when it was not timed.
     """
 
     candidate: Candidate
@@ -76,7 +78,7 @@ def survey(
     tolerance: float,
     measure: Measure,
 ) -> list[Finding]:
-    """Check every candidate on all cases, then time those that are right."""
+    """Check every candidate on all cases, and time those that are correct."""
     found = []
     for candidate in candidates:
         attend, error, problem = _check(candidate, cases, tolerance)
@@ -84,7 +86,7 @@ def survey(
         if attend is not None:
             try:
                 ms = sum(measure(partial(case.run, attend)) for case in timed)
-            except Exception as cause:  # no memory for it at full length, say
+            except Exception as cause:  # for instance, too little memory at full length
                 attend, problem = None, f"could not be timed ({_told(cause)})"
         found.append(Finding(candidate, attend, error, problem, ms))
     return found
@@ -104,7 +106,7 @@ def _check(
             error = float((case.run(attend).float() - case.expected).abs().max())
         except Exception as cause:
             return None, math.nan, f"cannot run here, on {case.name} ({_told(cause)})"
-        if not error <= tolerance:  # NaN is wrong, too
+        if not error <= tolerance:  # refuses NaN, too
             problem = f"is wrong: {error:.3g} from float32 on {case.name}"
             logger.warning("attention candidate refused: %s %s", candidate.name, problem)
             return None, error, problem
@@ -113,15 +115,15 @@ def _check(
 
 
 def _told(cause: Exception) -> str:
-    """The first sentence of an error, which from torch may go on for pages."""
+    """Return the first sentence of an error, since torch's may run to pages."""
     return (str(cause).strip().splitlines() or [type(cause).__name__])[0].split(". ")[0][:160]
 
 
 def fastest(found: Sequence[Finding]) -> Finding:
-    """The quickest of the right ones.
+    """Return the finding of the fastest correct candidate.
 
     Raises:
-        ConfigurationError: none is right.
+        ConfigurationError: no candidate is correct.
     """
     right = [finding for finding in found if finding.attend is not None]
     if not right:
@@ -132,7 +134,7 @@ def fastest(found: Sequence[Finding]) -> Finding:
 
 
 def device_ms(run: Callable[[], object], repeats: int = 7) -> float:
-    """Median time of a call on the current CUDA device, by its own events."""
+    """Return the median milliseconds of a call on the current CUDA device, timed by its events."""
     for _ in range(3):
         run()
     times: list[float] = []

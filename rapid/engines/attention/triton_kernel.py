@@ -1,15 +1,15 @@
 """Split-KV attention over scattered runs of keys, for CUDA: steps of a whole batch in two launches.
 
 Decoding and verifying at long context are bound by reading KV. So the query rows of a KV group are
-packed into one tile and every key is read once for all of them; the keys of a sequence are divided
+packed into one tile, and every key is read once for all of them. The keys of a sequence are divided
 among `splits` programs, as in Flash-Decoding (Dao et al., 2023), so that few sequences still fill
 the device; a second launch merges their parts by log-sum-exp.
 
-Where keys lie is a table of blocks (`key_table`): `BLOCK_KEYS` consecutive slots or fewer, so that
-any runs, pages or windows are walked with strided loads. Lengths, rows and places are read from
-that tensor and from nothing on the host: a captured graph replays with new ones.
+A table (`key_table`) lists the keys in blocks of at most `BLOCK_KEYS` consecutive slots, so that
+any runs, pages or windows are walked with strided loads. Lengths, rows and slots are read from that
+tensor and never from the host, so that a captured graph can be replayed with new ones.
 
-``TRITON_INTERPRET=1`` runs the same code on a CPU, slowly; tests do.
+``TRITON_INTERPRET=1`` runs the same code on a CPU, slowly; the tests use it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from rapid.engines.attention.rows import RaggedRows
 from rapid.engines.attention.segments import Segment
 
 BLOCK_KEYS = 64
-HEADER = 3  # columns of a table before its blocks
+HEADER = 3  # columns of a key table before its blocks
 PROGRAMS_PER_PROCESSOR = 4
 MAX_SPLITS = 64
 
 
 def key_table(segments: list[Segment], num_blocks: int | None = None) -> np.ndarray:
-    """Where the keys of each sequence lie.
+    """Return the table of the slots in which the keys of each sequence lie.
 
     Args:
         segments: sequences with their spans of slots.
-        num_blocks: columns to provide for; None takes as many as are needed.
+        num_blocks: blocks to provide columns for; None takes as many as are needed.
 
     Returns:
-        int32 [sequences, 4 + 2 * num_blocks], a line being: first row, rows, blocks; the first slot
-        of each block; the number of keys before each block, and their total at the end.
+        int32 [sequences, 4 + 2 * num_blocks]. A line holds the first row, the number of rows and
+        the number of blocks; the first slot of each block; then the number of keys before each
+        block, and their total at the end.
 
     Raises:
         ValueError: a sequence has more than `num_blocks` blocks.
@@ -57,7 +58,7 @@ def key_table(segments: list[Segment], num_blocks: int | None = None) -> np.ndar
 
 
 def _blocks(spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """First slots of the blocks, and keys before each with their total at the end."""
+    """Return the first slot of each block, and the keys before each with the total at the end."""
     slots = [np.arange(start, stop, BLOCK_KEYS) for start, stop in spans]
     counts = [
         np.minimum(stop - first, BLOCK_KEYS) for first, (_, stop) in zip(slots, spans, strict=True)
@@ -74,7 +75,10 @@ def attend_by_blocks(
     rows: RaggedRows,
     scale: float,
 ) -> torch.Tensor:
-    """`Attend` for steps; `rows.memo` may bring the table (`key_table`) on the device."""
+    """Attend (see `Attend`) for steps.
+
+    The table (`key_table`) is taken from `rows.memo` if it is there, already on the device.
+    """
     table = rows.once(
         ("key table", keys.device),
         lambda: torch.from_numpy(key_table(rows.segments)).to(keys.device),
@@ -92,15 +96,15 @@ def attend_to_table(
     scale: float,
     splits: int | None = None,
 ) -> torch.Tensor:
-    """Causal attention of each sequence's rows, its last ones, over all its keys.
+    """Attend causally from the rows of each sequence, its last positions, to all its keys.
 
     Args:
         query: [1, heads, rows, head_dim], head_dim contiguous.
-        keys: of all slots, contiguous [kv_heads, slots, head_dim].
+        keys: keys of all slots, contiguous, [kv_heads, slots, head_dim].
         values: as `keys`.
-        table: from `key_table`; together its sequences cover all rows.
-        most_rows: of one sequence.
-        scale: of the scores.
+        table: from `key_table`, on the device; its sequences together cover all rows.
+        most_rows: largest number of rows of a sequence.
+        scale: factor of the scores.
         splits: programs per sequence and KV head, at most `MAX_SPLITS`; None fills the device.
 
     Returns:
@@ -165,7 +169,10 @@ def attend_to_table(
 
 
 def _splits(device: torch.device, num_programs: int, num_blocks: int) -> int:
-    """So many that programs of unequal work fill the device, none without a block to read."""
+    """Return the number of programs per sequence and KV head.
+
+    Programs of unequal work then fill the device; no program is without a block to read.
+    """
     processors = 8
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -173,7 +180,7 @@ def _splits(device: torch.device, num_programs: int, num_blocks: int) -> int:
     return min(wanted, num_blocks, MAX_SPLITS)
 
 
-# Numbers that change from step to step must not compile the kernels anew.
+# Numbers that change from step to step must not make Triton compile the kernels anew.
 @triton.jit(do_not_specialize=["num_rows", "width", "num_blocks", "splits"])
 def _attend_to_split(
     query,
@@ -199,7 +206,7 @@ def _attend_to_split(
     HEADER: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One KV head of one sequence over one share of its blocks: output and log-sum-exp."""
+    """Attend for one KV head of one sequence over one share of its blocks."""
     split, kv_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     line = table + sequence * width
     first_row, own_rows, own_blocks = tl.load(line), tl.load(line + 1), tl.load(line + 2)
@@ -220,7 +227,7 @@ def _attend_to_split(
         mask=is_row[:, None] & is_dim[None, :],
         other=0.0,
     )
-    visible = tl.load(before + own_blocks) - own_rows + row + 1  # keys that each row sees
+    visible = tl.load(before + own_blocks) - own_rows + row + 1  # keys visible to each row
 
     best = tl.full([PACKED], float("-inf"), tl.float32)
     total = tl.zeros([PACKED], tl.float32)
@@ -242,7 +249,7 @@ def _attend_to_split(
         is_seen = is_key[None, :] & ((first + place)[None, :] < visible[:, None])
         scores = tl.where(is_seen, scores, float("-inf"))
         better = tl.maximum(best, tl.max(scores, 1))
-        shift = tl.where(better == float("-inf"), 0.0, better)  # nothing seen so far
+        shift = tl.where(better == float("-inf"), 0.0, better)  # 0 if no key was visible so far
         weights = tl.exp(scores - shift[:, None])
         keep = tl.exp(best - shift)
         tile_values = tl.load(
@@ -280,7 +287,7 @@ def _merge_splits(
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
 ):
-    """One head of one row from its splits."""
+    """Merge the splits of one head of one row."""
     row, head = tl.program_id(0), tl.program_id(1)
     split = tl.arange(0, MAX_SPLITS)
     is_split = split < splits

@@ -1,15 +1,15 @@
-"""Steps of a recurring shape as captured CUDA graphs: one launch instead of some hundred.
+"""CUDA graphs of steps of a recurring shape: one launch instead of some hundred.
 
-A small model's step is bound by launching its kernels, not by its bytes. A graph launches them at
-once, but with the addresses and shapes it was captured with. So what changes between steps lies in
-tensors that stay (ids, positions, slots, the table of keys) and attention must be one that reads
-nothing else (`Kernels.captured`).
+A step of a small model is bound by launching its kernels, not by the bytes it reads. A graph
+launches them at once, but with the addresses and shapes it was captured with. So what changes
+between steps lies in tensors that stay (ids, positions, slots, the table of keys), and the
+attention kernel must read nothing else (`Kernels.captured`).
 
-The ordinary forward stays the specification. A graph is captured from the third step of its shape
-and tried on the next one, with inputs other than those it was captured with: it must give that
-step's logits and store its keys, and be faster. Else its shape stays ordinary, for good (no
-other shape is captured either, after a capture that failed), and the
-log says why. Nothing is padded: a shape is (sequences, rows of each).
+The ordinary forward is the specification. A graph is captured from the third step of its shape and
+tried on the next one, whose inputs differ from those it was captured with: it must return that
+step's logits, store its keys, and be faster. Otherwise the shape stays with the ordinary forward
+for good, and the log says why; after a capture that failed, no other shape is captured either.
+Nothing is padded: a shape is (sequences, rows of each).
 """
 
 from __future__ import annotations
@@ -32,22 +32,29 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STEPS_BEFORE = 2  # ordinary steps of a shape before it is worth a graph
-MAX_SHAPES = 32  # that have a graph or were refused one
-TOLERANCE = 0.03  # of logits and stored keys, as a share of their norm
-ELSEWHERE = 0.3  # stored keys that differ by more were not stored there: others' cost about 1.4
-REPEATS = 3  # of both, when they are compared
+STEPS_BEFORE = 2  # ordinary steps of a shape before its graph is captured
+MAX_SHAPES = 32  # shapes that have a graph or were refused one
+TOLERANCE = 0.03  # error of logits and stored keys, as a share of their norm
+ELSEWHERE = 0.3  # keys that differ by more are those of other rows, which differ by about 1.4
+REPEATS = 3  # runs of a graph and of the ordinary forward when they are compared
 
 
 Shape = tuple[int, int]  # sequences, rows of each
 Forward = Callable[["Batch"], torch.Tensor]
-# Runs a function once or more, and returns what runs it again: same memory, new content.
+# Runs a function once or more, and returns a function that replays it on the same memory.
 Capture = Callable[[Callable[[], torch.Tensor]], Callable[[], torch.Tensor]]
 
 
 @dataclass(slots=True)
 class _Graph:
-    """A captured step: inputs that stay, and what replays it."""
+    """A captured step.
+
+    Attributes:
+        inputs: batch in the memory that the graph reads.
+        table: key table in the memory that the graph reads.
+        replay: function that runs the graph and returns the logits of all rows.
+        is_trusted: whether the graph was found correct and faster than the ordinary forward.
+    """
 
     inputs: Batch
     table: torch.Tensor
@@ -56,7 +63,7 @@ class _Graph:
 
 
 class StepGraphs:
-    """Runs steps, by a graph where one was found right and fast."""
+    """Runner of steps that replays a graph where one was found correct and faster."""
 
     def __init__(
         self,
@@ -65,12 +72,12 @@ class StepGraphs:
         max_context: int,
         capture: Capture,
     ) -> None:
-        """Remember how to run a step.
+        """Start without any graph.
 
         Args:
-            forward: logits of the wanted rows of a batch [num_wanted, vocab].
-            kernels: with an attention that can be captured.
-            max_context: longest sequence.
+            forward: function that returns the logits of a batch's wanted rows, [num_wanted, vocab].
+            kernels: attention kernels, with one that can be captured.
+            max_context: tokens of the longest sequence.
             capture: a `GraphCapture`, or a stand-in where there is no CUDA.
         """
         assert kernels.captured is not None
@@ -83,7 +90,7 @@ class StepGraphs:
         self._may_capture = True
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """Logits of the wanted rows, as `forward` gives them [num_wanted, vocab]."""
+        """Return the logits of the wanted rows, as `forward` does, [num_wanted, vocab]."""
         shape = shape_of(batch)
         if shape is None or (shape not in self._graphs and len(self._graphs) == MAX_SHAPES):
             return self._forward(batch)
@@ -118,13 +125,13 @@ class StepGraphs:
         try:
             with on_device_of(batch.input_ids):
                 return _Graph(inputs, table, self._capture(lambda: self._forward(inputs)))
-        except Exception as cause:  # what stops one stops all: a sync in the model, no memory
+        except Exception as cause:  # would stop all captures: a sync in the model, no memory
             logger.warning("no graph for steps of shape %s, nor others: %s", shape, cause)
             self._may_capture = False
             return None
 
     def _fill(self, graph: _Graph, batch: Batch) -> bool:
-        """Put a step in the place of the last one; False when its keys are in too many pieces."""
+        """Copy a step's inputs to the graph's; return False if its keys are in too many blocks."""
         try:
             table = self._table(batch.rows)
         except ValueError:
@@ -138,20 +145,25 @@ class StepGraphs:
     def _table(self, rows: RaggedRows) -> torch.Tensor:
         from rapid.engines.attention.triton_kernel import BLOCK_KEYS, key_table
 
-        room = self._max_context // BLOCK_KEYS * 5 // 4 + 64  # the ends of runs are blocks, too
+        room = self._max_context // BLOCK_KEYS * 5 // 4 + 64  # a run may end in a short block
         keys, _ = rows.cache.layers[0]
         return torch.from_numpy(key_table(rows.segments, room)).to(keys.device)
 
     def _try(self, graph: _Graph, batch: Batch, shape: Shape) -> torch.Tensor:
-        """Compare with the specification on a step that the graph was not captured with.
+        """Compare the graph with the ordinary forward on a step it was not captured with.
+
+        The graph is trusted if it is correct and faster, else dropped.
+
+        Returns:
+            The logits of the ordinary forward, [num_wanted, vocab].
 
         Raises:
-            EngineFailed: the graph wrote elsewhere than it should; the KV is in doubt.
+            EngineFailed: the graph stored keys in wrong slots, so the KV cannot be relied on.
         """
         self._graphs[shape] = None
         try:
             replayed, replay_s = _timed(lambda: graph.replay()[batch.wanted])
-        except Exception as cause:  # no memory to upload it, say
+        except Exception as cause:  # for instance, no memory to upload it
             logger.warning("graph for steps of shape %s cannot be run: %s", shape, cause)
             return self._forward(batch)
         stored = _stored(batch)
@@ -174,7 +186,7 @@ class StepGraphs:
 
 
 def _timed(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:
-    """The result of the last run, and the seconds of the fastest; a step may be repeated."""
+    """Return the result of the last run and the seconds of the fastest; steps can be repeated."""
     times = []
     for _ in range(REPEATS):
         start = time.perf_counter()
@@ -185,23 +197,26 @@ def _timed(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:
 
 
 def _stored(batch: Batch) -> torch.Tensor:
-    """Keys and values of the rows in the last layer, where the batch has its slots."""
+    """Return the keys and values of the last layer in the slots of the batch's rows."""
     return torch.stack([tensor[:, batch.rows.slots] for tensor in batch.rows.cache.layers[-1]])
 
 
 def _difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """As a share of what is wanted; NaN where either is."""
+    """Return the norm of the error as a share of that of `wanted`; NaN if either holds NaN."""
     return float((found.float() - wanted.float()).norm() / wanted.float().norm())
 
 
 def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[None]:
-    """The CUDA device of a tensor as the current one; elsewhere nothing."""
+    """Return a context in which a tensor's CUDA device is current; off CUDA it does nothing."""
     cuda: Any = torch.cuda
     return cast(AbstractContextManager[None], cuda.device_of(tensor))
 
 
 def shape_of(batch: Batch) -> Shape | None:
-    """Sequences and rows of each; None when they differ, are no steps or want no logits."""
+    """Return the number of sequences and the rows of each.
+
+    Return None if the sequences differ in rows, are prefill chunks, or want no logits.
+    """
     segments = batch.rows.segments
     lengths = {segment.stop - segment.start for segment in segments}
     if len(lengths) > 1 or not segments[0].is_step or not len(batch.wanted):
@@ -210,10 +225,10 @@ def shape_of(batch: Batch) -> Shape | None:
 
 
 class GraphCapture:
-    """`Capture` on the current CUDA device; other threads may go on computing meanwhile.
+    """A `Capture` on the current CUDA device; other threads may go on computing meanwhile.
 
-    Its graphs share one pool of memory: they run one at a time, and what one returns is taken
-    before the next.
+    Its graphs share one pool of memory: they run one at a time, and the result of one is read
+    before the next runs.
     """
 
     def __init__(self) -> None:
@@ -221,10 +236,10 @@ class GraphCapture:
         self._side: Any = None
 
     def __call__(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """Capture.
+        """Capture a function and return one that replays it.
 
-        On a stream of its own, always the same: libraries keep a workspace for each that they see,
-        and a pool belongs to the stream it was captured on.
+        Every capture uses the same separate stream: libraries keep a workspace for each stream that
+        they see, and a pool belongs to the stream it was captured on.
         """
         cuda: Any = torch.cuda
         with CAPTURING:
@@ -235,13 +250,13 @@ class GraphCapture:
             graph = cuda.CUDAGraph()
             settings = {"pool": self._pool, "stream": side, "capture_error_mode": "thread_local"}
             try:
-                with cuda.stream(side):  # kernels compile, libraries allocate before the capture
+                with cuda.stream(side):  # compiles kernels and lets libraries allocate before
                     run()
                     run()
                 current.wait_stream(side)
                 with cuda.graph(graph, **settings):
                     output = run()
-            finally:  # a capture that fails leaves its stream the current one
+            finally:  # a capture that fails leaves its stream as the current one
                 cuda.set_stream(current)
 
         def replay() -> torch.Tensor:

@@ -1,13 +1,13 @@
-"""The decoder that the supported families share, in few calls.
+"""A decoder with fused operations for the supported model families.
 
 Llama, Qwen2 and Qwen3 differ in a bias and in a norm of queries and keys. transformers' own forward
-of them is the specification; it spends more time on a small model's many small operations than on
-its weights. Here projections that read the same input are one product, a norm is one call, and
+of them is the specification, but it spends more time on a small model's many small operations than
+on its weights. Here projections that read the same input are one product, a norm is one call, and
 queries and keys are rotated together.
 
-The fused weights take the place of the model's own, which become views of them: nothing is held
-twice, and transformers' forward goes on working on the same numbers. It is what computes where a
-projection is more than a product (quantized weights, layers that accelerate moves).
+The fused weights replace the model's own, which become views of them: nothing is held twice, and
+transformers' forward keeps working on the same numbers. That forward computes where a projection is
+more than a product (quantized weights, layers that accelerate moves).
 """
 
 from __future__ import annotations
@@ -21,19 +21,24 @@ from torch.nn.functional import embedding, linear, rms_norm, silu
 from rapid.engines.attention.ragged import ragged_attention
 from rapid.engines.attention.rows import RaggedRows
 
-NUM_PROJECTIONS = 7  # of a layer
+NUM_PROJECTIONS = 7  # linear projections of a layer
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One layer's weights.
+    """The weights of one layer.
 
     Attributes:
-        module: whose `layer_idx` attention asks for.
-        qkv: queries', keys' and values' projection [(heads + 2 kv_heads) * head_dim, hidden].
-        qkv_bias: the same rows, or None.
-        qk_norm: of each head of queries and keys [heads + kv_heads, head_dim], a copy; or None.
-        gate_up: both of the gated product's projections [2 * intermediate, hidden].
+        module: attention module of the model; its `layer_idx` selects the layer of the cache.
+        before_attention: weight of the norm before attention.
+        qkv: projection to queries, keys and values, [(heads + 2 kv_heads) * head_dim, hidden].
+        qkv_bias: bias of `qkv`, or None.
+        qk_norm: copy of the norm weights of all heads, [heads + kv_heads, head_dim], or None.
+        output: projection of attention's output.
+        output_bias: bias of `output`, or None.
+        before_mlp: weight of the norm before the MLP.
+        gate_up: gate and up projections of the MLP, [2 * intermediate, hidden].
+        down: down projection of the MLP.
     """
 
     module: torch.nn.Module
@@ -49,10 +54,10 @@ class _Layer:
 
 
 def decoder_of(model: Any) -> Decoder | None:
-    """A decoder of a transformers model of a supported family, its weights fused in place.
+    """Return a decoder of a transformers model of a supported family and fuse its weights in place.
 
-    None where transformers' forward must compute. A second one finds the weights as the first one
-    left them.
+    The decoder is None where transformers' forward must compute. A second decoder of the same model
+    uses the weights as the first one fused them.
     """
     modules = list(model.model.modules())
     projections = [module for module in modules if isinstance(module, torch.nn.Linear)]
@@ -68,7 +73,7 @@ def decoder_of(model: Any) -> Decoder | None:
 
 
 class Decoder:
-    """Hidden states of ragged rows, as transformers' ``model.model`` gives them."""
+    """A decoder over ragged rows whose hidden states are those of transformers' ``model.model``."""
 
     def __init__(self, model: Any) -> None:
         config = model.config
@@ -89,7 +94,7 @@ class Decoder:
         Args:
             input_ids: [1, rows].
             position_ids: [1, rows].
-            rows: the same, as attention sees them.
+            rows: the same rows in the form that attention takes.
 
         Returns:
             [1, rows, hidden].
@@ -137,9 +142,9 @@ class Decoder:
     def _angles(
         self, positions: torch.Tensor, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines [rows, 1, head_dim]; the first half of the sines is negative.
+        """Return cosines and sines [rows, 1, head_dim]; the first half of the sines is negated.
 
-        Rotating half the head and negating what comes first is a roll times these.
+        With that sign, rotating half of the head is a roll multiplied by the sines.
         """
         angles = positions[:, None, None] * self._rotary.inv_freq
         cos, sin = angles.cos(), angles.sin()
@@ -173,9 +178,9 @@ class Decoder:
 
 
 def _fuse(name: str, *projections: torch.nn.Linear) -> torch.Tensor:
-    """The projections' weights (or biases) as one tensor [sum of rows, ...], that they then share.
+    """Return the projections' weights (or biases) as one tensor [sum of rows, ...] that they share.
 
-    Rows that lie one after the other already are taken as they lie.
+    Weights that already lie one after the other in memory are not copied.
     """
     own: list[torch.Tensor] = [getattr(projection, name).detach() for projection in projections]
     num_rows = [len(tensor) for tensor in own]
@@ -188,6 +193,6 @@ def _fuse(name: str, *projections: torch.nn.Linear) -> torch.Tensor:
     own.clear()
     for projection, rows in zip(projections, torch.split(fused, num_rows), strict=True):
         getattr(projection, name).data = rows
-    if fused.is_cuda:  # the parts are free, too small for the next whole: not torch's to keep
+    if fused.is_cuda:  # the freed parts are too small for the next fused tensor: release them
         torch.cuda.empty_cache()
     return fused

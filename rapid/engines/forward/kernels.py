@@ -1,4 +1,4 @@
-"""The attention kernels of an engine that is starting."""
+"""Selection of the attention kernels of an engine that is starting."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from rapid.engines.attention.cuda import _chosen, choose_kernels, float32_partia
 def kernels_of(
     loaded: LoadedModel, cache: KVCache, max_context: int, config: EngineConfig
 ) -> Kernels | None:
-    """The kernels of an engine that is starting, its cache still nobody's; None off CUDA.
+    """Return the kernels of an engine that is starting; None off CUDA unless it is deterministic.
 
-    A deterministic engine has one that is never chosen by its time, and that no graph captures.
+    The cache must be unused, since timing overwrites it. A deterministic engine gets a fixed kernel
+    on every device, which is not chosen by its time and which no graph captures.
     """
     layout = loaded.kv_layout
     is_cuda = all(device.type == "cuda" for device in layout.devices)
@@ -34,13 +35,13 @@ def kernels_of(
     settings: Any = loaded.model.config
     num_heads = int(settings.num_attention_heads)
     page_tokens, step_tokens = config.page_tokens, config.step_tokens
-    # Engines of one shape and of about one size take what the first of them found.
+    # Engines of one shape and of about the same size reuse what the first of them found.
     alike = (
         *(layout.devices[0], layout.num_kv_heads, layout.head_dim, layout.dtype),
         *(num_heads, page_tokens, max_context.bit_length(), step_tokens),
     )
     if alike not in _chosen:
-        # Torch's random numbers must not be drawn while another engine captures a graph.
+        # Torch must not draw random numbers while another engine captures a graph.
         with CAPTURING, torch.cuda.device(layout.devices[0]):
             _chosen[alike] = choose_kernels(cache, num_heads, page_tokens, max_context, step_tokens)
     return _chosen[alike]

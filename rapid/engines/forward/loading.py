@@ -1,6 +1,6 @@
-"""Checkpoints with their weights: on which device and in which dtype.
+"""Loading of checkpoints: their weights, device and dtype.
 
-Device and dtype are decided here and nowhere else. Weights come from safetensors only and no code
+Device and dtype are decided here and nowhere else. Weights come from safetensors only, and no code
 of a checkpoint is ever run.
 """
 
@@ -37,14 +37,16 @@ class LoadedModel:
     """A model ready for engines; several engines may share one.
 
     Attributes:
-        config: what it was loaded for.
-        model: the transformers model, its attention set to ours.
-        eos_ids: tokens that end an answer.
-        vocab_size: ids that mean something; logits beyond are padding of the checkpoint.
-        embedding_rows: ids that may be fed.
-        max_context: positions the model was made for, after `rope_scaling`.
-        device: where input ids go.
-        kv_layout: keys and values, layer by layer.
+        config: settings that it was loaded with.
+        model: the transformers model, with its attention set to `ragged_attention`.
+        tokenizer: the Hugging Face tokenizer.
+        eos_ids: ids of the tokens that end an answer.
+        vocab_size: number of ids that stand for a token; logits beyond are padding.
+        embedding_rows: number of ids that the model takes as input.
+        max_context: positions that the model supports, after `rope_scaling`.
+        device: device of the input ids.
+        dtype: dtype of the KV, and of weights that are not quantized.
+        kv_layout: shape, dtype and devices of the keys and values.
     """
 
     config: EngineConfig
@@ -63,11 +65,13 @@ def load_model(config: EngineConfig, *, with_pools: bool = False) -> LoadedModel
     """Load weights and tokenizer.
 
     Args:
-        with_pools: an engine of these settings will be made: its KV must fit beside the weights.
+        config: settings of the engine.
+        with_pools: whether an engine of these settings will be made, so that its KV must fit beside
+            the weights.
 
     Raises:
-        ConfigurationError: with one sentence about the checkpoint or setting at fault, or with
-            numbers: the device has not the memory. Weights are read only after that.
+        ConfigurationError: the checkpoint or a setting is at fault (one sentence names it), or the
+            device lacks the memory (with the numbers), which is checked before weights are read.
     """
     source = checkpoint_source(config.model)
     facts = read_model_facts(config)
@@ -80,7 +84,7 @@ def load_model(config: EngineConfig, *, with_pools: bool = False) -> LoadedModel
     own = copy.deepcopy(model_config)
     model = _load_weights(config, source, own, quantization, device, dtype)
     model = model.eval().requires_grad_(False)
-    decoder_of(model)  # fuses its weights: before anything else takes the room that this needs
+    decoder_of(model)  # fuses its weights before anything else takes the memory for it
     return LoadedModel(
         config=config,
         model=model,
@@ -101,13 +105,14 @@ def load_model(config: EngineConfig, *, with_pools: bool = False) -> LoadedModel
 
 
 def check_memory(*configs: EngineConfig, with_pools: bool = False) -> None:
-    """Refuse models whose devices cannot hold them together, before any is loaded.
+    """Check that the devices can hold all models together, before any is loaded.
 
     Args:
+        configs: settings of the models' engines.
         with_pools: as in `load_model`.
 
     Raises:
-        ConfigurationError: with numbers.
+        ConfigurationError: a device lacks the memory; the message has the numbers.
     """
     needs: dict[str, list[tuple[str, MemoryNeed]]] = {}
     for config in configs:
@@ -131,7 +136,7 @@ def _load_weights(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Any:
-    """The model on its device; quantized weights are put there as they are made, never moved."""
+    """Return the model on its device; quantized weights are created there and never moved."""
     settings: dict[str, Any] = {}
     if quantization is not None:
         settings["quantization_config"] = quantization
@@ -163,7 +168,11 @@ def _load_weights(
 
 
 def load_tokenizer(config: EngineConfig) -> Any:
-    """The checkpoint's tokenizer, without its weights."""
+    """Load the checkpoint's tokenizer, without its weights.
+
+    Raises:
+        ConfigurationError: the checkpoint has no usable tokenizer.
+    """
     try:
         return PreTrainedTokenizerFast.from_pretrained(checkpoint_source(config.model))
     except (OSError, ValueError, TypeError) as error:
@@ -173,7 +182,7 @@ def load_tokenizer(config: EngineConfig) -> Any:
 
 
 def _transformers_config(source: str, facts: ModelFacts) -> Any:
-    """The library's own configuration, its rope replaced (`rope_parameters` in version 5)."""
+    """Load transformers' configuration and replace its rope (`rope_parameters` in version 5)."""
     try:
         model_config = AutoConfig.from_pretrained(source)
         if facts.rope_override is not None:
@@ -205,7 +214,7 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _layer_device(layer: torch.nn.Module, main: torch.device) -> torch.device:
-    """Where a layer computes; weights that accelerate keeps elsewhere come to the main device."""
+    """Return the device a layer computes on; weights that accelerate offloads come to `main`."""
     execution_device = getattr(getattr(layer, "_hf_hook", None), "execution_device", None)
     if isinstance(execution_device, int):
         return torch.device("cuda", execution_device)
@@ -225,10 +234,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def plan_kv_pages(loaded: LoadedModel, config: EngineConfig) -> tuple[int, int]:
-    """`plan_pages` on the device where the model is.
+    """Return the longest sequence and the number of pages that `plan_pages` plans for a model.
 
     Raises:
-        ConfigurationError: as there, or the device lacks the memory.
+        ConfigurationError: as `plan_pages`, or the model's device lacks the memory.
     """
     max_context, num_pages = plan_pages(config, loaded.max_context)
     room = num_pages * config.page_tokens

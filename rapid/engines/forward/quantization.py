@@ -1,7 +1,7 @@
-"""`EngineConfig.quantization`: transformers' own `quantization_config`, its keys checked.
+"""Validation of `EngineConfig.quantization`, transformers' own `quantization_config`.
 
-The library takes any keyword and drops what it does not know, so that a misspelt key would load
-the weights in another precision than asked for, or in full.
+transformers takes any keyword and drops those it does not know, so a misspelt key would load the
+weights in another precision than the settings say, or unquantized. Keys are checked here instead.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from rapid.errors import ConfigurationError
 
 
 def quantization_config(settings: Mapping[str, object]) -> Any:
-    """The library's object.
+    """Return transformers' quantization configuration for these settings.
 
     Raises:
-        ConfigurationError: no known method, an unknown key, or a value the method refuses.
+        ConfigurationError: the settings name no known method, have an unknown key, or have a value
+            that the method refuses.
     """
     kind = AUTO_QUANTIZATION_CONFIG_MAPPING.get(_method(settings))
     if kind is None:

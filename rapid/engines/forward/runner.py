@@ -1,4 +1,4 @@
-"""The forward of a loaded model over a batch of several sequences' rows."""
+"""Forwards of a loaded model over ragged batches of several sequences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rapid.engines.kv.cache import KVCache
 
 
 class Runner:
-    """One model over one KV cache: feeds in, logits out."""
+    """The forward of one model over one KV cache, from feeds to logits."""
 
     def __init__(
         self,
@@ -43,24 +43,24 @@ class Runner:
         """Compute the feeds' rows in one forward.
 
         The last layer may lie on another device than the first (``device: balanced``): rows are
-        chosen where the hidden states are, and the logits come back to where the inputs were.
+        selected on the device of the hidden states, and the logits return to that of the inputs.
 
         Returns:
-            Per feed its wanted logits, float32, cut to the shared vocabulary [num_wanted, vocab].
+            Per feed its wanted logits, float32, cut to the shared vocabulary, [num_wanted, vocab].
         """
         batch = assemble(feeds, self.cache, self._device, self._kernels)
         logits = (self._forward if self._graphs is None else self._graphs.run)(batch)
         return list(torch.split(logits.float(), [feed.num_wanted for feed in feeds]))
 
     def _forward(self, batch: Batch) -> torch.Tensor:
-        """Logits of the wanted rows, in the model's dtype [num_wanted, vocab]."""
+        """Return the logits of the wanted rows in the model's dtype, [num_wanted, vocab]."""
         hidden = self._hidden(batch)
         wanted = hidden[:, batch.wanted.to(hidden.device)]
         logits: torch.Tensor = self._lm_head(wanted)[0, :, : self._vocab_size]
         return logits.to(self._device)
 
     def _hidden(self, batch: Batch) -> torch.Tensor:
-        """Of all rows, after the last norm [1, rows, hidden]."""
+        """Return the hidden states of all rows after the last norm, [1, rows, hidden]."""
         if self._decoder is not None:
             return self._decoder(batch.input_ids, batch.position_ids, batch.rows)
         hidden: torch.Tensor = self._layers(

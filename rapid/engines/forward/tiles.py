@@ -1,12 +1,12 @@
-"""Forwards of one shape, so that the numbers of a position depend on what is before it alone.
+"""Deterministic forwards: the numbers of a position depend only on the tokens before it.
 
-A product of sixteen rows and the same product of one row add in another order, and in bfloat16 the
-last digit that differs sometimes decides a token. Here every position is computed in its own place:
-the positions of a sequence fall into tiles of `TILE_ROWS`, a forward computes one tile of one
-sequence, and rows of the tile that are not asked for are padding. So whatever decides which rows
-are computed together (draft lengths, the budget of a step, who else is there, what is cached)
-changes no bit of any of them. Attention reads the keys gathered into their order, wherever their
-pages lie.
+A product of sixteen rows and the same product of one row add in a different order, and in bfloat16
+the last digit that differs sometimes decides a token. Here every position is always computed in the
+same place of a forward of one shape: the positions of a sequence fall into tiles of `TILE_ROWS`, a
+forward computes one tile of one sequence, and the other rows of the tile are padding. So whatever
+decides which rows are computed together (draft lengths, the budget of a step, other sequences, what
+is cached) changes no bit of any of them. Attention reads the keys gathered in the order of their
+positions, wherever their pages lie.
 
 The price is that sequences are computed one after the other, and long prompts in small forwards.
 """
@@ -26,11 +26,11 @@ from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.cache import KVCache
 from rapid.errors import ConfigurationError
 
-TILE_ROWS = 16  # in bfloat16 on a CPU a product of so many rows takes about as long as one of one
+TILE_ROWS = 16  # in bfloat16 on a CPU a product of 16 rows takes about as long as one of 1
 
 
 class TiledRunner(Runner):
-    """A `Runner` whose logits and keys do not depend on what is computed beside them."""
+    """A `Runner` whose logits and keys do not depend on the other rows of a step."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class TiledRunner(Runner):
         vocab_size: int,
         kernels: Kernels | None = None,
     ) -> None:
-        """See `Runner`; the last slot of `cache` belongs to nobody: padding is stored there.
+        """See `Runner`; the last slot of `cache` must be unused, for padding is stored there.
 
         Raises:
             ConfigurationError: the model's products are not plain ones (see `decoder_of`), so that
@@ -57,11 +57,11 @@ class TiledRunner(Runner):
     @override
     @torch.inference_mode()
     def run(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
-        """See `Runner.run`; the feeds are computed one after the other."""
+        """Compute the feeds as `Runner.run` does, but one after the other."""
         return [self._run_alone(feed) for feed in feeds]
 
     def _run_alone(self, feed: Feed) -> torch.Tensor:
-        """The wanted logits of one sequence's rows, float32 [num_wanted, vocab]."""
+        """Return the wanted logits of one sequence's rows, float32 [num_wanted, vocab]."""
         first_wanted = feed.position + len(feed.token_ids) - feed.num_wanted
         logits = [torch.empty(0, self._vocab_size, device=self._device)]
         for position, token_ids in tiles(feed):
@@ -78,7 +78,7 @@ class TiledRunner(Runner):
     def _tile(
         self, feed: Feed, position: int, token_ids: Sequence[int], *, is_wanted: bool
     ) -> Batch:
-        """Rows of one tile in their places, with padding in the others."""
+        """Return the batch of one tile: its rows in their places, and padding in the others."""
         start, stop = position - position % TILE_ROWS, position + len(token_ids)
         before, after = position - start, start + TILE_ROWS - stop
         own_slots = [slot for span in feed.table.spans(position, stop) for slot in range(*span)]
@@ -105,7 +105,7 @@ class TiledRunner(Runner):
 
 
 def tiles(feed: Feed) -> Iterator[tuple[int, Sequence[int]]]:
-    """The rows of a feed by tile: the position of the first with the token ids."""
+    """Yield the rows of a feed tile by tile: the position of the first, and their token ids."""
     position, stop = feed.position, feed.position + len(feed.token_ids)
     while position < stop:
         end = min(stop, position - position % TILE_ROWS + TILE_ROWS)
@@ -114,10 +114,10 @@ def tiles(feed: Feed) -> Iterator[tuple[int, Sequence[int]]]:
 
 
 def tile_kernels(kernel: PartialKernel = partial) -> Kernels:
-    """Attention for a `TiledRunner`, never captured.
+    """Return the attention kernels of a `TiledRunner`, of which none can be captured.
 
     Args:
-        kernel: attends to some of the keys, as a function of the values and shapes it is given.
+        kernel: partial attention whose result depends on the values and shapes of its inputs only.
     """
 
     def attend(
@@ -142,18 +142,20 @@ def attend_in_tile(
     scale: float,
     kernel: PartialKernel,
 ) -> torch.Tensor:
-    """One tile over the tiles before it and, causally, over itself; shapes go by its place alone.
+    """Attend from one tile to the tiles before it and, causally, to itself.
+
+    The shapes of all products depend on the position of the tile only.
 
     Args:
         query: [1, heads, TILE_ROWS, head_dim].
-        keys: of all slots [kv_heads, slots, head_dim].
+        keys: keys of all slots, [kv_heads, slots, head_dim].
         values: as `keys`.
-        rows: of one sequence; its segment's rows are the tile's that are no padding.
-        scale: of the scores.
+        rows: rows of one sequence; its segment covers the rows of the tile that are not padding.
+        scale: factor of the scores.
         kernel: see `tile_kernels`.
 
     Returns:
-        [1, TILE_ROWS, heads, head_dim]; what padding attends to is of no use.
+        [1, TILE_ROWS, heads, head_dim]; the rows of padding have no meaning.
     """
     (segment,) = rows.segments
     _, num_heads, num_rows, head_dim = query.shape

@@ -1,1 +1,1 @@
-"""KV: its pages, who holds them, and what is found again."""
+"""KV storage: pages, the leases that hold them, and the prefix cache."""

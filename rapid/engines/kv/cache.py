@@ -1,9 +1,9 @@
-"""Pages of KV: who holds which, and the tensors they lie in.
+"""Pages of KV: the ledger of their holders, and the tensors that store them.
 
 A page is `page_tokens` consecutive slots. A sequence's pages come in **runs** of consecutive pages,
-so that its keys are a few strided views of one tensor and attention reads them where they are: no
-gather, no copy. Pages of a common prompt are held by several sequences and counted. Taking tokens
-back never touches a page: a sequence simply does not count them as computed.
+so that its keys are a few strided views of one tensor and attention reads them in place, without a
+gather or a copy. Pages of a common prompt are reference-counted, as several sequences hold them.
+Discarding tokens never touches a page: the sequence only stops counting them as computed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rapid.errors import RapidError
 
 
 class OutOfPages(RapidError):
-    """Internal: the pool holds fewer free pages than asked; callers ask `num_free` first."""
+    """Internal error: fewer pages are free than requested; callers check `num_free` first."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,15 +35,15 @@ class Run:
 
     @property
     def pages(self) -> range:
-        """One by one."""
+        """The page numbers, in order."""
         return range(self.start, self.stop)
 
 
 class PagePool:
-    """The ledger of pages: every page is free or has a number of holders.
+    """Reference-counted ledger of pages: every page is free or has a number of holders.
 
-    `allocate` makes the caller the only holder, `share` adds a holder, `free` drops one; a page
-    whose last holder has dropped it is free again.
+    `allocate` makes the caller the only holder, `share` adds a holder and `free` drops one; a page
+    without holders is free again.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -54,26 +54,30 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages nobody holds."""
+        """Number of pages without a holder."""
         return self._num_free
 
     @property
     def num_free_together(self) -> int:
-        """Pages of the longest free run."""
+        """Number of pages in the longest free run."""
         return max(map(len, self._free), default=0)
 
     @property
     def num_holders(self) -> npt.NDArray[np.int32]:
-        """Of every page; not to be written to."""
+        """Number of holders of every page [num_pages]; callers must not write to it."""
         return self._num_holders
 
     @property
     def num_in_use(self) -> int:
-        """Pages with at least one holder."""
+        """Number of pages with at least one holder."""
         return self.num_pages - self._num_free
 
     def allocate(self, num_pages: int) -> tuple[Run, ...]:
-        """Take pages, as the tightest single run that holds them, else as few runs as possible."""
+        """Take pages from the tightest free run that fits, else from as few runs as possible.
+
+        Raises:
+            OutOfPages: Fewer pages are free than requested.
+        """
         if num_pages > self._num_free:
             raise OutOfPages(f"{num_pages} pages asked, {self._num_free} free")
         by_length = sorted(self._free, key=len)
@@ -94,12 +98,12 @@ class PagePool:
         return tuple(sorted(taken))
 
     def share(self, runs: Iterable[Run]) -> None:
-        """Add a holder to pages in use."""
+        """Add a holder to each page of runs that are in use."""
         for run in runs:
             self._num_holders[run.start : run.stop] += 1
 
     def free(self, runs: Iterable[Run]) -> None:
-        """Drop a holder."""
+        """Drop a holder of each page; pages without a holder become free."""
         for run in runs:
             holders = self._num_holders[run.start : run.stop]
             holders -= 1
@@ -107,7 +111,11 @@ class PagePool:
                 self._return(Run(run.start + start, run.start + stop))
 
     def check_integrity(self, held: Iterable[Iterable[Run]] | None = None) -> None:
-        """Raise unless free plus in use is the total and counts are those of `held`, if given."""
+        """Raise AssertionError unless the ledger is consistent.
+
+        Every page must be either free or held, and the counts of holders must be those of `held`,
+        if given: the runs that each holder has.
+        """
         free = np.zeros(self.num_pages, dtype=bool)
         for run in self._free:
             _require(len(run) > 0 and not free[run.start : run.stop].any(), "free runs overlap")
@@ -145,7 +153,12 @@ def _require(condition: bool, what: str) -> None:
 
 
 class PageTable:
-    """Where the tokens of one sequence lie, in its own order of pages."""
+    """Map from the token positions of one sequence to slots of the KV tensors.
+
+    Attributes:
+        runs: The pages in the sequence's order, with adjacent runs joined.
+        num_tokens: Number of tokens that the pages can hold.
+    """
 
     def __init__(self, runs: Iterable[Run], page_tokens: int) -> None:
         joined: list[Run] = []
@@ -159,7 +172,7 @@ class PageTable:
         self._page_tokens = page_tokens
 
     def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Slot ranges of the tokens at positions [start, stop), in order."""
+        """Return the slot ranges [a, b) of the tokens at positions [start, stop), in order."""
         spans = []
         offset = 0
         for run in self.runs:
@@ -173,7 +186,7 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Shape of a model's keys and values, with the device each layer's attention runs on."""
+    """Shape and dtype of a model's keys and values, and the device of each layer's attention."""
 
     num_kv_heads: int
     head_dim: int
@@ -182,14 +195,17 @@ class KVLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        """Keys and values of one token over all layers."""
+        """Bytes of one token's keys and values over all layers."""
         return 2 * len(self.devices) * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
 class KVCache:
-    """Keys and values of all slots; per layer [kv_heads, num_slots, head_dim].
+    """Key and value tensors of all slots.
 
-    With the slots in the middle a run of pages is a plain slice of every head.
+    With the slots in the middle dimension, a run of pages is a plain slice of every head.
+
+    Attributes:
+        layers: The keys and the values of each layer, both [kv_heads, num_slots, head_dim].
     """
 
     def __init__(self, layout: KVLayout, num_pages: int, page_tokens: int) -> None:
@@ -205,7 +221,7 @@ class KVCache:
     def copy(
         self, sources: Sequence[tuple[int, int]], destinations: Sequence[tuple[int, int]]
     ) -> None:
-        """Copy slots, as many as `sources` covers, into the leading slots of `destinations`."""
+        """Copy the slots of `sources` into the leading slots of `destinations`, in all layers."""
         read = [slot for span in sources for slot in range(*span)]
         write = [slot for span in destinations for slot in range(*span)][: len(read)]
         for layer in self.layers:

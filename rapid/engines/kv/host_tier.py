@@ -1,4 +1,4 @@
-"""Pages in host memory, and the copies between it and the engine's pool."""
+"""Second cache tier: KV pages in host memory, and the copies to and from the engine's pool."""
 
 from __future__ import annotations
 
@@ -14,15 +14,22 @@ from rapid.ports import Clock
 Tags = list[bytes | None]
 
 
-_WEIGHT = 0.25  # of the latest measurement in a running mean
+_WEIGHT = 0.25  # weight of the latest measurement in a running mean
 
 
-_FADE = 0.999  # of an estimate, with every page that is not restored because of it
+_FADE = 0.999  # factor on the restoring estimate with every page not restored because of it
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A page to copy between the engine's pool and the host's: out, or back if it `is_restore`."""
+    """Copy of one page between the engine's pool and host memory.
+
+    Attributes:
+        name: Name of the page's content (see `rapid.engines.kv.prefix_cache`).
+        page: Page in the engine's pool.
+        host_page: Page in host memory.
+        is_restore: Whether the page is copied back into the pool instead of out of it.
+    """
 
     name: bytes
     page: int
@@ -31,10 +38,13 @@ class Move:
 
 
 class HostTier:
-    """Pages that had to leave the engine's pool, in host memory; used longest ago goes first.
+    """Least-recently-used cache, in host memory, of pages evicted from the engine's pool.
 
-    Guarded like `PrefixCache`, but for `make`, which runs where forwards run: between two of them,
-    so that a page is copied out before whoever got it writes into it.
+    The engine guards it like `PrefixCache`, except for `make`, which runs on the compute thread
+    between two forwards, so that a page is copied out before its next holder writes into it.
+
+    Attributes:
+        pace: Measured pace of restoring and of computing pages.
     """
 
     def __init__(self, layout: KVLayout, num_pages: int, page_tokens: int) -> None:
@@ -50,20 +60,23 @@ class HostTier:
         self.pace = RestorePace()
 
     def want(self, names: Sequence[bytes]) -> None:
-        """These are about to be restored: what makes room for them does not push them out."""
+        """Protect pages about to be restored from the evictions that make room for them."""
         self._wanted = set(names)
         for name in reversed(names):
             if name in self._page_of:
                 self._page_of.move_to_end(name)
 
     def forget(self) -> None:
-        """Copies failed: nobody knows what is here."""
+        """Drop all pages and ordered copies, after a failed copy left the content unknown."""
         self._page_of.clear()
         self._moves.clear()
         self._free = list(range(self._num_pages))
 
     def keep(self, name: bytes, page: int) -> None:
-        """Copy a page out that leaves the engine's pool, if there is room for it."""
+        """Order the copy of a page that leaves the engine's pool, if there is room for it.
+
+        Pages named in the last `want` are not evicted for it.
+        """
         if name in self._page_of:
             self._page_of.move_to_end(name)
             return
@@ -74,7 +87,10 @@ class HostTier:
         self._moves.append(Move(name, page, host_page, is_restore=False))
 
     def restore(self, name: bytes, page: int) -> None:
-        """Copy a page back into the engine's pool if it is here and that is worth it."""
+        """Order the copy of a page back into the engine's pool, if it is here and that is faster.
+
+        See `RestorePace.is_restoring_faster`.
+        """
         host_page = self._page_of.get(name)
         if host_page is None:
             return
@@ -86,29 +102,32 @@ class HostTier:
 
     @property
     def has_moves(self) -> bool:
-        """Whether anything is due."""
+        """Whether copies are due."""
         return bool(self._moves)
 
     def take_moves(self) -> list[Move]:
-        """What is due, in order."""
+        """Return the copies that are due, in order, and clear them."""
         moves, self._moves = self._moves, []
         return moves
 
     def make(self, moves: Sequence[Move], cache: KVCache, tags: Tags, now: Clock) -> None:
-        """Copy, a run of neighbouring pages at a time; restoring is timed by `now`, in seconds.
+        """Make copies, one run of neighbouring pages at a time, and time the restoring ones.
 
         Args:
-            tags: of the pages of `cache`; they are copied as well.
+            moves: The copies, in order.
+            cache: The engine's KV tensors.
+            tags: Tags of the pages of `cache`; they are copied along with the pages.
+            now: Clock in seconds.
 
         Raises:
-            AssertionError: what came back is not what was asked for.
+            AssertionError: A restored page does not hold the KV that its move names.
         """
         for move, length in _joined(moves):
             began = now() if move.is_restore else 0.0
             ours = slice(move.page, move.page + length)
             theirs = slice(move.host_page, move.host_page + length)
             if move.is_restore:
-                tags[ours] = [None] * length  # until all layers are there
+                tags[ours] = [None] * length  # until all layers are copied
                 self._copy(self._tensors, theirs, cache, ours)
                 tags[ours] = self._tags[theirs]
                 self.pace.observe_restored(length, now() - began)
@@ -130,36 +149,36 @@ class HostTier:
 
 
 class RestorePace:
-    """Seconds per page of restoring and of computing, as running means of what was measured."""
+    """Running means of the measured seconds per page of restoring and of computing."""
 
     def __init__(self) -> None:
         self._restoring: float | None = None
         self._computing: float | None = None
 
     def observe_restored(self, num_pages: float, seconds: float) -> None:
-        """Pages were copied back."""
+        """Record the seconds in which pages were copied back."""
         self._restoring = _running_mean(self._restoring, seconds / num_pages)
 
     def observe_computed(self, num_pages: float, seconds: float) -> None:
-        """A forward computed nothing but rows of prompts."""
+        """Record the seconds of a forward of prefill rows alone, and the pages it computed."""
         self._computing = _running_mean(self._computing, seconds / num_pages)
 
     def fade(self) -> None:
-        """A page was computed because restoring is slow: in the end it is tried again."""
+        """Lower the restoring estimate after a page was computed, so that it is tried again."""
         if self._restoring is not None:
             self._restoring *= _FADE
 
     @property
     def is_restoring_faster(self) -> bool:
-        """Or not known to be slower."""
+        """Whether restoring was measured to be faster, or one of the two is not measured yet."""
         known = self._restoring is not None and self._computing is not None
         return not known or self._restoring < self._computing  # type: ignore[operator]
 
 
 def _joined(moves: Sequence[Move]) -> Iterator[tuple[Move, int]]:
-    """Moves in order, neighbours on both sides as one: the lowest of them and how many they are.
+    """Join moves whose pages are neighbours in both tiers; yield the lowest one and the number.
 
-    Prompts come back head first and leave tail first, so neighbours may follow either way.
+    Prompts come back head first and leave tail first, so neighbours may follow in either direction.
     """
     first, length = None, 0
     for move in moves:

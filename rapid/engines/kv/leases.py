@@ -1,21 +1,21 @@
-"""The ledger of leases: who may hold pages, until when, and who waits for them.
+"""Leases on an engine's pages, with their time-to-live and the queue for them.
 
-A lease carries all choices of a request and gets all pages it can ever need at once, so a lease
-that runs never waits for another and nothing is preempted. Time comes from an injected clock.
+A lease carries all choices of a request and gets all pages it can ever need at once, so a running
+lease never waits for another and nothing is preempted. Time comes from an injected clock.
 
-Leases that do not fit wait. Tenants take turns, a lease each, and a tenant's own leases come in the
-order they were asked for: a crowd of one tenant delays another by one lease, not by the crowd. The
-lease whose turn it is is waited for, even where a later one would fit, so that a large one is not
-passed over for ever by small ones.
+Leases that do not fit wait in a queue. Tenants take turns, one lease each, and a tenant's own
+leases open in the order of submission: many leases of one tenant delay another tenant by one lease
+only. The lease whose turn it is blocks the queue even where a later one would fit, so that small
+leases cannot starve a large one.
 
 An engine that drafts for itself gives a request two leases, the second when its evidence is found.
-First leases alone could fill the engine, and every draft would wait for an answer to end. So one is
-let in only with the room that its own companion and all earlier ones still need beside it, and a
-companion goes before everybody who waits for a first lease. The room that is kept for a companion
-is given back once it is known that none will come.
+First leases alone could fill the engine, and every draft would wait for an answer to end. So a
+first lease opens only if there is also room for its own **companion**, the second lease, and for
+all companions still expected by open leases; and a companion goes before all waiting first leases.
+The room kept for a companion is given back once it is known that none will come.
 
-Pages of a prompt that are here already, for another lease or from an earlier one, are shared and
-ask for no room (`rapid.engines.kv.prefix_cache`).
+Pages of a prompt that are already in the pool, for another lease or from an earlier one, are shared
+and take no new room (`rapid.engines.kv.prefix_cache`).
 """
 
 from __future__ import annotations
@@ -36,18 +36,21 @@ from rapid.ports import Clock
 
 @dataclass(eq=False)
 class Lease:
-    """A request's room on this engine.
+    """Room of one request on an engine.
 
     Attributes:
-        sequences: one per choice.
-        prompt_pages: the full pages of the prompt, which it may share with other leases.
-        busy: choices with a call in progress; a lease at work does not expire.
-        expects_companion: room is kept for a second lease of the same request.
+        request: The request that the lease was opened for.
+        sequences: The sequence of each choice.
+        runs: The pages that each choice holds, as the pool counts them.
+        prompt_pages: The full pages of the prompt, which other leases may share.
+        last_used: Time of the last use or renewal, in seconds of the ledger's clock.
+        expects_companion: Whether room is kept for a second lease of the same request.
+        busy: Choices with a call in progress; a busy lease does not expire.
     """
 
     request: LeaseRequest
     sequences: list[Sequence]
-    runs: list[tuple[Run, ...]]  # what each choice holds, as the pool counts it
+    runs: list[tuple[Run, ...]]
     prompt_pages: Pages
     last_used: float
     expects_companion: bool
@@ -55,13 +58,20 @@ class Lease:
 
     @property
     def lease_id(self) -> str:
-        """As the caller chose it."""
+        """The id that the caller chose."""
         return self.request.lease_id
 
 
 @dataclass(eq=False)
 class Waiter:
-    """A request for the queue; `on_open` is called once, with its lease or None if none comes."""
+    """Request for a lease, as it stands in the queue.
+
+    Attributes:
+        request: The lease request.
+        on_open: Callback, called at most once: with the lease when it opens, or with None when the
+            ledger closes first.
+        page_names: Names of the full pages of the prompt.
+    """
 
     request: LeaseRequest
     on_open: Callable[[Lease | None], None]
@@ -69,15 +79,25 @@ class Waiter:
 
 
 def _line_of(waiter: Waiter) -> str | None:
-    """The line it stands in: its tenant's, or None for all companions'."""
+    """Return the key of a waiter's line: its tenant, or None for the line of all companions."""
     return waiter.request.tenant if waiter.request.beside is None else None
 
 
 @dataclass
 class LeaseLedger:
-    """Leases open, and the queue of those that wait for pages or a place.
+    """Open leases, and the queue of those that wait for pages or for one of `max_leases` places.
 
-    Not safe for threads by itself: the engine guards it.
+    The ledger is not thread-safe by itself: the engine guards it.
+
+    Attributes:
+        pool: The pages.
+        page_tokens: Tokens per page.
+        max_leases: Number of leases that may be open at once.
+        max_context: Longest prompt plus answer of one sequence, in tokens.
+        ttl_s: Seconds after which an unused lease expires.
+        clock: Monotonic clock in seconds.
+        host: Second tier of the prefix cache, in host memory, if any.
+        prefixes: The prefix cache over the pool.
     """
 
     pool: PagePool
@@ -95,25 +115,28 @@ class LeaseLedger:
         self.prefixes = PrefixCache(self.pool, self.host)
 
     def prepare(self, request: LeaseRequest, on_open: Callable[[Lease | None], None]) -> Waiter:
-        """Name the pages of its prompt, which takes a while if it is long and needs no guard."""
+        """Return a waiter for a request, with its prompt's pages named.
+
+        Naming takes a while for a long prompt, and needs no guard.
+        """
         names = page_names(request.prompt_ids, self.page_tokens, request.tenant)
         return Waiter(request, on_open, names)
 
     def submit(self, waiter: Waiter) -> None:
-        """Open its lease now or as soon as those before it have come in and there is room.
+        """Open a lease now, or as soon as those before it have opened and there is room.
 
         Raises:
-            BadRequest: the request is malformed.
-            PromptTooLong: it can never fit.
-            OutOfStep: the id is taken.
-            LeaseNotFound: the lease it belongs beside is not open.
+            BadRequest: The request is malformed.
+            PromptTooLong: The request can never fit.
+            OutOfStep: The lease id is taken.
+            LeaseNotFound: The lease named by `request.beside` is not open.
         """
         self._check(waiter.request)
         self._lines.setdefault(_line_of(waiter), deque()).append(waiter)
         self.admit()
 
     def withdraw(self, waiter: Waiter) -> bool:
-        """Leave the line, which keeps its turn; False when the lease is open already."""
+        """Remove a waiter from its line, which keeps its turn; False if it is not waiting."""
         if waiter not in self._waiting():
             return False
         self._leave(waiter)
@@ -121,19 +144,19 @@ class LeaseLedger:
         return True
 
     def forgo_companion(self, lease_id: str) -> None:
-        """Keep no room any more for a lease beside this one: none will come. Gone is fine."""
+        """Give back the room kept for a companion of this lease. No-op if it is not open."""
         lease = self._open.get(lease_id)
         if lease is not None and lease.expects_companion:
             lease.expects_companion = False
             self.admit()
 
     def admit(self) -> None:
-        """Open the leases whose turn it is while they fit."""
+        """Open leases in the order of turns for as long as the next one fits."""
         while (waiter := self._next()) is not None and self._fits(waiter):
             lease = self._reserve(waiter)
             self._leave(waiter)
             line = _line_of(waiter)
-            if line in self._lines:  # its next one waits until every other line has had a turn
+            if line in self._lines:  # the next lease of this line waits for every other line's turn
                 self._lines[line] = self._lines.pop(line)
             self._open[lease.lease_id] = lease
             first = self._open.get(waiter.request.beside or "")
@@ -142,10 +165,10 @@ class LeaseLedger:
             waiter.on_open(lease)
 
     def get(self, lease_id: str) -> Lease:
-        """The open lease of this id.
+        """Return the open lease of this id.
 
         Raises:
-            LeaseNotFound: it was released, expired, or never here.
+            LeaseNotFound: The lease was released, has expired or never existed.
         """
         lease = self._open.get(lease_id)
         if lease is None:
@@ -153,15 +176,15 @@ class LeaseLedger:
         return lease
 
     def is_open(self, lease: Lease) -> bool:
-        """Whether this very lease still holds its pages."""
+        """Return whether this very lease, and not a later one of its id, is open."""
         return self._open.get(lease.lease_id) is lease
 
     def touch(self, lease: Lease) -> None:
-        """Count the time-to-live anew."""
+        """Restart the time-to-live of a lease."""
         lease.last_used = self.clock()
 
     def release(self, lease_id: str) -> Lease | None:
-        """Free a lease's pages and let those that wait in; None when it is not open."""
+        """Free a lease's pages, open waiting leases and return it; None if it is not open."""
         lease = self._open.pop(lease_id, None)
         if lease is not None:
             for runs in lease.runs:
@@ -170,17 +193,17 @@ class LeaseLedger:
         return lease
 
     def leases(self) -> list[Lease]:
-        """All open leases."""
+        """Return all open leases."""
         return list(self._open.values())
 
     def close(self) -> None:
-        """Send away those who wait."""
+        """Refuse all waiting requests."""
         for waiter in self._waiting():
             waiter.on_open(None)
         self._lines.clear()
 
     def expired(self) -> list[Lease]:
-        """Leases that nobody has used or renewed for longer than the time-to-live."""
+        """Return the leases that are idle and unrenewed for longer than the time-to-live."""
         now = self.clock()
         return [
             lease
@@ -189,7 +212,7 @@ class LeaseLedger:
         ]
 
     def status(self) -> EngineStatus:
-        """The ledger in numbers."""
+        """Return the counts of leases and pages."""
         return EngineStatus(
             leases_open=len(self._open),
             max_leases=self.max_leases,
@@ -200,7 +223,11 @@ class LeaseLedger:
         )
 
     def check_integrity(self) -> None:
-        """Raise unless pages add up, each is held by an open lease, and nobody waits in vain."""
+        """Raise AssertionError unless the ledger is consistent.
+
+        Pages must add up, each held one must belong to an open lease or to the prefix cache, and no
+        lease may wait although it fits.
+        """
         self.prefixes.check_integrity(runs for lease in self._open.values() for runs in lease.runs)
         if len(self._open) > self.max_leases:
             raise AssertionError("lease ledger: more leases open than allowed")
@@ -210,7 +237,7 @@ class LeaseLedger:
             raise AssertionError(f"lease ledger: {waiter.request.lease_id!r} waits though it fits")
 
     def _next(self) -> Waiter | None:
-        """Whose turn it is: a companion's, or the first in line of the tenant whose turn it is."""
+        """Return the waiter whose turn it is: a companion, else the first of the next tenant."""
         if None in self._lines:
             return self._lines[None][0]
         return next((line[0] for line in self._lines.values()), None)
@@ -222,7 +249,7 @@ class LeaseLedger:
             del self._lines[_line_of(waiter)]
 
     def _waiting(self) -> list[Waiter]:
-        """Everybody who waits."""
+        """Return all waiters."""
         return list(itertools.chain.from_iterable(self._lines.values()))
 
     def _check(self, request: LeaseRequest) -> None:
@@ -261,10 +288,10 @@ class LeaseLedger:
             )
 
     def _fits(self, waiter: Waiter) -> bool:
-        """Whether there is room for a lease, beside what is kept for companions to come."""
+        """Return whether a lease fits, beside the room kept for expected companions."""
         request = waiter.request
         num_leases, num_kept = 1, 0
-        if request.beside is None and self._open:  # an empty engine takes whoever fits at all
+        if request.beside is None and self._open:  # an empty engine opens any lease that can fit
             kept = [each.request for each in self._open.values() if each.expects_companion]
             for each in (request, *kept):
                 if each.companion_tokens:
@@ -275,12 +302,15 @@ class LeaseLedger:
         return is_place_left and self.prefixes.fits(waiter.page_names, num_pages, num_kept)
 
     def _capacity(self, request: LeaseRequest, num_prompt: int) -> int:
-        """Tokens one choice may come to hold: the last block may reach past the answer's end."""
+        """Return the most tokens one choice may hold; its last block may pass the answer's end."""
         longest = num_prompt + request.max_tokens + request.speculation.max_draft
         return min(longest, self.max_context)
 
     def _num_shared(self, request: LeaseRequest, num_prompt: int) -> int:
-        """Pages that hold nothing but prompt all choices have in common (not its last token)."""
+        """Return the number of full prompt pages, without the last token, that choices share.
+
+        It is 0 for a single choice.
+        """
         return (num_prompt - 1) // self.page_tokens if request.num_choices > 1 else 0
 
     def _num_pages(self, request: LeaseRequest, num_prompt: int) -> int:

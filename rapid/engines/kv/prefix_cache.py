@@ -1,19 +1,19 @@
-"""Read once: the pages of a prompt are found again by their content.
+"""Prefix cache: the pages of a prompt, found again by their content.
 
 A full page of a prompt has a **name**: the hash of its tokens, of all tokens before them and of the
-tenant, so that one tenant never meets another's pages. The cache holds every named page beside the
-leases that use it, and shares it with the next prompt that begins in the same way, also while its
-KV is still being computed: the scheduler lets one prefill compute a page, the others wait for it.
+tenant, so that tenants never share pages. The cache holds every named page, in addition to the
+leases that use it, and shares it with the next prompt that begins in the same way, even while its
+KV is still being computed: the scheduler lets one prefill compute a page and the others wait.
 
-A page that no lease holds any more stays until room is needed; the one used longest ago goes first,
-of one prompt the tail before the head. What is pushed out may go on in a second tier, in host
-memory (`HostTier`), and is copied back for the next prompt that has it, unless that was measured to
-take longer than computing it anew.
+A page that no lease holds any more stays until room is needed. The least recently used page is
+evicted first, and within one prompt the tail before the head. Evicted pages may be kept in a second
+tier in host memory (`HostTier`) and are copied back for the next prompt that has them, unless that
+was measured to take longer than computing them anew.
 
-Names are given and copies ordered whenever a lease opens or ends; pages are written later, by the
-compute thread. So beside its name, which says what a page is for, every page carries a **tag**,
-which says what it holds: the name of the KV that was last computed there, or copied there together
-with its tag. A page counts as computed only while the two agree.
+Names are given and copies are ordered when a lease opens or ends, but pages are written later, by
+the compute thread. So besides its name, which says what a page is for, every page carries a
+**tag**, which says what it holds: the name of the KV that was last computed there, or that was
+copied there together with its tag. A page counts as computed only while the two agree.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from rapid.messages import Int32Array
 
 Pages = np.ndarray[tuple[int], np.dtype[np.intp]]
 _NAME_BYTES = 16
-_MOST_EVICTED = 2  # times the pages asked for
+_MOST_EVICTED = 2  # most pages evicted at once, as a multiple of those requested
 
 
 def page_names(prompt_ids: Int32Array, page_tokens: int, tenant: str) -> list[bytes]:
-    """Names of the full pages of a prompt.
+    """Return the names of the full pages of a prompt without its last token.
 
-    The last token is left out: its row gives the first logits, so it is computed for every request.
+    The last token's row gives the first logits, so it is computed for every request.
     """
     num_pages = (len(prompt_ids) - 1) // page_tokens
     content = np.ascontiguousarray(prompt_ids, dtype=np.int32).tobytes()
@@ -50,37 +50,49 @@ def page_names(prompt_ids: Int32Array, page_tokens: int, tenant: str) -> list[by
 
 
 class PrefixCache:
-    """Named pages over a pool; not safe for threads by itself: the engine guards it."""
+    """Cache of named pages over a pool.
+
+    It is not thread-safe by itself: the engine guards it.
+
+    Attributes:
+        tags: Tag of every page. Like the KV, the tags belong to the compute thread.
+    """
 
     def __init__(self, pool: PagePool, host: HostTier | None = None) -> None:
         self._pool = pool
         self._host = host
-        self._page_of: OrderedDict[bytes, int] = OrderedDict()  # used longest ago first
+        self._page_of: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         self._name_of: dict[int, bytes] = {}
         self._is_named = np.zeros(pool.num_pages, dtype=bool)
         self._is_computed = np.zeros(pool.num_pages, dtype=bool)
-        self.tags: Tags = [None] * pool.num_pages  # the compute thread's, as the KV is
+        self.tags: Tags = [None] * pool.num_pages
 
     @property
     def num_idle(self) -> int:
-        """Pages that are kept though no lease holds them; they give way when room is needed."""
+        """Number of pages kept without a lease; they are evicted when room is needed."""
         return int((self._is_named & (self._pool.num_holders == 1)).sum())
 
     def fits(self, names: Sequence[bytes], num_pages: int, num_kept: int = 0) -> bool:
-        """Whether a prompt of these pages could take `num_pages`, and `num_kept` stay free."""
+        """Return whether a lease whose prompt has these pages fits.
+
+        Args:
+            names: Names of the prompt's full pages; those that are here take no new room.
+            num_pages: Pages of the lease, the prompt's included.
+            num_kept: Pages that must stay free or idle besides.
+        """
         here = [page for name in names if (page := self._page_of.get(name)) is not None]
         num_idle_here = int((self._pool.num_holders[here] == 1).sum())
         room = self._pool.num_free + self.num_idle - num_idle_here
         return num_pages - len(here) + num_kept <= room
 
     def take(self, names: Sequence[bytes], num_pages: int) -> tuple[Run, ...]:
-        """Hold `num_pages` pages, in a sequence's order, of which the first have these names.
+        """Take `num_pages` pages for a sequence, in its order; the first have these names.
 
-        Those that are here are shared; the others are new, to be computed or restored.
+        Named pages that are here are shared; the others are new, to be computed or restored.
         """
         pages = [self._page_of.get(name) for name in names]
         here = [page for page in pages if page is not None]
-        self._pool.share(as_runs(here))  # from now on nothing pushes them out
+        self._pool.share(as_runs(here))  # from now on they cannot be evicted
         if self._host is not None:
             self._host.want(names)
         num_missing = num_pages - len(here)
@@ -96,7 +108,10 @@ class PrefixCache:
         return as_runs([*pages, *new])  # type: ignore[list-item]
 
     def free(self, runs: Iterable[Run]) -> None:
-        """Drop a lease's hold; named pages stay, unless nobody is left who would compute them."""
+        """Drop a lease's hold on its pages.
+
+        Named pages stay in the cache, unless they are not computed and no lease is left to do it.
+        """
         runs = tuple(runs)
         self._pool.free(runs)
         for run in runs:
@@ -106,22 +121,27 @@ class PrefixCache:
                 self._drop(self._name_of[int(page)])
 
     def will_write(self, runs: Iterable[Run]) -> None:
-        """Forget what these pages of a lease held: it overwrites those that are not computed."""
+        """Clear the tags of a lease's pages that are not computed: the lease overwrites them."""
         for run in runs:
             for page in run.start + np.flatnonzero(~self._is_computed[run.start : run.stop]):
                 self.tags[page] = None
 
     def note_computed(self, pages: Pages) -> None:
-        """These named pages hold their KV from now on."""
+        """Mark named pages as computed and set their tags."""
         for page in pages[~self._is_computed[pages]].tolist():
             self.tags[page] = self._name_of[page]
         self._is_computed[pages] = True
 
     def num_in_a_row(self, pages: Pages, start: int, *, computed: bool) -> int:
-        """How many pages, from index `start` on, hold their KV; or how many have none yet.
+        """Return how many consecutive pages from index `start` on are computed, or are not.
+
+        Args:
+            pages: Named pages, in a prompt's order.
+            start: Index of the first page to count.
+            computed: Whether to count computed pages, or pages that are not computed yet.
 
         Raises:
-            AssertionError: a page counts as computed and holds something else.
+            AssertionError: A page counts as computed but holds other KV.
         """
         others = np.flatnonzero(self._is_computed[pages[start:]] != computed)
         number = int(others[0]) if len(others) else max(len(pages) - start, 0)
@@ -135,10 +155,10 @@ class PrefixCache:
         return self._host is not None and self._host.has_moves
 
     def take_moves(self) -> list[Move]:
-        """Copies between the tiers that are due, in order; the caller makes them, then `settle`.
+        """Return the due copies between the tiers, in order, to be made before calling `settle`.
 
-        A page may have changed hands since its copy was ordered: only what it is for now, and does
-        not hold yet, may be copied into it.
+        A page may have changed hands since its copy was ordered, so a page is restored only if it
+        still has that name and is not computed yet.
         """
         moves = self._host.take_moves() if self._host else []
         return [
@@ -149,13 +169,17 @@ class PrefixCache:
         ]
 
     def settle(self, moves: Iterable[Move]) -> None:
-        """Pages into which was copied what they are for, still, hold their KV."""
+        """Mark restored pages as computed where the name still equals the tag."""
         for move in moves:
             if move.is_restore and self._name_of.get(move.page) == self.tags[move.page]:
                 self._is_computed[move.page] = True
 
     def check_integrity(self, held: Iterable[Iterable[Run]]) -> None:
-        """Raise unless counts are those of leases and cache, and computed pages hold their own."""
+        """Raise AssertionError unless the cache is consistent.
+
+        The counts of holders must be those of the leases (`held`) and the cache, and computed pages
+        must hold the KV that they are named for.
+        """
         named = [Run(page, page + 1) for page in self._name_of]
         self._pool.check_integrity([*held, named])
         if {name: page for page, name in self._name_of.items()} != self._page_of:
@@ -186,9 +210,10 @@ class PrefixCache:
         self._pool.free([Run(page, page + 1)])
 
     def _make_room(self, num_pages: int) -> None:
-        """Free pages, the ones used longest ago first, and some more for them to lie together.
+        """Evict idle pages, the least recently used first, preferably until one free run suffices.
 
-        A sequence in one run is attended to fastest; for it at most twice of what is asked goes.
+        Attention is fastest over a sequence in one run; for this, at most twice the requested
+        number of pages is evicted.
         """
         if self._pool.num_free_together >= num_pages:
             return
@@ -207,7 +232,7 @@ class PrefixCache:
 
 
 def as_runs(pages: Iterable[int]) -> tuple[Run, ...]:
-    """Pages in their order, neighbours joined."""
+    """Return pages as runs in the same order, with consecutive ones joined."""
     runs: list[Run] = []
     for page in pages:
         if runs and runs[-1].stop == page:
@@ -218,6 +243,6 @@ def as_runs(pages: Iterable[int]) -> tuple[Run, ...]:
 
 
 def pages_of(runs: Iterable[Run], num_pages: int) -> Pages:
-    """The first pages of some runs."""
+    """Return the first `num_pages` pages of some runs, one by one."""
     pages = [np.asarray(run.pages) for run in runs]
     return np.concatenate([*pages, np.empty(0, dtype=np.intp)])[:num_pages].astype(np.intp)

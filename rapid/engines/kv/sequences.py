@@ -1,4 +1,4 @@
-"""One choice's tokens, and how much of them the KV already holds."""
+"""The state of one choice: its tokens, and how many of them the KV holds."""
 
 from __future__ import annotations
 
@@ -14,58 +14,69 @@ Proposal = tuple[Int32Array, Float32Array]
 
 
 class Sequence:
-    """The whole state of one choice on one engine.
+    """Whole state of one choice on one engine.
 
     ::
 
         positions  0 ........ num_prompt ........ len(token_ids) ........ + len(draft_ids)
                    [ prompt  |  committed answer |  speculative: drafted, not judged here     ]
-                   [ KV right: num_computed      )  <- may end anywhere, also in the speculation
+                   [ KV valid: num_computed      )  <- may end anywhere, also in the speculation
 
-    `commit` is the only way into the committed part. It keeps the KV of the speculation as far as
-    what was committed agrees with it; the rest is overwritten in place by the next rows. At least
-    the last token of all is always left to compute, for its row gives the next logits.
+    Only `commit` appends to the committed part. It keeps the KV of the speculation as far as the
+    committed tokens agree with it; the next rows overwrite the rest in place. At least the last
+    token of all is always left to compute, because its row gives the next logits.
 
-    A drafter's speculation is the block that it handed out (`num_offered` tokens) and, behind it,
-    what was drafted ahead; `proposals` are what these tokens were drawn from. Only `commit` with
-    `keeps_ahead` leaves any of it standing.
+    A drafter's speculation is the draft block that it handed out and, behind it, the tokens drafted
+    ahead. Only `commit` with `keeps_ahead` keeps any of it.
+
+    Attributes:
+        table: Where the tokens lie in the KV tensors.
+        capacity: Number of tokens that the pages may hold.
+        num_prompt: Number of prompt tokens.
+        token_ids: The prompt and the committed answer.
+        draft_ids: The speculation.
+        proposals: The distributions that `draft_ids` were drawn from; empty where the tokens were
+            not drafted on this engine to be sent.
+        num_offered: Number of leading `draft_ids` that were handed out as a block.
+        num_computed: Number of leading tokens whose KV is valid.
+        gap: Measured time between a block and the next call.
     """
 
     def __init__(
         self, prompt_ids: TokenIds[int], committed: TokenIds[int], table: PageTable, capacity: int
     ) -> None:
         self.table = table
-        self.capacity = capacity  # tokens its pages may hold
+        self.capacity = capacity
         self.num_prompt = len(prompt_ids)
         self.token_ids = [*prompt_ids, *committed]
         self.draft_ids: list[int] = []
-        self.proposals: list[Proposal] = []  # of `draft_ids`, where this engine drew them to send
+        self.proposals: list[Proposal] = []
         self.num_offered = 0
         self.num_computed = 0
         self.gap = Gap()
 
     @property
     def num_generated(self) -> int:
-        """Committed answer tokens: the 0-based position of the next one."""
+        """Number of committed answer tokens, which is the 0-based position of the next one."""
         return len(self.token_ids) - self.num_prompt
 
     @property
     def num_pending(self) -> int:
-        """Tokens whose KV is missing, drafted ones among them."""
+        """Number of tokens whose KV is missing, including drafted ones."""
         return len(self.token_ids) + len(self.draft_ids) - self.num_computed
 
     @property
     def holds_prompt(self) -> bool:
-        """The KV of the prompt is there, but for its last token."""
+        """Whether the KV of the prompt is complete, except for its last token."""
         return self.num_computed >= self.num_prompt - 1
 
     @property
     def is_prefilled(self) -> bool:
-        """Only the last committed token, or the speculation, is left to compute."""
+        """Whether only the last committed token and the speculation may be left to compute."""
         return self.num_computed >= len(self.token_ids) - 1
 
     def pending(self, limit: int | None = None) -> list[int]:
-        """Tokens whose KV is missing, at most `limit` of them."""
+        """Return the tokens whose KV is missing, in order, at most `limit` of them."""
         start, num_committed = self.num_computed, len(self.token_ids)
         rest = self.token_ids[start : None if limit is None else start + limit]
         if limit is None or len(rest) < limit:
@@ -73,13 +84,15 @@ class Sequence:
         return rest
 
     def commit(self, token_ids: TokenIds[int], *, keeps_ahead: bool = False) -> bool:
-        """Append to the answer; keep the speculation's KV where it was right.
+        """Append tokens to the answer, and keep the speculation's KV where it agrees with them.
 
         Args:
-            keeps_ahead: what was drafted after `token_ids` stays, if all of them were as drafted.
+            token_ids: The tokens to commit.
+            keeps_ahead: Whether to keep what was drafted after `token_ids` if all of them, and the
+                whole block that was handed out, are as drafted.
 
         Returns:
-            Whether they were, and nothing was drafted otherwise than it came.
+            Whether the rest of the speculation was kept; False without `keeps_ahead`.
         """
         num_right = 0
         for committed, drafted in zip(token_ids, self.draft_ids, strict=False):
@@ -88,7 +101,7 @@ class Sequence:
             num_right += 1
         kept = len(self.token_ids) + num_right
         is_hit = keeps_ahead and self.num_offered <= num_right == len(token_ids)
-        is_hit = is_hit and len(self.proposals) == len(self.draft_ids)  # else drawn to be committed
+        is_hit = is_hit and len(self.proposals) == len(self.draft_ids)  # else not drafted to send
         self.draft_ids = self.draft_ids[num_right:] if is_hit else []
         self.proposals = self.proposals[num_right:] if is_hit else []
         self.num_offered = 0
@@ -98,7 +111,7 @@ class Sequence:
         return is_hit
 
     def drop_speculation(self) -> None:
-        """Forget what was drafted and not committed."""
+        """Discard the tokens that were drafted but not committed."""
         self.commit(())
 
 
@@ -108,23 +121,31 @@ def _left(limit: int | None, taken: list[int]) -> int | None:
 
 @dataclass
 class Gap:
-    """How long a drafter has between a block and the next call on the same choice."""
+    """Time between handing out a block and the next call on the same choice.
+
+    Attributes:
+        seconds: Running mean of the measured times.
+        handed_out_at: When the last block was handed out, in seconds; None after the next call.
+    """
 
     seconds: RunningMean = field(default_factory=RunningMean)
     handed_out_at: float | None = None
 
     def hand_out(self, now: float) -> None:
-        """A block leaves."""
+        """Record that a block is handed out."""
         self.handed_out_at = now
 
     def call(self, now: float) -> None:
-        """The next call on the choice arrived."""
+        """Record that the next call on the choice arrived."""
         if self.handed_out_at is not None:
             self.seconds.add(now - self.handed_out_at)
         self.handed_out_at = None
 
     def num_steps(self, step_s: float | None, at_most: int) -> int:
-        """Steps that fit into the gap; before anything is measured, `at_most`."""
+        """Return how many steps of `step_s` seconds fit into the gap, at most `at_most`.
+
+        Before both times are measured, this is `at_most`.
+        """
         if self.seconds.value is None or not step_s:
             return at_most
         return min(int(self.seconds.value / step_s), at_most)

@@ -1,1 +1,1 @@
-"""The calls in progress on an engine, as small state machines over sequences."""
+"""Calls in progress on an engine, as small state machines over sequences."""

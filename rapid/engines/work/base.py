@@ -1,8 +1,9 @@
-"""What an engine is asked to do, as small state machines over one sequence (prefill: over a lease).
+"""Base classes of the calls on an engine.
 
-Every step an engine asks the work it selected for its next rows (`feed`) and hands back their
-logits (`take`), until the work is done. All of it runs on the engine's compute thread; `begin` is
-where a call is checked against the state of its sequence, because only then is that state at rest.
+A call is a small state machine over one sequence (prefill: over all sequences of a lease). In every
+step the engine takes the next rows of the selected work (`feed`) and hands back their logits
+(`take`), until the work is done. All of this runs on the engine's compute thread. A call is checked
+against the state of its sequence in `begin`, because only then is that state at rest.
 """
 
 from __future__ import annotations
@@ -23,16 +24,20 @@ MIN_CHUNK_TOKENS = 16
 
 
 class Work(ABC):
-    """One call in progress.
+    """Call in progress on a lease.
 
     Attributes:
-        kind: what the scheduler goes by: ``step`` verifies or decodes.
-        choices: whose sequences it changes; nothing else may be in progress on them.
-        result: set when done.
+        kind: The scheduler's class of work; ``step`` verifies or decodes.
+        next_page: Next page of a prompt to compute, which other prefills may wait for; None if
+            there is none.
+        lease: The lease that the call names.
+        choices: Choices whose sequences the work changes; no other call may be in progress on them.
+        result: The answer to the call, set when the work is done.
+        is_done: Whether the work is done.
     """
 
     kind: Literal["step", "draft", "ahead", "prefill"] = "step"
-    next_page: int | None = None  # of a prompt, which others may wait for too
+    next_page: int | None = None
 
     def __init__(self, lease: Lease, choices: tuple[int, ...]) -> None:
         self.lease = lease
@@ -43,48 +48,55 @@ class Work(ABC):
         self._num_fed = 0
 
     def begin(self) -> None:
-        """Check the call and put the sequence in place; may already finish."""
+        """Check the call and prepare the sequence; may already finish the work."""
         self._began = time.perf_counter()
 
-    def advance(self) -> None:  # noqa: B027 (most work has nothing to note)
-        """Before every forward, under the engine's guard: note what others did meanwhile."""
+    def advance(self) -> None:  # noqa: B027 (most work does not depend on other work)
+        """Take over KV that other work computed; called for prefills before every forward.
+
+        The engine holds its guard.
+        """
 
     def share(self) -> None:  # noqa: B027 (most work computes nothing that others could use)
-        """After every forward, under the guard: note what others may use of what was computed."""
+        """Publish KV that other work may use; called after every forward with the work's rows.
+
+        The engine holds its guard.
+        """
 
     @property
     def began(self) -> float:
-        """When, in seconds of the performance counter."""
+        """Time at which the work began, in seconds of the performance counter."""
         return self._began
 
     @abstractmethod
     def feed(self, limit: int) -> Feed:
-        """Rows for the next forward; only a prefill keeps to the limit."""
+        """Return the rows for the next forward; only a prefill is sure to keep to `limit` rows."""
 
     @abstractmethod
     def take(self, logits: torch.Tensor) -> None:
-        """Use the wanted logits of the rows just computed [num_wanted, vocab]."""
+        """Use the wanted logits [num_wanted, vocab] of the rows just computed."""
 
     def finish(self, result: object) -> None:
-        """The work is done."""
+        """Mark the work as done, with its result."""
         self.result = result
         self.is_done = True
 
     @property
     def depth(self) -> int:
-        """Tokens before its next row; asked of a prefill."""
+        """Number of tokens before the next row; only a prefill has it."""
         return 0
 
     @property
     def elapsed_ms(self) -> float:
-        """Since the work began."""
+        """Milliseconds since the work began."""
         return (time.perf_counter() - self._began) * 1e3
 
 
 class SequenceWork(Work):
     """Work on one choice, which must be prefilled.
 
-    Rows that it needs no logits of, tokens committed elsewhere meanwhile, come first and in chunks.
+    Rows whose logits it does not need, of tokens committed elsewhere meanwhile, come first and in
+    chunks.
     """
 
     def __init__(self, lease: Lease, choice: int) -> None:
@@ -121,7 +133,7 @@ class SequenceWork(Work):
             self._use(logits)
 
     def _use(self, logits: torch.Tensor) -> None:
-        """The wanted rows' logits are here [num_wanted, vocab]."""
+        """Use the logits [num_wanted, vocab] of the wanted rows."""
 
     def _num_wanted(self) -> int:
         return 1
@@ -136,7 +148,7 @@ class SequenceWork(Work):
 
 
 class Commit(SequenceWork):
-    """Append a verdict that was reached elsewhere."""
+    """Call that commits a verdict reached elsewhere."""
 
     def __init__(self, lease: Lease, verdict: Verdict) -> None:
         super().__init__(lease, verdict.choice)

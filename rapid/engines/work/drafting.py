@@ -1,4 +1,4 @@
-"""Token by token: drafts to be judged, and plain decoding."""
+"""Token-by-token generation: draft blocks, drafting ahead, and plain decoding."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rapid.speculation.sampling import proposal
 
 
 class Drafting(SequenceWork):
-    """Samples token by token, each from exactly the proposal that is sent with it.
+    """Work that samples token by token, each from exactly the proposal that is sent with it.
 
-    Drafting stops after an end-of-sequence token: if it is kept the answer ends there, if not the
-    block does, so nothing after it could ever be judged.
+    Drafting stops after an end-of-sequence token: the answer ends there if the token is accepted,
+    and the block's judging ends there if not, so no token after it could ever be judged.
     """
 
     def __init__(self, lease: Lease, choice: int, eos_ids: Set[int]) -> None:
@@ -37,21 +37,25 @@ class Drafting(SequenceWork):
         sequence.proposals.append(proposed)
 
     def _draw(self, logits: torch.Tensor, num_drafted: int) -> tuple[int, Proposal]:
-        """The token after so many drafted ones, and what it was drawn from."""
+        """Return the token after `num_drafted` drafted ones, and the proposal it is drawn from."""
         request, position = self.lease.request, self.sequence.num_generated + num_drafted
         ids, probs = proposal(logits[0], request.sampling, request.speculation)
         token = propose(ids, probs, request.sampling, request.speculation, self.choice, position)
         return token, (ids, probs)
 
     def _within_room(self, num_tokens: int) -> int:
-        """How many of these may be drafted: the lease's room ends somewhere."""
+        """Return `num_tokens`, cut to the number of tokens that the lease has room to draft.
+
+        Raises:
+            OutOfStep: Not one token may be drafted.
+        """
         room = self.sequence.capacity - len(self.sequence.token_ids) + 1
         if min(num_tokens, room) < 1:
             raise OutOfStep(f"lease {self.lease.lease_id!r} has no room to draft in")
         return min(num_tokens, room)
 
     def _is_block_over(self) -> bool:
-        """Whether a block that holds the last drafted token must end with it."""
+        """Return whether a block must end with the last drafted token."""
         token, proposed = self.sequence.draft_ids[-1], self.sequence.proposals[-1]
         return token in self._eos_ids or ends_block(
             token, *proposed, self.lease.request.speculation
@@ -59,10 +63,10 @@ class Drafting(SequenceWork):
 
 
 class Draft(Drafting):
-    """A block; on a hit it begins with what was drafted ahead, or is that.
+    """Call for a draft block; on a hit, tokens drafted ahead are its beginning or all of it.
 
     Attributes:
-        is_hit: whether something drafted ahead was right; None when there was nothing.
+        is_hit: Whether tokens drafted ahead turned out right; None if there were none.
     """
 
     kind = "draft"
@@ -111,10 +115,10 @@ class Draft(Drafting):
             self.finish(draft_block(self, sequence.draft_ids[offered], sequence.proposals[offered]))
 
     def ahead(self, step_s: float | None) -> DraftAhead | None:
-        """What to draft while the block is judged; None when that is nothing.
+        """Return the work of drafting ahead while the block is judged, or None if there is none.
 
         Args:
-            step_s: measured seconds a token.
+            step_s: Measured seconds per token.
         """
         sequence, request = self.sequence, self.lease.request
         if sequence.draft_ids[-1] in self._eos_ids:
@@ -127,17 +131,17 @@ class Draft(Drafting):
 
 
 class DraftAhead(Drafting):
-    """Goes on behind the block that was handed out, as if all of it were going to be accepted.
+    """Drafting behind the block that was handed out, as if all of it were going to be accepted.
 
-    Nobody has asked: what it draws is speculation like the block, right or wrong with it. Noise is
-    keyed by position and proposals are functions of the prefix, so these are the very tokens that
-    the next call would draw.
+    No call waits for this work: its tokens are speculation like the block, right or wrong with it.
+    Noise is keyed by position and proposals are functions of the prefix, so these are the very
+    tokens that the next call would draw.
     """
 
     kind = "ahead"
 
     def __init__(self, lease: Lease, choice: int, num_tokens: int, eos_ids: Set[int]) -> None:
-        """Draft until `num_tokens` are there, the block's among them."""
+        """Draft until there are `num_tokens`, including those of the block."""
         super().__init__(lease, choice, eos_ids)
         self._num_tokens = num_tokens
 
@@ -148,7 +152,7 @@ class DraftAhead(Drafting):
             self.finish(None)
 
     def is_far_enough(self) -> bool:
-        """Whether there is nothing more to draft for now."""
+        """Return whether there is nothing more to draft for now."""
         sequence = self.sequence
         num_drafted = len(sequence.draft_ids)
         return num_drafted >= self._num_tokens or (
@@ -157,7 +161,7 @@ class DraftAhead(Drafting):
 
 
 def draft_block(work: SequenceWork, token_ids: list[int], proposals: list[Proposal]) -> DraftBlock:
-    """Drafted tokens and their proposals, padded to one width, as a message."""
+    """Return drafted tokens and their proposals, padded to one width, as a message."""
     shape = (len(proposals), max(len(ids) for ids, _ in proposals))
     candidate_ids = np.full(shape, -1, dtype=np.int32)
     candidate_probs = np.zeros(shape, dtype=np.float32)
@@ -176,7 +180,7 @@ def draft_block(work: SequenceWork, token_ids: list[int], proposals: list[Propos
 
 
 class Decode(SequenceWork):
-    """Tokens of the model's own distribution, committed together when the last is drawn."""
+    """Call for tokens of the model's own distribution, committed together after the last draw."""
 
     def __init__(self, lease: Lease, choice: int, num_tokens: int, eos_ids: Set[int]) -> None:
         super().__init__(lease, choice)

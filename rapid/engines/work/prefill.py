@@ -1,4 +1,4 @@
-"""Prefill: a lease's prompt in place for all its choices."""
+"""Prefill of a lease: the KV of its prompt, for all its choices."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from rapid.messages import PrefillReceipt
 
 
 class Prefill(Work):
-    """Compute the prompt (all but its last token, whose row gives the first logits) and replays.
+    """Computation of a prompt, except its last token, and of tokens committed elsewhere.
 
-    The first choice computes the prompt, but for the pages whose KV is here already or that another
-    prefill computes first; the other choices share its full pages and get a copy of the partly
-    filled one. Then each computes what it had committed elsewhere.
+    The last token's row gives the first logits and is left to the next call. The first choice
+    computes the prompt, except for pages whose KV is cached or that another prefill computes first;
+    the other choices share its full pages and get a copy of the partly filled one. Then each choice
+    computes the tokens it had committed elsewhere.
     """
 
     kind = "prefill"
@@ -40,7 +41,7 @@ class Prefill(Work):
         for runs in self.lease.runs:
             self._prefixes.will_write(runs)
         first = self.lease.sequences[0]
-        if not first.holds_prompt:  # given up amid a page, which others may have begun again since
+        if not first.holds_prompt:  # dropped amid a page, which others may have begun again since
             first.num_computed -= first.num_computed % self._page_tokens
 
     @override
@@ -50,7 +51,7 @@ class Prefill(Work):
 
     @override
     def advance(self) -> None:
-        """What others computed is found here; may finish."""
+        """Take over the pages that other prefills computed; may finish the work."""
         first, pages = self.lease.sequences[0], self.lease.prompt_pages
         page = first.num_computed // self._page_tokens
         page += self._prefixes.num_in_a_row(pages, page, computed=True)
@@ -75,7 +76,7 @@ class Prefill(Work):
         self._current().num_computed += self._num_fed
 
     def _end_of_gap(self) -> int:
-        """Where the next page begins whose KV is here, or the prompt ends."""
+        """Return where the next computed page begins, else where the prompt ends, in tokens."""
         pages = self.lease.prompt_pages
         page = self.lease.sequences[0].num_computed // self._page_tokens
         page += self._prefixes.num_in_a_row(pages, page, computed=False)

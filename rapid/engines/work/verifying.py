@@ -1,4 +1,4 @@
-"""Judging a drafter's block against this engine's logits."""
+"""Judging of draft blocks against the target's logits."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rapid.speculation.acceptance import judge, num_rows
 
 
 class Judging(SequenceWork):
-    """One forward over ``[last committed, d_1 .. d_{K-1}]``: the logits of a block's positions.
+    """Forward over ``[last committed, d_1 .. d_{K-1}]``, for the logits of a block's positions.
 
-    Of an empty block it is the last committed token alone, whose row decodes the next one. In
-    `paper` ``d_K`` is among the inputs, if the bonus token of its row fits.
+    For an empty block the only input is the last committed token, whose row decodes the next one.
+    Under the rule `paper`, ``d_K`` is among the inputs if the bonus token of its row fits.
     """
 
     def __init__(self, lease: Lease, choice: int, block: DraftBlock, num_ids: int) -> None:
@@ -51,7 +51,7 @@ class Judging(SequenceWork):
 
 
 class Score(Judging):
-    """Hand out the target's logits; commits nothing, keeps the block's KV for `Commit`."""
+    """Call for the target's logits of a block; commits nothing, keeps its KV for `Commit`."""
 
     @override
     def _use(self, logits: torch.Tensor) -> None:
@@ -67,7 +67,7 @@ class Score(Judging):
 
 
 class Verify(Judging):
-    """Judge a block where its logits are and commit the outcome."""
+    """Call that judges a block on the target's own engine and commits the outcome."""
 
     def __init__(
         self, lease: Lease, choice: int, block: DraftBlock, num_ids: int, eos_ids: Set[int]

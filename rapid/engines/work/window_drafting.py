@@ -1,12 +1,12 @@
-"""MagicDec: the target drafts for itself on attention sinks and a recent window of its own KV.
+"""Self-drafting by the target on attention sinks and a recent window of its own KV (MagicDec).
 
-MagicDec (arXiv 2408.11049), with the fixed part of the KV that StreamingLLM keeps (Xiao et al.,
-arXiv 2309.17453). There is no second lease and no second prefill: the drafted rows
-read the keys and values that the target computed in full attention, and their own lie behind the
+This is MagicDec (arXiv 2408.11049) with the fixed part of the KV that StreamingLLM keeps (Xiao et
+al., arXiv 2309.17453). There is no second lease and no second prefill: the drafted rows read the
+keys and values that the target computed in full attention. Their own keys and values lie behind the
 committed tokens, where `Verify` computes the same rows again, in full attention. Positions are the
-true ones: the keys carry them already. (StreamingLLM counts positions within the part it keeps.)
-The rows of a block read those before them as they were drafted, so that a proposal depends on where
-its block began; the distribution of the answer does not.
+true ones, which the keys already carry (StreamingLLM counts positions within the part it keeps).
+The rows of a block read earlier rows of it as they were drafted, so a proposal depends on where its
+block began; the distribution of the answer does not.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from rapid.engines.work.drafting import Drafting, draft_block
 
 
 class WindowDraft(Drafting):
-    """Sample a block token by token; each row attends to the sinks and to the last `window` tokens.
+    """Call for a block whose rows attend only to the sinks and to the last `window` tokens.
 
-    The sequence stays as it is, with the last committed token left to compute: what these rows
-    write is right for nobody else, and is not counted as computed.
+    The committed sequence does not change, and its last token stays left to compute: the KV that
+    these rows write is of no use to other work, and is not counted as computed.
     """
 
     def __init__(
