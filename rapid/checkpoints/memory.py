@@ -12,16 +12,13 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rapid.checkpoints.facts import ModelFacts
 from rapid.checkpoints.files import checkpoint_source, read_json
 from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError
 from rapid.planning.plan import MemoryNeed
-
-if TYPE_CHECKING:  # preflight plans without torch
-    pass
 
 _INDEX = "model.safetensors.index.json"
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -18,28 +18,19 @@ There are three families:
 
 from __future__ import annotations
 
+import importlib
 import logging
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-import torch
-
-from rapid.engines.attention.rows import Kernels, RaggedRows
-
-if TYPE_CHECKING:
-    pass
-
-import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+import torch
 
 from rapid.engines.attention.cases import chunk_checks, chunk_timings, step_checks, step_timings
 from rapid.engines.attention.ragged import attend_by_runs, blockwise_partial
-from rapid.engines.attention.rows import Attend, PartialKernel
+from rapid.engines.attention.rows import Attend, Kernels, PartialKernel, RaggedRows
 from rapid.engines.attention.segments import Partial, Segment
 from rapid.engines.attention.survey import (
     TOLERANCES,
@@ -52,13 +43,7 @@ from rapid.engines.attention.survey import (
 from rapid.engines.kv.cache import KVCache
 from rapid.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    pass
-
 logger = logging.getLogger(__name__)
-
-
-_chosen: dict[tuple[object, ...], Kernels] = {}
 
 
 def choose_kernels(

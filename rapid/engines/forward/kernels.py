@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rapid.engines.attention import ragged as attention
-from rapid.engines.attention.cuda import CAPTURING
+from rapid.engines.attention.cuda import CAPTURING, choose_kernels, float32_partial
 from rapid.engines.attention.rows import Kernels
 from rapid.engines.forward.tiles import tile_kernels
 from rapid.engines.kv.cache import KVCache
@@ -15,7 +15,8 @@ from rapid.engines.kv.cache import KVCache
 if TYPE_CHECKING:
     from rapid.config import EngineConfig
     from rapid.engines.forward.loading import LoadedModel
-from rapid.engines.attention.cuda import _chosen, choose_kernels, float32_partial
+
+_chosen: dict[tuple[object, ...], Kernels] = {}
 
 
 def kernels_of(

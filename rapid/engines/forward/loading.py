@@ -6,30 +6,24 @@ of a checkpoint is ever run.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from rapid.checkpoints.facts import ModelFacts
-from rapid.checkpoints.files import checkpoint_source
-from rapid.config import EngineConfig
-from rapid.errors import ConfigurationError
-from rapid.planning.plan import MemoryNeed
-
-if TYPE_CHECKING:  # preflight plans without torch
-    pass
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from rapid.checkpoints.facts import read_model_facts
-from rapid.checkpoints.files import read_eos_ids
+from rapid.checkpoints.facts import ModelFacts, read_model_facts
+from rapid.checkpoints.files import checkpoint_source, read_eos_ids
 from rapid.checkpoints.memory import _size, check_fits, free_bytes, memory_needs, plan_pages
 from rapid.checkpoints.vocabulary import num_ids
+from rapid.config import EngineConfig
 from rapid.engines.attention import ragged as attention
 from rapid.engines.forward.decoder import decoder_of
 from rapid.engines.forward.quantization import quantization_config
 from rapid.engines.kv.cache import KVLayout
+from rapid.errors import ConfigurationError
+from rapid.planning.plan import MemoryNeed
 
 
 @dataclass(frozen=True, slots=True)
