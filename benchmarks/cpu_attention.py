@@ -1,15 +1,16 @@
-"""Attention on this CPU: which form is fastest where, and what reading through page runs costs.
+"""Attention on this CPU: the fastest form for each shape, and the cost of reading page runs.
 
     python benchmarks/cpu_attention.py [--quick]
 
-The forms of `rapid.engines.attention.cpu` and the written-out products, by dtype, threads, KV
-heads, rows (all queries that share a KV head) and keys; `chosen / best` is what the engine takes
-over the fastest of all. Then runs: attention through page runs against one SDPA call on a
-contiguous tensor gathers and copies nothing, so the ratio stays near one, while indexing the pages
-together first (`k[table]`) costs many times the attention itself. Every row also checks that the
-results agree. Candidates are interleaved within a repetition.
+The first table compares the forms of `rapid.engines.attention.cpu` and the written-out products by
+dtype, threads, KV heads, rows (all queries that share a KV head) and keys; `chosen / best` is the
+time of the form that the engine takes over that of the fastest. The second compares attention
+through page runs with one SDPA call on a contiguous tensor. Attention through runs gathers and
+copies nothing, so the ratio stays near one, while indexing the pages together first (`k[table]`)
+costs many times the attention itself. Every row also checks that the results agree. Candidates are
+interleaved within a repetition.
 
-A minute and a half; with `--quick` 20 seconds.
+It takes a minute and a half, with `--quick` 20 seconds.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ CPU = torch.device("cpu")
 def interleaved_ms(
     candidates: dict[str, Callable[[], torch.Tensor]], repeats: int
 ) -> dict[str, list[float]]:
-    """Milliseconds of every candidate in every repetition, each time in another order.
+    """Return the milliseconds of every candidate in every repetition, each in another order.
 
-    What ran just before leaves the caches warm or cold.
+    The order changes because the candidate that ran just before leaves the caches warm or cold.
     """
     order = list(candidates)
     shuffle = random.Random(0).shuffle
@@ -59,7 +60,7 @@ def interleaved_ms(
 
 
 def table_of(num_tokens: int, num_runs: int) -> PageTable:
-    """Equal runs with a foreign page between them; the last takes the rest."""
+    """Return a page table of equal runs with a foreign page between them; the last has the rest."""
     pages = -(-num_tokens // PAGE)
     length = -(-pages // num_runs)
     runs, start = [], 3
@@ -98,7 +99,7 @@ def measure(num_keys: int, rows: int, num_runs: int, dtype: torch.dtype, repeats
     contiguous = [tensor.contiguous() for tensor in gathered()]
     mask = torch.ones(rows, num_keys, dtype=torch.bool).tril(num_keys - rows)
 
-    # Without its mask SDPA computes slightly other numbers at equal work; the mask costs it extra.
+    # Without its mask SDPA computes slightly other numbers at equal work; with it, it costs more.
     candidates = {
         "runs": ours,
         "contiguous": lambda: scaled_dot_product_attention(query, *contiguous),
@@ -129,7 +130,7 @@ def measure(num_keys: int, rows: int, num_runs: int, dtype: torch.dtype, repeats
 def measure_forms(
     num_keys: int, rows: int, kv_heads: int, dtype: torch.dtype, repeats: int
 ) -> dict[str, Any]:
-    """Every form on the same views of a cache; the faster half of the repetitions counts."""
+    """Time every form on the same views of a cache; the faster half of the repetitions counts."""
     torch.manual_seed(0)
     cache = torch.randn(2, 1, kv_heads, num_keys + 64, HEAD_DIM).to(dtype)
     key, value = cache[:, :, :, 32 : 32 + num_keys]
@@ -137,7 +138,7 @@ def measure_forms(
     scale = HEAD_DIM**-0.5
     exact, _ = plain_partial(query.float(), key.float(), value.float(), scale, is_causal=False)
     forms = [cpu_attention.packed]
-    if kv_heads % torch.get_num_threads():  # otherwise there is one part
+    if kv_heads % torch.get_num_threads():  # otherwise there is only one part
         forms.append(cpu_attention.split)
     if 1 < rows <= 4:
         forms.append(cpu_attention.row_by_row)
@@ -166,7 +167,7 @@ def measure_forms(
 
 
 def table_of_forms(cases: list[dict[str, Any]]) -> str:
-    """A row a case, the chosen form's time in bold."""
+    """Return a table with a row per case and the chosen form's time in bold."""
     names = ["packed", "row_by_row", "split", "written out"]
 
     def cell(case: dict[str, Any], name: str) -> str:
@@ -183,7 +184,7 @@ def table_of_forms(cases: list[dict[str, Any]]) -> str:
 
 
 def table_of_runs(cases: list[dict[str, Any]]) -> str:
-    """Times through runs and over the others."""
+    """Return a table of the times through runs, and their ratios to the others'."""
     others = ["contiguous", "contiguous_masked", "gather_first"]
     rows = [
         [case["dtype"], case["keys"], case["rows"], case["runs"], case["median_ms"]["runs"],

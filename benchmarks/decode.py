@@ -1,26 +1,27 @@
-"""Decoding in one process against Hugging Face's `generate`, same weights, same KV, on a CPU.
+"""Decoding in one process against Hugging Face's `generate`, on a CPU, with equal weights and KV.
 
     python benchmarks/decode.py [--quick] [--threads 2]
 
 plain     our step: one sequence, and several at once, on documents of their own or on one
 lossless  draft, verify, commit, with a drafter that reads a sixteenth of the context
-ahead     the same, the drafter going on while its block is judged
+ahead     the same, but the drafter goes on while its block is judged
 dynamic   `generate` with its default cache, which is copied for every token
 static    `generate` with a static cache of exactly the room needed
-assisted  `generate(assistant_model=...)`: the same drafter, reading all that the target reads
+assisted  `generate(assistant_model=...)`: the same drafter, which reads all that the target reads
 
 The weights are random (4 layers of 8 heads and 4 KV heads of 64; the drafter has one layer) and the
-KV of the prompts is drawn, not computed (`filled.py`); the embedded target is measured beside them.
-All arms run in turn within a repetition; a ratio is the median of the repetitions' own. Times leave
-out the first token, those of `generate` its set-up as well. Greedy throughout.
+KV of the prompts is drawn, not computed (`filled.py`); the embedded target is measured too. All
+arms run in turn within a repetition, and a ratio is the median of the repetitions' own ratios.
+Times exclude the first token, and for `generate` also its set-up. All decoding is greedy.
 
-Random weights agree about nothing, so in the second table target and drafter follow scripts that
-agree at a share alpha of the positions (`filled.Scripted`): **synthetic acceptance**, real work.
-There every engine has one thread: a team of two would wait for the one whose core another engine
-has. The bound is the speedup of a round that is nothing but its forwards, each at its best of this
-run, with the run's own tokens a round; of one sequence, for several share their forwards.
+Models with random weights do not agree, so in the second table target and drafter follow scripts
+that agree at a share alpha of the positions (`filled.Scripted`): **synthetic acceptance**, real
+work. Every engine then has one thread: in a team of two, one thread would wait for the other, whose
+core another engine uses. The bound is the speedup of a round that consists of nothing but its
+forwards, each at its best of this run, with the run's own tokens per round. It is given for one
+sequence only, because several share their forwards.
 
-About 10 minutes on two cores; with `--quick` one and a half.
+It takes about 10 minutes on two cores, with `--quick` one and a half.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from rapid.speculation.loop import speculate
 TARGET = {"hidden_size": 512, "num_layers": 4, "num_heads": 8, "num_kv_heads": 4}
 DRAFTER = {"hidden_size": 256, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2}
 ALPHA, MAX_DRAFT = 0.8, 8
-ROOM = 64  # tokens of an answer, at most
+ROOM = 64  # maximum tokens of an answer
 QUESTION = 64  # tokens after a document that several sequences have in common
 ONE_DOCUMENT = "embedded, one document"
 
@@ -67,10 +68,10 @@ class Run:
     """One arm of one repetition.
 
     Attributes:
-        ms: wall milliseconds a step that gives every sequence one token.
-        cpu_ms: the same in processor time of the whole process.
-        token_ids: of the first sequence.
-        verdicts: of all sequences; empty from `generate`.
+        ms: Wall milliseconds of a step that gives every sequence one token.
+        cpu_ms: The same in processor time of the whole process.
+        token_ids: Tokens of the first sequence.
+        verdicts: Verdicts of all sequences; empty for `generate`.
     """
 
     def __init__(
@@ -81,27 +82,27 @@ class Run:
 
 
 class Stopwatch:
-    """A streamer: when how many tokens were there."""
+    """A streamer that records when tokens arrive and how many."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[float, float, int]] = []
 
     def put(self, token_ids: torch.Tensor) -> None:
-        """Called with the prompt, then with each token (or block) of all sequences."""
+        """Record the prompt, then each token (or block) of all sequences."""
         self.seen.append((time.perf_counter(), time.process_time(), token_ids.shape[-1]))
 
     def end(self) -> None:
-        """Nothing to flush."""
+        """Do nothing: there is nothing to flush."""
 
     def per_token_ms(self, is_batch: bool) -> tuple[float, float]:
-        """Wall and processor milliseconds a token after the first, or after the first block."""
+        """Return wall and processor milliseconds per token after the first token or block."""
         (wall, cpu, _), (last_wall, last_cpu, _) = self.seen[1], self.seen[-1]
         count = sum(1 if is_batch else n for *_, n in self.seen[2:])
         return 1e3 * (last_wall - wall) / count, 1e3 * (last_cpu - cpu) / count
 
 
 def plain(filled: FilledEngine, num_tokens: int) -> Arm:
-    """Our own decoding of all leases at once, timed after its first token as `generate` is."""
+    """Decode all leases at once with our engine, timed after the first token as `generate` is."""
 
     async def decoded(count: int) -> list[Verdict]:
         engine = filled.engine
@@ -120,9 +121,9 @@ def plain(filled: FilledEngine, num_tokens: int) -> Arm:
 
 
 def generated(model: Model, filled: FilledEngine, cache: Any, num_tokens: int, **more: Any) -> Arm:
-    """`generate` on the cache, which is taken back to its length before every run.
+    """Run `generate` on the cache, which is taken back to its length before every run.
 
-    Without one it reads the prompt itself.
+    Without a cache, `generate` reads the prompt itself.
     """
     prompts = torch.from_numpy(filled.prompts)
 
@@ -146,7 +147,7 @@ def generated(model: Model, filled: FilledEngine, cache: Any, num_tokens: int, *
 
 
 def lossless(target: FilledEngine, drafter: FilledEngine, num_tokens: int) -> Arm:
-    """Rounds of all leases side by side, as `rapid.generate` and the server run them."""
+    """Run rounds of all leases side by side, as `rapid.generate` and the server do."""
 
     async def one(lease_id: str) -> list[Verdict]:
         rounds = speculate(
@@ -171,7 +172,7 @@ def lossless(target: FilledEngine, drafter: FilledEngine, num_tokens: int) -> Ar
 
 
 async def in_turn(arms: dict[str, Arm], repeats: int) -> dict[str, list[Run]]:
-    """Every arm once a repetition, after one that does not count."""
+    """Run every arm once per repetition, after a repetition that does not count."""
     runs: dict[str, list[Run]] = {name: [] for name in arms}
     for repeat in range(repeats + 1):
         for name, arm in arms.items():
@@ -183,7 +184,7 @@ async def in_turn(arms: dict[str, Arm], repeats: int) -> dict[str, list[Run]]:
 
 
 def times(runs: dict[str, list[Run]]) -> dict[str, Any]:
-    """Milliseconds a step of every arm; ratios of its time to that of `plain`."""
+    """Return milliseconds per step of every arm, and ratios of its time to that of `plain`."""
     of_plain = [run.ms for run in runs["plain"]]
     return {
         "ms": {name: spread([run.ms for run in each]) for name, each in runs.items()},
@@ -197,7 +198,7 @@ def times(runs: dict[str, list[Run]]) -> dict[str, Any]:
 
 
 def num_equal(ours: list[int], theirs: list[int]) -> int:
-    """Leading tokens that are the same."""
+    """Return the number of leading tokens that are equal."""
     return next(
         (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(ours)
     )
@@ -213,7 +214,7 @@ async def against_generate(
     repeats: int,
     threads: int,
 ) -> dict[str, Any]:
-    """`plain` beside `generate` with both caches."""
+    """Compare `plain` with `generate` on both caches."""
     filled = FilledEngine(
         model.ours, length, batch=batch, room=ROOM, threads=threads, shared=shared
     )
@@ -239,7 +240,7 @@ async def against_generate(
 
 
 def scripts(num_tokens: int, vocab_size: int) -> tuple[list[int], list[int]]:
-    """The target's answer, and what a drafter says that is right with probability alpha."""
+    """Return the target's answer, and a drafter's that is right with probability alpha."""
     rng = np.random.default_rng(2)
     right = rng.integers(10, vocab_size, num_tokens)
     is_right = rng.random(num_tokens) < ALPHA
@@ -247,7 +248,7 @@ def scripts(num_tokens: int, vocab_size: int) -> tuple[list[int], list[int]]:
 
 
 def follow(model: Any, length: int, token_ids: list[int]) -> None:
-    """The script for a transformers model (`filled.Scripted` is for an engine)."""
+    """Make a transformers model follow a script (`filled.Scripted` does so for an engine)."""
     script = torch.tensor(token_ids)
 
     def raise_logits(_: Any, __: Any, inputs: dict[str, Any], output: Any) -> None:
@@ -270,7 +271,7 @@ async def speculating(
     repeats: int,
     with_assisted: bool,
 ) -> dict[str, Any]:
-    """`lossless` beside `plain`, and the bound that this run's own times set."""
+    """Compare `lossless` with `plain`, and with the bound that this run's own times set."""
     both = {"batch": batch, "room": ROOM, "max_draft": MAX_DRAFT}
     long = FilledEngine(target.ours, length, **both)
     short, ahead = (
@@ -307,10 +308,10 @@ def assisted(
     drafted: list[int],
     num_tokens: int,
 ) -> Arm:
-    """`generate` with the drafter as its assistant, on as many tokens a block.
+    """Run `generate` with the drafter as its assistant, with equally many tokens per block.
 
     It takes no filled cache (its first forward reads the whole prompt whatever the cache holds), so
-    both models read the prompt, before the clock starts.
+    both models read the prompt before the clock starts.
     """
     follow(target.theirs, long.length, right)
     follow(drafter.theirs, long.length, drafted)
@@ -322,7 +323,7 @@ def assisted(
 
 
 def of_rounds(runs: dict[str, list[Run]], *, is_alone: bool) -> dict[str, Any]:
-    """What rounds gained; of one sequence also what they could have at most."""
+    """Return the speedup of rounds and, for one sequence, its bound."""
     verdicts = [verdict for run in runs["lossless"] for verdict in run.verdicts]
     per_round = sum(len(verdict.token_ids) for verdict in verdicts) / len(verdicts)
     gained = [a.ms / b.ms for a, b in zip(runs["plain"], runs["lossless"], strict=True)]
@@ -344,7 +345,7 @@ def of_rounds(runs: dict[str, list[Run]], *, is_alone: bool) -> dict[str, Any]:
 
 
 def table_of_plain(cases: list[dict[str, Any]]) -> str:
-    """Milliseconds a step, and how many times faster `plain` is."""
+    """Return a table of milliseconds per step, and how many times faster `plain` is."""
     rows = [
         [
             case["model"],
@@ -365,7 +366,7 @@ def table_of_plain(cases: list[dict[str, Any]]) -> str:
 
 
 def table_of_lossless(cases: list[dict[str, Any]]) -> str:
-    """Speedups over our own plain decoding, with the bound."""
+    """Return a table of speedups over our own plain decoding, with the bound."""
 
     def speedup(case: dict[str, Any], name: str) -> str:
         over = case["over_plain"].get(name)
@@ -394,7 +395,7 @@ def table_of_lossless(cases: list[dict[str, Any]]) -> str:
 
 
 def throughput(cases: list[dict[str, Any]]) -> str:
-    """Tokens per second of several sequences over those of one, where both were measured."""
+    """Return the throughput of several sequences over that of one, where both were measured."""
     lines = []
     for case in cases:
         alone = next(
@@ -446,11 +447,11 @@ QUICK_LOSSLESS = [("bfloat16", 4096, 1), ("bfloat16", 32768, 1)]
 
 
 async def measure(is_quick: bool, threads: int) -> dict[str, Any]:
-    """All cases, one after the other."""
+    """Measure all cases, one after the other."""
     repeats = 3 if is_quick else 5
     plain_cases, lossless_cases = [], []
     for name, dtype, length, batch in QUICK_PLAIN if is_quick else FULL_PLAIN:
-        # the trained model knows 8192 positions; its prompts leave room for the answer in 4096
+        # The trained model has 8192 positions; its prompts leave room for the answer in 4096.
         length -= ROOM if name != "random" else 0
         model = random_model(dtype, **TARGET) if name == "random" else embedded_target(dtype)
         case = await against_generate(
@@ -484,7 +485,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer cases, nothing kept")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # of this thread, which only waits; the engine's has its own
+    torch.set_num_threads(1)  # for this thread, which only waits; the engine's has its own
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     began = time.perf_counter()

@@ -1,13 +1,14 @@
-"""How many seeded answers differ when only what is computed together differs, and what it costs.
+"""Seeded answers that differ when only the batching of their computation does, and the cost of it.
 
     python benchmarks/determinism.py [--questions 84] [--quick]
 
-The embedded target (documents of 300 tokens) and drafter, temperature 1, a seed for each question,
-27 tokens, `shared_noise`: in exact arithmetic every way of computing gives the same tokens. Ways of
-`lossless` are compared with blocks of 10, prefill chunks of 512, alone, nothing cached; `fused`
-with itself. In float32, in bfloat16, and in bfloat16 on engines that are `deterministic`, one
-thread each. Times are CPU seconds of this process, so that others on the machine count little, and
-ratios are of the same question. Fifteen minutes of one core.
+The embedded target (documents of 300 tokens) and drafter answer at temperature 1 with a seed for
+each question, 27 tokens and `shared_noise`. In exact arithmetic every way of computing gives the
+same tokens. Ways of `lossless` are compared with blocks of 10, prefill chunks of 512, alone,
+nothing cached; `fused` is compared with itself. The engines compute in float32, in bfloat16, and
+`deterministic` in bfloat16, with one thread each. Times are CPU seconds of this process, so that
+other processes on the machine count little, and ratios are of the same question. It takes fifteen
+minutes of one core.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ Prompts = tuple[list[int], list[int]]
 
 @dataclass(frozen=True)
 class Answer:
-    """The tokens, and the CPU seconds that reading the prompt and decoding took."""
+    """The tokens of an answer, and the CPU seconds of its prefill and decoding."""
 
     token_ids: list[int]
     prefill_s: float
@@ -59,7 +60,7 @@ class Answer:
 
 
 class Place:
-    """Engines of one mode: a drafter, and targets with large and with small prefill chunks."""
+    """The engines of one mode: a drafter, and targets with large and with small prefill chunks."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         target, drafter = (load_model(_config(role, settings)) for role in ("target", "drafter"))
@@ -80,8 +81,8 @@ class Place:
         crowd: int = 0,
         is_cached: bool = False,
     ) -> Answer:
-        """Answer in a certain way; a block of 0 is plain decoding."""
-        tenant = f"tenant-{next(NUMBERS)}"  # finds only what it cached itself
+        """Answer in one way of computing; a block of 0 is plain decoding."""
+        tenant = f"tenant-{next(NUMBERS)}"  # a new tenant finds only what it cached itself
         if is_cached:
             await self._one(asked, seed + 1, tenant, 0, 0.0, chunk)
         others = [

@@ -1,16 +1,17 @@
-"""Whether drafting ahead pays on this CPU: on against off, the same answers in turn.
+"""Gain of drafting ahead on this CPU: the same answers with it on and off, in turn.
 
     python benchmarks/draft_ahead.py [--questions 12] [--repeats 2]
 
-The embedded target (1,500-token documents) and drafter, one thread each, greedy, eta 0:
+The embedded target (1,500-token documents) and drafter decode greedily at eta 0, with one thread
+each, in two arrangements:
 
 threads    two engines in one process, which share Python's lock
 processes  an engine actor each, and the application's own ports over Ray
 
 Questions are answered one at a time and four at once, with the drafter's `draft_ahead` off and on,
-the order changing from pair to pair; both must give the same tokens. Reported by block length:
-seconds on / off (ratio of totals with its 95 % interval, and the median pair), the share of calls
-for a block that found it there, and the acceptance rate.
+in an order that changes from pair to pair; both must give the same tokens. The results are, by
+block length, seconds on / off (ratio of totals with its 95 % interval, and the median pair), the
+share of calls for a block that found it ready, and the acceptance rate.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # Ray listens on loopback alone
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # Ray listens on loopback only
 
 import ray
 from embedded_prompts import prompts
@@ -46,15 +47,15 @@ from rapid.speculation.statistics import RoundStatistics
 DOCUMENT_TOKENS, MAX_TOKENS, BLOCKS, AT_ONCE = 1500, 48, (4, 10), (1, 4)
 
 Prompts = tuple[list[int], list[int]]
-NUMBERS = itertools.count()  # an engine actor takes no lease's name twice
+NUMBERS = itertools.count()  # an engine actor takes no lease name twice
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where engines run: three of them, how they are called, and the loop's ports."""
+    """An arrangement of three engines, with the way to call them and the loop's ports."""
 
     target: Any
-    drafters: dict[bool, Any]  # by whether they draft ahead
+    drafters: dict[bool, Any]  # keyed by whether they draft ahead
     call: Callable[..., Any]
     drafter_port: Callable[[Any, str], Any]
     verifier_port: Callable[[Any, Any, str], Any]
@@ -107,7 +108,7 @@ def in_processes() -> Place:
 async def answer(
     place: Place, asked: Sequence[Prompts], max_draft: int, *, draft_ahead: bool
 ) -> tuple[float, list[RoundStatistics]]:
-    """Seconds of the rounds of some answers at once, prefill left out."""
+    """Return the seconds of the rounds of some answers at once, without their prefill."""
     drafter = place.drafters[draft_ahead]
     settings = SamplingConfig(temperature=0), SpeculationConfig(eta=0.0, max_draft=max_draft)
     leases = {f"answer-{next(NUMBERS)}": RoundStatistics() for _ in asked}

@@ -1,19 +1,19 @@
-"""Measured draft lengths against plain decoding: `lossless` must never be slower, and is it faster?
+"""Decoding time of `lossless`, with measured draft lengths, against plain decoding.
 
     python benchmarks/draft_length.py [--pairs 15] [--tokens 96] [--contexts 512 4000 8000]
         [--cpu-time]
 
 The embedded target decodes greedily in process, past every end-of-sequence token, in interleaved
-pairs: plain, and `lossless` with the controller of a server. Ratio: plain's decoding time by that
-of `lossless`, of the same tokens; below 1 speculation costs. Asked is a median of at least 0.97.
-All pairs of a drafter share one `RoundCosts`, as all requests of an orchestrator do; the first pair
-of all, whose trials nobody has paid for yet, is told apart.
+pairs: plain, and `lossless` with the controller of a server. The ratio is plain's decoding time
+over that of `lossless`, for the same tokens; below 1 speculation costs time. The goal is a median
+of at least 0.97. All pairs of a drafter share one `RoundCosts`, as all requests of an orchestrator
+do. The first pair of all, which pays for the controller's trials, is reported separately.
 
-``--cpu-time`` counts CPU seconds of the process instead, for the controller too: for a machine that
-others use as well, where single wall times are off by a factor of two.
+``--cpu-time`` counts CPU seconds of the process instead, for the controller too. It is meant for a
+machine with other load, where single wall times are off by a factor of two.
 
-Drafters: the embedded drafter on the last 300 tokens; prompt lookup; and a synthetic one, which is
-free and right as often as it is said (its acceptance is made up, and so is its speedup).
+The drafters are the embedded drafter on the last 300 tokens, prompt lookup, and a synthetic one,
+which is free and right at a given rate (its acceptance is made up, and so is its speedup).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ RATES = (0.5, 0.9)
 
 
 class Oracle:
-    """Knows the answer and proposes it, each token with this probability."""
+    """A drafter that knows the answer and proposes each of its tokens with probability `rate`."""
 
     def __init__(self, answer: Sequence[int], rate: float) -> None:
         self._answer, self._rate, self._position = answer, rate, 0
@@ -100,7 +100,7 @@ async def decode(
     drafter: Any = None,
     pace: Controller | None = None,
 ) -> tuple[float, list[Verdict]]:
-    """Seconds of decoding, without the prefill, and the rounds."""
+    """Return the seconds of decoding, without the prefill, and the rounds."""
     held = await lease(target, f"target-{time.time_ns()}", prompt, num_tokens)
     verifier = EngineVerifier(target, held)
     began = clock()
@@ -112,7 +112,7 @@ async def decode(
 
 
 async def measure(name: str, context: int, costs: RoundCosts, options: Any) -> dict[str, Any]:
-    """Interleaved pairs of one drafter at one context length."""
+    """Measure interleaved pairs of one drafter at one context length."""
     clock = time.process_time if options.cpu_time else time.perf_counter
     text, num_tokens = ChatText.load("embedded:target"), options.tokens
     document = generate_document(context, 2 * context).text

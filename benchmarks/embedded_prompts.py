@@ -1,4 +1,4 @@
-"""Prompts that the embedded models answer as they do in service, without a retriever."""
+"""Prompts for the embedded models like those of the served application, without a retriever."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rapid.prompts import target_messages
 
 
 def prompts(seed: int | str, num_tokens: int) -> tuple[list[int], list[int]]:
-    """Of target and drafter: a document with a question, and what surrounds its evidence."""
+    """Return the target's prompt, with a whole document, and the drafter's, around the evidence."""
     text = ChatText.load("embedded:target")
     document = generate_document(seed, num_tokens)
     asked = next(each for each in document.questions if each.kind != "fact")

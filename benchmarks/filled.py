@@ -1,8 +1,9 @@
 """Our engine and Hugging Face's caches over the same weights and the same KV, without a prefill.
 
 Reading 64K tokens takes minutes on two cores and is no part of decoding. So the KV of the prompt is
-drawn at random and put where a prefill would have left it, the same numbers on both sides: what a
-step reads and computes is what it would be, and both must then say the same tokens.
+drawn at random and put where a prefill would have left it, with the same numbers on both sides. A
+step then reads and computes as much as after a prefill, and both sides must generate the same
+tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ KV = list[tuple[torch.Tensor, torch.Tensor]]  # per layer keys and values [batch
 
 @dataclass(frozen=True)
 class Model:
-    """One set of weights, twice: as engines take it, and as `generate` does."""
+    """One set of weights in two forms: for engines, and for `generate`."""
 
     ours: LoadedModel
     theirs: LlamaForCausalLM
@@ -51,7 +52,7 @@ def random_model(
     num_kv_heads: int,
     vocab_size: int = 4096,
 ) -> Model:
-    """A Llama with heads of 64 and random weights that never ends an answer."""
+    """Return a Llama with heads of 64 and random weights that never ends an answer."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocab_size,
@@ -86,14 +87,14 @@ def random_model(
 
 
 def embedded_target(dtype: str) -> Model:
-    """The trained target of the repository; it goes on after its end-of-sequence token."""
+    """Return the repository's trained target, which goes on after its end-of-sequence token."""
     loaded = load_model(EngineConfig(model="embedded:target", dtype=dtype, device="cpu"))
     ours = replace(loaded, eos_ids=frozenset())
     return Model(ours, _twin(ours))
 
 
 def _twin(ours: LoadedModel) -> LlamaForCausalLM:
-    """The library's own model on the same weight tensors (its config is its own: it is written)."""
+    """Return the library's model on the same weight tensors, with a config of its own to modify."""
     config = copy.deepcopy(ours.model.config)
     theirs = LlamaForCausalLM._from_config(config, attn_implementation="sdpa", dtype=ours.dtype)
     theirs.load_state_dict(ours.model.state_dict(), assign=True)
@@ -118,7 +119,7 @@ class FilledEngine:
         draft_ahead: bool = False,
         shared: int = 0,
     ) -> None:
-        """Make it; the prompts have their first `shared` tokens in common, and so their KV."""
+        """Make the engine; the prompts share their first `shared` tokens, and so the KV of them."""
         self.length = length
         self.prompts = np.random.default_rng(0).integers(10, loaded.vocab_size, (batch, length))
         self.prompts[:, :shared] = self.prompts[0, :shared]
@@ -155,7 +156,7 @@ class FilledEngine:
         await self.rewind()
 
     async def rewind(self) -> None:
-        """Forget the answers: as after the prefill, whose last token is always left to compute."""
+        """Forget the answers, as after a prefill, which leaves its last token to compute."""
         for lease_id in self.lease_ids:
             await self._call(lease_id, (0,), functools.partial(self._forget, lease_id))
 
@@ -166,7 +167,7 @@ class FilledEngine:
         sequence.num_computed = self.length - 1
 
     def kv(self) -> KV:
-        """A copy of what the prompts' KV holds, as the library lays it out."""
+        """Return a copy of the prompts' KV in the library's layout."""
         leases = [self.engine._ledger.get(lease_id) for lease_id in self.lease_ids]
         spans = [lease.sequences[0].table.spans(0, self.length - 1) for lease in leases]
 
@@ -177,11 +178,11 @@ class FilledEngine:
         return [(of_layer(keys), of_layer(values)) for keys, values in self.engine._cache.layers]
 
     async def on_its_thread(self, function: Callable[[], Result]) -> Result:
-        """Call something where the engine computes.
+        """Call a function on the thread on which the engine computes.
 
         OpenMP keeps a team of threads for every thread that computes in parallel. Two teams on the
         same cores make each other sleep and wake at every operation, which costs a step of a small
-        model more than half its time: so everything that is compared shares the engine's team.
+        model more than half its time. So everything that is compared shares the engine's team.
         """
         return await self._call(self.lease_ids[0], (), function)
 
@@ -193,7 +194,7 @@ class FilledEngine:
         )
 
     def script(self, token_ids: Sequence[int]) -> None:
-        """From now on the model says these tokens, whatever it computes (`Scripted`)."""
+        """Make the model generate these tokens from now on, whatever it computes (`Scripted`)."""
         self.engine._runner = Scripted(self.engine._runner, self.length, token_ids)
 
     def close(self) -> None:
@@ -202,7 +203,7 @@ class FilledEngine:
 
 
 class _Call(Work):
-    """Work that needs no rows: it is done when it has begun."""
+    """Work that needs no rows and is done when it has begun."""
 
     def __init__(
         self, lease: Lease, choices: tuple[int, ...], function: Callable[[], object]
@@ -224,9 +225,9 @@ class _Call(Work):
 class Scripted:
     """A runner whose logits are raised so that a given answer is the likeliest.
 
-    Synthetic acceptance: a drafter whose script agrees with the target's at a share alpha of the
-    positions, drawn beforehand, is accepted with probability alpha at each. Everything else is the
-    real thing: forwards, proposals, judging, what is kept of the KV.
+    Acceptance is synthetic: a drafter whose script agrees with the target's at a share alpha of the
+    positions, drawn beforehand, is accepted with probability alpha at each. Everything else is
+    real: forwards, proposals, judging, and the KV that is kept.
     """
 
     def __init__(self, runner: Runner, length: int, token_ids: Sequence[int]) -> None:
@@ -235,7 +236,7 @@ class Scripted:
         self._token_ids = torch.tensor(token_ids)
 
     def run(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
-        """As `Runner.run`."""
+        """Run the feeds as `Runner.run` does, and raise the script's logits."""
         logits = self._runner.run(feeds)
         for feed, rows in zip(feeds, logits, strict=True):
             last = feed.position + len(feed.token_ids) - self._length
@@ -245,17 +246,17 @@ class Scripted:
 
 @torch.inference_mode()
 def say(token_ids: torch.Tensor, logits: torch.Tensor) -> None:
-    """Make these tokens the likeliest of their rows, by a margin no rounding takes away."""
+    """Make these tokens the likeliest of their rows, by a margin larger than any rounding."""
     logits.scatter_(-1, token_ids[:, None], logits.amax(-1, keepdim=True) + 5)
 
 
 def dynamic_cache(model: Model, kv: KV) -> DynamicCache:
-    """What `generate` uses by default."""
+    """Return the kind of cache that `generate` uses by default, filled with `kv`."""
     return _filled(DynamicCache(config=model.theirs.config), kv)
 
 
 def static_cache(model: Model, kv: KV, room: int) -> StaticCache:
-    """Allocated once, for exactly this prompt and answer."""
+    """Return a cache filled with `kv`, allocated once for exactly this prompt and answer."""
     length = kv[0][0].shape[2]
     return _filled(StaticCache(config=model.theirs.config, max_cache_len=length + room), kv)
 

@@ -2,20 +2,21 @@
 
     python benchmarks/first_token.py [--lengths 1024 4096 16384 32768] [--repeats 5]
 
-Per repetition and length, in one engine whose pool has room for one such prompt, and whose host
-memory (`host_cache_tokens`) for two:
+Each repetition and length uses one engine whose pool has room for one such prompt, and whose host
+memory (`host_cache_tokens`) has room for two:
 
-cold      the first question on a document that nobody asked about
-warm      another question on it: its pages are still there
+cold      the first question on a new document
+warm      another question on it, whose pages are still there
 restored  a third question, after a question on a second document has taken the pages
 
-A question is the last 64 tokens of its prompt. Timed are lease and `Engine.prefill`, and the first
-decoded token; `cached` is what the engine says it did not compute (`num_cached_tokens`), so an
-engine that reuses nothing shows 0 and three equal times. The model has random weights (4 layers of
-4 heads and 2 KV heads of 64); the embedded target is measured beside it at its 4K.
-Asked is: the second question on 16K tokens in 10 % of the first's prefill time.
+A question is the last 64 tokens of its prompt. The times are those of the lease with
+`Engine.prefill`, and of the first decoded token. `cached` is the number of tokens that the engine
+reports as not computed (`num_cached_tokens`), so an engine that reuses nothing shows 0 and three
+equal times. The model has random weights (4 layers of 4 heads and 2 KV heads of 64); the embedded
+target is measured too, at its 4K. The goal is that the second question on 16K tokens takes 10 % of
+the first's prefill time.
 
-About 4 minutes on two cores; with `--quick` (1K and 4K) 20 seconds.
+It takes about 4 minutes on two cores, with `--quick` (1K and 4K) 20 seconds.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ ASKED = ("cold", "warm", "restored")
 
 
 async def ask(engine: Engine, prompt: list[int]) -> dict[str, float]:
-    """Milliseconds until the prompt is read and until the first token; tokens not computed."""
+    """Return milliseconds until the prompt is read and until the first token, and cached tokens."""
     request = LeaseRequest(
         "one", "one", as_prompt(prompt), MAX_TOKENS, SamplingConfig(), SpeculationConfig()
     )
     began = time.perf_counter()
-    await engine.open(request)  # what is restored is from now on on its way
+    await engine.open(request)  # from now on, pages are being restored
     receipt = await engine.prefill("one")
     read = time.perf_counter()
     await engine.decode("one", 0, 1)
@@ -64,7 +65,7 @@ async def ask(engine: Engine, prompt: list[int]) -> dict[str, float]:
 
 
 def questions(rng: np.random.Generator, length: int, num_ids: int) -> dict[str, list[int]]:
-    """The prompts of a repetition, in the order they are asked."""
+    """Return the prompts of a repetition, in the order in which they are run."""
 
     def tokens(count: int) -> list[int]:
         ids: list[int] = rng.integers(10, num_ids, count).tolist()

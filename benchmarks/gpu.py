@@ -1,11 +1,11 @@
 """Attention, steps and speedups on one CUDA device, against its memory bandwidth.
 
-Needs torch and transformers beside this repository; weights are random at real shapes, so texts
-mean nothing and acceptance is synthetic: every such number says so. In this order, each part
-skipped with a line when its time or memory is missing, or given up when it fails; the table of all
-that was found comes last, also when time runs out:
+The benchmark needs torch and transformers beside this repository. Weights are random at real
+shapes, so texts mean nothing and acceptance is synthetic, which every such number says. The parts
+run in the order below. A part is skipped with a line when its time or memory is missing, and given
+up when it fails. The table of all results comes last, also when time runs out.
 
-1. every attention candidate against float32: who is wrong is refused before anything is timed;
+1. every attention candidate against float32; wrong ones are refused before anything is timed;
 2. kernel time of the others against the bytes they must read (8K keys stay in the device's cache);
 3. steps of Llama-3.1-8B and of drafters (itself, and the 1B), ordinary and as captured graphs;
 4. the speedup over our own plain path: modelled from these steps, measured in rounds with all that
@@ -14,7 +14,7 @@ that was found comes last, also when time runs out:
 6. Llama-3.1-70B from a slice of its layers, extrapolated.
 
     python benchmarks/gpu.py [--minutes 9] [--out benchmarks/results/gpu.json] [--without NAME]
-    python benchmarks/gpu.py --smoke      # tiny shapes on any machine: does it run?
+    python benchmarks/gpu.py --smoke      # tiny shapes on any machine, to check that it runs
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def installed(package: str) -> str:
         return f"no {package}"
 
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # a machine where nothing is installed
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for a machine without an install
 try:
     import numpy as np
     import torch
@@ -81,7 +81,8 @@ except ImportError as missing:
         f"{has}"
     ) from None
 
-# Memory bandwidth in bytes a second and dense bfloat16 operations a second: NVIDIA's datasheets.
+# Memory bandwidth in bytes per second and dense bfloat16 operations per second, from NVIDIA's
+# datasheets.
 DEVICES = {
     "H200": (4.8e12, 989e12),
     "H100 PCIe": (2.0e12, 756e12),
@@ -92,7 +93,8 @@ DEVICES = {
 }
 ACCEPTANCE = 0.77
 MARK = f"synthetic acceptance {ACCEPTANCE}"
-# `SamplingConfig()` and `SpeculationConfig(eta=0)` of rapid.config, which needs pydantic.
+# These stand for `SamplingConfig()` and `SpeculationConfig(eta=0)` of rapid.config, which needs
+# pydantic.
 SAMPLING: Any = SimpleNamespace(temperature=1.0, top_p=1.0, top_k=None, seed=0)
 LOSSLESS: Any = SimpleNamespace(
     rule="exact",
@@ -139,7 +141,7 @@ TINY = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured."""
+    """The shapes, sizes and repetitions to measure."""
 
     contexts: tuple[int, ...] = (131072, 32768, 8192)
     batches: tuple[int, ...] = (1, 2, 4, 6)
@@ -171,7 +173,7 @@ PAGE = 16
 
 
 class OutOfTime(BaseException):
-    """A part was given up; no Exception, so that nothing takes it for a failure of its own."""
+    """A part was given up. It is no `Exception`, so that no handler takes it for a failure."""
 
 
 def out_of_time(*_: object) -> None:
@@ -185,7 +187,7 @@ def told_of(error: Exception) -> str:
 
 @dataclass
 class Bench:
-    """The device, the clock, and what was found so far."""
+    """The device, the deadline, and the results so far."""
 
     plan: Plan
     device: torch.device
@@ -197,7 +199,8 @@ class Bench:
     lines: list[tuple[str, str, str, str]] = field(default_factory=list)
     spreads: list[float] = field(default_factory=list)
     models: dict[str, Served] = field(default_factory=dict)
-    # Milliseconds by (context, batch, rows) of the target; of a drafter's token by name and batch.
+    # Milliseconds of the target's steps by (context, batch, rows), and of a drafter's token by name
+    # and batch.
     step_ms: dict[tuple[int, int, int], float] = field(default_factory=dict)
     draft_ms: dict[str, dict[int, float]] = field(default_factory=dict)
 
@@ -206,7 +209,7 @@ class Bench:
         return self.device.type == "cuda"
 
     def peak(self) -> tuple[float, float]:
-        """Bandwidth and operations a second, of the datasheet or as measured."""
+        """Return bandwidth and operations per second, from the datasheet or as measured."""
         name = torch.cuda.get_device_name(self.device) if self.is_cuda else "cpu"
         for known, numbers in DEVICES.items():
             if known in name:
@@ -219,7 +222,7 @@ class Bench:
             raise OutOfTime(f"{what}: needs about {needed_s:.0f} s, {left:.0f} s are left")
 
     def say(self, what: str, measured: str, asked: str = "", passed: bool | None = None) -> None:
-        """A line of the last table."""
+        """Add a line to the last table and print it."""
         verdict = "" if passed is None else ("pass" if passed else "FAIL")
         self.lines.append((what, measured, asked, verdict))
         print(f"  {what}: {measured}", flush=True)
@@ -228,7 +231,7 @@ class Bench:
         return device_ms(run) if self.is_cuda else self.wall_ms(run)
 
     def wall_ms(self, run: Callable[[], object], warm: int = 1) -> float:
-        """Median of a call from the host's view, the device at rest before and after."""
+        """Return a call's median milliseconds on the host, the device idle before and after."""
         for _ in range(warm):
             run()
         times = []
@@ -247,7 +250,7 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
     def driver_bytes(self) -> int:
-        """Memory that is not torch's: the context, kernels, captured graphs."""
+        """Return the memory in use that is not torch's: the context, kernels, captured graphs."""
         if not self.is_cuda:
             return 0
         free, total = torch.cuda.mem_get_info(self.device)
@@ -261,7 +264,7 @@ class Bench:
         return torch.cuda.mem_get_info(self.device)[0]
 
     def part(self, name: str, needed_s: float, run: Callable[[Bench], None]) -> None:
-        """A part of the report that may be skipped or fail without the others."""
+        """Run a part of the report, which may be skipped or fail without the others."""
         print(f"\n{name}", flush=True)
         start = time.monotonic()
         try:
@@ -276,7 +279,7 @@ class Bench:
         self.save()
 
     def save(self) -> None:
-        """All that is known so far; a run that is cut off leaves its parts."""
+        """Save all results so far, so that a run that is cut off leaves its finished parts."""
         self.out.parent.mkdir(parents=True, exist_ok=True)
         report = circumstances() | self.report | {"table": self.lines}
         self.out.write_text(json.dumps(report, indent=1) + "\n")
@@ -296,8 +299,8 @@ def layout_of(bench: Bench, shape: str, num_layers: int | None = None) -> KVLayo
 
 
 def correctness(bench: Bench) -> None:
-    """Every candidate on every check; those that are wrong or missing leave `bench.candidates`."""
-    candidates, bench.candidates = bench.candidates, []  # none until it was found right
+    """Check every candidate; those that are wrong or missing leave `bench.candidates`."""
+    candidates, bench.candidates = bench.candidates, []  # empty until each is found right
     keys = KVCache(layout_of(bench, "8B", 1), 1, PAGE).layers[0][0]
     heads = bench.plan.shapes["8B"]["num_attention_heads"]
     tolerance = TOLERANCES[bench.dtype]
@@ -321,7 +324,7 @@ def verdict_of(finding: Finding, tolerance: float) -> str:
 
 
 def kernels_against_bytes(bench: Bench) -> None:
-    """One layer of the 8B, sequences of one run each; the share is of the bytes' least time."""
+    """Time one layer of the 8B on sequences of one run each, as shares of the bytes' least time."""
     plan = bench.plan
     heads = plan.shapes["8B"]["num_attention_heads"]
     bandwidth, _ = bench.peak()
@@ -339,7 +342,7 @@ def kernels_against_bytes(bench: Bench) -> None:
                 times = {}
                 for one in bench.candidates:
                     if one.name == "runs, written out" and context > 8192:
-                        continue  # seconds
+                        continue  # would take seconds
                     try:
                         times[one.name] = bench.kernel_ms(partial(case.run, one.load()))
                     except Exception as error:
@@ -379,14 +382,14 @@ class Served:
 
     @property
     def weight_bytes(self) -> int:
-        """Read by a step: all but the embedding, unless it is the head, too."""
+        """The bytes of weights that a step reads: all but the embedding, unless it is the head."""
         embedding = self.model.model.embed_tokens.weight
         total = sum(p.numel() * p.element_size() for p in self.model.parameters())
         is_tied = embedding is self.model.lm_head.weight
         return total - (0 if is_tied else embedding.numel() * embedding.element_size())
 
     def least_ms(self, context: int, batch: int) -> float:
-        """Of a step: its bytes over the bandwidth."""
+        """Return the least milliseconds of a step, which are its bytes over the bandwidth."""
         keys = self.cache.layers[0][0]
         per_token = 2 * len(self.cache.layers) * keys.shape[0] * keys.shape[2] * keys.element_size()
         return (self.weight_bytes + batch * context * per_token) / self.bench.peak()[0] * 1e3
@@ -406,7 +409,7 @@ def tables_of(context: int, batch: int) -> list[PageTable]:
 
 
 def serve(bench: Bench, name: str, num_tokens: int, max_context: int, layers: int = 0) -> Served:
-    """Random weights made where they stay, a full pool, the attention that an engine chooses."""
+    """Make a model with random weights on the device, a full pool, and an engine's attention."""
     sizes = bench.plan.shapes[name] | ({"num_hidden_layers": layers} if layers else {})
     config = LlamaConfig(
         **sizes, vocab_size=bench.plan.vocab_size, max_position_embeddings=max_context + PAGE
@@ -419,7 +422,7 @@ def serve(bench: Bench, name: str, num_tokens: int, max_context: int, layers: in
             model = LlamaForCausalLM(config).eval().requires_grad_(False)
     finally:
         torch.set_default_dtype(before)
-    decoder_of(model)  # fuses its weights, while there is room for both
+    decoder_of(model)  # fuses its weights while there is room for both copies
     cache = KVCache(layout_of(bench, name, sizes["num_hidden_layers"]), num_tokens // PAGE, PAGE)
     kernels = choose_kernels(
         cache,
@@ -437,14 +440,16 @@ def serve(bench: Bench, name: str, num_tokens: int, max_context: int, layers: in
 
 
 def most_sequences(bench: Bench, context: int) -> int:
-    """Of the 8B that fit beside both models (19 GB), the drafts' pool and workspace."""
+    """Return how many of the 8B's sequences fit beside both models (19 GB), the drafts' pool and
+    the workspace.
+    """
     weights_and_workspace = 26e9 if bench.is_cuda else 0
     room = 0.95 * bench.free_bytes() - weights_and_workspace
     return int(room // (context * layout_of(bench, "8B").bytes_per_token))
 
 
 def steps(bench: Bench) -> None:
-    """Of the target, then of the drafters."""
+    """Time the steps of the target, then those of the drafters."""
     plan = bench.plan
     long = plan.contexts[0]
     most = min(most_sequences(bench, long), max(plan.batches))
@@ -452,7 +457,7 @@ def steps(bench: Bench) -> None:
         raise OutOfTime("no memory for one sequence")
     target = bench.models["8B"] = serve(bench, "8B", most * long, long)
     target_steps(bench, target, most)
-    # The 8B drafts with the same weights, on sequences of its own at the start of the pool.
+    # The 8B also drafts, with the same weights, on sequences of its own at the start of the pool.
     draft_steps(bench, target)
     room = max(plan.batches) * plan.draft_context
     drafter = bench.models["1B"] = serve(bench, "1B", room, plan.draft_context)
@@ -460,7 +465,7 @@ def steps(bench: Bench) -> None:
 
 
 def target_steps(bench: Bench, target: Served, most: int) -> None:
-    """Through the runner that engines use."""
+    """Time the target's steps through the runner that engines use."""
     plan, times = bench.plan, bench.step_ms
     results = bench.report["steps"] = []
     before = bench.driver_bytes()
@@ -496,7 +501,7 @@ def target_steps(bench: Bench, target: Served, most: int) -> None:
 
 
 def draft_steps(bench: Bench, drafter: Served) -> None:
-    """One drafted token's forward by batch, on the short context."""
+    """Time the forward of one drafted token by batch, on the short context."""
     times = bench.draft_ms[drafter.name] = {}
     bench.report[f"draft steps, {drafter.name}"] = times
     runner, ordinary = drafter.runner(), drafter.runner(is_captured=False)
@@ -522,13 +527,13 @@ def sequential(k: int, plain_ms: float, draft_ms: float, verify_ms: float) -> fl
 
 
 def ahead(k: int, plain_ms: float, draft_ms: float, verify_ms: float) -> float:
-    """Drafting as if all were accepted, on a device of its own."""
+    """Return the speedup of drafting ahead, as if all were accepted, on a device of its own."""
     times = {"target_s": plain_ms, "draft_s": draft_ms, "verify_s": verify_ms}
     return draft_ahead_speedup(expected_tokens(ACCEPTANCE, k), k, ACCEPTANCE**k, **times)
 
 
 def verify_ms(times: dict[tuple[int, int, int], float], context: int, batch: int, k: int) -> float:
-    """Measured, or between the two measured neighbours."""
+    """Return the time of verifying, as measured or interpolated between the measured neighbours."""
     known = sorted(rows for c, b, rows in times if (c, b) == (context, batch))
     points = [times[context, batch, rows] for rows in known]
     return float(np.interp(k, known, points))
@@ -541,7 +546,7 @@ def best(
     batch: int,
     draft_ms: float,
 ) -> tuple[int, float]:
-    """The best draft length and its speedup, from measured times."""
+    """Return the best draft length and its speedup, from measured times."""
     plain = times[context, batch, 1]
     lengths = range(1, max(rows for c, b, rows in times if (c, b) == (context, batch)) + 1)
     found = {k: speedup(k, plain, draft_ms, verify_ms(times, context, batch, k)) for k in lengths}
@@ -556,10 +561,10 @@ def roofline_speedup(target: Served, drafter: Served, context: int, batch: int) 
 
 
 def rounds(target: Served, drafter: Served, context: int, batch: int, k: int) -> dict[str, float]:
-    """Milliseconds of a plain token and of a round, with all that the engines do beside forwards.
+    """Return milliseconds of a plain token and of a round, with the engines' work beside forwards.
 
-    Drafts are proposed and drawn, blocks are judged, plain tokens drawn; what is accepted is not
-    used, for with random weights it means nothing.
+    Drafts are proposed and drawn, blocks are judged, and plain tokens are drawn. The accepted
+    tokens are not used, because they mean nothing with random weights.
     """
     bench, vocab = target.bench, target.bench.plan.vocab_size
     run_target, run_drafter = target.runner(), drafter.runner()
@@ -612,9 +617,9 @@ def block_of(drawn: Sequence[tuple[Any, Any, int]], choice: int) -> DraftBlock:
 
 
 def speedups(bench: Bench) -> None:
-    """The issue's numbers; acceptance is synthetic in all that speak of drafts."""
+    """Report the numbers that have goals; acceptance is synthetic in all that involve drafts."""
     context, times = bench.plan.contexts[0], bench.step_ms
-    # Those whose steps were measured at every number of rows.
+    # These are the batches whose steps were measured at every number of rows.
     batches = sorted({b for c, b, rows in times if c == context and rows == max(bench.plan.rows)})
     if not batches:
         raise OutOfTime("no step times")
@@ -631,13 +636,13 @@ def speedups(bench: Bench) -> None:
     pairs = [(name, b) for name in bench.draft_ms for b in batches if b in bench.draft_ms[name]]
     for name, batch in pairs:
         modelled_speedups(bench, name, batch, is_large=batch == large)
-    for name, batch in reversed(pairs):  # the 1B's first, of which more is asked
+    for name, batch in reversed(pairs):  # the 1B's first, since it has a goal
         bench.check_time(20, "rounds")
         measured_speedup(bench, name, batch)
 
 
 def modelled_speedups(bench: Bench, name: str, batch: int, *, is_large: bool) -> None:
-    """From the steps that were measured, nothing beside them."""
+    """Report speedups modelled from the measured steps alone."""
     context, times = bench.plan.contexts[0], bench.step_ms
     target, drafter, draft_ms = bench.models["8B"], bench.models[name], bench.draft_ms[name][batch]
     told = f"{name} drafter, {batch} x {context}"
@@ -660,7 +665,7 @@ def modelled_speedups(bench: Bench, name: str, batch: int, *, is_large: bool) ->
 
 
 def measured_speedup(bench: Bench, name: str, batch: int) -> None:
-    """From whole rounds, at the draft length that the steps call best."""
+    """Report the speedup of whole rounds, at the draft length that is best by the steps."""
     context, draft_ms = bench.plan.contexts[0], bench.draft_ms[name][batch]
     k, _ = best(sequential, bench.step_ms, context, batch, draft_ms)
     ms = rounds(bench.models["8B"], bench.models[name], context, batch, k)
@@ -682,7 +687,7 @@ def measured_speedup(bench: Bench, name: str, batch: int) -> None:
 
 
 def prefill(bench: Bench) -> None:
-    """A short prompt as it is, the longest from chunks at five places (so marked)."""
+    """Time a short prompt as it is, and the longest from chunks at five places (so marked)."""
     if "8B" not in bench.models:
         raise OutOfTime("no model")
     target = bench.models["8B"]
@@ -717,7 +722,7 @@ def prefill(bench: Bench) -> None:
 
 
 def slices(bench: Bench) -> None:
-    """The 70B as a drafter and as a target, from two depths: every layer costs the same."""
+    """Extrapolate the 70B as drafter and target from two depths, as every layer costs the same."""
     plan = bench.plan
     bench.models.clear()
     bench.free_bytes()
@@ -769,7 +774,7 @@ def device_facts(bench: Bench) -> None:
 
 
 def measure(bench: Bench) -> None:
-    """All parts in order; each leaves in `bench` what the next ones need."""
+    """Run all parts in order; each leaves in `bench` what the next ones need."""
     bench.part("device", 0, device_facts)
     bench.part("1. correctness of attention, before anything else", 0, correctness)
     if not bench.candidates:
@@ -804,7 +809,7 @@ def main() -> None:
         candidates=[one for one in all_candidates(PAGE) if one.name not in arguments.without],
         out=arguments.out,
     )
-    # What takes longer than it said is interrupted at the deadline, or when it is told to end.
+    # A part that takes longer than announced is interrupted at the deadline, or by SIGTERM.
     signal.signal(signal.SIGALRM, out_of_time)
     signal.signal(signal.SIGTERM, out_of_time)
     signal.setitimer(signal.ITIMER_REAL, max(0.01, bench.deadline - time.monotonic()))
@@ -819,7 +824,7 @@ def main() -> None:
 
 
 def show(bench: Bench) -> None:
-    """The one table, last."""
+    """Print the table of all results."""
     if bench.spreads:
         told = f"median {statistics.median(bench.spreads):.0%}, worst {max(bench.spreads):.0%}"
         bench.say(f"(most - least) of {bench.plan.repeats} repeats, over their median", told)

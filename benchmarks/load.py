@@ -1,20 +1,21 @@
-"""Open-loop serving load: time to first token, time per token, goodput, by mode and rate.
+"""Open-loop serving load: time to first token, time per token and goodput, by mode and rate.
 
     python benchmarks/load.py [--url http://127.0.0.1:8000] [--rates 1 2 4] [--repeats 2]
 
-Requests arrive as a Poisson process whatever becomes of the earlier ones, so a server that falls
-behind shows it. Modes take turns on the same arrivals, questions and documents; each run's
-documents are new to the server (a line of their own comes first), and several questions share one.
-Without `--url` the embedded application of `serve_config.yaml` is started and ended. A server of
-your own is given with `--document FILE` and `--question TEXT ...`, for text that its models read.
+Requests arrive as a Poisson process, independently of earlier requests, so that a server that falls
+behind shows it. Modes take turns on the same arrivals, questions and documents. Each run's
+documents are new to the server (they begin with a line of their own), and several questions share
+one. Without `--url` the embedded application of `serve_config.yaml` is started and ended. With
+`--url`, `--document FILE` and `--question TEXT ...` give text that the server's models can read.
 
-Terms are those of vLLM's `bench serve`: `ttft` until the first text, `tpot` the rest of the answer
-by its further tokens, `itl` between two chunks (a chunk brings a round's tokens), `e2el` the whole;
-`goodput` is the requests a second that met every bound of `--ttft-ms` and `--tpot-ms`. The
-client is our own: guidellm (0.8.1) makes its prompts from a data set and a tokenizer and brings a
-torch of its own, and this needs documents that are new with every run, and modes that take turns.
+Terms are those of vLLM's `bench serve`: `ttft` is the time until the first text, `tpot` the rest of
+the answer by its further tokens, `itl` the time between two chunks (a chunk brings a round's
+tokens), `e2el` the whole; `goodput` is the requests per second that met every bound of `--ttft-ms`
+and `--tpot-ms`. The benchmark has its own client because it needs documents that are new with every
+run, and modes that take turns; guidellm (0.8.1) makes its prompts from a data set and a tokenizer
+and brings a torch of its own.
 
-About 9 minutes with the defaults; with `--quick` two.
+It takes about 9 minutes with the defaults, with `--quick` two.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass
 class Answered:
-    """What a client saw of one request; seconds."""
+    """One request as a client saw it; times are in seconds."""
 
     ttft: float = 0.0
     e2el: float = 0.0
@@ -66,7 +67,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Asked:
-    """One request: when, about which document, what."""
+    """One request: its time, its document and its question."""
 
     at: float
     document: str
@@ -76,7 +77,7 @@ class Asked:
 def arrivals(
     rate: float, count: int, sources: Sequence[tuple[str, Sequence[str]]], seed: int
 ) -> list[Asked]:
-    """Poisson arrivals; each asks about one of the documents, all about as often."""
+    """Return Poisson arrivals; each is about one of the documents, all about equally often."""
     rng = random.Random(seed)
     at, asked = 0.0, []
     for index in range(count):
@@ -87,7 +88,7 @@ def arrivals(
 
 
 def generated(count: int, num_tokens: int) -> list[tuple[str, list[str]]]:
-    """Documents that the embedded models read, with questions that want more than a name."""
+    """Return documents for the embedded models, with questions that need more than a name."""
     sources = []
     for seed in range(count):
         document = generate_document(f"load {seed}", num_tokens)
@@ -141,7 +142,7 @@ async def ask(client: httpx.AsyncClient, model: str, mode: str, run: str, asked:
 
 
 async def run_load(url: str, model: str, mode: str, run: str, plan: Sequence[Asked]) -> Any:
-    """Every request at its time; the answers, and seconds until the last has ended."""
+    """Send every request at its time; return the answers, and seconds until the last has ended."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
         began = time.perf_counter()
@@ -157,7 +158,7 @@ async def run_load(url: str, model: str, mode: str, run: str, plan: Sequence[Ask
 def summary(
     answers: Sequence[Answered], seconds: float, ttft_ms: float, tpot_ms: float
 ) -> dict[str, Any]:
-    """Of all runs of a mode at a rate; `seconds` is their sum."""
+    """Summarise all runs of a mode at a rate; `seconds` is the sum of theirs."""
     done = [each for each in answers if not each.error]
     good = [e for e in done if 1e3 * e.ttft <= ttft_ms and 1e3 * e.tpot <= tpot_ms]
     found: dict[str, Any] = {
@@ -187,7 +188,7 @@ def summary(
 
 @contextmanager
 def embedded_application() -> Iterator[str]:
-    """What `make run` runs, on a free port; its address."""
+    """Run the application of `make run` on a free port, and yield its address."""
     settings = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     port = settings["http_options"]["port"] = free_port()
     with tempfile.TemporaryDirectory(prefix="rapid-", dir="/tmp") as folder:
@@ -210,7 +211,7 @@ def measure(url: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         sources = [(options.document.read_text(), options.question)]
     else:
         sources = generated(options.documents, options.tokens)
-    for mode in options.modes:  # loads what is loaded lazily
+    for mode in options.modes:  # a first request triggers lazy loading
         warm = arrivals(4.0, 3, sources, seed=0)
         asyncio.run(run_load(url, model, mode, f"Before {mode}.", warm))
     answers: dict[tuple[float, str], list[Answered]] = {}
@@ -234,7 +235,7 @@ def measure(url: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def told(cases: Sequence[dict[str, Any]], modes: Sequence[str]) -> str:
-    """Modes as columns."""
+    """Return the tables, with modes as columns."""
     rows = []
     by = {(case["rate"], case["mode"]): case for case in cases}
     for rate in sorted({case["rate"] for case in cases}):

@@ -1,8 +1,9 @@
-"""A Llama with random weights, saved as any checkpoint is: speed at shapes that nobody trained.
+"""A checkpoint of a Llama with random weights, to measure speed at shapes without trained models.
 
-Its embeddings are large beside what attention adds, so that it reads a prompt and its last part in
-nearly the same way (total variation about 0.2 for 1,024 and 512 tokens): drafts for itself are
-accepted and refused, as a trained model's are. Of quality it says nothing.
+Its embeddings are large beside what attention adds, so that its distributions after a prompt and
+after the prompt's last part are nearly the same (total variation about 0.2 for 1,024 and 512
+tokens). Its drafts for itself are therefore partly accepted and partly rejected, as those of a
+trained model are. It says nothing about quality.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 EMBEDDING_STD = 0.5
-LOGITS_STD = 32.0  # the likeliest token has about 0.95: a block seldom ends early in `paper`
+LOGITS_STD = 32.0  # the likeliest token has about 0.95, so a block seldom ends early in `paper`
 
 
 def save_random_llama(

@@ -1,4 +1,4 @@
-"""Draw the two pictures of the README: how a question is answered, and what comes of it.
+"""The two pictures of the README: how a question is answered, and the result of an evaluation.
 
     python benchmarks/readme_pictures.py
 
@@ -28,7 +28,7 @@ SHOWN = {
     "rag-drafter": ("drafter alone, reads what was retrieved", "#d29922", "s"),
     "rapid-boost": ("fused: both", "#1f9d68", "D"),
 }
-BOXES = {  # place, size, colour, title, what it does
+BOXES = {  # position, size, colour, title, description
     "document": ((0.00, 0.56), (0.17, 0.30), "#7d8590", "document", "and a question"),
     "retriever": ((0.25, 0.10), (0.19, 0.30), "#d29922", "retriever", "finds passages"),
     "drafter": (

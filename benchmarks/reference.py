@@ -1,23 +1,24 @@
-"""Our rounds against the reference RAPID code's: same weights, prompts, draft length and rule.
+"""Our rounds against those of the reference RAPID code, with equal weights, prompts and rule.
 
     python benchmarks/reference.py --checkout DIR [--environment DIR] [--repeats 7] [--quick]
 
 DIR is a checkout of John-AI-Lab/RAPID. It runs unedited, in a process and an environment of its own
-(`reference_side.py`): made in `--environment` the first time, with the versions it was written for.
-Nothing of it is in this repository.
+(`reference_side.py`). The environment is made in `--environment` the first time, with the versions
+that the reference was written for. None of its code is in this repository.
 
-The embedded models answer a question on 3,000 tokens, their drafter reads what surrounds the
-evidence; a model of random weights drafts for itself, as the paper's do, on the last of its prompt.
-At 16K its keys and values weigh as much as its weights, as those of an 8B model do at 128K. Ours is
-the rule `paper` (distill on the whole vocabulary, blocks that end at an unlikely token, a bonus
-token), so that rounds are of one kind.
+The embedded models answer a question on 3,000 tokens, and their drafter reads what surrounds the
+evidence. A model of random weights drafts for itself, as the paper's models do, on the last part of
+its prompt. At 16K its keys and values weigh as much as its weights, as those of an 8B model do at
+128K. Our side uses the rule `paper` (distill on the whole vocabulary, blocks that end at an
+unlikely token, a bonus token) and the same draft length, so that the rounds are of one kind.
 
-Sides take turns within a repetition; ratios are of neighbours. Both have one thread: with two,
-whatever else runs makes the reference's wait for each other (4 tokens a second instead of 240).
-Their random draws differ, so what was drafted and accepted is reported. Reading the prompts is not
-timed. Asked is: our round in half its time or less.
+The two sides take turns within a repetition, and ratios are of neighbours. Both have one thread:
+with two, other load makes the reference's threads wait for each other (4 tokens a second instead of
+240). Their random draws differ, so the numbers of drafted and accepted tokens are reported. Reading
+the prompts is not timed. The goal is that our round takes at most half the reference's time.
 
-About 10 minutes on two cores, and some for the environment the first time; with `--quick` one.
+It takes about 10 minutes on two cores, and more for the environment the first time, with `--quick`
+one.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ Side = Callable[[Case], dict[str, float]]
 
 
 def environment(folder: Path) -> Path:
-    """The interpreter of the reference's environment, which is made if it is not there."""
+    """Return the interpreter of the reference's environment, making the environment if needed."""
     python = folder / "bin/python"
     if not (folder / ".complete").exists():
         print(f"installing {', '.join(PINNED)} into {folder}", file=sys.stderr)
@@ -70,7 +71,7 @@ def environment(folder: Path) -> Path:
 
 @contextmanager
 def reference(python: Path, checkout: Path, threads: int) -> Iterator[Side]:
-    """The reference's side, in its own process."""
+    """Run the reference's side in its own process."""
     script = Path(__file__).with_name("reference_side.py")
     process = subprocess.Popen(
         [str(python), str(script), str(checkout.resolve()), str(threads)],
@@ -99,7 +100,7 @@ def reference(python: Path, checkout: Path, threads: int) -> Iterator[Side]:
 
 
 class Ours:
-    """Our side, in this process: the engines are kept, each run takes its own leases."""
+    """Our side, in this process, with engines that are kept and new leases for each run."""
 
     def __init__(self, case: Case, loaded: dict[str, LoadedModel]) -> None:
         self._engines = [
@@ -149,7 +150,7 @@ class Ours:
 
 
 def products_ms(loaded: LoadedModel, num_rows: int) -> float:
-    """A forward's products of rows and weights alone, projection by projection, at their best."""
+    """Time only a forward's products of rows and weights, each projection at its best."""
     with torch.inference_mode():
         layers = [one for one in loaded.model.modules() if isinstance(one, torch.nn.Linear)]
         inputs = {one.in_features: torch.randn(num_rows, one.in_features) for one in layers}
@@ -177,10 +178,10 @@ def _engine(loaded: LoadedModel, num_tokens: int) -> Engine:
 def measure(
     name: str, case: Case, theirs: Side, ours: Ours, loaded: dict[str, LoadedModel], repeats: int
 ) -> dict[str, Any]:
-    """One case on both sides, speculative and plain, in turn."""
+    """Measure one case on both sides, speculative and plain, in turn."""
     sides: dict[str, Side] = {"reference": theirs, "ours": ours.run}
     runs: dict[tuple[str, bool], list[dict[str, float]]] = {}
-    for repeat in range(-1, repeats):  # the first reads the prompts and is not counted
+    for repeat in range(-1, repeats):  # the first repetition reads the prompts and does not count
         for speculative in (True, False):
             for side, run in sides.items():
                 asked = case | {"seed": repeat + 1, "speculative": speculative}
@@ -330,7 +331,7 @@ def main() -> None:
 
 
 def commit(checkout: Path) -> str:
-    """Of the checkout; empty where it is an unpacked archive."""
+    """Return the commit of the checkout; empty where it is an unpacked archive."""
     command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 

@@ -1,13 +1,13 @@
-"""The other side of `reference.py`: answers in the reference's environment, with its own code.
+"""The reference's side of `reference.py`: answers in its own environment, with its own code.
 
     python reference_side.py CHECKOUT THREADS     cases on standard input, times on standard output
 
-A case and its times are one JSON object a line. Done is what the checkout's own engine does
-(`LongSpecEngine.generate`): both prompts but their last token are read, then the patched `generate`
-decodes and times itself (its CPU time is taken around it). Avoided are what needs a GPU or
-retrieval, that is its model loading and `src/rag.py`, and its print of the whole residual after a
-rejection, which would flatter us. A prompt is read once, and each run decodes on a copy of its keys
-and values.
+A case and its times are one JSON object per line. The script does what the checkout's own engine
+does (`LongSpecEngine.generate`): it reads both prompts but their last token, then the patched
+`generate` decodes and times itself (its CPU time is taken around it). It leaves out what needs a
+GPU or retrieval, which is the model loading and `src/rag.py`, and the print of the whole residual
+after a rejection, which would make the reference look slower. A prompt is read once, and each run
+decodes on a copy of its keys and values.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def load(folder: str) -> Any:
 
 @lru_cache(maxsize=4)
 def read(folder: str, prompt: tuple[int, ...]) -> Any:
-    """Keys and values of all but the last token of a prompt."""
+    """Return the keys and values of all but the last token of a prompt."""
     ids = torch.tensor([prompt[:-1]])
     return load(folder)(ids, use_cache=True, num_logits_to_keep=1).past_key_values
 
@@ -92,7 +92,7 @@ def main() -> None:
     torch.set_num_threads(int(threads))
     sys.path.insert(0, checkout)
     import src.generator
-    import src.utils  # importing `src` patches transformers
+    import src.utils  # this import patches transformers
 
     for module in (src.generator, src.utils):
         module.print = lambda *told: None

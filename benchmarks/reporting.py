@@ -1,4 +1,4 @@
-"""Spread, tables and kept results of the side by side measurements."""
+"""Statistics, tables and kept results of the side-by-side measurements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def spread(values: Sequence[float], digits: int = 3) -> dict[str, Any]:
-    """The median with all values, which are few."""
+    """Return the median with all values, which are few."""
     return {
         "median": round(statistics.median(values), digits),
         "all": [round(value, digits) for value in values],
@@ -25,35 +25,34 @@ def spread(values: Sequence[float], digits: int = 3) -> dict[str, Any]:
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
-    """Of neighbours in time: what slows the machine for a while slows both."""
+    """Return ratios of neighbours in time, because what slows the machine slows both of them."""
     return spread([a / b for a, b in zip(ours, theirs, strict=True)])
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % of the median, by 2,000 resamples."""
+    """Return the 95 % interval of the median, by 2,000 resamples."""
     draw = random.Random(0)
     medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(2_000))
     return medians[50], medians[-51]
 
 
 def shown(measured: dict[str, Any], digits: int = 2) -> str:
-    """A spread as a table has it: median (least to most)."""
+    """Format a spread for a table: median (least to most)."""
     low, high = min(measured["all"]), max(measured["all"])
     return f"{measured['median']:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
 
 
 def settings(options: argparse.Namespace) -> dict[str, str]:
-    """Return a script's options as a kept result tells them.
+    """Return a script's options for a kept result, without traces of the machine it ran on.
 
-    Nothing in them says on which machine it was made: where it was written and which server was
-    asked are left out, and a path is relative to the repository, or the name alone of what lies
-    elsewhere.
+    The output path and the server's address are left out. A path is relative to the repository, or
+    only a name if it lies elsewhere.
     """
     told = {name: value for name, value in vars(options).items() if name not in ("out", "url")}
     return {name: _portable(value) for name, value in told.items()}
@@ -69,9 +68,9 @@ def _portable(value: object) -> str:
 def keep(
     name: str | None, title: str, text: str, report: dict[str, Any], folder: Path = RESULTS
 ) -> None:
-    """Write `name`.json and `name`.md, with the circumstances, and print the text last.
+    """Print the text with the circumstances, and write both to `name`.json and `name`.md.
 
-    Without a name (a quick run) it is printed only.
+    Without a name, as in a quick run, they are only printed.
     """
     report = report | circumstances()
     told = (

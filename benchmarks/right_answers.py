@@ -1,10 +1,10 @@
-"""How likely a rule is to give the right answer, without decoding anything.
+"""The probability that a rule gives the right answer, computed without decoding.
 
 An answer is right when every one of its tokens is. So it is enough to know each model's logits
-along the right answer, one forward each: greedy gives it when each of its tokens is the best of
-p_hat, and sampling with probability ``prod p_hat(token)``, exactly. Every rule, strength and
-temperature is then arithmetic on the same logits. (`fused` commits exactly what p_hat, token by
-token, gives: `tests/end_to_end/test_slow_reference.py`.)
+along the right answer, which takes one forward each. Greedy decoding gives the answer when each of
+its tokens is the best of p_hat, and sampling gives it with probability ``prod p_hat(token)``,
+exactly. Every rule, strength and temperature is then arithmetic on the same logits. (`fused`
+commits exactly what p_hat gives, token by token: `tests/end_to_end/test_slow_reference.py`.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rapid.checkpoints.text import ChatText
 
 
 class Reader:
-    """Two checkpoints and the prompts of a task, in one process."""
+    """A reader of a task's prompts with two checkpoints, in one process."""
 
     def __init__(self, task: Task, items: Sequence[Item], models: Sequence[str]) -> None:
         torch.set_num_threads(1)
@@ -37,28 +37,28 @@ class Reader:
         self._prompter: Prompter = self._runner.run(open_prompter(task, items, *texts))
 
     def right_ids(self, item: Item) -> list[int]:
-        """The answer's tokens and its end."""
+        """Return the answer's tokens and its end."""
         tokenizer = self._text.tokenizer
         return [*tokenizer.encode(item.answers[0]), tokenizer.eos_token_id]
 
     def text_of(self, token_ids: Sequence[int]) -> str:
-        """As the caller reads it."""
+        """Return the text as the caller reads it."""
         decoded: str = self._text.tokenizer.decode(token_ids, skip_special_tokens=True)
         return decoded
 
     def context_logits(self, item: Item, right: Sequence[int]) -> torch.Tensor:
-        """The target's, on the whole context [len(right), vocab]."""
+        """Return the target's logits on the whole context, `[len(right), vocab]`."""
         prompt = self._prompter.target_prompt(item, Condition()).tolist()
         return self._logits(0, prompt, right)
 
     def retrieve(self, item: Item, condition: Condition) -> Found:
-        """What the drafter gets to read."""
+        """Retrieve what the drafter reads."""
         return self._runner.run(self._prompter.retrieve(item, condition))
 
     def retrieved_logits(
         self, found: Found, right: Sequence[int], *, by_target: bool
     ) -> torch.Tensor:
-        """The drafter's, or those of the target as its own drafter [len(right), vocab]."""
+        """Return the logits of the drafter, or of the target as its own, `[len(right), vocab]`."""
         prompt = self._prompter.encode(found, by_target).tolist()
         return self._logits(0 if by_target else 1, prompt, right)
 
@@ -69,7 +69,7 @@ class Reader:
 
 
 def task_of(split: str, lengths: Sequence[int], num_items: int) -> Task:
-    """Generated documents as in the laptop grid."""
+    """Return a task of generated documents as in the laptop grid."""
     return Task(
         name=f"right-answers-{split}",
         description="the same kinds of items as the laptop grid",

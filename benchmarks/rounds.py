@@ -1,22 +1,22 @@
-"""What a draft/verify round costs through Ray, and where each millisecond goes.
+"""The cost of a draft/verify round through Ray, by where each millisecond goes.
 
     python benchmarks/rounds.py [--rounds 150] [--repeats 5]
 
-Ways of passing the same 10 x 64 block from one actor to another and a verdict back, measured in
-turn within each repetition, by one loop and by 16 loops at once:
+The benchmark passes the same 10 x 64 block from one actor to another and a verdict back in several
+ways, measured in turn within each repetition, by one loop and by 16 loops at once:
 
 empty     two plain async actors and a loop in a third, blocks without content: the calls alone
 bare      the same with the block: the least that Ray can do
 loop      the application's own: leases on Serve pools, engine actors, `speculate`, answer's text
-request   the same behind the orchestrator, every round's text streamed to a caller
+request   the same behind the orchestrator, with every round's text streamed to a caller
 
-The engines are `tests.fakes.FakeEngine`: real ledgers, scripted tokens. The milliseconds that they
-spend on a round outside Ray are reported beside the rest. Then the embedded models answer questions
-by one loop over leases of the application of `serve_config.yaml`, and its rounds are laid out by
-part: what the engines say they computed, and what the differences above say of the rest. Asked is:
-loop / bare <= 1.3, and for 16 loops that or 700 rounds a second in all.
+The engines are `tests.fakes.FakeEngine`, with real ledgers and scripted tokens. The milliseconds
+that they spend on a round outside Ray are reported too. Then the embedded models answer questions
+by one loop over leases of the application of `serve_config.yaml`, and its rounds are divided into
+the engines' reported times and the rest, by the differences above. The goal is loop / bare <= 1.3,
+and for 16 loops that or 700 rounds a second in all.
 
-About 3 minutes on two cores; with `--quick` one.
+It takes about 3 minutes on two cores, with `--quick` one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # Ray listens on loopback alone
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # Ray listens on loopback only
 
 import ray
 from ray import serve
@@ -85,7 +85,7 @@ def block(num_tokens: int = BLOCK) -> DraftBlock:
 
 @ray.remote(num_cpus=0, max_concurrency=1000)
 class Bare:
-    """Either end of the bare ping-pong."""
+    """An actor at either end of the bare ping-pong."""
 
     async def draft(self, verdict: Verdict | None, num_tokens: int) -> DraftBlock:
         return block(num_tokens)
@@ -96,7 +96,7 @@ class Bare:
 
 @ray.remote(num_cpus=0, max_concurrency=1000)
 class Loops:
-    """Runs loops side by side and says how long they took."""
+    """An actor that runs loops side by side and times them."""
 
     def __init__(self, target: Any, drafter: Any) -> None:
         self._pools = target, drafter
@@ -150,10 +150,10 @@ class Loops:
     async def answers(
         self, target: Any, drafter: Any, asked: list[tuple[list[int], list[int]]]
     ) -> dict[str, float]:
-        """Milliseconds of all rounds over engines that compute, and what the engines say of them.
+        """Return the milliseconds of all rounds over engines that compute, and the engines' times.
 
         Args:
-            asked: prompts of target and drafter.
+            asked: Pairs of prompts, for target and drafter.
         """
         totals = dict.fromkeys(("ms", "rounds", "draft_ms", "verify_ms"), 0.0)
         speculation = SpeculationConfig(eta=0, max_draft=BLOCK)
@@ -191,7 +191,7 @@ class Loops:
 
 
 async def requests(orchestrator: Any, loops: int, rounds: int) -> float:
-    """Seconds from the first round of any request to the last of all."""
+    """Return the seconds from the first round of any request to the last round of all."""
     generate = orchestrator.options(stream=True, method_name="generate", _by_reference=False)
     times: list[float] = []
 
@@ -213,7 +213,7 @@ async def requests(orchestrator: Any, loops: int, rounds: int) -> float:
 
 
 async def fake_engine_ms(rounds: int) -> float:
-    """What the two fakes spend on a round in process."""
+    """Return the milliseconds that the two fakes spend on a round in process."""
     engine = FakeEngine(EngineConfig(model="fake", kv_cache_tokens=2**20), candidates=CANDIDATES)
     for role in "td":
         await engine.open(
@@ -249,7 +249,7 @@ def configuration(rounds: int) -> ServeConfig:
 
 
 def embedded() -> ServeConfig:
-    """The application of `serve_config.yaml`, one replica a pool."""
+    """Return the application of `serve_config.yaml` with one replica per pool."""
     written = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     arguments = written["applications"][0]["args"]
     for part in ("target", "drafter"):
@@ -260,11 +260,11 @@ def embedded() -> ServeConfig:
 def parts(
     medians: dict[str, float], fakes_ms: float, answered: list[dict[str, float]]
 ) -> dict[str, Any]:
-    """Milliseconds of a round over engines that compute, by where they went.
+    """Return the milliseconds of a round over engines that compute, by part.
 
     Args:
-        medians: of one loop's round by way.
-        answered: of each repetition (`Loops.answers`).
+        medians: Medians of one loop's round, by way.
+        answered: Results of each repetition (`Loops.answers`).
     """
 
     def a_round(what: str) -> float:
@@ -285,7 +285,7 @@ def parts(
 
 @contextmanager
 def local_serve() -> Iterator[None]:
-    """A Ray of this script's own, on loopback."""
+    """Start a Ray of this script's own, on loopback."""
     ray.init(
         num_cpus=4,
         include_dashboard=False,
@@ -350,7 +350,7 @@ def measure(rounds: int, repeats: int, answers: int) -> dict[str, Any]:
 
 
 def told(report: dict[str, Any]) -> str:
-    """The tables."""
+    """Return the tables."""
     ways = list(report["1 loop"]["round_ms"])
     rows = []
     for count in ("1 loop", f"{CONCURRENT} loops"):

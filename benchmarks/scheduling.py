@@ -1,13 +1,14 @@
-"""What a long prefill costs those who wait for their next token, with and without the bound.
+"""The cost of a long prefill for decoding leases, with and without the bound on it.
 
     python benchmarks/scheduling.py [--prompt 4096] [--repeats 7] [--quick]
 
-Two leases decode on one engine, token by token. In turn within each repetition: beside the prefill
-of a long prompt bounded by `prefill_slowdown` 2 and 4, and beside the same with the token budget of
-a step alone. A random-weight Llama of 4 layers x 256, float32, one thread. Reported: the others'
-seconds per token (the mean over the prefill, and the slowest), as ratios to those of the same
-leases just before and just after it (the answers grow meanwhile, and so does what a token costs),
-and how long the prefill took, as a ratio to a prefill that has the engine for itself.
+Two leases decode on one engine, token by token. In turn within each repetition, they decode beside
+the prefill of a long prompt bounded by `prefill_slowdown` 2 and 4, and beside one bounded by the
+token budget of a step alone. The model is a random-weight Llama of 4 layers x 256 in float32, with
+one thread. The results are the leases' seconds per token (the mean over the prefill, and the
+slowest), as ratios to theirs just before and just after it (the answers grow meanwhile, and so does
+the cost of a token), and the time of the prefill, as a ratio to a prefill that has the engine for
+itself.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from rapid.messages import LeaseRequest, as_prompt
 VOCAB, STEP_TOKENS = 1024, 512
 OTHERS, OTHERS_PROMPT, OTHERS_TOKENS, TOKENS_ALONE = ("one", "two"), 256, 4000, 200
 SLOWDOWNS = {"2": 2.0, "4": 4.0, "unbounded": 1e9}
-RANDOM = np.random.default_rng(0)  # no prompt comes twice, lest it be remembered
+RANDOM = np.random.default_rng(0)  # prompts differ, so that none is found in the cache
 
 
 def lease(lease_id: str, num_prompt: int, max_tokens: int) -> LeaseRequest:
@@ -47,7 +48,7 @@ def lease(lease_id: str, num_prompt: int, max_tokens: int) -> LeaseRequest:
 
 
 async def decode(engine: Engine, until: asyncio.Event | None = None) -> list[float]:
-    """Seconds of the others' tokens, until the event; without one, of a fixed number of them."""
+    """Return the seconds of the others' tokens, until the event or for a fixed number of tokens."""
 
     async def one(lease_id: str) -> list[float]:
         seconds: list[float] = []
@@ -61,7 +62,7 @@ async def decode(engine: Engine, until: asyncio.Event | None = None) -> list[flo
 
 
 async def prefill(engine: Engine, num_tokens: int) -> float:
-    """Seconds of one prefill."""
+    """Return the seconds of one prefill."""
     await engine.open(lease("long", num_tokens, 8))
     began = time.perf_counter()
     await engine.prefill("long")
@@ -71,7 +72,7 @@ async def prefill(engine: Engine, num_tokens: int) -> float:
 
 
 async def beside(engine: Engine, num_tokens: int) -> tuple[list[float], list[float], float]:
-    """The others' seconds per token alone and beside a prefill, and the seconds of that."""
+    """Return the others' seconds per token, alone and beside a prefill, and the prefill's."""
     for name in OTHERS:
         await engine.open(lease(name, OTHERS_PROMPT, OTHERS_TOKENS))
         await engine.prefill(name)
@@ -89,7 +90,7 @@ async def beside(engine: Engine, num_tokens: int) -> tuple[list[float], list[flo
 
 
 async def measure(engines: dict[str, Engine], prompt: int, repeats: int) -> dict[str, Any]:
-    """Everything once without counting, then in turn."""
+    """Measure everything in turn, after one repetition that does not count."""
     alone: dict[str, list[float]] = {name: [] for name in engines}
     mean: dict[str, list[float]] = {name: [] for name in engines}
     slowest: dict[str, list[float]] = {name: [] for name in engines}

@@ -1,23 +1,27 @@
-"""`auto` and `lossless` against `plain` in the served application: is a request ever slower?
+"""Decoding times of `auto` and `lossless` against `plain` in the served application.
 
     python benchmarks/served_draft_length.py [--pairs 21] [--tokens 96] [--contexts 500 1500 4000]
 
-What `draft_length.py` measures in process, through Ray: the application of `serve_config.yaml`, one
-replica a pool, over engines without an end of sequence, answers greedy requests of the
-orchestrator, one at a time. Every group asks one question of one document in each way, in random
-order: `plain`, and each way that is compared with it. Ratio: plain's decoding time per token by the
-other's; below 1 the other is slower. Decoding is what comes after an answer's first text; requests
-ask for log probabilities, since those tell the tokens of each text.
+This is the measurement of `draft_length.py` through Ray. The application of `serve_config.yaml`,
+with one replica per pool and engines without an end of sequence, answers greedy requests to the
+orchestrator, one at a time. Every group runs one question on one document in each way, in random
+order: `plain`, and each way that is compared with it. The ratio is plain's decoding time per token
+over the other's; below 1 the other is slower. Decoding is what comes after an answer's first text;
+requests include log probabilities, which show the tokens of each text.
 
-Ways: `plain` again, which shows what the measurement itself spreads; `lossless` with the embedded
-drafter; `auto` where nothing is retrieved, which is plain decoding after a look; `auto` where
-something is, which is `fused`: it has to draft, and its answer is another one; and, on a second
-application whose drafter is prompt lookup, `auto`, which is `lossless` there. Asked is a median of
-at least 0.97 wherever `auto` promises the target's own answer. All requests share an orchestrator
-and so its `RoundCosts`; the first group of a document, whose trials nobody has paid for yet, is
-told apart.
+The ways are:
 
-About 5 minutes on two cores; with `--quick` one.
+- `plain` again, which shows the spread of the measurement itself;
+- `lossless` with the embedded drafter;
+- `auto` where nothing is retrieved, which is plain decoding after a search;
+- `auto` where something is retrieved, which is `fused`: it has to draft, and its answer differs;
+- `auto` on a second application whose drafter is prompt lookup, which is `lossless` there.
+
+The goal is a median of at least 0.97 wherever `auto` promises the target's own answer. All requests
+share an orchestrator and so its `RoundCosts`. The first group of a document, which pays for the
+controller's trials, is reported separately.
+
+It takes about 5 minutes on two cores, with `--quick` one.
 """
 
 from __future__ import annotations
@@ -76,12 +80,12 @@ RESOLVED = {
 
 
 def load_endless(config: EngineConfig) -> Engine:
-    """An engine whose answers have the length that was asked for."""
+    """Load an engine whose answers have the requested length."""
     return Engine(replace(load_model(config, with_pools=True), eos_ids=frozenset()), config)
 
 
 def application(config: ServeConfig, longest: int, drafter: str | None = None) -> ServeConfig:
-    """`config` with room for answers on documents of so many tokens."""
+    """Return `config` with room for answers on documents of so many tokens."""
     settings = config.model_dump(exclude_unset=True)
     settings["target"]["engine"]["max_context"] = longest
     settings["orchestrator"]["pool"]["max_replicas"] = 1
@@ -100,7 +104,7 @@ async def ask(
     mode: str,
     **fields: Any,
 ) -> tuple[float, Receipt]:
-    """Seconds per token after the first text, and the receipt."""
+    """Return the seconds per token after the first text, and the receipt."""
     request = GenerateRequest(
         f"{time.time_ns()}",
         "local",
@@ -128,7 +132,7 @@ async def ask(
 async def measure(
     app: str, ways: Sequence[str], context: int, options: Any
 ) -> list[dict[str, Any]]:
-    """One row a way: interleaved groups on a document of this length."""
+    """Measure interleaved groups on a document of this length; return one row per way."""
     handle = serve.get_deployment_handle("Orchestrator", app)
     orchestrator = handle.options(stream=True, method_name="generate", _by_reference=False)
     written = generate_document(f"served {context}", context)
@@ -168,7 +172,7 @@ async def measure(
 
 
 async def measure_all(app: str, ways: Sequence[str], options: Any) -> list[dict[str, Any]]:
-    """The rows of all documents."""
+    """Return the rows of all documents."""
     return [row for n in options.contexts for row in await measure(app, ways, n, options)]
 
 

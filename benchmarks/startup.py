@@ -1,10 +1,10 @@
-"""How long the embedded application takes to be ready, and how much memory it then takes.
+"""Startup time and memory of the embedded application.
 
     python benchmarks/startup.py [--repeats 3]
 
-Runs what `make run` runs, on a free port: time from the command to the first 200 of ``GET /ready``,
-then one answered question, then the proportional set size (PSS) of every process below the command.
-Asked is: ready in 60 s, 5 GiB.
+The script runs the command of `make run` on a free port. It measures the time from the command to
+the first 200 of ``GET /ready``, and, after one answered question, the proportional set size (PSS)
+of every process below the command. The goal is to be ready in 60 s and to take at most 5 GiB.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TIMEOUT_S = 180.0
 
 
 def run_once() -> tuple[float, dict[str, int]]:
-    """Seconds until ready, and MiB of PSS by kind of process."""
+    """Return the seconds until ready, and MiB of PSS by kind of process."""
     settings = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     port = settings["http_options"]["port"] = free_port()
     with tempfile.TemporaryDirectory(prefix="rapid-", dir="/tmp") as folder:
@@ -68,7 +68,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], port: int, began: float) 
 
 
 def ask(port: int) -> None:
-    """One fused answer, so that what is loaded lazily is loaded."""
+    """Request one fused answer, so that everything lazy is loaded."""
     reply = httpx.post(
         f"http://127.0.0.1:{port}/v1/chat/completions",
         json={

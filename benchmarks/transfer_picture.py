@@ -1,4 +1,4 @@
-"""Draw `docs/transfer-rules.svg`: what each transfer rule makes of two situations.
+"""The picture `docs/transfer-rules.svg`, which shows each transfer rule in two situations.
 
 python benchmarks/transfer_picture.py
 """

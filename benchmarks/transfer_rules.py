@@ -1,20 +1,21 @@
-"""Which transfer rule is best: every candidate on the same items, its strength chosen on others.
+"""A comparison of transfer rules on the same items, with strengths chosen on other items.
 
     python benchmarks/transfer_rules.py
 
 The candidates (`docs/algorithm.md` has the formulas of those that were kept):
 
 * `distill`, `boost`: the paper's gradient step, and its positive part, unweighted;
-* `doubt`: boost, and what distill takes away in proportion to the drafter's certainty;
+* `doubt`: boost, and what distill takes away, in proportion to the drafter's certainty;
 * `sure distill`, `sure boost`: the move weighted by the drafter's certainty against the target's
   (`sure boost` won and is what the product calls `boost`);
 * `mixture`: (p + eta q) / (1 + eta); `sure mixture`: the weight of q also follows the certainties;
 * `product`: p^(1 - w) q^w with w = eta / (1 + eta), renormalised.
 
 Certainty is the largest probability. q is cut to its 64 best tokens, as in serving. Answers are
-greedy (p, q and p_hat at the transfer temperature) or sampled at a temperature; whole answers
-count. Of every rule the strength and the transfer temperature with the best weighted mean on the
-dev split are then judged on the test split. Writes `results/transfer-rules.json` and `.md`.
+greedy (p, q and p_hat at the transfer temperature) or sampled at a temperature, and only whole
+answers count. For every rule, the strength and the transfer temperature with the best weighted mean
+on the dev split are judged on the test split. The script writes `results/transfer-rules.json` and
+`.md`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ DECODING = ("greedy", "T 1", "T 0.1")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A rule with its settings; `decoding` other than greedy is the temperature of everything."""
+    """A rule with its settings; `decoding` is greedy or names the temperature of p, q and p_hat."""
 
     rule: str
     strength: float
@@ -85,7 +86,7 @@ CANDIDATES = [
 
 
 def score(rule: str, z: torch.Tensor, q: torch.Tensor, strength: float) -> torch.Tensor:
-    """log p_hat, up to a constant, of logits z at their temperature and proposals q [n, vocab]."""
+    """Return log p_hat `[n, vocab]`, up to a constant, of tempered logits z and proposals q."""
     if rule == "target":
         return z
     if rule == "drafter":
@@ -115,7 +116,7 @@ def cut(q: torch.Tensor) -> torch.Tensor:
 def chances(
     variants: Sequence[Variant], target: torch.Tensor, drafter: torch.Tensor, right: torch.Tensor
 ) -> Iterator[float]:
-    """The chance of the right answer under every variant; 0 or 1 where it is greedy."""
+    """Yield the probability of the right answer under every variant; 0 or 1 if it is greedy."""
     at: dict[float, tuple[torch.Tensor, torch.Tensor]] = {}
     for variant in variants:
         temperature = variant.temperature
@@ -142,7 +143,7 @@ def _begin(task: Task, items: Sequence[Item], variants: Sequence[Variant], model
 
 @torch.inference_mode()
 def _answer(number: int) -> dict[tuple[str, str], list[float]]:
-    """Of one item by drafter and condition: every variant's chance."""
+    """Return every variant's probability for one item, by drafter and condition."""
     item = _items[number]
     right = _reader.right_ids(item)
     target = _reader.context_logits(item, right)
@@ -158,7 +159,7 @@ def _answer(number: int) -> dict[tuple[str, str], list[float]]:
 
 
 def run(split: str, variants: Sequence[Variant], options: argparse.Namespace):
-    """Chances by variant, then (drafter, condition), in the order of the items; and the items."""
+    """Return each item's probability by variant and (drafter, condition), and the items."""
     task = task_of(split, options.lengths, options.items[split])
     items = load_items(task, None, None)
     chance: list[dict[tuple[str, str], list[float]]] = [defaultdict(list) for _ in variants]
@@ -176,7 +177,7 @@ def run(split: str, variants: Sequence[Variant], options: argparse.Namespace):
 
 
 def weighted(chance: dict[tuple[str, str], list[float]]) -> list[float]:
-    """Per item, over drafters and conditions."""
+    """Return the weighted mean over drafters and conditions, per item."""
     total = len(DRAFTERS) * sum(WEIGHTS.values())
     cells = [
         [WEIGHTS[condition] / total * value for value in values]
@@ -186,7 +187,7 @@ def weighted(chance: dict[tuple[str, str], list[float]]) -> list[float]:
 
 
 def chosen(dev: dict[Variant, dict]) -> list[Variant]:
-    """For every rule and decoding, the settings with the best weighted mean."""
+    """Choose the settings with the best weighted mean for every rule and decoding."""
     best: dict[tuple[str, str], tuple[float, Variant]] = {}
     for variant, chance in dev.items():
         value = mean(weighted(chance)).value
@@ -222,7 +223,7 @@ def table(results: dict[Variant, dict], decoding: str) -> str:
 
 
 def by_length(results: dict[Variant, dict], items: Sequence[Item]) -> str:
-    """Greedy, upward, as retrieved."""
+    """Tabulate greedy upward drafting on chunks as retrieved, by length."""
     lengths = sorted({item.groups["length"] for item in items}, key=int)
     lines = ["| rule | " + " | ".join(lengths) + " |", "| --- " * (len(lengths) + 1) + "|"]
     for variant, chance in results.items():

@@ -1,18 +1,20 @@
-"""Does retrieving again, when the drafter stops being believed, beat retrieving once?
+"""A comparison of retrieving again on various triggers with retrieving once.
 
     python benchmarks/triggered_retrieval.py --split dev
 
 The drafter's context is refreshed with what retrieval finds for the question and the text so far:
 
-* `once`: never, the paper's way;
-* `rejected`: after a rejected draft; it ends a block anyway, so nothing depends on block lengths;
+* `once`: never, as in the paper;
+* `rejected`: after a rejected draft, which ends a block anyway, so that nothing depends on block
+  lengths;
 * `twice rejected`: after the second rejection within eight tokens;
-* `unsure`: before a position is offered where the drafter's best token has less than half of q;
-* `sentence`: after every sentence, whatever was accepted: what blind refreshing would do.
+* `unsure`: before a position at which the drafter's best token has less than half of q;
+* `sentence`: after every sentence, whatever was accepted, as blind refreshing would do.
 
-All depend on the prompt, the committed text and the seed alone, so the sampled distribution stays
-defined. Greedy, `fused` with `boost`; whole answers count, so only the right answer's path has to
-be followed (`right_answers.py`). Writes `results/triggered-retrieval-SPLIT.json` and `.md`.
+All triggers depend only on the prompt, the committed text and the seed, so the sampled distribution
+stays defined. Decoding is greedy, `fused` with `boost`. Only whole answers count, so it is enough
+to follow the right answer's path (`right_answers.py`). The script writes
+`results/triggered-retrieval-SPLIT.json` and `.md`.
 """
 
 from __future__ import annotations
@@ -49,10 +51,12 @@ WINDOW = 8
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What became of an item under a trigger.
+    """The result for an item under a trigger.
 
     Attributes:
-        agreed: share of the tokens, up to the first wrong one, that the drafter would have drafted.
+        is_right: Whether the answer is right.
+        agreed: Share of the tokens, up to the first wrong one, that the drafter would have drafted.
+        refreshes: Number of refreshes.
     """
 
     is_right: bool
@@ -127,7 +131,7 @@ def _is_due(
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Right answers, against retrieving once, agreement and refreshes, by kind of question."""
+    """Tabulate right answers, also against `once`, agreement and refreshes by kind of question."""
     lines = [
         "| questions | items | trigger | right | against once | drafts agreed with | refreshes |",
         "| --- " * 7 + "|",

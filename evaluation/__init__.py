@@ -1,8 +1,9 @@
-"""Quality, speed and cost of every mode and baseline on the same work (``rapid eval``).
+"""Evaluation of the quality, speed and cost of every mode and baseline (``rapid eval``).
 
-A *task* is one YAML file: where its items come from, how they are asked and scored, and which
-systems and conditions are compared. A *run* answers every (item, system, condition) once, in
-process or against a server, and keeps one JSON line each; reports are made from those lines alone.
+A *task* is one YAML file. It says where its items come from, how they are worded and scored, and
+which systems and conditions are compared. A *run* answers every (item, system, condition) once, in
+process or through a server, and writes one JSON line per answer. Reports are made from those lines
+alone.
 
 ::
 

@@ -1,4 +1,4 @@
-"""When, where and of which commit a result is: every kept result carries it."""
+"""Date, commit and machine of a measurement, which every kept result carries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def circumstances() -> dict[str, Any]:
-    """Date, commit (empty outside a checkout), machine and its load."""
+    """Return the date, the commit (empty outside a checkout), the machine and its load."""
     return {
         "date": date.today().isoformat(),
         "commit": _commit(),
@@ -26,7 +26,7 @@ def _commit() -> str:
         told = subprocess.run(
             command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
         )
-    except OSError:  # no git
+    except OSError:  # git is not installed
         return ""
     return told.stdout.strip()
 

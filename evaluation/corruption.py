@@ -1,6 +1,7 @@
-"""Retrieval gone wrong on purpose: unrelated, partly replaced, or contradicted chunks.
+"""Deliberately corrupted retrieval: unrelated, partly replaced, or contradicted chunks.
 
-Pure, and seeded by the item alone: every system and every eta meets the same corrupted chunks.
+The functions are pure and seeded by the item alone, so that every system and every eta gets the
+same corrupted chunks.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ Span = tuple[int, int]
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
 _DIGITS = re.compile(r"\d+")
 _MADE_UP = re.compile(r"\b(?:[bdfghklmnprstvwz][aeiou]){2}\b")
-"""What the values in generated documents are made of; other words of this form are told apart by
-being in the question, or more than once in the document."""
+"""The form of the values in generated documents. Other words of this form are recognised because
+they occur in the question, or more than once in the document."""
 
 
 def corrupt(
@@ -33,19 +34,19 @@ def corrupt(
     budget_tokens: int,
     count_tokens: Callable[[str], int],
 ) -> list[RetrievedChunk]:
-    """What the drafter gets to read instead of `chunks`, in the same order and budget.
+    """Return what the drafter reads instead of `chunks`, in the same order and budget.
 
     Args:
-        chunks: What retrieval found for `item`, in document order.
-        condition: `unrelated` replaces every chunk, `replaced` a share of them (rounded up, and
-            whatever they hold), `contradicting` adds copies of the item's evidence that say
-            something else. Where the evidence is not known, the best chunk's sentences with a
-            number are taken for it.
-        item: Its id seeds every choice.
-        spare: All chunks of what `unrelated_item` chose.
-        budget_tokens: The most tokens of the result. Replacements that would exceed it are passed
-            over; additions push out the chunks of least score.
-        count_tokens: Of the target's tokenizer.
+        chunks: The chunks retrieved for `item`, in document order.
+        condition: `unrelated` replaces every chunk, `replaced` a share of them (rounded up,
+            whatever they hold), and `contradicting` adds copies of the item's evidence with other
+            values. Where the evidence is not known, the sentences with a number in the chunk of
+            highest score are taken for it.
+        item: The item, whose id seeds every choice.
+        spare: All chunks of the item that `unrelated_item` chose.
+        budget_tokens: The maximum number of tokens of the result. Replacements that would exceed
+            it are skipped; additions push out the chunks of lowest score.
+        count_tokens: Counts tokens with the target's tokenizer.
     """
     rng = random.Random(item.id)
     match condition.corruption:
@@ -61,10 +62,10 @@ def corrupt(
 
 
 def unrelated_item(item: Item, items: Sequence[Item]) -> Item:
-    """One of `items` about another text, the same for `item` whenever `items` are the same.
+    """Choose one of `items` about another text, always the same one for the same `items`.
 
     Raises:
-        ValueError: they are all about one text.
+        ValueError: All of `items` are about one text.
     """
     others = [each for each in items if _text(each) != _text(item)]
     if not others:
@@ -73,7 +74,7 @@ def unrelated_item(item: Item, items: Sequence[Item]) -> Item:
 
 
 def contradiction(rng: random.Random, item: Item, sentence: str) -> str:
-    """`sentence` with other numbers and other made-up words; unchanged where it has neither."""
+    """Return `sentence` with other numbers and made-up words; unchanged if it has neither."""
     text, question = _text(item), item.messages[-1].content
 
     def other_number(found: re.Match[str]) -> str:
@@ -94,7 +95,7 @@ def _replaced(
     spare: Sequence[Chunk],
     budget_tokens: int,
 ) -> list[RetrievedChunk]:
-    # The same order for every share: what 25 % replaces, 50 % replaces too.
+    # The order is the same for every share: what is replaced at 25 % is replaced at 50 % too.
     places = sorted(rng.sample(range(len(chunks)), len(chunks))[:number])
     room = budget_tokens - sum(c.num_tokens for i, c in enumerate(chunks) if i not in places)
     chosen: list[Chunk] = []
@@ -103,7 +104,7 @@ def _replaced(
             chosen.append(each)
             room -= each.num_tokens
     chosen.sort(key=lambda chunk: chunk.start)
-    # A replacement keeps the identity of what it stands for: it is shown under the same name.
+    # A replacement keeps the identity of the original chunk, so it is shown under the same name.
     instead = {
         place: replace(chunks[place], text=each.text, num_tokens=each.num_tokens)
         for place, each in zip(places, chosen, strict=False)
@@ -127,7 +128,7 @@ def _contradicted(
     for start, _, sentence in evidence:
         changed = contradiction(rng, item, sentence)
         if changed != sentence:
-            # Beside the chunk that holds the sentence, or would: the liar may come first.
+            # The copy goes right before or after the chunk that holds the sentence, or would.
             place = max((i for i, c in enumerate(chunks) if c.start <= start), default=0)
             added.setdefault((place, rng.choice((-1, 1))), []).append(changed)
     order = {(place, 0): chunk for place, chunk in enumerate(chunks)}
@@ -144,13 +145,13 @@ def _contradicted(
 
 
 def _worth(chunk: RetrievedChunk, evidence: Sequence[Span], *, added: bool) -> tuple[bool, float]:
-    """What has to make room goes in this order: by score, the evidence and its copies last."""
+    """Return the key by which chunks are dropped: by score, the evidence and its copies last."""
     holds = any(chunk.start < end and start < chunk.end for start, end in evidence)
     return added or holds, chunk.score
 
 
 def _numbers_of(chunk: RetrievedChunk) -> list[tuple[int, int, str]]:
-    """Place and text of the sentences of `chunk` that have a number."""
+    """Return the start, end and text of the sentences of `chunk` that have a number."""
     return [
         (chunk.start + found.start(), chunk.start + found.end(), found[0].strip())
         for found in _SENTENCE.finditer(chunk.text)
@@ -159,14 +160,14 @@ def _numbers_of(chunk: RetrievedChunk) -> list[tuple[int, int, str]]:
 
 
 def _text(item: Item) -> str:
-    """The long text of `item`."""
+    """Return the long text of `item`: its document, or its whole dialogue."""
     if item.document is not None:
         return item.document.text
     return "\n\n".join(message.content for message in item.messages)
 
 
 def _other(old: str, draw: Callable[[], str]) -> str:
-    """The first draw that is not `old`."""
+    """Return the first draw that differs from `old`."""
     while (new := draw()) == old:
         pass
     return new

@@ -1,4 +1,4 @@
-"""One question of any benchmark, before any prompt is made of it."""
+"""The common form of a benchmark's questions, before prompts are made of them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class Item:
     """A question with its right answers.
 
     Attributes:
-        id: unique within the task and stable: runs resume by it.
-        messages: the chat, its last message the question as a person would ask it; earlier ones are
-            the history of a dialogue.
-        document: the long text to be read; None when the history is the long text.
-        answers: right answers; any of them counts.
-        query: what retrieval searches with; None takes the question. (The paper leaves multiple
+        id: Identifier, unique within the task and stable, because runs resume by it.
+        messages: The chat. Its last message is the question in plain words; earlier ones are the
+            history of a dialogue.
+        document: The long text to read, or None when the history is the long text.
+        answers: The right answers; any of them counts.
+        query: What retrieval searches with; None takes the question. (The paper leaves multiple
             choices out of it.)
-        fields: what the task's templates name besides the context: question, choice_A, ...
-        groups: what reports split by: difficulty, length, domain, kind, ...
-        evidence: character spans of `document` that the answer is made of, where they are known.
+        fields: Values that the task's templates name besides the context: question, choice_A, ...
+        groups: Properties that reports split by: difficulty, length, domain, kind, ...
+        evidence: Character spans of `document` that the answer is made of, where they are known.
     """
 
     id: str

@@ -1,11 +1,12 @@
-"""One recipe per row of the results that RAPID's authors publish beside their code.
+"""Recipes that repeat the results which RAPID's authors publish beside their code, row by row.
 
 The rows (20 of LongBench v2, 10 of InfiniteBench) are in ``recipe_files/published.yaml``: models,
-eta, and their numbers, to be shown beside ours. How items are asked is in the task files.
+eta, and the published numbers, which reports show beside ours. The wording of the prompts is in the
+task files.
 
-RAPID's rows run with method `paper`, the reference code's own rule, and blocks of ten at most. Not
-repeated is that it takes the best chunks by dense vectors up to a number; ours fill a budget of
-tokens by BGE-M3's dense and lexical scores.
+RAPID's rows run with method `paper`, the reference code's own rule, and draft blocks of at most ten
+tokens. Retrieval differs: the reference takes the best chunks by dense vectors up to a number, and
+the recipes fill a budget of tokens by BGE-M3's dense and lexical scores.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ class Recipe(Frozen):
     """A published row.
 
     Attributes:
-        name: of the recipe.
-        tasks: one after the other; names of task files.
-        target, drafter: the models; no drafter where nobody drafts, or the target itself.
-        system: the one system that answers.
-        published: the authors' numbers, in percent, by column of their table.
+        name: Name of the recipe.
+        tasks: Names of task files, which run one after the other.
+        target: The target model.
+        drafter: The drafter model; None where nothing is drafted or the target drafts for itself.
+        system: The one system that answers.
+        published: The authors' numbers, in percent, by column of their table.
     """
 
     name: str
@@ -46,22 +48,22 @@ class Recipe(Frozen):
     published: Mapping[str, float]
 
     def load_tasks(self) -> list[Task]:
-        """The tasks, each with the recipe's system alone."""
+        """Load the tasks, each with the recipe's system alone."""
         return [
             load_task(name).model_copy(update={"systems": (self.system,)}) for name in self.tasks
         ]
 
 
 def recipe_names() -> list[str]:
-    """All recipes, in the order of the published tables."""
+    """Return the names of all recipes, in the order of the published tables."""
     return list(_recipes())
 
 
 def load_recipe(name: str) -> Recipe:
-    """A recipe.
+    """Return the recipe `name`.
 
     Raises:
-        ConfigurationError: there is none of that name.
+        ConfigurationError: There is no recipe of that name.
     """
     recipes = _recipes()
     if name not in recipes:
@@ -72,14 +74,14 @@ def load_recipe(name: str) -> Recipe:
 
 
 class _Table(Frozen):
-    """What rows of one table share."""
+    """The tasks and columns that the rows of one published table share."""
 
     tasks: tuple[str, ...]
     columns: tuple[str, ...]
 
 
 class _Row(Frozen):
-    """A row as the file has it; `drafter` and `eta` are absent in the rows of a target alone."""
+    """A row of the recipe file; rows of a target alone have neither `drafter` nor `eta`."""
 
     name: str
     rows: str

@@ -1,4 +1,4 @@
-"""What a run keeps: one JSON line per answer, after a first line that says how it was made."""
+"""The file of a run: its configuration on the first line, then one JSON line per answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rapid.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 MADE = "made"
-"""Key of a configuration's date, commit and machine, in which a resumed run may differ."""
+"""Configuration key of the date, commit and machine, which may change when a run is resumed."""
 
 Json = dict[str, Any]
 
@@ -26,22 +26,30 @@ class Result(Frozen):
     """One answer.
 
     Attributes:
-        item, system, condition: its key; a run has each once.
-        prediction: the answer's text (of the second pass, where there is one).
-        scores: by metric, in [0, 1].
-        groups: of the item.
-        context_tokens, retrieved_tokens: lengths of the two prompts; 0 where one is not read, and
-            where a server does not tell what its drafter read.
-        tokens: generated, with the end-of-sequence token.
-        refreshes: times that was retrieved again; `retrieved_tokens` and `evidence_found` are of
-            the first.
-        by_position: per position in the block: how often a draft was judged there, and kept.
-        ms: retrieval, target_prefill, drafter_prefill (of what a drafter reads; in `rag` the only
-            one), draft, verify and decode: the loop's wall time without the prefills (tokens /
-            decode is the paper's throughput); refresh, a part of decode: retrievals and prefills
-            within it.
-        evidence_found: all evidence is in what the drafter reads; None where it is not known.
-        error: why there is no answer; its scores are then 0.
+        item: Id of the item. `item`, `system` and `condition` are the key; a run has each key once.
+        system: Name of the system.
+        condition: Name of the condition.
+        prediction: Text of the answer (of the second pass, where there is one).
+        reasoning: Text of the first pass, where there is a second one.
+        scores: Scores by metric, in [0, 1].
+        groups: Groups of the item.
+        seed: Seed of the answer.
+        context_tokens: Length of the prompt with the whole context; 0 where it is not read.
+        retrieved_tokens: Length of the prompt with the retrieved text; 0 where it is not read, and
+            where a server does not report what its drafter read.
+        tokens: Generated tokens, with the end-of-sequence token.
+        rounds: Rounds of the answer.
+        drafted: Drafted tokens.
+        accepted: Accepted tokens.
+        refreshes: Number of further retrievals; `retrieved_tokens` and `evidence_found` are those
+            of the first.
+        by_position: For each position in the block, how often a draft was judged and kept there.
+        ms: Milliseconds by phase: retrieval, target_prefill, drafter_prefill (of what a drafter
+            reads; in `rag` the only prefill), draft, verify and decode, the loop's wall time
+            without the prefills (tokens / decode is the paper's throughput). The phase refresh is
+            a part of decode: the retrievals and prefills within it.
+        evidence_found: Whether all evidence is in what the drafter reads; None where it is unknown.
+        error: Why there is no answer; its scores are then 0.
     """
 
     item: str
@@ -66,23 +74,24 @@ class Result(Frozen):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What a resumed run skips."""
+        """The key by which a resumed run skips answers."""
         return self.item, self.system, self.condition
 
 
 class Log:
-    """Appends results to a run's file, one whole line at a time.
+    """A run's file, to which results are appended one whole line at a time.
 
     Attributes:
-        done: keys that need no answer any more. A result with an error does: another try may end
-            well, and its line then counts instead of the earlier one.
+        done: Keys that need no further answer. Results with an error are not among them: they are
+            answered again, and the new line then counts instead of the earlier one.
     """
 
     def __init__(self, path: Path, configuration: Json) -> None:
-        """Begin a run, or go on with it.
+        """Begin a run, or resume it.
 
         Raises:
-            ConfigurationError: the file is of another configuration; all that differs is told.
+            ConfigurationError: The file has another configuration; the message lists every
+                difference.
         """
         results: list[Result] = []
         is_new = not path.exists() or path.stat().st_size == 0
@@ -98,11 +107,11 @@ class Log:
         self._file = path.open("a", encoding="utf-8")
         if is_new:
             self._write({"configuration": configuration})
-        elif not path.read_bytes().endswith(b"\n"):  # the run was ended in the middle of a line
+        elif not path.read_bytes().endswith(b"\n"):  # the run ended in the middle of a line
             self._file.write("\n")
 
     def append(self, result: Result) -> None:
-        """Add a line; it survives the end of this process."""
+        """Append a result and flush the line, so that it survives the end of this process."""
         self._write(result.model_dump(mode="json"))
 
     def close(self) -> None:
@@ -121,13 +130,12 @@ class Log:
 
 
 def read(path: Path) -> tuple[Json, list[Result]]:
-    """The configuration of a run and its results, each key once: its last line counts.
+    """Read the configuration of a run and its results, for each key the last line.
 
-    The file may be compressed (``.gz``). A line that does not parse is named in the log, and left
-    out.
+    The file may be compressed (``.gz``). A line that does not parse is logged and left out.
 
     Raises:
-        ConfigurationError: there is no such file, or its first line is no configuration.
+        ConfigurationError: The file cannot be read, or its first line is not a configuration.
     """
     try:
         data = path.read_bytes()
@@ -135,7 +143,7 @@ def read(path: Path) -> tuple[Json, list[Result]]:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
     if path.suffix == ".gz":
         data = gzip.decompress(data)
-    # Not splitlines(): an answer may hold other line separators.
+    # Not splitlines(), because an answer may hold other line separators.
     lines = data.decode("utf-8", errors="replace").split("\n")
     try:
         configuration: Json = json.loads(lines[0])["configuration"]
@@ -158,7 +166,7 @@ def read(path: Path) -> tuple[Json, list[Result]]:
 
 
 def differences(old: object, new: object, key: str = "") -> list[str]:
-    """Where two configurations differ, a line each; `MADE` may."""
+    """Describe the differences of two configurations, a line each, without those of `MADE`."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = [each for each in {**old, **new} if key or each != MADE]
         return [

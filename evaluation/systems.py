@@ -1,4 +1,4 @@
-"""What answers: a mode of the method or a baseline, with its settings."""
+"""Systems under evaluation: modes of the method and baselines, with their settings."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ Method = Literal["plain", "rag", "lossless", "fused", "paper"]
 DraftSource = Literal["drafter", "target", "naive", "window", "lookup"]
 
 LEAST_PAPER_TEMPERATURE = 0.1
-"""What the paper (arXiv 2502.20330, appendix C) runs LongBench v2 at."""
+"""The temperature at which the paper (arXiv 2502.20330, appendix C) runs LongBench v2."""
 
 
 class System(Frozen):
     """One line of a results table.
 
     Attributes:
-        name: as tables and `--system` have it.
+        name: Name in tables and for `--system`.
         method: `plain` reads everything with the target; `rag` answers with the drafting model on
             the retrieved text alone; `lossless` (eta 0), `fused` and `paper` speculate.
-        drafts: who drafts (with `rag`: who answers). `drafter` and `target`: that model on the
-            retrieved text (upward or self-speculation); `naive`: the drafter on the whole context;
-            `window`: the target on sinks and a recent window of its own KV (MagicDec); `lookup`:
-            n-grams of the prompt. The last three are `lossless` only.
-        transfer: None takes the default of `rapid.config.SpeculationConfig`, as do the next two.
-        temperature: None takes the task's; `paper`, which cannot be greedy, then takes 0.1 for a
-            greedy task's 0, as the paper does on LongBench v2.
-        window: of `drafts: window`; None takes the default of `rapid.config.WindowDrafting`. The
-            paper's is 4096.
-        refresh: retrieve again, for the question and the answer so far, after rejected drafts
-            (`rapid.speculation.refreshing`). Left out of what a run keeps where it is not set.
+        drafts: The source of drafts (with `rag`, of the answer). `drafter` and `target`: that model
+            on the retrieved text (upward or self-speculation); `naive`: the drafter on the whole
+            context; `window`: the target on sinks and a recent window of its own KV (MagicDec);
+            `lookup`: n-grams of the prompt. The last three are `lossless` only.
+        transfer: Transfer rule. None takes the default of `rapid.config.SpeculationConfig`, as it
+            does for `eta` and `max_draft`.
+        eta: How strongly the drafter moves the target's distribution.
+        max_draft: Maximum length of a draft block, in tokens.
+        temperature: Sampling temperature; None takes the task's. The method `paper`, which cannot
+            be greedy, then takes 0.1 for a greedy task's 0, as the paper does on LongBench v2.
+        window: Tokens of the window for `drafts: window`; None takes the default of
+            `rapid.config.WindowDrafting`. The paper's is 4096.
+        refresh: Whether to retrieve again, for the question and the answer so far, after rejected
+            drafts (`rapid.speculation.refreshing`). A run's file omits it where it is not set.
     """
 
     name: str = Field(min_length=1)
@@ -76,31 +79,31 @@ class System(Frozen):
 
     @property
     def is_drafted(self) -> bool:
-        """Whether it speculates."""
+        """Whether the system speculates."""
         return self.method not in ("plain", "rag")
 
     @property
     def needs_drafter(self) -> bool:
-        """Whether the other model than the target drafts, or answers."""
+        """Whether a model other than the target drafts or answers."""
         return self.method != "plain" and self.drafts in ("drafter", "naive")
 
     @property
     def fuses(self) -> bool:
-        """Whether the drafter moves what is sampled, by eta."""
+        """Whether the drafter moves the sampled distribution, by eta."""
         return self.method in ("fused", "paper")
 
     @property
     def reads_retrieved(self) -> bool:
-        """Whether some model reads what retrieval found."""
+        """Whether a model reads the retrieved text."""
         return self.method != "plain" and self.drafts in ("drafter", "target")
 
     @property
     def block(self) -> int:
-        """Tokens drafted at once, at most."""
+        """Maximum number of tokens in a draft block."""
         return self.max_draft or SpeculationConfig().max_draft
 
     def temperature_in(self, task_temperature: float) -> float:
-        """At which it answers a task of that temperature."""
+        """Return the temperature at which the system answers a task of `task_temperature`."""
         if self.temperature is not None:
             return self.temperature
         if self.method == "paper" and task_temperature == 0:
@@ -109,11 +112,11 @@ class System(Frozen):
 
     @property
     def window_drafting(self) -> WindowDrafting:
-        """What a window leaves in sight."""
+        """The sinks and the window that `drafts: window` leaves in sight."""
         return WindowDrafting() if self.window is None else WindowDrafting(window=self.window)
 
     def eta_in(self, eta: float | None) -> float:
-        """How strongly it fuses where a condition says `eta`."""
+        """Return the system's eta under a condition's `eta`; 0 if the system does not fuse."""
         if not self.fuses:
             return 0.0
         if eta is not None:
@@ -121,7 +124,7 @@ class System(Frozen):
         return SpeculationConfig().eta if self.eta is None else self.eta
 
     def speculation(self, eta: float | None = None) -> SpeculationConfig:
-        """Its settings; `eta` overrides that of a system that fuses."""
+        """Return the speculation settings; `eta` overrides that of a system that fuses."""
         given = {"transfer": self.transfer, "max_draft": self.max_draft, "eta": self.eta_in(eta)}
         settings: dict[str, object] = {key: each for key, each in given.items() if each is not None}
         if self.method == "paper":
@@ -148,14 +151,14 @@ BASELINES: dict[str, System] = {
         System(name="rapid-boost", method="fused", drafts="drafter", transfer="boost"),
     )
 }
-"""Every baseline of the paper and RAPID in its three forms, self and upward."""
+"""Every baseline of the paper, and RAPID in its three forms, each with self and upward drafting."""
 
 
 def named(name: str) -> System:
-    """A baseline.
+    """Return the system of `BASELINES` called `name`.
 
     Raises:
-        ValueError: there is none of that name; the known ones are told.
+        ValueError: There is none of that name; the message suggests known ones.
     """
     if name not in BASELINES:
         near = difflib.get_close_matches(name, BASELINES, n=1)

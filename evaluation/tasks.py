@@ -1,4 +1,4 @@
-"""A task is one YAML file: items, wording, scores, and what is compared on them."""
+"""Tasks: YAML files that define items, wording, metrics, and the systems compared on them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from rapid.errors import ConfigurationError
 
 TASK_FILES = Path(__file__).parent / "task_files"
 DAY = date(2026, 1, 1)
-"""What chat templates that name the day are told in every run, so that a run can be repeated."""
+"""The date given to chat templates that name the day, fixed so that runs are repeatable."""
 
 Corruption = Literal["none", "unrelated", "replaced", "contradicting"]
 
 
 class Source(Frozen):
-    """Where items come from.
+    """The source of a task's items.
 
     Attributes:
-        loader: a function of `evaluation.loaders`, by name.
-        hub: dataset name on the hub, where there is one.
-        subset, split: of the hub dataset.
-        file: its official file: of the hub's dataset, and looked for where `--data` is a directory.
-        options: what else the loader takes (generated documents: lengths, kinds, items, seed).
+        loader: Name of a module in `evaluation.loaders`.
+        hub: Dataset name on the hub, where there is one.
+        subset: Subset of the hub dataset.
+        split: Split of the hub dataset.
+        file: The dataset's official file, on the hub and in the directory that `--data` names.
+        options: Further options of the loader.
     """
 
     loader: str
@@ -40,12 +41,13 @@ class Source(Frozen):
 
 
 class Templates(Frozen):
-    """Wording of one user message; ``{context}`` and the item's fields are filled in.
+    """The wording of one user message, with places for ``{context}`` and the item's fields.
 
     Attributes:
-        target: with the whole context.
-        drafter: with the retrieved chunks.
-        extraction: of a second, undrafted pass that reads the first answer as ``{reasoning}``.
+        target: Template for the whole context.
+        drafter: Template for the retrieved chunks.
+        extraction: Template of a second, undrafted pass, which reads the first answer as
+            ``{reasoning}``.
     """
 
     target: str
@@ -54,13 +56,13 @@ class Templates(Frozen):
 
 
 class Retrieval(Frozen):
-    """What the drafter gets to read.
+    """The retrieval settings of a task.
 
     Attributes:
-        chunk_tokens: of the target's tokenizer.
-        tokens: budget; None is the paper's ``max(4096, context / 24)``.
+        chunk_tokens: Maximum size of a chunk, in tokens of the target's tokenizer.
+        tokens: Budget of retrieved tokens; None is the paper's ``max(4096, context / 24)``.
         embedder: `lexical` needs no download; `bge-m3` is the paper's.
-        floor: least score; None takes the embedder's.
+        floor: Lowest score of a chunk; None takes the embedder's.
     """
 
     chunk_tokens: int = Field(512, ge=8)
@@ -70,16 +72,16 @@ class Retrieval(Frozen):
 
 
 class Condition(Frozen):
-    """A change to what is read or how strongly it counts, the same for all systems.
+    """A change, the same for all systems, to what they read or how strongly it counts.
 
     Attributes:
-        name: as tables have it.
-        corruption: of the retrieved chunks: all from an unrelated document, a share of them
-            replaced by such, or chunks added that contradict the evidence.
-        share: of chunks replaced.
-        eta: overrides that of systems that fuse.
-        context_tokens: the context is cut in the middle to this many tokens.
-        retrieval_tokens: overrides the budget.
+        name: Name in tables.
+        corruption: Corruption of the retrieved chunks: all are from an unrelated document, a share
+            of them is replaced by such chunks, or chunks that contradict the evidence are added.
+        share: Share of the chunks that is replaced.
+        eta: Overrides the eta of systems that fuse.
+        context_tokens: Length to which the context is cut in its middle, in tokens.
+        retrieval_tokens: Overrides the budget of retrieved tokens.
     """
 
     name: str = "as is"
@@ -91,18 +93,23 @@ class Condition(Frozen):
 
 
 class Task(Frozen):
-    """A task file.
+    """The contents of a task file.
 
     Attributes:
-        templates: None asks with the product's own prompts (`rapid.prompts`).
-        metrics: names in `evaluation.reports.metrics`; the first is the headline.
-        max_tokens: longest answer.
-        extraction_tokens: longest answer of the second pass.
-        temperature: 0 is greedy.
-        seed: with the item's id, of all randomness: the same for every system.
-        context_tokens: longest context in tokens; longer ones lose their middle.
-        groups: keys of the items' groups to report by.
-        systems: names of `BASELINES`, or systems written out.
+        name: Name of the task.
+        description: What reports say about the task.
+        source: Where the items come from.
+        templates: Wording of the prompts; None takes the product's own prompts (`rapid.prompts`).
+        metrics: Names in `evaluation.reports.metrics`; the first is the headline.
+        max_tokens: Maximum length of an answer.
+        extraction_tokens: Maximum length of an answer of the second pass.
+        temperature: Sampling temperature; 0 is greedy.
+        seed: Seed, with the item's id, of all randomness; it is the same for every system.
+        context_tokens: Maximum length of the context in tokens; longer ones lose their middle.
+        retrieval: Retrieval settings.
+        groups: Keys of the items' groups to report by.
+        systems: Names of `BASELINES`, or systems written out.
+        conditions: The conditions; the first is the headline's.
     """
 
     name: str
@@ -139,15 +146,16 @@ class Task(Frozen):
 
 
 def task_names() -> list[str]:
-    """The tasks that come with the package."""
+    """Return the names of the tasks that come with the package."""
     return sorted(path.stem for path in TASK_FILES.glob("*.yaml"))
 
 
 def load_task(name_or_path: str | Path) -> Task:
-    """Read and check a task: one of `task_names`, or a file.
+    """Read and check a task, given by a name in `task_names` or the path of a file.
 
     Raises:
-        ConfigurationError: naming the file and the key, a line for each mistake.
+        ConfigurationError: The task is unknown or not valid; the message names the file and the
+            key, with a line for each mistake.
     """
     path = TASK_FILES / f"{name_or_path}.yaml"
     if not path.is_file():
@@ -159,7 +167,7 @@ def load_task(name_or_path: str | Path) -> Task:
             )
     settings = read_yaml(path, f"a file of {TASK_FILES}")
     task = validated(Task, settings, prefix=f"{path}: ", top="task")
-    from evaluation.reports.metrics import METRICS  # scorers take a second to import
+    from evaluation.reports.metrics import METRICS  # importing the scorers takes a second
 
     for index, metric in enumerate(task.metrics):
         if metric not in METRICS:

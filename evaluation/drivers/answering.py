@@ -1,4 +1,4 @@
-"""Work and who does it: every (item, system, condition) once, several at a time."""
+"""Units of work and their execution: every (item, system, condition) once, several at a time."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ Emit = Callable[[Result], None]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One answer.
+    """One answer to be given.
 
     Attributes:
-        condition: under which it is given.
-        same: names of other conditions that change nothing for this system (another eta for plain
-            decoding): the answer counts for them too.
+        item: The question.
+        system: The system that answers.
+        condition: The condition under which it answers.
+        same: Names of other conditions that change nothing for this system (another eta for plain
+            decoding), for which the answer counts too.
     """
 
     item: Item
@@ -38,10 +40,10 @@ class Work:
 
 
 class Backend(Protocol):
-    """Answers: with engines of its own, or by asking a server."""
+    """A source of answers: engines in this process, or a server."""
 
     async def answer(self, work: Work) -> Result:
-        """The answer, not yet scored."""
+        """Return the answer, not yet scored."""
         ...
 
 
@@ -51,7 +53,14 @@ def work_left(
     conditions: Sequence[Condition],
     done: frozenset[tuple[str, str, str]] = frozenset(),
 ) -> Iterator[list[Work]]:
-    """What is left to do, by item; an item without work is left out."""
+    """Yield the work that is left for each item, skipping items without any.
+
+    Args:
+        items: The items of the run.
+        systems: The systems of the run.
+        conditions: The conditions of the run.
+        done: Keys (item, system, condition) that need no further answer.
+    """
     for item in items:
         works: list[Work] = []
         for condition in conditions:
@@ -71,7 +80,7 @@ def work_left(
 
 
 def _effect(system: System, condition: Condition) -> tuple[object, ...]:
-    """All of a condition that can change an answer of `system`."""
+    """Return the parts of a condition that can change an answer of `system`."""
     reading: tuple[object, ...] = ()
     if system.reads_retrieved:
         reading = (condition.corruption, condition.share, condition.retrieval_tokens)
@@ -87,14 +96,14 @@ async def answer_all(
     *,
     batch: int,
 ) -> None:
-    """Answer and score `works` in order, `batch` at a time; what fails is a result too."""
+    """Answer and score `works` in order, `batch` at a time; a failure is a result too."""
 
     async def answer(work: Work) -> None:
         result = failed(work, task, "")
         scores = dict.fromkeys(metrics, 0.0)
         try:
             result = await backend.answer(work)
-            for name, metric in metrics.items():  # a judge takes its time
+            for name, metric in metrics.items():  # a judge may take long
                 scores[name] = await asyncio.to_thread(metric, result.prediction, work.item)
         except Exception as error:
             is_expected = isinstance(error, RapidError | ValueError)
@@ -117,7 +126,7 @@ async def answer_all(
 
 
 def failed(work: Work, task: Task, error: str) -> Result:
-    """The result of an answer that there is not."""
+    """Return the result of work that has no answer."""
     return Result(
         item=work.item.id,
         system=work.system.name,
@@ -129,16 +138,17 @@ def failed(work: Work, task: Task, error: str) -> Result:
 
 
 def seed_of(task: Task, item: Item) -> int:
-    """The same for every system: where two sample alike they answer alike."""
+    """Return the item's seed, the same for every system: those that sample alike answer alike."""
     digest = hashlib.blake2b(f"{task.seed} {item.id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def by_position(histogram: Mapping[int, Sequence[int]]) -> tuple[tuple[int, int], ...]:
-    """How often the draft at each position of a block was judged, and kept.
+    """Count how often the draft at each position of a block was judged, and how often it was kept.
 
     Args:
-        histogram: by block length, [i] counts the rounds that kept exactly i.
+        histogram: By block length, counts of which the i-th is the number of rounds that kept
+            exactly i drafts.
     """
     longest = max(histogram, default=0)
     judged, kept = [0] * longest, [0] * longest

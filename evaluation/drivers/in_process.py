@@ -1,4 +1,4 @@
-"""Answers with engines in this process: every system through one loop and its drafter ports."""
+"""The backend with engines in this process: every system runs through one loop and its ports."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from rapid.ports import Drafter
 from rapid.speculation.statistics import RoundStatistics
 from retrieval import RetrievalConfig
 
-_LEASE_TTL_S = 3600.0  # nobody leaves a lease behind here, and one may wait for a long prefill
-_WORDING_TOKENS = 1024  # of a prompt besides its context: template, question, choices
+_LEASE_TTL_S = 3600.0  # no lease is abandoned here, and one may wait for a long prefill
+_WORDING_TOKENS = 1024  # tokens of a prompt besides its context: template, question, choices
 
 Port = Drafter[Any]
 Made = TypeVar("Made")
 
 
 class InProcess:
-    """A target and a drafter behind their engines; see `open_in_process`."""
+    """A backend with a target and a drafter behind their engines; see `open_in_process`."""
 
     def __init__(
         self,
@@ -56,15 +56,15 @@ class InProcess:
         text: ChatText,
         kept_prompts: int,
     ) -> None:
-        """Take engines that somebody else closes.
+        """Take engines, which the caller closes.
 
         Args:
-            task: how items are asked and how long answers are.
-            prompter: renders for both models.
-            target: the target's engine.
-            drafter: the drafter's; the target's own where there is no other.
-            text: turns ids into text.
-            kept_prompts: prompts to remember, because the systems of an item share them.
+            task: Sets the templates and the lengths of answers.
+            prompter: Makes the prompts of both models.
+            target: The target's engine.
+            drafter: The drafter's engine; the target's own where there is no other.
+            text: Decodes token ids into text.
+            kept_prompts: Number of prompts to keep, because the systems of an item share them.
         """
         self._task = task
         self._prompter = prompter
@@ -74,7 +74,7 @@ class InProcess:
         self._prompts = _Recent(kept_prompts)
 
     async def answer(self, work: Work) -> Result:
-        """Answer; see `evaluation.drivers.answering.Backend`."""
+        """Return the answer, as `evaluation.drivers.answering.Backend` defines it."""
         item, system, condition = work.item, work.system, work.condition
         found = await self._found(item, condition) if system.reads_retrieved else None
         retrieved = (
@@ -124,14 +124,14 @@ class InProcess:
         retrieved: Int32Array | None,
         ms: dict[str, float],
     ) -> RoundStatistics:
-        """Draft as the system does and verify with the target."""
+        """Draft with the system's source and verify with the target."""
         short = context if work.system.drafts == "naive" else retrieved
         source = self._source(work.system, short)
         async with Session(self._terms(work)) as session:
             verifier = await session.take(
                 self._target, "target", context, companion_tokens=source.companion_tokens
             )
-            await verifier.prefill  # one after the other, so that each is timed alone
+            await verifier.prefill  # prefills run one after the other, so that each is timed alone
             await source.hold(session, verifier, short)
             await source.read()
             return await self._rounds(session, verifier, source, work, ms)
@@ -145,7 +145,7 @@ class InProcess:
         ms: dict[str, float],
         max_tokens: int | None = None,
     ) -> RoundStatistics:
-        """Decode one prompt plainly: that of the target, or what a drafter would read."""
+        """Decode one prompt without drafts: the target's, or the one that a drafter would read."""
         async with Session(self._terms(work, max_tokens)) as session:
             verifier = await session.take(pool, role, prompt_ids)
             await verifier.prefill
@@ -184,7 +184,7 @@ class InProcess:
         ms: dict[str, float],
         token_ids: tuple[int, ...],
     ) -> Port:
-        """Return the drafter that goes on, on what is found for the answer so far."""
+        """Retrieve for the answer so far and return a drafter that reads the result."""
         began = perf_counter()
         so_far = self._text.decode(token_ids)
         found = await self._prompter.retrieve(work.item, work.condition, so_far)
@@ -196,7 +196,7 @@ class InProcess:
         return source.drafter(0)
 
     def _source(self, system: System, short: Int32Array | None) -> DraftSource:
-        """Return what drafts for a system, which reads `short` if it is a model."""
+        """Return the draft source of a system, which reads `short` if it is a model."""
         if system.drafts == "lookup":
             return LookupSource()
         if system.drafts == "window":
@@ -210,14 +210,14 @@ class InProcess:
         temperature = work.system.temperature_in(self._task.temperature)
         return Terms(
             "/".join((work.item.id, work.system.name, work.condition.name)),
-            tenant=work.system.name,  # no system finds what another has read
+            tenant=work.system.name,  # so that no system reuses what another has read
             sampling=SamplingConfig(temperature=temperature, seed=seed_of(self._task, work.item)),
             speculation=work.system.speculation(work.condition.eta),
             max_tokens=max_tokens or self._task.max_tokens,
         )
 
     def _own(self, system: System) -> LocalPool:
-        """Where the model that drafts for `system`, or answers without a target, is."""
+        """Return the pool of the model that drafts for `system` or answers without a target."""
         return self._drafter if system.drafts in ("drafter", "naive") else self._target
 
     async def _context(self, item: Item, condition: Condition) -> Int32Array:
@@ -247,17 +247,17 @@ async def open_in_process(
     """Load the models and make room for `batch` of the longest prompts of `mine` at once.
 
     Args:
-        task: what is asked.
-        systems: they decide what room each engine needs.
-        conditions: likewise.
-        models: the drafter's is None where no system needs another one than the target.
-        items: all of the run; unrelated chunks come from any of them.
-        mine: what will be answered.
-        batch: answers at once.
+        task: The task.
+        systems: The systems, which determine the room that each engine needs.
+        conditions: The conditions, which determine it too.
+        models: The models; the drafter is None where no system needs one other than the target.
+        items: All items of the run, from which unrelated chunks are taken.
+        mine: The items to answer.
+        batch: Number of answers at once.
 
     Raises:
-        ConfigurationError: a checkpoint cannot be used, the two do not share a vocabulary, or the
-            device has not the memory.
+        ConfigurationError: A checkpoint cannot be used, the two models do not share a vocabulary,
+            or the device does not have the memory.
     """
     both = [models.target, *([models.drafter] if models.drafter else [])]
     await asyncio.to_thread(check_memory, *both)
@@ -283,14 +283,14 @@ async def open_in_process(
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The checkpoints of a run; without a drafter the target is its own."""
+    """The checkpoints of a run; without a drafter the target drafts for itself."""
 
     target: EngineConfig
     drafter: EngineConfig | None
 
 
 class _Recent:
-    """The latest of what was made, by key; who asks for the same gets the same."""
+    """A cache of the latest results by key; callers with the same key share one result."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -307,7 +307,7 @@ class _Recent:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Tokens of KV that one answer may need on each engine."""
+    """The tokens of KV that one answer may need on each engine."""
 
     target: int
     drafter: int
@@ -316,7 +316,7 @@ class _Room:
 def _lengths(
     task: Task, conditions: Sequence[Condition], items: Sequence[Item], prompter: Prompter
 ) -> tuple[int, int]:
-    """The longest whole prompt and the longest retrieved one, about."""
+    """Return the approximate lengths of the longest whole prompt and the longest retrieved one."""
     widest = max(conditions, key=lambda each: each.context_tokens or inf)
     longest = max(len(prompter.target_prompt(item, widest)) for item in items)
     budgets = [each.retrieval_tokens or task.retrieval.tokens for each in conditions]
@@ -354,6 +354,6 @@ def _engine(loaded: LoadedModel, num_tokens: int, leases: int, vocab_size: int |
         "kv_cache_tokens": num_tokens,
         "max_leases": leases,
         "lease_ttl_s": _LEASE_TTL_S,
-        "draft_ahead": False,  # both engines share this process, and Python's lock
+        "draft_ahead": False,  # both engines share this process and Python's lock
     }
     return Engine(loaded, config.model_copy(update=room), vocab_size=vocab_size)

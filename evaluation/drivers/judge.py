@@ -1,7 +1,7 @@
-"""A language model as a scorer, behind any OpenAI-compatible endpoint.
+"""A metric that rates answers with a language model behind any OpenAI-compatible endpoint.
 
 RAPID (arXiv 2502.20330) rates last turns of dialogues from 1 to 10 with GPT-4-Turbo, after
-MT-Bench-101 (arXiv 2402.14762), and publishes no prompt: the wording here is ours.
+MT-Bench-101 (arXiv 2402.14762), and publishes no prompt; the wording here is this project's own.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ RATING = re.compile(r"\[\[\s*(10|[1-9])(?:\.0+)?\s*\]\]")
 
 
 class JudgeFailed(RapidError):
-    """No rating: the answer counts as failed, and a resumed run answers it again."""
+    """The judge gave no rating: the answer counts as failed, and a resumed run repeats it."""
 
 
 class JudgeConfig(Frozen):
-    """Who judges.
+    """The endpoint and model of a judge.
 
     Attributes:
-        url: up to and with ``/v1``; the key, if one is needed, is in OPENAI_API_KEY.
-        model: as that endpoint names it.
-        timeout_s: for one rating.
+        url: Base URL up to and including ``/v1``; a key, if needed, is taken from OPENAI_API_KEY.
+        model: Name of the model at that endpoint.
+        timeout_s: Timeout for one rating, in seconds.
     """
 
     url: str = Field(min_length=1)
@@ -59,7 +59,7 @@ class JudgeConfig(Frozen):
 
 
 class Judge:
-    """A metric: the rating, 1 to 10, as tenths."""
+    """A metric whose score is the judge's rating, 1 to 10, in tenths."""
 
     def __init__(self, config: JudgeConfig, transport: httpx.BaseTransport | None = None) -> None:
         key = os.environ.get("OPENAI_API_KEY")
@@ -71,10 +71,10 @@ class Judge:
         )
 
     def __call__(self, prediction: str, item: Item) -> float:
-        """Ask once, at temperature 0; of several ratings in the reply the last counts.
+        """Request one rating at temperature 0; of several in the reply the last counts.
 
         Raises:
-            JudgeFailed: no answer, or none with a rating.
+            JudgeFailed: There is no reply, or it has no rating.
         """
         prompt = PROMPT.format(
             dialogue=item.fields.get("dialogue", item.messages[-1].content),

@@ -1,4 +1,4 @@
-"""Answers of a RAPID server, through the API that its users have."""
+"""The backend that asks a RAPID server, through its public API."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from rapid.errors import ConfigurationError, RapidError
 from rapid.messages import Document, Message
 
 _RETRIES = 8
-_MOST_PATIENCE_S = 60.0  # whatever Retry-After says
+_MOST_PATIENCE_S = 60.0  # the longest wait, even if Retry-After says more
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_SILENCE_TIMEOUT_S = 3600.0  # a whole answer, behind others
+_SILENCE_TIMEOUT_S = 3600.0  # a whole answer, queued behind others
 
 
 class Server(Frozen):
     """A running server.
 
     Attributes:
-        url: up to, and without, ``/v1``.
-        api_key: if it wants one.
-        tokenizer: a checkpoint whose tokens `context_tokens` counts; None where nothing is cut.
+        url: Base URL up to, and without, ``/v1``.
+        api_key: API key, if the server needs one.
+        tokenizer: Checkpoint whose tokenizer counts `context_tokens`; None where nothing is cut.
     """
 
     url: str
@@ -41,19 +41,20 @@ class Server(Frozen):
     tokenizer: str | None = None
 
     def public(self) -> Json:
-        """What a configuration tells of it."""
+        """Return what a run's configuration says of the server, without its API key."""
         return {"url": self.url, "tokenizer": self.tokenizer}
 
 
 class ServerRefused(RapidError):
-    """The server gave no answer; says what it said."""
+    """The server gave no usable answer; the message has the reason."""
 
 
 def check_can_serve(systems: Sequence[System], conditions: Sequence[Condition]) -> None:
-    """Refuse what no server can be asked for.
+    """Refuse systems and conditions that no server supports.
 
     Raises:
-        ConfigurationError: naming the systems or the condition, and what to do.
+        ConfigurationError: A system or condition is not supported; the message names it and says
+            what to do.
     """
     if refused := [each.name for each in systems if each.drafts in ("naive", "window")]:
         raise ConfigurationError(
@@ -74,7 +75,7 @@ def check_can_serve(systems: Sequence[System], conditions: Sequence[Condition]) 
 
 
 def _check_drafts(systems: Sequence[System], drafts: DraftSource) -> None:
-    """Refuse systems that draft, or answer, with something else than this server has."""
+    """Refuse systems that draft or answer with another source than this server's."""
 
     def can_serve(system: System) -> bool:
         return system.method == "plain" or system.drafts == drafts
@@ -88,7 +89,7 @@ def _check_drafts(systems: Sequence[System], drafts: DraftSource) -> None:
 
 
 class OverHttp:
-    """Asks a server; see `open_over_http`."""
+    """A backend that asks a server; see `open_over_http`."""
 
     def __init__(
         self, task: Task, client: httpx.AsyncClient, model: str, text: ChatText | None
@@ -99,7 +100,7 @@ class OverHttp:
         self._text = text
 
     async def answer(self, work: Work) -> Result:
-        """Answer; see `evaluation.drivers.answering.Backend`."""
+        """Return the answer, as `evaluation.drivers.answering.Backend` defines it."""
         item, system, condition, task = work.item, work.system, work.condition, self._task
         document = self._context(item, condition)
         speculation = system.speculation(condition.eta)
@@ -182,15 +183,16 @@ class OverHttp:
 async def open_over_http(
     task: Task, server: Server, transport: httpx.AsyncBaseTransport | None = None
 ) -> AsyncIterator[OverHttp]:
-    """Connect, and ask the server for its model and for what drafts there.
+    """Connect to a server, after checking that it supports the task's systems and conditions.
 
     Args:
-        task: what is asked.
-        server: whom.
-        transport: instead of the network.
+        task: The task.
+        server: The server.
+        transport: A transport to use instead of the network.
 
     Raises:
-        ConfigurationError: nobody answers there, or that server cannot be asked for a system.
+        ConfigurationError: No RAPID server answers at the URL, or it does not support a system or
+            condition of the task.
     """
     check_can_serve(task.systems, task.conditions)
     text = None
@@ -216,7 +218,7 @@ async def open_over_http(
 
 
 async def _greeted(client: httpx.AsyncClient) -> tuple[str, DraftSource]:
-    """The one model that is served, and what drafts for it, as the pools show."""
+    """Return the one model that is served, and its source of drafts, as the pools show."""
     try:
         response = await client.get("/v1/models")
         response.raise_for_status()
@@ -239,7 +241,14 @@ async def _greeted(client: httpx.AsyncClient) -> tuple[str, DraftSource]:
 
 
 async def _posted(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Json:
-    """The reply; a server that is full or restarting is asked again when it says."""
+    """Post a request and return the reply.
+
+    A server that is full, restarting or unreachable is asked again, after its Retry-After if it
+    sends one.
+
+    Raises:
+        ServerRefused: The server refused the request, or gave no answer after `_RETRIES` retries.
+    """
     for attempt in range(_RETRIES + 1):
         pause = min(2.0**attempt, _MOST_PATIENCE_S)
         try:
@@ -278,9 +287,10 @@ def _text_of(reply: Json) -> str:
 
 
 def _times(receipt: Json, metrics: Json) -> dict[str, float]:
-    """The receipt's times; `decode` from what the API tells, the first round estimated.
+    """Return milliseconds by phase, from the receipt and the API's metrics.
 
-    ``generation_time_ms`` begins with the first text, so it lacks the first round.
+    `decode` is the API's ``generation_time_ms``, scaled up by an estimate of the first round, which
+    it lacks because it begins with the first text. For a single round it is draft plus verify.
     """
     names = ("retrieval", "target_prefill", "drafter_prefill", "draft", "verify")
     ms = {name: receipt["timings_ms"].get(name, 0.0) for name in names}
@@ -293,10 +303,10 @@ def _times(receipt: Json, metrics: Json) -> dict[str, float]:
 
 
 def _check_kept(receipt: Json, system: System) -> None:
-    """Refuse an answer that is another system's: one that had to do without its drafter.
+    """Refuse an answer that the server gave in another mode, or partly without its drafter.
 
     Raises:
-        ServerRefused: saying what the server did instead, and why.
+        ServerRefused: The answer is refused; the message says what the server did instead.
     """
     if receipt["mode"] != system.method:
         raise ServerRefused(
@@ -310,7 +320,7 @@ def _check_kept(receipt: Json, system: System) -> None:
 def _evidence_found(
     item: Item, attached: Document | None, chunks: Sequence[Json], system: System
 ) -> bool | None:
-    """Whether the chunks, which the receipt names by their place in the document, hold it."""
+    """Return whether the receipt's chunks, given as spans of the document, hold the evidence."""
     if attached is None or not system.reads_retrieved:
         return None
     read = [attached.text[c["start"] : c["end"]] for c in chunks if c["document"] == attached.name]

@@ -1,6 +1,6 @@
-"""What target and drafter read of an item, under a condition: retrieval, corruption, truncation.
+"""Prompts of target and drafter for an item under a condition: retrieval, corruption, truncation.
 
-With a task's templates a prompt is one user message; without, it is the product's own
+With a task's templates a prompt is one user message. Without templates it is the product's own
 (`rapid.prompts`), byte for byte what a server would make of the same request.
 """
 
@@ -36,12 +36,14 @@ _TENANT = "evaluation"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What retrieval found for an item.
+    """The result of retrieval for an item.
 
     Attributes:
-        chat: what the drafter reads.
-        context: the chunks joined by blank lines, as templates have them.
-        evidence_found: all of the item's evidence is in `context`; None where it is not known.
+        chat: The messages that the drafter reads.
+        context: The chunks joined by blank lines, for templates.
+        evidence_found: Whether all of the item's evidence is in `context`; None where it is
+            unknown.
+        retrieval_ms: Milliseconds that retrieval took.
     """
 
     chat: tuple[Message, ...]
@@ -51,7 +53,7 @@ class Found:
 
 
 class Prompter:
-    """Makes the prompts of a task's items; use it on one event loop."""
+    """A maker of the prompts of a task's items, for use on one event loop."""
 
     def __init__(
         self,
@@ -61,14 +63,14 @@ class Prompter:
         drafter: ChatText,
         retriever: Retriever,
     ) -> None:
-        """Take what is made once.
+        """Take what all prompts share.
 
         Args:
-            task: its retrieval, templates and limits.
-            items: all of the run: unrelated chunks come from another one.
-            target: its tokenizer counts tokens.
-            drafter: renders what the drafter reads.
-            retriever: made for the task's retrieval.
+            task: Has the retrieval settings, templates and limits.
+            items: All items of the run, from which unrelated chunks are taken.
+            target: Counts tokens and renders the target's prompts.
+            drafter: Renders what the drafter reads.
+            retriever: A retriever made for the task's retrieval settings.
         """
         self._task = task
         self._items = items
@@ -77,7 +79,11 @@ class Prompter:
         self._retriever = retriever
 
     def context(self, item: Item, condition: Condition) -> Document | None:
-        """The item's document without what exceeds the limits of task and condition."""
+        """Return the item's document, cut to the limits of task and condition.
+
+        Raises:
+            ConfigurationError: The item is a dialogue that exceeds the limit.
+        """
         limits = [self._task.context_tokens, condition.context_tokens]
         limit = min((each for each in limits if each is not None), default=None)
         if limit is None:
@@ -94,22 +100,22 @@ class Prompter:
         return replace(item.document, text=text)
 
     def target_prompt(self, item: Item, condition: Condition) -> Int32Array:
-        """The whole context, for the target."""
+        """Return the target's prompt, which has the whole context."""
         chat = target_chat(self._task, item, self.context(item, condition))
         return as_prompt(self._target.encode_chat(chat, day=DAY))
 
     def encode(self, found: Found, by_target: bool) -> Int32Array:
-        """What was found, for the drafter or for a target that reads it alone."""
+        """Return the retrieved text as a prompt for the drafter, or for the target to read."""
         reader = self._target if by_target else self._drafter
         return as_prompt(reader.encode_chat(found.chat, day=DAY))
 
     async def retrieve(self, item: Item, condition: Condition, answer: str = "") -> Found:
-        """Retrieve, and make of it what the condition does.
+        """Retrieve chunks for an item and corrupt them as the condition says.
 
         Args:
-            item: whose question it is.
-            condition: what becomes of what was found.
-            answer: the answer so far, where something is to be found for it as well.
+            item: The item, whose question retrieval searches with.
+            condition: Sets the corruption, the budget and the length of the context.
+            answer: The answer so far, when retrieval is to search with it as well.
         """
         began = perf_counter()
         document = self.context(item, condition)
@@ -150,7 +156,11 @@ class Prompter:
     def extraction_prompt(
         self, item: Item, condition: Condition, reasoning: str, found: Found | None
     ) -> Int32Array:
-        """The second pass; it reads the whole context, or where `found` is given only that."""
+        """Return the prompt of the second pass, with the whole context or only that of `found`.
+
+        Raises:
+            ValueError: The task has no second pass.
+        """
         templates = self._task.templates
         if templates is None or templates.extraction is None:
             raise ValueError(f"task {self._task.name} has no second pass")
@@ -164,13 +174,13 @@ class Prompter:
         await self._retriever.close()
 
     def _searched(self, plan: DrafterPlan, document: Document | None) -> tuple[Document, ...]:
-        """Templates show one context: that of the document, or all of a dialogue's."""
+        """Return the documents to search: the item's own where templates show a single context."""
         if self._task.templates is None or document is None:
             return plan.documents
         return (document,)
 
     def _chunks(self, item: Item, condition: Condition) -> list[Chunk]:
-        """All chunks of another item's text."""
+        """Return all chunks of an item's text."""
         document = self.context(item, condition)
         texts = [message.content for message in item.messages] if document is None else []
         return chunk_text(
@@ -183,13 +193,13 @@ class Prompter:
 async def open_prompter(
     task: Task, items: Sequence[Item], target: ChatText, drafter: ChatText
 ) -> Prompter:
-    """A prompter with a retriever of its own; BGE-M3 takes a while to load."""
+    """Make a prompter with a retriever of its own; BGE-M3 takes a while to load."""
     retriever = await open_retriever(retrieval_config(task.retrieval), target.token_offsets)
     return Prompter(task, items, target, drafter, retriever)
 
 
 def retrieval_config(settings: Retrieval) -> RetrievalConfig:
-    """A task's retrieval as the retriever has it; budgets are given with each question."""
+    """Return the retriever's configuration for a task; budgets are passed with each question."""
     return RetrievalConfig.model_validate(
         {
             "embedder": {"kind": settings.embedder},
@@ -206,14 +216,14 @@ def target_chat(
     template: str | None = None,
     more: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Message, ...]:
-    """The chat that the target answers, with its whole context.
+    """Return the chat that the target answers, with its whole context.
 
     Args:
-        task: without templates the chat is the item's own.
-        item: who fills in the template.
-        document: its document, as far as it may be read.
-        template: another than the task's for the target.
-        more: further fields of it.
+        task: The task; without templates the chat is the item's own.
+        item: The item, which fills in the template.
+        document: The item's document, as far as it may be read.
+        template: A template to use instead of the task's for the target.
+        more: Further fields of the template.
     """
     if task.templates is None:
         return target_messages(item.messages, () if document is None else (document,))
@@ -223,7 +233,7 @@ def target_chat(
 
 
 def truncate_middle(text: str, token_offsets: TokenOffsets, limit: int) -> str:
-    """`text`, or its first and last ``limit / 2`` tokens."""
+    """Return `text`, or its first and last ``limit / 2`` tokens if it is longer than `limit`."""
     offsets = token_offsets(text)
     if len(offsets) <= limit:
         return text
@@ -232,7 +242,7 @@ def truncate_middle(text: str, token_offsets: TokenOffsets, limit: int) -> str:
 
 
 def evidence_found(item: Item, context: str) -> bool | None:
-    """Whether all evidence can be read in `context`, however it is broken into lines."""
+    """Return whether all evidence is in `context`, whatever its line breaks; None if unknown."""
     if item.document is None or not item.evidence:
         return None
     found = " ".join(context.split())

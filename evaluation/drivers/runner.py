@@ -1,4 +1,4 @@
-"""A run from its plan to its report: resumable, on one process or several."""
+"""Execution of a run, which can be resumed and shared by several processes."""
 
 from __future__ import annotations
 
@@ -40,20 +40,22 @@ from rapid.planning.shapes import ModelShape
 RESULTS = "results.jsonl"
 
 _SILENCE_S = 60.0  # between lines of progress where no bar can be drawn
-_HASHED_BYTES = 2**26  # larger weights are known by their size
+_HASHED_BYTES = 2**26  # larger files of weights are identified by their size
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is compared, on what, and how.
+    """The items, systems and conditions of a run, and how it is executed.
 
     Attributes:
-        models: of a run in process.
-        server: of a run over HTTP; `models` then is None.
-        batch: answers at once, in each worker.
-        workers: processes.
-        judge: who scores where the task's metric is `judge`.
-        recipe: name of the published row that this repeats; the report has its numbers beside ours.
+        task: The task, with the systems and conditions to compare.
+        items: The items to answer.
+        models: Models of a run in process, else None.
+        server: Server of a run over HTTP; `models` is then None.
+        batch: Number of answers at once, in each worker.
+        workers: Number of processes.
+        judge: The judge, for a task with the metric `judge`.
+        recipe: Name of the published row that the run repeats; the report shows its numbers too.
     """
 
     task: Task
@@ -67,21 +69,21 @@ class Plan:
 
     @property
     def systems(self) -> Sequence[System]:
-        """What is compared."""
+        """The systems to compare."""
         return self.task.systems
 
     @property
     def conditions(self) -> Sequence[Condition]:
-        """Under what."""
+        """The conditions to compare them under."""
         return self.task.conditions
 
     @property
     def num_answers(self) -> int:
-        """Lines that the whole run has."""
+        """Number of answers of the whole run."""
         return len(self.items) * len(self.systems) * len(self.conditions)
 
     def configuration(self) -> Json:
-        """What the results depend on, and when and where they were made."""
+        """Return all that the results depend on, and when and where they are made."""
         digest = hashlib.blake2b(digest_size=8)
         for item in self.items:
             digest.update(repr(item).encode("utf-8", "surrogatepass"))
@@ -106,11 +108,12 @@ class Plan:
 
 
 def run(plan: Plan, out: Path, console: Console) -> None:
-    """Answer what is left of a run; `out` then holds its lines.
+    """Answer what is left of a run and append the results to its file in the directory `out`.
 
     Raises:
-        ConfigurationError: `out` holds another run, or the run cannot be.
-        KeyboardInterrupt: the lines so far are kept, and the same call goes on from them.
+        ConfigurationError: `out` holds another run, or the plan cannot be executed.
+        KeyboardInterrupt: The run was interrupted. Its lines so far are kept, and the same call
+            resumes it.
     """
     scorers(plan.task.metrics, None if plan.judge is None else Judge(plan.judge))
     with Log(out / RESULTS, plan.configuration()) as log:
@@ -135,7 +138,7 @@ async def _answer(plan: Plan, works: Sequence[Sequence[Work]], emit: Emit) -> No
     """Answer in this process."""
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # this run's own says more
+    logging.disable_progress_bar()  # the run's own progress bar says more
     metrics = scorers(plan.task.metrics, None if plan.judge is None else Judge(plan.judge))
     backend: Backend
     if plan.server is not None:
@@ -159,7 +162,7 @@ async def _answer(plan: Plan, works: Sequence[Sequence[Work]], emit: Emit) -> No
 
 @dataclass(slots=True)
 class _Worker:
-    """A process with its share of the items: how many results each still lacks."""
+    """A process with its share of the items, and how many results each item still lacks."""
 
     process: Any
     left: Counter[str]
@@ -168,13 +171,17 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """The last message of a worker; `error` is why it could not answer."""
+    """The last message of a worker.
+
+    Attributes:
+        error: The error that stopped the worker; None if it finished.
+    """
 
     error: RapidError | None = None
 
 
 def _share(plan: Plan, works: Sequence[Sequence[Work]], count: int, emit: Emit) -> None:
-    """Split the items over processes; this one keeps the file."""
+    """Split the items over processes and emit their results in this one."""
     spawn = multiprocessing.get_context("spawn")
     inbox: multiprocessing.Queue[tuple[int, Result | _Ended]] = spawn.Queue()
     workers: list[_Worker] = []
@@ -218,7 +225,10 @@ def _check_alive(worker: _Worker) -> None:
 
 
 def _work(plan: Plan, works: Sequence[Sequence[Work]], index: int, outbox: Any) -> None:
-    """A worker process: one compute thread; the parent alone hears Ctrl-C, and is not outlived."""
+    """Run a worker process with one compute thread.
+
+    It ignores Ctrl-C, which is left to the parent, and ends when its parent ends.
+    """
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -233,7 +243,7 @@ def _work(plan: Plan, works: Sequence[Sequence[Work]], index: int, outbox: Any) 
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed takes nobody's results any more."""
+    """End this process once its parent has ended, because its results go nowhere then."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -242,7 +252,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _progress(console: Console, total: int, done: int) -> Iterator[Any]:
-    """A bar with the time left; where none can be drawn a line a minute."""
+    """Show a bar with the time left, or a line a minute where no bar can be drawn."""
     columns = (BarColumn(), MofNCompleteColumn(), "answers", TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=total, completed=done)
@@ -263,7 +273,7 @@ def _progress(console: Console, total: int, done: int) -> Iterator[Any]:
 
 
 def _model(config: EngineConfig) -> Json:
-    """A model as a configuration names it: what was set, its shape, and which weights they are."""
+    """Describe a model for a configuration: its settings, its shape and a digest of its weights."""
     settings = read_json(checkpoint_source(config.model), "config.json")
     return config.model_dump(mode="json", exclude_defaults=True) | {
         "shape": _shape(settings) if settings else None,
@@ -272,7 +282,7 @@ def _model(config: EngineConfig) -> Json:
 
 
 def _shape(settings: Json) -> Json:
-    """What FLOPs depend on."""
+    """Return the part of a model's shape that FLOPs depend on."""
     memory_only = {
         "tied_embeddings",
         "attention_biases",
@@ -284,7 +294,7 @@ def _shape(settings: Json) -> Json:
 
 
 def _weights(config: EngineConfig) -> str | None:
-    """A digest of a local checkpoint's weights (of large ones, of their sizes)."""
+    """Return a digest of a local checkpoint's weights, for large files of their names and sizes."""
     source = Path(checkpoint_source(config.model))
     files = sorted(source.glob("*.safetensors")) if source.is_dir() else []
     if not files:

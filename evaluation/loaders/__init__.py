@@ -1,6 +1,7 @@
-"""Items of a task, from the hub, a local file, or a generator.
+"""Loaders of a task's items from the hub, a local file, or a generator.
 
-A loader is a module here with ``load(source, data) -> Iterator[Item]``; a task names it.
+A loader is a module of this package with ``load(source, data) -> Iterator[Item]``. A task names its
+loader.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ Load = Callable[[Source, Path | None], Iterator[Item]]
 
 
 def load_items(task: Task, data: Path | None = None, limit: int | None = None) -> list[Item]:
-    """The first `limit` items of `task`; from `data` instead of its hub dataset, if given.
+    """Load the first `limit` items of `task`, from `data` instead of its hub dataset if given.
 
     Args:
-        task: Its source says where items come from.
+        task: The task, whose source says where items come from.
         data: A file, or a directory that holds the source's `file`.
-        limit: None takes all.
+        limit: Number of items; None takes all.
 
     Raises:
-        ConfigurationError: no such loader, no items, or two items with one id.
+        ConfigurationError: The loader is unknown, there are no items, or two items have one id.
     """
     name = task.source.loader
     if name not in LOADERS:

@@ -1,8 +1,8 @@
-"""Last turns of dialogues under a long history of other dialogues.
+"""Loader of dialogues whose last turn follows a long history of other dialogues.
 
-After RAPID (arXiv 2502.20330), section 4: the last turns of 100 dialogues of MT-Bench-101 (arXiv
-2402.14762), each after a history padded from 500 other dialogues to about 122K tokens. Which
-dialogues those were is not published; here a seed draws them.
+It follows RAPID (arXiv 2502.20330), section 4: the last turns of 100 dialogues of MT-Bench-101
+(arXiv 2402.14762), each after a history padded from 500 other dialogues to about 122K tokens. The
+paper does not publish its choice of dialogues; here a seed draws them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from rapid.messages import Message
 
 
 class DialogueOptions(Frozen):
-    """`options` of the source.
+    """The `options` of a source of dialogues.
 
     Attributes:
-        queries: dialogues whose last turn is asked.
-        padding: other dialogues that the history is padded from.
-        history_tokens: length of the padded history; counted at `characters_per_token`, because
-            items are made before there is a tokenizer.
-        seed: of the draw of queries, and of each item's padding.
+        queries: Number of dialogues whose last turn is to be answered.
+        padding: Number of other dialogues from which histories are padded.
+        history_tokens: Length of the padded history in tokens, counted at `characters_per_token`
+            because items are made before there is a tokenizer.
+        characters_per_token: Mean length of a token in characters.
+        seed: Seed of the draw of queries and of each item's padding.
     """
 
     queries: int = Field(100, ge=1)
@@ -40,10 +41,14 @@ class DialogueOptions(Frozen):
 
 
 def load(source: Source, data: Path | None) -> Iterator[Item]:
-    """Items of ``mtbench101.jsonl``: records with task, id and history, a list of user and bot.
+    """Yield the items of ``mtbench101.jsonl``.
 
-    `fields` holds the dialogue's own turns as text, which is what a judge reads; `answers` the
-    reply of the data set.
+    Its records have a task, an id and a history, which is a list of turns with user and bot. An
+    item's `fields` hold the dialogue's own turns as text for the judge, and its `answers` the reply
+    of the data set.
+
+    Raises:
+        ConfigurationError: The options or a record's history are not valid.
     """
     try:
         options = DialogueOptions.model_validate(source.options)
@@ -82,7 +87,7 @@ def _turns(record: Record) -> list[Message]:
 
 
 def _padding(pool: Sequence[Sequence[Message]], characters: int, seed: str) -> list[Message]:
-    """Whole dialogues of `pool` in an order of their own, as many as fit `characters`."""
+    """Return whole dialogues of `pool`, in an order drawn by `seed`, that fit `characters`."""
     padding: list[Message] = []
     for dialogue in random.Random(f"padding {seed}").sample(pool, len(pool)):
         size = _size(dialogue)

@@ -1,9 +1,10 @@
-"""Questions on the documents of `rapid.embedded.generator`: what the embedded models can read.
+"""Loader of questions on generated documents, which the embedded models can read.
 
-An item is the first question of its kind about a document of its own. Items alternate between
-lengths and between pairs of document kind and question kind, so that the first n are balanced too.
-``Source.split`` is part of every document's seed: eta is chosen on ``dev``, results are of
-``test``, and the training of the models draws from neither.
+The documents are those of `rapid.embedded.generator`. An item is the first question of its kind
+about a document of its own. Items alternate between lengths and between pairs of document kind and
+question kind, so that the first n are balanced too. ``Source.split`` is part of every document's
+seed: eta is chosen on ``dev``, results are measured on ``test``, and the training of the models
+draws from neither.
 """
 
 from __future__ import annotations
@@ -33,19 +34,21 @@ from rapid.prompts import target_messages
 
 SPLITS = ("dev", "test")
 DOCUMENT_SHARE = 0.6
-"""Of a conversation; earlier questions and answers fill the rest, as in the models' training."""
+"""The document's share of a conversation. Earlier questions and answers fill the rest, as in the
+models' training."""
 
 
 class Options(Frozen):
-    """``Source.options`` of a task on generated documents.
+    """The ``Source.options`` of a task on generated documents.
 
     Attributes:
-        lengths: tokens, about, to number of items.
-        documents: their kinds.
-        questions: their kinds; recite is asked of chronicles, pair of the others.
-        conversations: 0 asks one question about an attached document. Above it the long text is a
-            dialogue of so many conversations, each about a document that its first turn quotes; the
-            last one ends in the item's question.
+        lengths: Number of items by approximate length in tokens.
+        documents: Kinds of documents.
+        questions: Kinds of questions; only chronicles have recite questions, and only the other
+            documents have pair questions.
+        conversations: With 0, an item is one question about an attached document. Otherwise the
+            long text is a dialogue of this many conversations, each about a document that its first
+            turn quotes, and the last conversation ends in the item's question.
     """
 
     lengths: dict[Annotated[int, Field(ge=200)], Annotated[int, Field(ge=1)]] = Field(min_length=1)
@@ -58,7 +61,7 @@ def load(source: Source, data: Path | None) -> Iterator[Item]:
     """Yield the items of `source`, the same on any machine.
 
     Raises:
-        ConfigurationError: options that do not fit, an unknown split, or a file to read.
+        ConfigurationError: The options are not valid, the split is unknown, or `data` is given.
     """
     if data is not None:
         raise ConfigurationError(f"generated documents are read from no file: leave out {data}")
@@ -79,7 +82,7 @@ def load(source: Source, data: Path | None) -> Iterator[Item]:
 
 
 def _of_length(split: str, num_tokens: int, options: Options) -> Iterator[Item]:
-    """Yield items of one length without end."""
+    """Yield items of one length endlessly."""
     pairs = [
         (document, question)
         for question in options.questions
@@ -151,7 +154,7 @@ def _dialogue(
 def _turns(
     document: GeneratedDocument, questions: list[Question], num_tokens: int
 ) -> Iterator[Message]:
-    """Yield the document and questions with their answers until they are long enough."""
+    """Yield the document and its questions with their answers, until `num_tokens` are reached."""
     left = num_tokens * CHARACTERS_PER_TOKEN - len(document.text)
     attached = [Document(document.name, document.text)]
     for each in questions:
@@ -166,7 +169,7 @@ def _turns(
 def _document_with(
     seed: str, kind: DocumentKind, question: QuestionKind, num_tokens: int
 ) -> tuple[GeneratedDocument, Question]:
-    """The first document of `seed` that a question of this kind can be asked of."""
+    """Return the first document of `seed` that has a question of this kind, and the question."""
     for attempt in islice(count(), 100):
         document = generate_document(f"{seed} {attempt}", num_tokens, kind=kind)
         for each in document.questions:

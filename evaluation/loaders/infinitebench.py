@@ -1,4 +1,4 @@
-"""InfiniteBench (arXiv 2402.13718): questions about and summaries of novels of 100K tokens up."""
+"""Loader of InfiniteBench (arXiv 2402.13718): questions on, and summaries of, long novels."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ SUMMARY_REQUEST = "Summarize the book."
 
 
 def load(source: Source, data: Path | None) -> Iterator[Item]:
-    """Items of a ``longbook_*_eng.jsonl``.
+    """Yield the items of a ``longbook_*_eng.jsonl``.
 
-    With four options the answers are the right option's text and its letter, as the official
-    scorer has them. En.Sum asks nothing: there, the request itself is what retrieval searches with.
+    With four options the answers are the right option's text and its letter, as in the official
+    scorer. En.Sum has no question: retrieval then searches with the request itself.
+
+    Raises:
+        ConfigurationError: The answer of a record with options is not one of four options.
     """
     for record in read_records(source, data, ("id", "context", "input", "answer"), id_key="id"):
         question = record["input"].strip()

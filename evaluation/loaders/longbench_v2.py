@@ -1,4 +1,4 @@
-"""LongBench v2 (arXiv 2412.15204): 503 questions with four choices over 8K to 2M words."""
+"""Loader of LongBench v2 (arXiv 2412.15204): 503 four-choice questions over 8K to 2M words."""
 
 from __future__ import annotations
 
@@ -20,17 +20,23 @@ CHOICES = ("choice_A", "choice_B", "choice_C", "choice_D")
 
 
 class LongBenchOptions(Frozen):
-    """`options` of the source.
+    """The `options` of a source of LongBench v2.
 
     Attributes:
-        length: keep only the items of one length, as RAPID's Table 3 does.
+        length: The one length of which items are kept, as in RAPID's Table 3; None keeps all.
     """
 
     length: Literal["short", "medium", "long"] | None = None
 
 
 def load(source: Source, data: Path | None) -> Iterator[Item]:
-    """Items of ``data.json``; texts are stripped, and retrieval searches without the choices."""
+    """Yield the items of ``data.json``.
+
+    Texts are stripped, and retrieval searches with the question without its choices.
+
+    Raises:
+        ConfigurationError: The options are not valid.
+    """
     try:
         length = LongBenchOptions.model_validate(source.options).length
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Records of a benchmark in its official format, from a local file or the hub."""
+"""Reader of a benchmark's records in their official format, from a local file or the hub."""
 
 from __future__ import annotations
 
@@ -19,13 +19,19 @@ Record = Mapping[str, Any]
 def read_records(
     source: Source, data: Path | None, keys: Iterable[str], *, id_key: str
 ) -> Iterator[Record]:
-    """Every record, each known to have `keys`.
+    """Yield every record, after checking that it has `keys`.
 
-    A file that ends in ``.jsonl`` has one object a line; a line that is none is named in a warning
-    and left out. Any other file is one JSON list.
+    A file that ends in ``.jsonl`` has one object per line; a line that is not an object is left out
+    with a warning. Any other file is one JSON list.
+
+    Args:
+        source: The source, whose hub dataset is read if `data` is None.
+        data: A local file.
+        keys: Keys that every record needs.
+        id_key: Key by which error messages name a record.
 
     Raises:
-        ConfigurationError: nothing to read from, a file that is no JSON, or a key that is missing.
+        ConfigurationError: There is nothing to read from, a file is not JSON, or a key is missing.
     """
     needed = tuple(keys)
     records = _from_hub(source) if data is None else _from_file(data)
@@ -58,7 +64,7 @@ def _from_file(path: Path) -> Iterator[Record]:
 
 
 def _lines(path: Path, text: str) -> Iterator[Record]:
-    # not splitlines(): JSON strings may hold U+2028 and its like unescaped
+    # Not splitlines(), because JSON strings may hold U+2028 and its like unescaped.
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -78,10 +84,10 @@ def _from_hub(source: Source) -> Iterator[Record]:
         raise ConfigurationError(
             f"the loader {source.loader} has no dataset on the hub: give a file with --data"
         )
-    from datasets import load_dataset  # takes a second
+    from datasets import load_dataset  # the import takes a second
     from datasets.exceptions import DatasetsError
 
-    # The one file: a dataset's other splits may be gigabytes, or have other columns.
+    # Only the one file is loaded: a dataset's other splits may be gigabytes, or have other columns.
     files = None if source.file is None else {source.split: source.file}
     try:
         yield from load_dataset(source.hub, source.subset, data_files=files, split=source.split)

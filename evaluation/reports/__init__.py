@@ -1,1 +1,1 @@
-"""Scores, intervals, tables and figures of kept results."""
+"""Scores, intervals, tables and figures computed from kept results."""

@@ -1,10 +1,11 @@
-"""Floating-point operations of an answer, from the models' shapes and the lengths alone.
+"""Floating-point operations of an answer, computed from the models' shapes and the lengths alone.
 
-A multiplication with its addition counts as two. Counted are the matrix products: 2 per weight and
-position (Kaplan et al., arXiv 2001.08361, section 2.1), and attention's two products, 4 per layer,
-head dimension and (query, key) pair, keys after the query left out. Embedding look-ups, norms and
-softmax are not. The `paper_*` functions are the formulas of RAPID's Table 4 (arXiv 2502.20330) in
-its own counting, for comparison: without attention, and with the context read for each token.
+A multiplication with its addition counts as two. The counts include the matrix products, 2 per
+weight and position (Kaplan et al., arXiv 2001.08361, section 2.1), and attention's two products, 4
+per layer, head dimension and (query, key) pair, without the keys after the query. They exclude
+embedding look-ups, norms and softmax. The `paper_*` functions are the formulas of RAPID's Table 4
+(arXiv 2502.20330), for comparison. They count without attention, and with the context read for each
+token.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from rapid.planning.shapes import ModelShape
 
 
 def paper_plain(target_weights: float, context: float, tokens: float) -> float:
-    """Table 4, "LC": ``2 g T L + g^2 T``."""
+    """Return the FLOPs of Table 4, "LC": ``2 g T L + g^2 T``."""
     return 2 * tokens * target_weights * context + tokens**2 * target_weights
 
 
 def paper_rag(drafter_weights: float, retrieved: float, tokens: float) -> float:
-    """Table 4, "RAG": ``2 g D L_R + g^2 D``."""
+    """Return the FLOPs of Table 4, "RAG": ``2 g D L_R + g^2 D``."""
     return paper_plain(drafter_weights, retrieved, tokens)
 
 
@@ -32,17 +33,17 @@ def paper_speculative(
     block: float,
     acceptance: float,
 ) -> float:
-    """Table 4, "SD" and "RAPID": ``(2 g D L_R + g^2 D + 2 T (L + g)) / beta``."""
+    """Return those of Table 4, "SD" and "RAPID": ``(2 g D L_R + g^2 D + 2 T (L + g)) / beta``."""
     step = paper_rag(drafter_weights, retrieved, block) + 2 * target_weights * (context + block)
     return step / acceptance
 
 
 def of_answer(result: Result, system: System, target: ModelShape, drafter: ModelShape) -> float:
-    """Of one answer: prefills, drafts and verification; a second pass is not counted.
+    """Return the FLOPs of an answer's prefills, drafts and verification, without a second pass.
 
     Every draft is verified, and a round without one decodes one token; the rule `paper` computes
-    one position more a round, for its bonus token. What is generated is read at half its length on
-    average, and what a refresh finds is as long as what was found at first.
+    one position more per round, for its bonus token. The generated text is taken to be read at half
+    its length on average, and the text of a refresh to be as long as that of the first retrieval.
     """
     context, tokens = result.context_tokens, result.tokens
     drafting = target if system.drafts == "target" else drafter

@@ -1,4 +1,4 @@
-"""Scores of one answer, in [0, 1], each by the rule of the benchmark that owns it."""
+"""Metrics that score one answer in [0, 1], each by the rule of the benchmark that defines it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _NO_JUDGE = "the metric judge needs an endpoint: give --judge-url and --judge-mo
 
 
 def exact(prediction: str, item: Item) -> float:
-    """The whole answer, right to the last character; outer white space does not count."""
+    """Score whether the whole answer is right to the last character, but for outer white space."""
     return float(prediction.strip() in {answer.strip() for answer in item.answers})
 
 
 def longbench_choice(prediction: str, item: Item) -> float:
-    """LongBench v2: the letter after "The correct answer is", in brackets or bare.
+    """Score LongBench v2 by the letter after "The correct answer is", in brackets or bare.
 
     Source: ``extract_answer`` in ``pred.py`` of github.com/THUDM/LongBench.
     """
@@ -34,7 +34,9 @@ def longbench_choice(prediction: str, item: Item) -> float:
 
 
 def longbench_choice_rapid(prediction: str, item: Item) -> float:
-    """The same without "The": the laxer rule behind the numbers that RAPID's authors publish.
+    """Score LongBench v2 by the letter after "correct answer is", without "The".
+
+    This is the laxer rule behind the numbers that RAPID's authors publish.
 
     Source: ``eval/pred_longbench.py`` of github.com/John-AI-Lab/RAPID.
     """
@@ -42,16 +44,16 @@ def longbench_choice_rapid(prediction: str, item: Item) -> float:
 
 
 def _stated_choice(phrase: str, prediction: str) -> str | None:
-    """The bracketed letter anywhere goes before a bare one that comes earlier."""
+    """Return the letter after `phrase`; one in brackets goes before an earlier bare one."""
     text = prediction.replace("*", "")
     found = re.search(rf"{phrase} \(([A-D])\)", text) or re.search(rf"{phrase} ([A-D])", text)
     return found[1] if found else None
 
 
 def infinitebench_choice(prediction: str, item: Item) -> float:
-    """InfiniteBench En.MC; the right answers are the option's text and its letter.
+    """Score InfiniteBench En.MC, whose right answers are the option's text and its letter.
 
-    A first letter A-D is the answer, even that of a word; else the option's text; else what follows
+    The answer is a first letter A-D, even that of a word; else the option's text; else what follows
     the first of four phrases; else the first word that is a run of "ABCD". Source:
     ``get_score_one_longbook_choice_eng`` in ``src/compute_scores.py`` of
     github.com/OpenBMB/InfiniteBench.
@@ -73,7 +75,7 @@ def infinitebench_choice(prediction: str, item: Item) -> float:
 
 
 def f1(prediction: str, item: Item) -> float:
-    """InfiniteBench En.QA: F1 of the bags of words, best over the answers.
+    """Score InfiniteBench En.QA by the F1 of the bags of words, the best over the answers.
 
     Words are lower case, without punctuation and articles. Source: ``qa_f1_score`` in
     ``src/compute_scores.py`` of github.com/OpenBMB/InfiniteBench.
@@ -92,25 +94,26 @@ def _f1(predicted: list[str], right: list[str]) -> float:
 
 
 def rouge_l_sum(prediction: str, item: Item) -> float:
-    """InfiniteBench En.Sum: F-measure of ROUGE-L-Sum, best over the answers; lines are sentences.
+    """Score InfiniteBench En.Sum by the F-measure of ROUGE-L-Sum, the best over the answers.
 
-    Without stemming, as ``evaluate.load("rouge")`` has it, which the benchmark's scorer calls.
+    Lines are sentences. There is no stemming, as in ``evaluate.load("rouge")``, which the
+    benchmark's scorer calls.
     """
     return float(_rouge().score_multi(item.answers, prediction)["rougeLsum"].fmeasure)
 
 
 @cache
 def _rouge() -> RougeScorer:
-    from rouge_score.rouge_scorer import RougeScorer  # takes a second
+    from rouge_score.rouge_scorer import RougeScorer  # the import takes a second
 
     return RougeScorer(["rougeLsum"])
 
 
 def judge(prediction: str, item: Item) -> float:
-    """Stand for `evaluation.drivers.judge.Judge`, which `scorers` puts here with its endpoint.
+    """Stand in for `evaluation.drivers.judge.Judge`, by which `scorers` replaces this function.
 
     Raises:
-        ConfigurationError: always.
+        ConfigurationError: Always.
     """
     raise ConfigurationError(_NO_JUDGE)
 
@@ -130,10 +133,14 @@ METRICS: dict[str, Metric] = {
 
 
 def scorers(names: Iterable[str], judged_by: Metric | None = None) -> dict[str, Metric]:
-    """The metrics of `names`, ready to use, so that nothing is missing after hours of answers.
+    """Return the metrics of `names`, checked before a run so that none is missing after it.
+
+    Args:
+        names: Names in `METRICS`.
+        judged_by: The metric that replaces `judge`.
 
     Raises:
-        ConfigurationError: an unknown name, or `judge` without an endpoint.
+        ConfigurationError: A name is unknown, or it is `judge` and `judged_by` is None.
     """
     names = tuple(names)
     if unknown := [name for name in names if name not in METRICS]:

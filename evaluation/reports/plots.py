@@ -1,7 +1,7 @@
-"""Pictures of a run, as SVG that is the same for the same results.
+"""Plots of a run, as SVG that is identical for identical results.
 
-Colours are those of Okabe and Ito ("Color Universal Design", 2008), told apart by colour-blind
-readers; line styles and markers tell the same again.
+Colours are those of Okabe and Ito ("Color Universal Design", 2008), which colour-blind readers can
+distinguish; line styles and markers carry the same distinction.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import matplotlib
 
-matplotlib.use("Agg")  # before pyplot: no display is needed
+matplotlib.use("Agg")  # before pyplot is imported, so that no display is needed
 
 from matplotlib import pyplot
 
@@ -57,7 +57,7 @@ Curve = tuple[System, list[tuple[str, Estimate]]]
 
 
 def draw(run: RunResults, out_dir: Path) -> dict[str, Path]:
-    """Draw what the run has results for, into `out_dir`; the files by what they show."""
+    """Draw every plot that the run has results for, and return its files in `out_dir` by name."""
     pictures = {
         "accuracy": _accuracy,
         "speed": _speed,
@@ -78,14 +78,14 @@ def draw(run: RunResults, out_dir: Path) -> dict[str, Path]:
 
 
 def _accuracy(run: RunResults) -> Any:
-    """Score by the first group; what samples the target's own distribution is left to `plain`."""
+    """Draw the score by the first group, without lossless systems, which `plain` stands for."""
     shown = [system for system in run.systems if system.method != "lossless"]
     curves = _by_column(run, shown, lambda _, results: run.scores(results))
     return _two_panels(run, curves, run.task.metrics[0])
 
 
 def _speed(run: RunResults) -> Any:
-    """Tokens per second by the first group, as a multiple of plain decoding where that was run."""
+    """Draw tokens per second by the first group, over those of plain decoding if it was run."""
     plain = run.plain
     if not run.is_timed:
         return None
@@ -117,7 +117,7 @@ def _by_column(
 
 
 def _two_panels(run: RunResults, curves: Sequence[Curve], what: str) -> Any:
-    """Who drafts for itself on the left, a separate drafter on the right, `plain` in both."""
+    """Draw systems of one model on the left, those with a drafter on the right, `plain` in both."""
     panels = {
         "one model": [curve for curve in curves if curve[0].drafts not in _UPWARD],
         "target and drafter": [curve for curve in curves if curve[0].drafts in _UPWARD],
@@ -168,7 +168,7 @@ def _line(axis: Any, system: System, places: Sequence[float], found: Sequence[Es
 
 
 def _spread(found: Sequence[Estimate]) -> list[list[float]]:
-    """What error bars reach down and up, [2, points]."""
+    """Return how far error bars reach down and up, `[2, points]`."""
     return [
         [max(0.0, each.value - each.low) for each in found],
         [max(0.0, each.high - each.value) for each in found],
@@ -183,7 +183,10 @@ def _look(system: System) -> tuple[str, str, str]:
 
 
 def _eta(run: RunResults) -> Any:
-    """Score by eta, a panel for every kind of retrieval; what eta does not change is a level."""
+    """Draw the score by eta, with a panel per kind of retrieval.
+
+    Systems that eta does not change are horizontal lines.
+    """
     families = run.families
     if not families:
         return None
@@ -239,7 +242,7 @@ def _level(axis: Any, system: System, score: Estimate) -> None:
 
 
 def _acceptance(run: RunResults) -> Any:
-    """Share of judged drafts kept, by position in the block."""
+    """Draw the share of judged drafts that were kept, by position in the block."""
     curves: list[Curve] = []
     for system in run.systems:
         results = run.of(system, run.conditions[0])
@@ -255,7 +258,7 @@ def _acceptance(run: RunResults) -> Any:
 
 
 def _won_and_lost(run: RunResults) -> Any:
-    """Items on which a system scores above plain to the right, below it to the left (Figure 2)."""
+    """Draw the shares of items with scores above plain (right) and below it (left; Figure 2)."""
     if run.plain is None:
         return None
     base = run.of(run.plain, run.conditions[0])

@@ -1,11 +1,11 @@
-"""Pages of tables and plots, made of results alone.
+"""Pages of tables and plots, made from results alone.
 
 `write` makes the page of one run beside its results. `merge` makes one page of several runs, with
-their plots and their results compressed::
+their plots and their compressed results::
 
     python -m evaluation.reports.report .eval/laptop --out benchmarks/results/eval
 
-Scores, rates and ratios stand with their 95 % bootstrap interval over items; differences and
+Scores, rates and ratios are given with their 95 % bootstrap interval over items; differences and
 speedups are paired by item.
 """
 
@@ -42,10 +42,10 @@ _MARKS = {1: " ▲", -1: " ▼", 0: ""}
 
 
 def write(out_dir: Path) -> Path:
-    """Make the page and the plots of the run in `out_dir`.
+    """Make the page and the plots of the run in `out_dir`, and return the path of the page.
 
     Raises:
-        ConfigurationError: there is no run.
+        ConfigurationError: `out_dir` has no run, or one that cannot be reported.
     """
     run = RunResults.read(out_dir)
     pictures = _links(plots.draw(run, out_dir / "plots"), out_dir)
@@ -55,13 +55,25 @@ def write(out_dir: Path) -> Path:
 
 
 def merge(run_dirs: Sequence[Path], out_dir: Path) -> Path:
-    """Make one page of several runs in `out_dir`, in a directory for each what it was made of."""
+    """Make one page of several runs in `out_dir`, and keep each run's results in a subdirectory.
+
+    Args:
+        run_dirs: Directories of runs.
+        out_dir: Directory of the page; subdirectories, named by task, get the compressed results
+            and the plots.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        ConfigurationError: One of `run_dirs` has no run, or one that cannot be reported.
+    """
     sections: list[str] = []
     for run_dir in run_dirs:
         run = RunResults.read(run_dir)
         kept = out_dir / run.task.name
         kept.mkdir(parents=True, exist_ok=True)
-        # Without a time in its header, so that the same results are the same bytes.
+        # The header has no time, so that the same results give the same bytes.
         compressed = gzip.compress((run_dir / RESULTS).read_bytes(), mtime=0)
         (kept / f"{RESULTS}.gz").write_bytes(compressed)
         pictures = _links(plots.draw(run, kept / "plots"), out_dir)
@@ -73,13 +85,13 @@ def merge(run_dirs: Sequence[Path], out_dir: Path) -> Path:
 
 
 def summary(out_dir: Path) -> str:
-    """What the page of a run begins with: how it was made, and its scores; and its errors."""
+    """Return the beginning of a run's page, which is its description and scores, and its errors."""
     run = RunResults.read(out_dir)
     return "\n".join(part for part in (_made(run), _scores(run), _errors(run)) if part)
 
 
 def body(run: RunResults, pictures: Mapping[str, str]) -> str:
-    """The page of a run without its title; `pictures` are links by the names of `plots.draw`."""
+    """Return a run's page without its title; `pictures` are links by the names of `plots.draw`."""
     metric = run.task.metrics[0]
     by = f" by {run.task.groups[0]}" if run.task.groups else ""
     sections = [
@@ -108,7 +120,7 @@ def body(run: RunResults, pictures: Mapping[str, str]) -> str:
 
 
 def _made(run: RunResults) -> str:
-    """What was run, when, where and of which commit."""
+    """Describe what was run, when, where and from which commit."""
     told = run.configuration
     made = ", ".join(f"{key} {value}" for key, value in told.get("made", {}).items())
     models = ", ".join(f"{role} `{each['model']}`" for role, each in told["models"].items())
@@ -141,7 +153,7 @@ def _scores(run: RunResults) -> str:
 
 
 def _evidence(run: RunResults) -> str:
-    """How often retrieval found all that the answer is made of."""
+    """Return how often retrieval found all of the evidence."""
     shares: list[str] = []
     for column in run.columns:
         known: dict[str, bool] = {}
@@ -155,7 +167,7 @@ def _evidence(run: RunResults) -> str:
 
 
 def _same_as_plain(run: RunResults) -> str:
-    """How often what promises the target's own greedy answer gives another than plain decoding."""
+    """Return how often lossless systems give another greedy answer than plain decoding."""
     lossless = [system for system in run.systems if system.method == "lossless"]
     if run.plain is None or not lossless or run.task.temperature > 0:
         return ""
@@ -220,7 +232,7 @@ def _other_scores(run: RunResults) -> str:
 
 
 def _conditions(run: RunResults) -> str:
-    """Every condition that is not one of several etas, against plain under the same."""
+    """Compare systems with plain under every condition that is not one of several etas."""
     in_families = {each.name for members in run.families.values() for each in members}
     shown = [each for each in run.conditions if each.name not in in_families]
     if len(shown) < 2:
@@ -248,7 +260,7 @@ def _conditions(run: RunResults) -> str:
 
 
 def _etas(run: RunResults) -> str:
-    """By kind of retrieval: score by eta, and the eta of the highest."""
+    """Tabulate scores by eta for each kind of retrieval, and the eta of the highest score."""
     tables: list[str] = []
     highest: list[list[str]] = []
     fusing = [system for system in run.systems if system.fuses]
@@ -364,7 +376,7 @@ def _flops(run: RunResults) -> str:
 
 
 def _published(run: RunResults) -> str:
-    """The authors' numbers of a recipe, beside what was measured here."""
+    """Show the authors' numbers of a recipe beside what was measured here."""
     name = run.configuration.get("recipe")
     if name is None:
         return ""
@@ -393,7 +405,7 @@ def _by_system(
     cell: Callable[[System, ByItem, str], str],
     systems: Sequence[System] | None = None,
 ) -> str:
-    """A table of systems by the first group, under the first condition."""
+    """Return a table of systems by the first group, under the first condition."""
     systems = run.systems if systems is None else systems
     counts = {
         column: max(len(run.of(s, run.conditions[0], column)) for s in run.systems)
@@ -411,7 +423,7 @@ def _by_system(
 
 
 def _against(run: RunResults, ours: ByItem, plain: ByItem) -> str:
-    """A score, marked when it is above or below plain's."""
+    """Return a score, marked if it is above or below plain's."""
     difference = run.difference(ours, plain)
     return _score(run.scores(ours)) + (_MARKS[difference.sign] if difference else "")
 
@@ -448,7 +460,7 @@ def _links(pictures: Mapping[str, Path], root: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Parse the command line and merge what it names."""
+    """Parse the command line and merge the runs that it names."""
     parser = argparse.ArgumentParser(
         prog="python -m evaluation.reports.report", description=__doc__
     )

@@ -1,4 +1,4 @@
-"""A run read back: its results by system, condition and group, and what is estimated from them."""
+"""The results of a run by system, condition and group, and the estimates made from them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,23 @@ ByItem = Mapping[str, Result]
 
 @dataclass(frozen=True)
 class RunResults:
-    """The configuration of a run and its results, each key once."""
+    """The configuration of a run and its results.
+
+    Attributes:
+        configuration: The configuration that the run's file begins with.
+        results: The results, each key once.
+    """
 
     configuration: Mapping[str, Any]
     results: Sequence[Result]
 
     @classmethod
     def read(cls, out_dir: Path) -> RunResults:
-        """The run of a directory, also of one that `evaluation.reports.report.merge` made.
+        """Read the run of a directory, which `evaluation.reports.report.merge` may have made.
 
         Raises:
-            ConfigurationError: there is none, or some of its answers are plain ones in disguise.
+            ConfigurationError: There is no run, or some of its answers had rounds without their
+                drafter.
         """
         path = out_dir / RESULTS
         kept = path.with_name(f"{RESULTS}.gz")
@@ -52,16 +58,17 @@ class RunResults:
 
     @cached_property
     def task(self) -> Task:
-        """What was run."""
+        """The task of the run, with its systems and conditions."""
         told = {key: self.configuration[key] for key in ("systems", "conditions")}
         return Task.model_validate(self.configuration["task"] | told)
 
     @property
     def without_drafter(self) -> list[Result]:
-        """Answers of this process whose drafter was lost on the way.
+        """Answers of a run in process that lost their drafter on the way.
 
-        A model that drafts offers something in every round, so the first place of a block is judged
-        once a round. Prompt lookup may find nothing to offer, and a server may rest its drafter.
+        A drafting model proposes a draft in every round, so the first position of a block is judged
+        once per round. Prompt lookup may have nothing to propose, and a server may rest its
+        drafter, so their answers are not checked.
         """
         if self.configuration["server"] is not None:
             return []
@@ -76,19 +83,19 @@ class RunResults:
 
     @cached_property
     def systems(self) -> list[System]:
-        """Those of the task that have results."""
+        """The task's systems that have results."""
         known = {system for system, _ in self._table}
         return [each for each in self.task.systems if each.name in known]
 
     @cached_property
     def conditions(self) -> list[Condition]:
-        """Those of the task that have results; the first is the headline's."""
+        """The task's conditions that have results; the first is the headline's."""
         known = {condition for _, condition in self._table}
         return [each for each in self.task.conditions if each.name in known]
 
     @cached_property
     def families(self) -> dict[str, list[Condition]]:
-        """Conditions that differ by eta alone, where there are several, in its order."""
+        """Groups of two or more conditions that differ by eta alone, in ascending order of eta."""
         families: dict[Condition, list[Condition]] = {}
         for each in self.conditions:
             if each.eta is not None:
@@ -102,32 +109,32 @@ class RunResults:
 
     @cached_property
     def columns(self) -> list[str]:
-        """`ALL`, and the values of the first group."""
+        """`ALL` and the values of the first group."""
         return [ALL, *self.values_of(self.task.groups[0])] if self.task.groups else [ALL]
 
     def values_of(self, group: str) -> list[str]:
-        """Values of a group: numbers in order, anything else as first met."""
+        """Return the values of a group, ascending if all are numbers, else as first met."""
         values = list(dict.fromkeys(r.groups[group] for r in self.results if group in r.groups))
         return sorted(values, key=int) if all(value.isdigit() for value in values) else values
 
     def of(self, system: System, condition: Condition, column: str = ALL) -> ByItem:
-        """Results by item."""
+        """Return the results of a system by item, under a condition and in a column."""
         found = self._table.get((system.name, condition.name), {})
         return found if column == ALL else in_group(found, self.task.groups[0], column)
 
     @property
     def is_timed(self) -> bool:
-        """Answers were made one at a time: their times are their own."""
+        """Whether answers were made one at a time, so that each has a time of its own."""
         batch: object = self.configuration["settings"]["batch"]
         return batch == 1
 
     @cached_property
     def plain(self) -> System | None:
-        """The target alone, if it was run."""
+        """The system that decodes plainly with the target, if it was run."""
         return next((each for each in self.systems if each.method == "plain"), None)
 
     def best_rag(self, condition: Condition, column: str = ALL) -> System | None:
-        """The better of those that answer from the retrieved text alone, in this column."""
+        """Return the best system that answers from the retrieved text alone, in this column."""
         rags = [s for s in self.systems if s.method == "rag" and self.of(s, condition, column)]
 
         def right(system: System) -> float:
@@ -136,15 +143,15 @@ class RunResults:
         return max(rags, key=right, default=None)
 
     def score(self, result: Result, metric: str | None = None) -> float:
-        """By the first metric, or another; an error counts 0."""
+        """Return the score by the task's first metric or by `metric`; an error scores 0."""
         return result.scores.get(metric or self.task.metrics[0], 0.0)
 
     def scores(self, results: ByItem, metric: str | None = None) -> Estimate | None:
-        """The mean score."""
+        """Estimate the mean score."""
         return mean([self.score(each, metric) for each in results.values()]) if results else None
 
     def difference(self, ours: ByItem, theirs: ByItem) -> Estimate | None:
-        """Of the mean scores on the items that both have."""
+        """Estimate the difference of the mean scores on the items that both have."""
         pairs = paired(ours, theirs)
         if not pairs:
             return None
@@ -154,7 +161,7 @@ class RunResults:
 
     @cached_property
     def shapes(self) -> tuple[ModelShape, ModelShape] | None:
-        """Of target and drafter; None where they are not known (a server's)."""
+        """The shapes of target and drafter; None where they are unknown, as those of a server."""
         models = self.configuration["models"]
         target = models.get("target", {}).get("shape")
         drafter = models.get("drafter", models.get("target", {})).get("shape")
@@ -163,7 +170,7 @@ class RunResults:
         return ModelShape.model_validate(target), ModelShape.model_validate(drafter)
 
     def flops(self, system: System, results: ByItem) -> Estimate | None:
-        """Of an answer on average, errors left out."""
+        """Estimate the mean FLOPs of an answer, without errors."""
         if self.shapes is None:
             return None
         shapes = self.shapes
@@ -171,7 +178,10 @@ class RunResults:
         return mean(counts) if counts else None
 
     def paper_flops(self, system: System, results: ByItem) -> float | None:
-        """Of a block at the mean lengths of `results`, by the paper's formulas where it has one."""
+        """Return the FLOPs of a block by the paper's formulas, at the mean lengths of `results`.
+
+        The result is None for systems that the paper has no formula for.
+        """
         has_none = system.refresh or system.drafts in ("naive", "window", "lookup")
         if self.shapes is None or not results or has_none:
             return None
@@ -192,45 +202,45 @@ class RunResults:
     @cached_property
     def _table(self) -> dict[tuple[str, str], dict[str, Result]]:
         table: dict[tuple[str, str], dict[str, Result]] = {}
-        # In one order for every system, whoever was answered first: resamples go by place.
+        # Resampling goes by position, so the items of all systems are in one order.
         for each in sorted(self.results, key=lambda result: result.item):
             table.setdefault((each.system, each.condition), {})[each.item] = each
         return table
 
 
 def in_group(results: ByItem, group: str, value: str) -> ByItem:
-    """Those of the items that have this value of a group."""
+    """Return the results of items whose group `group` has this value."""
     return {item: each for item, each in results.items() if each.groups.get(group) == value}
 
 
 def paired(ours: ByItem, theirs: ByItem) -> list[tuple[Result, Result]]:
-    """Results of the items that both have."""
+    """Return pairs of results, for the items that both have."""
     return [(each, theirs[item]) for item, each in ours.items() if item in theirs]
 
 
 def acceptance(results: ByItem) -> Estimate | None:
-    """Accepted of drafted tokens."""
+    """Estimate the share of drafted tokens that were accepted."""
     return _ratio(results.values(), lambda r: r.accepted, lambda r: r.drafted)
 
 
 def acceptance_at(results: ByItem, position: int) -> Estimate | None:
-    """Of the drafts that were judged at a position of their block, how many were kept."""
+    """Estimate the share kept of the drafts judged at a position (from 0) of their block."""
     long = [each for each in results.values() if len(each.by_position) > position]
     return _ratio(long, lambda r: r.by_position[position][1], lambda r: r.by_position[position][0])
 
 
 def tokens_per_round(results: ByItem) -> Estimate | None:
-    """Mean acceptance length."""
+    """Estimate the mean acceptance length, which is tokens per round."""
     return _ratio(results.values(), lambda r: r.tokens, lambda r: r.rounds)
 
 
 def tokens_per_second(results: ByItem) -> Estimate | None:
-    """Generated tokens by the seconds of decoding, prefills and retrieval left out."""
+    """Estimate generated tokens per second of decoding, without prefills and retrieval."""
     return _ratio(results.values(), lambda r: r.tokens, _decode_s)
 
 
 def speedup(ours: ByItem, theirs: ByItem) -> Estimate | None:
-    """Tokens per second over those of another system on the same items."""
+    """Estimate tokens per second over those of another system on the same items."""
     pairs = [(a, b) for a, b in paired(ours, theirs) if _decode_s(a) and _decode_s(b)]
     if not pairs:
         return None
@@ -242,7 +252,7 @@ def speedup(ours: ByItem, theirs: ByItem) -> Estimate | None:
 
 
 def won_and_lost(run: RunResults, ours: ByItem, theirs: ByItem) -> tuple[Estimate, Estimate] | None:
-    """Shares of items on which `ours` scores higher, and lower, than `theirs`."""
+    """Estimate the shares of items on which `ours` scores higher, and lower, than `theirs`."""
     pairs = [(run.score(a), run.score(b)) for a, b in paired(ours, theirs)]
     if not pairs:
         return None

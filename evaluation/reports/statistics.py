@@ -1,7 +1,8 @@
-"""Bootstrap over items: a mean, a difference or a ratio with its 95 % interval and item count.
+"""Bootstrap estimates over items: a mean, difference or ratio with its 95 % interval.
 
-Percentile intervals of 10,000 resamples (Efron and Tibshirani, *An Introduction to the Bootstrap*,
-1993, chapter 13). Seeded: the same numbers in the same order give the same interval.
+Intervals are percentile intervals of 10,000 resamples (Efron and Tibshirani, *An Introduction to
+the Bootstrap*, 1993, chapter 13). Resampling is seeded: the same numbers in the same order give the
+same interval.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number, its 95 % interval, and of how many items it is."""
+    """A number with its 95 % interval.
+
+    Attributes:
+        value: The number.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+        items: Number of items it was estimated from.
+    """
 
     value: float
     low: float
@@ -30,31 +38,35 @@ class Estimate:
 
     @property
     def sign(self) -> int:
-        """1 or -1 when the whole interval is above or below zero, else 0."""
+        """1 or -1 if the whole interval is above or below zero, else 0."""
         return int(self.low > 0) - int(self.high < 0)
 
 
 def mean(values: Sequence[float]) -> Estimate:
-    """The mean over items.
+    """Estimate the mean over items.
 
     Raises:
-        ValueError: there are no items.
+        ValueError: There are no items.
     """
     column = _columns(values)
     return _estimate(column, lambda sums: sums[:, 0] / len(values))
 
 
 def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
-    """The mean of ``ours - theirs``, both of the same items in the same order."""
+    """Estimate the mean of ``ours - theirs``, both of the same items in the same order.
+
+    Raises:
+        ValueError: There are no items.
+    """
     columns = _columns(ours, theirs)
     return _estimate(columns, lambda sums: (sums[:, 0] - sums[:, 1]) / len(ours))
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
-    """The ratio of two totals over the same items: accepted to drafted, tokens to seconds.
+    """Estimate the ratio of two totals over the same items: accepted to drafted, tokens to seconds.
 
     Raises:
-        ValueError: there are no items, or the denominators are zero in all of them.
+        ValueError: There are no items, or the denominators of all of them are zero.
     """
     columns = _columns(numerators, denominators)
     if not columns[:, 1].any():
@@ -65,7 +77,11 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimat
 def ratio_of_ratios(
     ours: tuple[Sequence[float], Sequence[float]], theirs: tuple[Sequence[float], Sequence[float]]
 ) -> Estimate:
-    """A speedup: one ratio of totals over another, paired by item."""
+    """Estimate a speedup, which is one ratio of totals over another, paired by item.
+
+    Raises:
+        ValueError: There are no items, or one of the four parts is zero in all of them.
+    """
     columns = _columns(*ours, *theirs)
     if not columns.any(axis=0).all():
         raise ValueError("a ratio of ratios needs items whose four parts are not zero")
@@ -73,7 +89,7 @@ def ratio_of_ratios(
 
 
 def _columns(*columns: Sequence[float]) -> Floats:
-    """Returns [items, columns]."""
+    """Return the columns as an array `[items, columns]`."""
     if not columns[0]:
         raise ValueError("an estimate needs at least one item")
     return np.array(list(zip(*columns, strict=True)), dtype=np.float64)
@@ -83,13 +99,13 @@ def _estimate(columns: Floats, of_sums: Callable[[Floats], Floats]) -> Estimate:
     value = of_sums(columns.sum(axis=0, keepdims=True))
     with np.errstate(divide="ignore", invalid="ignore"):
         drawn = of_sums(_counts(len(columns)) @ columns)
-    # A resample whose denominators are all zero says nothing of the ratio.
+    # A resample whose denominators are all zero has no ratio and is left out.
     low, high = np.quantile(drawn[np.isfinite(drawn)], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Estimate(float(value[0]), float(low), float(high), len(columns))
 
 
 @lru_cache(maxsize=4)
 def _counts(items: int) -> Floats:
-    """How often each resample draws each item, [resamples, items]."""
+    """Return how often each resample draws each item, `[resamples, items]`."""
     rng = np.random.default_rng(items)
     return rng.multinomial(items, np.full(items, 1 / items), size=RESAMPLES).astype(np.float64)
