@@ -26,7 +26,8 @@ from pydantic import ValidationError
 from typing_extensions import Unpack
 
 from rapid.answering.prompting import RequestPrompts
-from rapid.answering.request import Pools, RequestRun, Services
+from rapid.answering.request import RequestRun
+from rapid.answering.services import Pools, Services
 from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary

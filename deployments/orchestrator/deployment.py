@@ -14,7 +14,8 @@ from deployments.metrics import RequestMetrics
 from deployments.orchestrator.ray_ports import Judging, RayPool, RayRetrieval
 from deployments.orchestrator.readiness import readiness
 from rapid.answering.prompting import RequestPrompts
-from rapid.answering.request import Pools, RequestRun, Services
+from rapid.answering.request import RequestRun
+from rapid.answering.services import Pools, Services
 from rapid.checkpoints.text import ChatText
 from rapid.errors import DrafterUnavailable, TargetUnavailable
 from rapid.estimators import Patience

@@ -20,12 +20,11 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
 from rapid.answering.answers import Answer, merged
-from rapid.answering.prompting import DrafterPrompt, RequestPrompts
+from rapid.answering.prompting import DrafterPrompt
 from rapid.answering.receipts import Record, receipt_of
 from rapid.answering.resolution import (
     FUSING,
@@ -39,9 +38,9 @@ from rapid.answering.resolution import (
     speculation_of,
     without_drafter,
 )
+from rapid.answering.services import Services
 from rapid.answering.session import Holding, Role, Session, Terms
 from rapid.answering.sources import CompanionSource, DraftSource, LookupSource, PoolSource
-from rapid.config import AnsweringConfig, SpeculationConfig
 from rapid.errors import (
     DrafterHangs,
     DrafterUnavailable,
@@ -50,7 +49,6 @@ from rapid.errors import (
     RapidError,
     TargetUnavailable,
 )
-from rapid.estimators import Patience
 from rapid.messages import (
     Failover,
     Finished,
@@ -60,8 +58,8 @@ from rapid.messages import (
     TextDelta,
     Verdict,
 )
-from rapid.ports import Drafter, EnginePool, Refresh
-from rapid.speculation.controller import Controller, RoundCosts
+from rapid.ports import Drafter, Refresh
+from rapid.speculation.controller import Controller
 from rapid.speculation.refreshing import RefreshTrigger
 
 logger = logging.getLogger(__name__)
@@ -74,42 +72,6 @@ _HINTS: dict[Role, str] = {
     "drafter": " Lower rapid.retrieval_tokens or max_tokens.",
 }
 _HINT_OF_LOOKUP = " Shorten it or lower max_tokens."
-
-
-@dataclass(frozen=True, slots=True)
-class Pools:
-    """The pools in which the leases of all requests are taken.
-
-    Attributes:
-        target: Engines that read the full chat.
-        drafter: Engines that draft. It is `target` where the target drafts for itself, and None
-            where drafts come from prompt lookup and nothing is retrieved.
-        alone: Engines that answer in `rag`: the drafter's, but a loss of theirs counts as a loss of
-            the target, because no other model can continue the answer.
-        max_context: Longest prompt plus answer on an engine of each role, in tokens.
-    """
-
-    target: EnginePool
-    drafter: EnginePool | None
-    alone: EnginePool | None
-    max_context: dict[Role, int]
-
-    @property
-    def are_shared(self) -> bool:
-        """Whether the target drafts for itself, on the same engines."""
-        return self.drafter is self.target
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """The settings, pools and measurements that all requests of a process share."""
-
-    config: AnsweringConfig
-    speculation: SpeculationConfig
-    pools: Pools
-    prompts: RequestPrompts
-    patience: Patience
-    costs: RoundCosts = field(default_factory=RoundCosts)
 
 
 class RequestRun:

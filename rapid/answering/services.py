@@ -1,0 +1,48 @@
+"""What all requests of a process share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rapid.answering.prompting import RequestPrompts
+from rapid.answering.session import Role
+from rapid.config import AnsweringConfig, SpeculationConfig
+from rapid.estimators import Patience
+from rapid.ports import EnginePool
+from rapid.speculation.controller import RoundCosts
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """The pools in which the leases of all requests are taken.
+
+    Attributes:
+        target: Engines that read the full chat.
+        drafter: Engines that draft. It is `target` where the target drafts for itself, and None
+            where drafts come from prompt lookup and nothing is retrieved.
+        alone: Engines that answer in `rag`: the drafter's, but a loss of theirs counts as a loss of
+            the target, because no other model can continue the answer.
+        max_context: Longest prompt plus answer on an engine of each role, in tokens.
+    """
+
+    target: EnginePool
+    drafter: EnginePool | None
+    alone: EnginePool | None
+    max_context: dict[Role, int]
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether the target drafts for itself, on the same engines."""
+        return self.drafter is self.target
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The settings, pools and measurements that all requests of a process share."""
+
+    config: AnsweringConfig
+    speculation: SpeculationConfig
+    pools: Pools
+    prompts: RequestPrompts
+    patience: Patience
+    costs: RoundCosts = field(default_factory=RoundCosts)
