@@ -50,15 +50,18 @@ def test_a_list_that_is_out_of_date_says_where(tmp_path: Path) -> None:
         assert problem in said
 
 
-@pytest.mark.parametrize(("number", "killed"), [(6, True), (0, False)])
+@pytest.mark.parametrize(
+    ("becomes", "killed"),
+    [("number * 2", True), ("__import__('os').abort()", True), ("number * 0.5", False)],
+)
 def test_a_mistake_survives_unless_a_test_notices(
-    tmp_path: Path, number: int, killed: bool
+    tmp_path: Path, becomes: str, killed: bool
 ) -> None:
     (tmp_path / "halves.py").write_text(HALF)
     (tmp_path / "test_halves.py").write_text(
-        f"import halves\n\ndef test_it():\n    assert halves.half({number}) == {number / 2}\n"
+        "import halves\n\ndef test_it():\n    assert halves.half(6) == 3\n"
     )
-    assert is_killed(MISTAKE, tmp_path) == killed
+    assert is_killed(dataclasses.replace(MISTAKE, becomes=becomes), tmp_path) == killed
     assert (tmp_path / "halves.py").read_text() == HALF
 
 

@@ -176,25 +176,26 @@ async def test_a_rejected_draft_has_the_answer_so_far_looked_up(monkeypatch):
     async with open_in_process(
         task, task.systems, [unrelated], MODELS, items, items, batch=1
     ) as backend:
-        retrieve, queries = backend._prompter.retrieve, []
+        retriever = backend._prompter._retriever
+        retrieve, queries = retriever.retrieve, []
 
-        async def recorded(item, condition):
-            queries.append(item.query)
-            return await retrieve(item, condition)
+        async def recorded(tenant, documents, query, budget):
+            queries.append(query)
+            return await retrieve(tenant, documents, query, budget)
 
-        monkeypatch.setattr(backend._prompter, "retrieve", recorded)
+        monkeypatch.setattr(retriever, "retrieve", recorded)
         for item in items:
             for system in task.systems:
                 queries.clear()
                 each = await backend.answer(Work(item, system, unrelated))
                 results[each.key] = each
-                again = [query for query in queries if query is not None]
+                question = item.messages[-1].content
+                again = [query for query in queries if query != question]
                 assert len(again) == each.refreshes
                 assert ("refresh" in each.ms) == (each.refreshes > 0)
                 for query in again:
-                    question = f"{item.messages[-1].content} "
-                    assert query.startswith(question)
-                    so_far = query.removeprefix(question)
+                    assert query.startswith(f"{question} ")
+                    so_far = query.removeprefix(f"{question} ")
                     assert so_far
                     assert each.prediction.startswith(so_far)
                 for used in engines:

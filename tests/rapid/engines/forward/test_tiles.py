@@ -44,7 +44,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "cached": {"block": 10, "is_cached": True},
     "cached in another prompt": {"block": 10, "is_cached": True, "cached_tokens": 61},
     "replayed": {"block": 6, "replayed": 9},
-    "in scattered pages": {"block": 10, "is_scattered": True, "kv_cache_tokens": 256},
+    "in scattered pages": {"block": 10, "is_scattered": True, "kv_cache_tokens": 416},
 }
 
 
@@ -71,6 +71,7 @@ async def scored(
     async def ask(lease_id: str, prompt: Int32Array, committed: list[int]) -> list[Float32Array]:
         await engine.open(lease_request(lease_id, prompt, committed=(tuple(committed),)))
         await engine.prefill(lease_id)
+        assert len(engine._ledger.get(lease_id).sequences[0].table.runs) > 1 or not is_scattered
         rows = []
         for start in range(len(committed), len(ANSWER), block):
             drafted = block_of(ANSWER[start : start + block], start)
@@ -78,7 +79,7 @@ async def scored(
             await engine.commit(lease_id, verdict(lease_id, drafted.token_ids.tolist(), start))
         return rows
 
-    if is_scattered:  # what is free of the pool's 32 pages lies in holes of three
+    if is_scattered:  # what is free of the pool's 52 pages lies in holes of five
         for i in range(10):
             await engine.open(lease_request(f"hole-{i}", random_prompt(16, seed=i), max_tokens=8))
         for i in range(0, 10, 2):
@@ -121,7 +122,7 @@ async def test_without_it_bits_do_depend_on_it() -> None:
 
 async def test_seeded_answers_are_the_same_however_they_are_drafted() -> None:
     loaded = bfloat16_model("qwen3")
-    config = loaded.config.model_copy(update={"deterministic": True})
+    config = loaded.config.model_copy(update={"deterministic": True, "draft_ahead": False})
     target, drafter = Engine(loaded, config), Engine(loaded, config)
 
     async def answer(seed: int, eta: float, max_draft: int, *, is_drafted: bool) -> list[int]:
@@ -145,7 +146,7 @@ async def test_seeded_answers_are_the_same_however_they_are_drafted() -> None:
         return token_ids
 
     moved = 0
-    for seed in range(6):
+    for seed in range(4):
         plain = await answer(seed, 0.0, 10, is_drafted=False)
         fused = await answer(seed, 4.0, 10, is_drafted=True)
         moved += fused != plain
