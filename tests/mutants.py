@@ -12,6 +12,7 @@ import ast
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 LEAST_SCORE = 0.95
 NUM_JOBS = 2
 TIMEOUT_S = 300
+CRASHES = (-signal.SIGABRT, -signal.SIGFPE, -signal.SIGSEGV)
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def failure(tests: Sequence[str], tree: Path) -> str | None:
         )
     except subprocess.TimeoutExpired:
         return f"{tests} did not end within {TIMEOUT_S} s"
-    if done.returncode > 1:  # below zero, the process was ended by a crash
+    if done.returncode not in (0, 1, *CRASHES):
         raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout if done.returncode else None
 
