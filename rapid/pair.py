@@ -19,7 +19,7 @@ import itertools
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, TypedDict, TypeVar
 
 from pydantic import ValidationError
@@ -171,7 +171,7 @@ class Pair:
             PromptTooLong: Question, documents and answer exceed the target's context.
             RapidError: The answer could not be produced under its contract.
         """
-        stream = self.stream(question, documents=documents, **settings)
+        stream = self._begin(question, documents, settings, is_streamed=False)
         for _ in stream:
             pass
         assert stream.answer is not None
@@ -189,7 +189,18 @@ class Pair:
         Some errors are raised here, the others when a piece is taken; a refusal comes no later
         than the first piece.
         """
+        return self._begin(question, documents, settings, is_streamed=True)
+
+    def _begin(
+        self,
+        question: str | Sequence[Message],
+        documents: Documents,
+        settings: Settings,
+        *,
+        is_streamed: bool,
+    ) -> Stream:
         request = _request(f"local-{next(self._ids)}", question, documents, settings)
+        request = replace(request, is_streamed=is_streamed)
         try:
             run = RequestRun(self._services, request)
         except ValidationError as error:

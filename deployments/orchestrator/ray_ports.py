@@ -280,7 +280,8 @@ class RayVerifier:
         drafter = self._drafter()
         if isinstance(cause, ObjectLostError):
             return DrafterUnavailable("The drafter's block was lost with its machine.")
-        if drafter is not None and is_death_of(cause, drafter.engine):
+        is_targets = is_death_of(cause, self._target.engine)  # which may draft for itself
+        if drafter is not None and not is_targets and is_death_of(cause, drafter.engine):
             return as_rapid_error(cause, "drafter", DrafterUnavailable)
         if isinstance(cause, BadRequest):  # a malformed block is not the client's error
             return EngineFailed(f"The drafter's block cannot be judged: {cause}")

@@ -200,8 +200,10 @@ class RequestRun:
 
     async def _reopen(self, session: Session, role: Role) -> Holding:
         """Take new leases, with the tokens that the answers have committed."""
+        if self._has_lost_drafter():  # for one answer, and so for all: they share it
+            self._lose_drafter("drafter lost")
         verifier = await self._take_verifier(session, role)
-        if self._source is not None and not self._has_lost_drafter():
+        if self._source is not None:
             try:
                 await self._hold_drafter(session, verifier)
             except RapidError as error:

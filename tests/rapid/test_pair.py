@@ -66,6 +66,15 @@ def test_a_stream_is_the_answer_in_pieces(pair):
     assert len(pieces) > 1
 
 
+def test_a_plain_stream_begins_with_its_first_token(pair):
+    asked = {"documents": [FACTS], "mode": "plain", "seed": 3, "max_tokens": 20}
+    stream = pair.stream("What is the banner of Tezawe?", **asked)
+    whole = pair.answer("What is the banner of Tezawe?", **asked)
+    assert "".join(stream) == whole.text
+    assert stream.answer is not None
+    assert stream.answer.receipt.choices[0].rounds == whole.receipt.choices[0].rounds + 1
+
+
 def test_a_stream_that_is_given_up_leaves_room_for_others(pair):
     for _ in range(40):  # more than there are leases
         stream = pair.stream("What is the banner of Tezawe?", documents=[FACTS], mode="plain")

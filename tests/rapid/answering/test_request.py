@@ -567,3 +567,32 @@ async def test_an_answer_whose_drafter_rests_has_not_lost_it_when_its_target_die
     assert receipt(events).plain_from == (None,)
     assert app.drafter.num_streams == 2
     assert receipt(events).choices[0].drafted_rounds < receipt(events).choices[0].rounds
+
+
+async def test_after_its_drafter_was_lost_an_answer_asks_for_no_room_for_one() -> None:
+    """The target's own engine drafts, fails at it, and is then lost as well."""
+    opened: list[LeaseRequest] = []
+
+    class Fails(FakeEngine):
+        async def open(self, request: LeaseRequest) -> None:
+            opened.append(request)
+            await super().open(request)
+
+        async def draft(self, *args: Any) -> Any:
+            raise EngineFailed("out of memory")
+
+    app = LocalApplication(drafter="target", load=Fails)
+    request = question(
+        "r", mode="fused", documents=ATLAS, seed=5, max_tokens=60, num_choices=2, explain=True
+    )
+    events: list[GenerationEvent] = []
+    async for event in app.generate(request):
+        events.append(event)
+        if len(events) == 3:
+            dead = app.target.engine
+            app.target.start()
+            dead.kill()
+    assert receipt(events).failovers == ("drafter lost", "target lost")
+    assert opened[0].companion_tokens > 0
+    assert opened[-1].companion_tokens == 0
+    assert [tokens(events, choice) for choice in range(2)] == [script(5, 60, 0), script(5, 60, 1)]
