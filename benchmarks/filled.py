@@ -137,7 +137,7 @@ class FilledEngine:
         }
         self.engine = Engine(loaded, loaded.config.model_copy(update=config))
         torch.manual_seed(1)
-        for layer in self.engine._cache.layers:
+        for layer in self.engine._compute.runner.cache.layers:
             for tensor in layer:
                 tensor.normal_()
 
@@ -161,21 +161,22 @@ class FilledEngine:
             await self._call(lease_id, (0,), functools.partial(self._forget, lease_id))
 
     def _forget(self, lease_id: str) -> None:
-        sequence = self.engine._ledger.get(lease_id).sequences[0]
+        sequence = self.engine._state.ledger.get(lease_id).sequences[0]
         sequence.drop_speculation()
         del sequence.token_ids[self.length :]
         sequence.num_computed = self.length - 1
 
     def kv(self) -> KV:
         """Return a copy of the prompts' KV in the library's layout."""
-        leases = [self.engine._ledger.get(lease_id) for lease_id in self.lease_ids]
+        leases = [self.engine._state.ledger.get(lease_id) for lease_id in self.lease_ids]
         spans = [lease.sequences[0].table.spans(0, self.length - 1) for lease in leases]
 
         def of_layer(tensor: torch.Tensor) -> torch.Tensor:
             of_lease = [torch.cat([tensor[:, a:b] for a, b in one], dim=1) for one in spans]
             return torch.stack(of_lease)
 
-        return [(of_layer(keys), of_layer(values)) for keys, values in self.engine._cache.layers]
+        layers = self.engine._compute.runner.cache.layers
+        return [(of_layer(keys), of_layer(values)) for keys, values in layers]
 
     async def on_its_thread(self, function: Callable[[], Result]) -> Result:
         """Call a function on the thread on which the engine computes.
@@ -195,7 +196,7 @@ class FilledEngine:
 
     def script(self, token_ids: Sequence[int]) -> None:
         """Make the model generate these tokens from now on, whatever it computes (`Scripted`)."""
-        self.engine._runner = Scripted(self.engine._runner, self.length, token_ids)
+        self.engine._compute.runner = Scripted(self.engine._compute.runner, self.length, token_ids)
 
     def close(self) -> None:
         """End the engine."""

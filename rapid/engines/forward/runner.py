@@ -14,7 +14,12 @@ from rapid.engines.kv.cache import KVCache
 
 
 class Runner:
-    """The forward of one model over one KV cache, from feeds to logits."""
+    """The forward of one model over one KV cache, from feeds to logits.
+
+    Attributes:
+        cache: The KV cache.
+        device: Device of the inputs and the logits.
+    """
 
     def __init__(
         self,
@@ -25,10 +30,10 @@ class Runner:
         kernels: Kernels | None = None,
     ) -> None:
         self.cache = cache
+        self.device = device
         self._layers = model.get_submodule("model")
         self._decoder = decoder_of(model)
         self._lm_head = model.get_submodule("lm_head")
-        self._device = device
         self._vocab_size = vocab_size
         self._kernels = kernels
         self._graphs: StepGraphs | None = None
@@ -48,7 +53,7 @@ class Runner:
         Returns:
             Per feed its wanted logits, float32, cut to the shared vocabulary, [num_wanted, vocab].
         """
-        batch = assemble(feeds, self.cache, self._device, self._kernels)
+        batch = assemble(feeds, self.cache, self.device, self._kernels)
         logits = (self._forward if self._graphs is None else self._graphs.run)(batch)
         return list(torch.split(logits.float(), [feed.num_wanted for feed in feeds]))
 
@@ -57,7 +62,7 @@ class Runner:
         hidden = self._hidden(batch)
         wanted = hidden[:, batch.wanted.to(hidden.device)]
         logits: torch.Tensor = self._lm_head(wanted)[0, :, : self._vocab_size]
-        return logits.to(self._device)
+        return logits.to(self.device)
 
     def _hidden(self, batch: Batch) -> torch.Tensor:
         """Return the hidden states of all rows after the last norm, [1, rows, hidden]."""

@@ -63,7 +63,7 @@ class TiledRunner(Runner):
     def _run_alone(self, feed: Feed) -> torch.Tensor:
         """Return the wanted logits of one sequence's rows, float32 [num_wanted, vocab]."""
         first_wanted = feed.position + len(feed.token_ids) - feed.num_wanted
-        logits = [torch.empty(0, self._vocab_size, device=self._device)]
+        logits = [torch.empty(0, self._vocab_size, device=self.device)]
         for position, token_ids in tiles(feed):
             stop = position + len(token_ids)
             is_wanted = stop > first_wanted
@@ -93,7 +93,7 @@ class TiledRunner(Runner):
             feed.table.spans(0, position),
             feed.table.spans(0, stop),
         )
-        device = self._device
+        device = self.device
         return Batch(
             input_ids=torch.tensor([[0] * before + list(token_ids) + [0] * after], device=device),
             position_ids=torch.arange(start, start + TILE_ROWS, device=device)[None],

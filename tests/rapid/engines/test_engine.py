@@ -26,7 +26,7 @@ from rapid.errors import (
 from rapid.messages import DraftBlock, Verdict
 from rapid.speculation.loop import speculate
 from rapid.speculation.sampling import proposal
-from tests.rapid.engines.test_engine_leases import Gate
+from tests.rapid.engines.gate import Gate
 from tests.rapid.tiny_models import (
     EOS,
     FAMILIES,
@@ -504,13 +504,13 @@ async def test_what_was_committed_elsewhere_is_caught_up_in_chunks(call: str) ->
     engine = tiny_engine(step_tokens=32)
     await opened(engine, max_tokens=120)
     elsewhere = tuple(random_prompt(80, seed=3).tolist())
-    run, rows = engine._runner.run, list[int]()
+    run, rows = engine._compute.runner.run, list[int]()
 
     def counted(feeds: Sequence[Feed]) -> list[torch.Tensor]:
         rows.append(sum(len(feed.token_ids) for feed in feeds))
         return run(feeds)
 
-    engine._runner.run = counted  # type: ignore[method-assign]
+    engine._compute.runner.run = counted  # type: ignore[method-assign]
     await engine.commit("a", Verdict("a", 0, 0, elsewhere, 0, 0, False))
     expected = reference_greedy([*PROMPT.tolist(), *elsewhere], 4)
     if call == "draft":

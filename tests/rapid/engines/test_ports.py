@@ -9,7 +9,7 @@ import pytest
 from rapid.engines.engine import Engine
 from rapid.engines.ports import EngineDrafter, EngineVerifier
 from rapid.errors import DrafterUnavailable
-from tests.rapid.engines.test_engine_leases import Gate
+from tests.rapid.engines.gate import Gate
 from tests.rapid.tiny_models import lease_request, random_prompt, reference_greedy, tiny_engine
 
 PROMPT = random_prompt(37, seed=1)

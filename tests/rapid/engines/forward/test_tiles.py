@@ -71,7 +71,8 @@ async def scored(
     async def ask(lease_id: str, prompt: Int32Array, committed: list[int]) -> list[Float32Array]:
         await engine.open(lease_request(lease_id, prompt, committed=(tuple(committed),)))
         await engine.prefill(lease_id)
-        assert len(engine._ledger.get(lease_id).sequences[0].table.runs) > 1 or not is_scattered
+        sequence = engine._state.ledger.get(lease_id).sequences[0]
+        assert len(sequence.table.runs) > 1 or not is_scattered
         rows = []
         for start in range(len(committed), len(ANSWER), block):
             drafted = block_of(ANSWER[start : start + block], start)

@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from rapid.config import SpeculationConfig
+from rapid.engines.compute import ComputeThread
 from rapid.engines.engine import Engine
 from rapid.engines.kv.cache import KVCache, KVLayout, PageTable
 from rapid.engines.kv.host_tier import Move, RestorePace
@@ -103,14 +104,14 @@ class Walk:
             step_tokens=16,
         )
         self.engine = Engine(replace(loaded(), kv_layout=layout), config, clock=lambda: self._now)
-        self._keys, self._values = floats(self.engine._cache)
-        host = self.engine._host
+        self._keys, self._values = floats(self.engine._compute.runner.cache)
+        host = self.engine._compute.host
         assert host is not None
         host.pace = Whim(self._random)
         self._make, host.make = host.make, self._move  # type: ignore[method-assign]
         self._copy_pages, host._copy = host._copy, self._copy  # type: ignore[method-assign]
         self._tagged = [
-            (self.engine._ledger.prefixes.tags, self._keys),
+            (self.engine._state.ledger.prefixes.tags, self._keys),
             (host._tags, floats(host._tensors)[0]),
         ]
         self._content = {
@@ -124,22 +125,22 @@ class Walk:
                 strict=False,
             )
         }
-        self._end_all, self.engine._fail = self.engine._fail, self._fail  # type: ignore[method-assign]
-        self.engine._run = self._forward  # type: ignore[method-assign]
+        self._end_all, self.engine._compute._fail = self.engine._compute._fail, self._fail  # type: ignore[method-assign]
+        self.engine._compute._run = self._forward  # type: ignore[method-assign]
 
     def go(self) -> None:
         """A step is what a client does, or one of the engine's."""
         while self._num_left > 0:
             self._meanwhile()
             self._num_left -= 1
-            self.engine._step_or_fail()
+            self.engine._compute._step_or_fail()
             self._check_leases()
             self._check_tags()
             if self._num_left % 8 == 0:
                 self.engine.check_integrity()
 
     def end(self) -> None:
-        for lease in self.engine._ledger.leases():
+        for lease in self.engine._state.ledger.leases():
             self.engine.release(lease.lease_id)
         self.engine.check_integrity()
         self.engine.close()
@@ -241,7 +242,7 @@ class Walk:
 
         A page begun by a prefill that was given up is begun again, so it does not count.
         """
-        for lease in self.engine._ledger.leases():
+        for lease in self.engine._state.ledger.leases():
             for sequence in lease.sequences:
                 expected = kv(lease.request.tenant, tuple(sequence.token_ids))
                 is_begun = 0 if sequence.holds_prompt else sequence.num_computed % PAGE_TOKENS
@@ -306,8 +307,8 @@ def requests(random: Random) -> Generator[LeaseRequest, None, None]:
 def test_every_page_handed_out_is_as_if_computed_now(
     seed: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.CRITICAL, "rapid.engines.engine")  # what breaks here is meant to
-    monkeypatch.setattr(Engine, "_loop", lambda _: None)
+    caplog.set_level(logging.CRITICAL, "rapid.engines.compute")  # what breaks here is meant to
+    monkeypatch.setattr(ComputeThread, "_loop", lambda _: None)
     monkeypatch.setattr("rapid.engines.engine.Reply", Answer)
     walk = Walk(seed, NUM_STEPS // len(SEEDS))
     walk.go()

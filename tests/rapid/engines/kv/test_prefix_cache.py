@@ -37,9 +37,9 @@ class Rows:
     """Counts the rows that an engine computes, while it goes on computing them."""
 
     def __init__(self, engine: Engine) -> None:
-        self._run = engine._runner.run
+        self._run = engine._compute.runner.run
         self.number = 0
-        engine._runner.run = self  # type: ignore[assignment]
+        engine._compute.runner.run = self  # type: ignore[assignment]
 
     def __call__(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
         self.number += sum(len(feed.token_ids) for feed in feeds)
@@ -126,7 +126,7 @@ async def test_questions_answered_at_once_read_the_document_together(
 
 async def test_who_waits_for_a_prefill_that_is_given_up_goes_on_with_it() -> None:
     engine = tiny_engine(step_tokens=16)
-    run, turn = engine._runner.run, asyncio.Event()
+    run, turn = engine._compute.runner.run, asyncio.Event()
     loop, num_forwards = asyncio.get_running_loop(), 0
 
     def give_up_after_two(feeds: Sequence[Feed]) -> list[torch.Tensor]:
@@ -137,7 +137,7 @@ async def test_who_waits_for_a_prefill_that_is_given_up_goes_on_with_it() -> Non
             loop.call_soon_threadsafe(turn.set)
         return run(feeds)
 
-    engine._runner.run = give_up_after_two  # type: ignore[assignment]
+    engine._compute.runner.run = give_up_after_two  # type: ignore[assignment]
     await engine.open(lease_request("a", question(1)))
     abandoned = asyncio.ensure_future(engine.prefill("a"))
     answer, num_cached = await ask(engine, "b", question(2))
@@ -152,14 +152,14 @@ async def test_who_waits_for_a_prefill_that_is_given_up_goes_on_with_it() -> Non
 async def test_what_a_cancelled_prefill_had_computed_is_found() -> None:
     """By the next lease, also when the caller left between a forward and its bookkeeping."""
     engine = tiny_engine(step_tokens=64)
-    observe, loop, has_left = engine._scheduler.observe, asyncio.get_running_loop(), Event()
+    observe, loop, has_left = engine._state.scheduler.observe, asyncio.get_running_loop(), Event()
 
     def observe_and_leave(seconds: float, scheduled: Scheduled) -> None:
-        engine._scheduler.observe = observe  # type: ignore[method-assign]
+        engine._state.scheduler.observe = observe  # type: ignore[method-assign]
         loop.call_soon_threadsafe(call.cancel)
         has_left.wait()
 
-    engine._scheduler.observe = observe_and_leave  # type: ignore[method-assign]
+    engine._state.scheduler.observe = observe_and_leave  # type: ignore[method-assign]
     await engine.open(lease_request("a", question(1)))
     call = asyncio.ensure_future(engine.prefill("a"))
     call.add_done_callback(lambda _: has_left.set())
@@ -267,8 +267,8 @@ async def test_restoring_that_was_measured_to_be_slower_is_not_done() -> None:
     documents = [random_prompt(97, seed=seed) for seed in (1, 2)]
     for number in (0, 1):
         await ask(engine, str(number), documents[number])
-    assert engine._host is not None
-    engine._host.pace.observe_restored(1, 1e6)
+    assert engine._compute.host is not None
+    engine._compute.host.pace.observe_restored(1, 1e6)
     assert (await ask(engine, "again", documents[0]))[1] == 16  # the head had not to leave
     engine.close()
 
@@ -277,21 +277,21 @@ async def test_copies_that_failed_are_not_taken_for_pages() -> None:
     engine = tiny_engine(kv_cache_tokens=128, max_context=128, host_cache_tokens=256)
     first, second = (random_prompt(97, seed=seed) for seed in (1, 2))
     await ask(engine, "first", first)
-    assert engine._host is not None
-    make, has_called = engine._host.make, Event()
+    assert engine._compute.host is not None
+    make, has_called = engine._compute.host.make, Event()
 
     def fail(*_: object) -> None:
         has_called.wait()
         raise RuntimeError("no memory")
 
-    engine._host.make = fail  # type: ignore[method-assign]
+    engine._compute.host.make = fail  # type: ignore[method-assign]
     await engine.open(lease_request("second", second, max_tokens=4))
     call = asyncio.ensure_future(engine.prefill("second"))
     await asyncio.sleep(0)  # the call is in; the copies that opening ordered are still to be made
     has_called.set()
     with pytest.raises(EngineFailed):
         await call
-    engine._host.make = make  # type: ignore[method-assign]
+    engine._compute.host.make = make  # type: ignore[method-assign]
     answer, num_cached = await ask(engine, "again", first)
     assert answer == reference_greedy(first.tolist(), 4)
     assert num_cached < 96
@@ -316,14 +316,14 @@ async def test_prompts_that_took_turns_on_a_page_during_a_forward_keep_their_own
         random_prompt(110), "three"
     )  # both documents give way, and host memory is full
     await ask(engine, "3", other, "three")
-    run, is_running, may_end = engine._runner.run, Event(), Event()
+    run, is_running, may_end = engine._compute.runner.run, Event(), Event()
 
     def run_long(feeds: Sequence[Feed]) -> list[torch.Tensor]:
         is_running.set()
         may_end.wait()
         return run(feeds)
 
-    engine._runner.run = run_long  # type: ignore[method-assign]
+    engine._compute.runner.run = run_long  # type: ignore[method-assign]
     await engine.open(lease_request("long", random_prompt(9), max_tokens=4))
     forward = asyncio.ensure_future(engine.prefill("long"))
     await asyncio.to_thread(is_running.wait)
@@ -344,18 +344,18 @@ async def test_prompts_that_took_turns_on_a_page_during_a_forward_keep_their_own
 async def test_an_idle_engine_copies_at_once() -> None:
     """When a lease opens, and when one ends and lets another in."""
     engine = tiny_engine(kv_cache_tokens=128, max_context=128, host_cache_tokens=256)
-    wait = engine._guard.wait
-    engine._guard.wait = lambda timeout: wait()  # type: ignore[assignment,misc]  # until called
+    wait = engine._state.guard.wait
+    engine._state.guard.wait = lambda timeout: wait()  # type: ignore[assignment,misc]  # until called
     first, second, third = (random_prompt(97, seed=seed) for seed in (1, 2, 3))
     await ask(engine, "first", first)
-    assert engine._host is not None
-    make, loop, copied = engine._host.make, asyncio.get_running_loop(), asyncio.Semaphore(0)
+    assert engine._compute.host is not None
+    make, loop, copied = engine._compute.host.make, asyncio.get_running_loop(), asyncio.Semaphore(0)
 
     def copy(*args: object) -> None:
         make(*args)  # type: ignore[arg-type]
         loop.call_soon_threadsafe(copied.release)
 
-    engine._host.make = copy  # type: ignore[method-assign]
+    engine._compute.host.make = copy  # type: ignore[method-assign]
     async with asyncio.timeout(60):
         await engine.open(lease_request("second", second, max_tokens=4))
         await copied.acquire()

@@ -15,7 +15,7 @@ from rapid.engines.ports import EngineDrafter, EngineVerifier
 from rapid.errors import LeaseNotFound
 from rapid.messages import DraftBlock, Verdict
 from rapid.speculation.loop import speculate
-from tests.rapid.engines.test_engine_leases import Gate
+from tests.rapid.engines.gate import Gate
 from tests.rapid.tiny_models import (
     EOS,
     engine_config,
@@ -40,7 +40,7 @@ def gap_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
 async def engine() -> AsyncIterator[Engine]:
     engine = tiny_engine(draft_ahead=True)
     yield engine
-    if isinstance(gate := engine._runner.run, Gate):
+    if isinstance(gate := engine._compute.runner.run, Gate):
         gate.open()
     engine.check_integrity()
     engine.close()
@@ -61,8 +61,8 @@ async def rested(engine: Engine) -> None:
 
 def is_ahead(engine: Engine) -> bool:
     """Whether it drafts ahead; under the guard, where an answer and what follows it are one."""
-    with engine._guard:
-        return bool(engine._ahead)
+    with engine._state.guard:
+        return bool(engine._state._ahead)
 
 
 def accepted(block: DraftBlock) -> Verdict:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from rapid.config import SpeculationConfig
-from rapid.engines.attention.batch import Feed
 from rapid.engines.engine import Engine
 from rapid.engines.kv.prefix_cache import page_names
 from rapid.engines.kv.sequences import Gap
 from rapid.errors import BadRequest, EngineFailed, LeaseNotFound, OutOfStep, PromptTooLong
 from rapid.messages import DraftBlock, Verdict, as_prompt
+from tests.rapid.engines.gate import EXPECTED, PROMPT, Gate, opened
 from tests.rapid.tiny_models import (
     engine_config,
     lease_request,
@@ -26,55 +23,6 @@ from tests.rapid.tiny_models import (
     reference_greedy,
     tiny_engine,
 )
-
-PROMPT = random_prompt(40, seed=2)
-EXPECTED = reference_greedy(PROMPT.tolist(), 6)
-
-
-class Gate:
-    """Stands in for the runner: forwards stop here until they are let through."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._run = engine._runner.run
-        self._permits = threading.Semaphore(0)
-        self.arrived = threading.Semaphore(0)
-        self.feeds: list[list[Feed]] = []
-        self.before: Callable[[], None] = lambda: None
-        self.is_open = False
-        engine._runner.run = self  # type: ignore[assignment]
-
-    def __call__(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
-        self.feeds.append(list(feeds))
-        self.arrived.release()
-        if not self.is_open:
-            self._permits.acquire()
-        self.before()
-        return self._run(feeds)
-
-    async def forward_started(self) -> None:
-        await asyncio.to_thread(self.arrived.acquire)
-
-    def let_one_through(self) -> None:
-        self._permits.release()
-
-    def open(self) -> None:
-        self.is_open = True
-        self._permits.release()
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    engine = tiny_engine(step_tokens=16)
-    yield engine
-    engine.check_integrity()
-    engine.close()
-    assert engine.status().kv_pages_in_use == 0
-    engine.check_integrity()
-
-
-async def opened(engine: Engine, lease_id: str = "a", **settings: object) -> None:
-    await engine.open(lease_request(lease_id, **{"prompt": PROMPT, **settings}))
-    await engine.prefill(lease_id)
 
 
 async def test_release_during_prefill_frees_the_pages_at_once(engine: Engine) -> None:
@@ -136,93 +84,13 @@ async def test_one_call_at_a_time_on_a_choice(engine: Engine) -> None:
     assert (await first).token_ids == (await second).token_ids == tuple(EXPECTED[:2])
 
 
-async def test_a_forward_that_raises_ends_its_leases_and_nothing_else(engine: Engine) -> None:
-    await opened(engine, "a")
-    await opened(engine, "b")
-    gate = Gate(engine)
-    gate.open()
-
-    def explode() -> None:
-        gate.before = lambda: None
-        raise RuntimeError("no memory")
-
-    gate.before = explode
-    with pytest.raises(EngineFailed, match="no memory"):
-        await engine.decode("a", 0, 2)
-    with pytest.raises(LeaseNotFound):
-        await engine.decode("a", 0, 2)
-    assert engine.status().leases_open == 1
-    engine.check_integrity()
-    assert (await engine.decode("b", 0, 6)).token_ids == tuple(EXPECTED)
-
-
-async def test_a_malformed_call_ends_its_lease_alone(engine: Engine) -> None:
-    await opened(engine, "a")
-    await opened(engine, "b")
-    with pytest.raises(EngineFailed, match="AttributeError"):
-        await engine.verify("a", 0, "no block")  # type: ignore[arg-type]
-    assert (await engine.decode("b", 0, 6)).token_ids == tuple(EXPECTED)
-
-
-async def test_a_rule_that_raises_ends_its_lease_alone(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await opened(engine, "a")
-    await opened(engine, "b")
-
-    def explode(*_: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("rapid.engines.work.drafting.decode_token", explode)
-    with pytest.raises(EngineFailed, match="ZeroDivisionError"):
-        await engine.decode("a", 0, 2)
-    monkeypatch.undo()
-    assert (await engine.decode("b", 0, 6)).token_ids == tuple(EXPECTED)
-
-
-async def test_nobody_is_left_waiting_when_ending_leases_raises_as_well(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = tiny_engine(max_leases=2)
-    await opened(engine, "a")
-    await opened(engine, "b", num_choices=2)
-    gate = Gate(engine)
-    waiting = asyncio.ensure_future(engine.open(lease_request("c", PROMPT)))
-    endings = [asyncio.ensure_future(engine.wait_closed(lease_id)) for lease_id in "ab"]
-    calls = [asyncio.ensure_future(engine.decode("a", 0, 2))]
-    await gate.forward_started()
-    calls += [asyncio.ensure_future(engine.decode("b", choice, 2)) for choice in range(2)]
-    await asyncio.sleep(0)
-    engine.check_running()
-
-    def explode(*_: object) -> None:
-        raise RuntimeError("no memory")
-
-    gate.before = explode
-    monkeypatch.setattr(engine._scheduler, "drop", explode)  # while the leases are ended for it
-    gate.open()
-    async with asyncio.timeout(10):
-        for call in (*calls, waiting):
-            with pytest.raises(EngineFailed):
-                await call
-        assert await asyncio.gather(*endings) == ["failed", "failed"]
-    assert "bookkeeping failed" in caplog.text
-    for refused in (engine.open(lease_request("d")), engine.wait_closed("a")):
-        with pytest.raises(EngineFailed, match="closed"):
-            await refused
-    with pytest.raises(EngineFailed, match="closed"):  # what the health check asks
-        engine.check_running()
-    monkeypatch.undo()
-    engine.close()
-
-
 async def test_a_long_prompt_is_hashed_before_the_engine_is_locked(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[bool] = []
 
     def names(*arguments: Any) -> list[bytes]:
-        seen.append(engine._guard._is_owned())  # type: ignore[attr-defined]
+        seen.append(engine._state.guard._is_owned())  # type: ignore[attr-defined]
         return page_names(*arguments)
 
     monkeypatch.setattr("rapid.engines.kv.leases.page_names", names)

@@ -1,0 +1,204 @@
+"""The compute thread of an engine, which alone runs the model.
+
+It repeats `ComputeThread.step`: schedule, run, postprocess, publish. Sequences and the KV tensors
+belong to this thread. Pages may be freed and handed out while a forward still writes into them,
+because the same thread computes their next holder's rows later. It also copies pages to and from
+host memory: between forwards, in the order in which leases opened and ended, and before the rows of
+any lease opened meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import torch
+
+from rapid.config import EngineConfig
+from rapid.engines.forward.runner import Runner
+from rapid.engines.kv.host_tier import HostTier, Move
+from rapid.engines.scheduling import Scheduled
+from rapid.engines.state import EngineState
+from rapid.engines.work.base import Work
+from rapid.errors import EngineFailed, RapidError
+
+logger = logging.getLogger(__name__)
+
+_COUNTING_THREADS = threading.Lock()
+
+
+class ComputeThread:
+    """Thread that runs the calls of an `EngineState` in forwards over one KV pool.
+
+    Attributes:
+        runner: The model, over the KV pool.
+        host: Second tier of the pool, in host memory, if any.
+    """
+
+    def __init__(
+        self, state: EngineState, runner: Runner, host: HostTier | None, config: EngineConfig
+    ) -> None:
+        """Make the thread, which does not run before `start`.
+
+        Args:
+            state: The calls, shared with their callers.
+            runner: The model, over the KV pool.
+            host: Second tier of the pool, in host memory, if any.
+            config: The engine's settings.
+        """
+        self.runner = runner
+        self.host = host
+        self._state = state
+        self._config = config
+        self._thread = threading.Thread(target=self._loop, name="rapid-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until the thread has ended, which it does once the state is closed."""
+        self._thread.join()
+
+    def _loop(self) -> None:
+        with _COUNTING_THREADS:  # a thread adopts the latest count set anywhere at its first query
+            if self._config.threads is not None:
+                torch.set_num_threads(self._config.threads)
+            torch.get_num_threads()
+        try:
+            while not self._state.is_closed:
+                if not self._step_or_fail():
+                    with self._state.guard:
+                        if not (self._state.is_due() or self._state.is_closed):
+                            ttl_s, rest_s = self._config.lease_ttl_s, self._state.scheduler.rest_s
+                            self._state.guard.wait(timeout=min(1.0, ttl_s / 4, rest_s))
+        except Exception as error:
+            self._give_up(error)
+
+    def _step_or_fail(self) -> bool:
+        """Call `step`; if it raises, fail the leases at work so that their callers do not hang."""
+        try:
+            return self.step()
+        except Exception as error:
+            self._fail(self._state.in_progress(), error)
+            return True
+
+    def step(self) -> bool:
+        """Run one forward over all work that is ready; return False if there was none."""
+        scheduled = self._schedule()
+        if not scheduled:
+            return False
+        works = [work for work, _ in scheduled]
+        began = time.perf_counter()
+        try:
+            logits = self._run(scheduled)
+        except Exception as error:
+            self._fail(works, error)
+            return True
+        self._postprocess(works, logits)
+        self._state.scheduler.observe(self._now() - began, scheduled)
+        self._publish(works)
+        return True
+
+    def _schedule(self) -> Scheduled:
+        """Begin the work that has arrived and select the rows of the next forward."""
+        with self._state.guard:
+            self._state.expire()
+            arrived = self._state.arrivals()
+            moves = self._state.ledger.prefixes.take_moves()
+        self._move(moves)
+        with self._state.guard:
+            self._state.ledger.prefixes.settle(moves)
+            for work in arrived:
+                if self._state.is_wanted(work):
+                    self._begin(work)
+            for work in self._state.scheduler.waiting():
+                work.advance()
+                if work.is_done:
+                    self._state.settle(work)
+            return self._state.scheduler.select()
+
+    def _move(self, moves: list[Move]) -> None:
+        """Copy pages between the KV pool and host memory."""
+        if self.host is None or not moves:
+            return
+        try:
+            self.host.make(moves, self.runner.cache, self._state.ledger.prefixes.tags, self._now)
+        except Exception:
+            with self._state.guard:
+                self.host.forget()
+            raise
+
+    def _run(self, scheduled: Scheduled) -> list[torch.Tensor]:
+        """Run one forward; return each work's wanted logits [num_wanted, vocab].
+
+        A forward of prefill rows alone is timed, to compare restoring from host memory with it.
+        """
+        feeds = [feed for _, feed in scheduled]
+        if self.host is None or not all(work.kind == "prefill" for work, _ in scheduled):
+            return self.runner.run(feeds)
+        num_rows = sum(len(feed.token_ids) for feed in feeds)
+        began = self._now()
+        logits = self.runner.run(feeds)
+        self.host.pace.observe_computed(num_rows / self._config.page_tokens, self._now() - began)
+        return logits
+
+    def _now(self) -> float:
+        """Return the time in seconds after all work launched on the device is done."""
+        if self.runner.device.type == "cuda":
+            torch.cuda.current_stream(self.runner.device).synchronize()
+        return time.perf_counter()
+
+    def _begin(self, work: Work) -> None:
+        self._state.ledger.touch(work.lease)
+        self._state.stop_ahead(work.lease.sequences[choice] for choice in work.choices)
+        try:
+            work.begin()
+        except RapidError as error:
+            self._state.settle(work, error)
+            return
+        except Exception as error:
+            self._fail([work], error)
+            return
+        if work.is_done:
+            self._state.settle(work)
+        else:
+            self._state.scheduler.add(work)
+
+    def _postprocess(self, works: list[Work], logits: list[torch.Tensor]) -> None:
+        """Hand each work its logits, unless it was dropped during the forward."""
+        for work, rows in zip(works, logits, strict=True):
+            if not self._state.is_wanted(work):
+                continue  # dropped or released during the forward
+            try:
+                work.take(rows)
+            except Exception as error:
+                self._fail([work], error)
+
+    def _publish(self, works: list[Work]) -> None:
+        """Share what was computed, even for cancelled work, and answer finished work's callers."""
+        with self._state.guard:
+            for work in works:
+                if self._state.ledger.is_open(work.lease):
+                    work.share()
+                if work.is_done:
+                    self._state.settle(work)
+
+    def _fail(self, works: list[Work], cause: Exception) -> None:
+        """End the leases of failed work, whose KV may be corrupt; the engine goes on."""
+        logger.error("forward pass failed", exc_info=cause)
+        with self._state.guard:
+            for work in works:
+                if self._state.ledger.is_open(work.lease):
+                    error = EngineFailed(f"a forward pass raised {cause!r}: the lease is gone")
+                    error.__cause__ = cause
+                    self._state.end(work.lease, "failed", error)
+
+    def _give_up(self, cause: Exception) -> None:
+        """Close the engine after its bookkeeping raised, and answer every pending caller."""
+        logger.critical("the engine's bookkeeping failed: the engine is closed", exc_info=cause)
+        error = EngineFailed(f"the engine is closed: its bookkeeping raised {cause!r}")
+        error.__cause__ = cause
+        with self._state.guard:
+            self._state.abandon(error)

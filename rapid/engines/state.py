@@ -1,0 +1,184 @@
+"""State that the callers of an engine and its compute thread share.
+
+`EngineState` holds the open leases and the calls in progress. Callers hand calls in and wait for
+their replies; the compute thread takes the calls, runs them and settles the replies.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+from rapid.engines.kv.leases import Lease, LeaseLedger
+from rapid.engines.kv.sequences import Sequence
+from rapid.engines.replies import Reply
+from rapid.engines.scheduling import Scheduler
+from rapid.engines.work.base import Work
+from rapid.engines.work.drafting import Draft, DraftAhead
+from rapid.errors import EngineFailed, LeaseNotFound, OutOfStep
+
+Ending = Literal["released", "expired", "failed", "closed"]
+
+
+class EngineState:
+    """Leases, calls in progress and who waits for what; every method needs the guard.
+
+    Attributes:
+        guard: Lock of all that follows. The compute thread waits on it while it is idle.
+        ledger: Open leases and the queue for them.
+        scheduler: Work that has begun.
+        ahead_hits: Number of blocks that began with what was drafted ahead.
+        ahead_misses: Number of blocks that found what was drafted ahead to be wrong.
+        is_closed: Whether the engine takes no more calls.
+    """
+
+    def __init__(self, ledger: LeaseLedger, scheduler: Scheduler, *, draft_ahead: bool) -> None:
+        self.guard = threading.Condition()
+        self.ledger = ledger
+        self.scheduler = scheduler
+        self.ahead_hits = self.ahead_misses = 0
+        self.is_closed = False
+        self._draft_ahead = draft_ahead
+        self._inbox: list[Work] = []
+        self._replies: dict[Work, Reply] = {}
+        self._ahead: dict[Sequence, DraftAhead] = {}  # these have no caller
+        self._endings: dict[Lease, list[Reply]] = {}
+
+    def check_running(self) -> None:
+        """Raise EngineFailed if the engine is closed."""
+        if self.is_closed:
+            raise EngineFailed("the engine is closed")
+
+    # --- for callers ------------------------------------------------------------------------------
+
+    def submit(self, lease_id: str, make: Callable[[Lease], Work], reply: Reply) -> Work:
+        """Hand in the call that `make` returns for a lease, and return it.
+
+        Raises:
+            LeaseNotFound: The lease is not open.
+            OutOfStep: Another call on one of its choices is in progress.
+            EngineFailed: The engine is closed.
+        """
+        self.check_running()
+        work = make(self.ledger.get(lease_id))
+        if work.lease.busy.intersection(work.choices):
+            raise OutOfStep(f"lease {lease_id!r} has another call in progress on this choice")
+        work.lease.busy.update(work.choices)
+        self._replies[work] = reply
+        self._inbox.append(work)
+        self.guard.notify()
+        return work
+
+    def forget(self, work: Work) -> None:
+        """Drop work without answering its caller; its sequence keeps the committed tokens."""
+        if self._replies.pop(work, None) is None:
+            return
+        self.scheduler.drop(work)
+        if work in self._inbox:
+            self._inbox.remove(work)
+        work.lease.busy.difference_update(work.choices)
+        self.ledger.touch(work.lease)
+
+    def await_ending(self, lease_id: str, reply: Reply) -> None:
+        """Settle `reply` with the ending of a lease, once it ends.
+
+        Raises:
+            LeaseNotFound: The lease is not open.
+            EngineFailed: The engine is closed.
+        """
+        self.check_running()
+        self._endings.setdefault(self.ledger.get(lease_id), []).append(reply)
+
+    def end(self, lease: Lease, ending: Ending, error: Exception | None = None) -> None:
+        """Close a lease: answer its calls and those who await its end, and free its pages."""
+        for work in [work for work in self._replies if work.lease is lease]:
+            self.settle(work, error or LeaseNotFound(f"lease {lease.lease_id!r} was {ending}"))
+        for reply in self._endings.pop(lease, []):
+            reply.settle(ending)
+        self.stop_ahead(lease.sequences)
+        self.ledger.release(lease.lease_id)
+        self.wake()
+
+    def expire(self) -> None:
+        """End the leases that were not used for their time-to-live."""
+        for lease in self.ledger.expired():
+            self.end(lease, "expired")
+
+    def wake(self) -> None:
+        """Wake an idle compute thread for the page copies that opening or ending leases ordered."""
+        if self.is_due():
+            self.guard.notify()
+
+    # --- for the compute thread -------------------------------------------------------------------
+
+    def is_due(self) -> bool:
+        """Return whether the compute thread has calls to begin or pages to copy."""
+        return bool(self._inbox) or self.ledger.prefixes.has_moves
+
+    def arrivals(self) -> list[Work]:
+        """Return the calls that were handed in since the last time."""
+        arrived, self._inbox = self._inbox, []
+        return arrived
+
+    def in_progress(self) -> list[Work]:
+        """Return all work that has not ended."""
+        return [*self._replies, *self._ahead.values()]
+
+    def is_wanted(self, work: Work) -> bool:
+        """Return whether work was neither dropped nor ended, so that its logits are of use."""
+        if isinstance(work, DraftAhead):
+            return self._ahead.get(work.sequence) is work
+        return work in self._replies
+
+    def settle(self, work: Work, error: Exception | None = None) -> None:
+        """Answer the caller of ended work, and go on drafting behind a block handed out."""
+        if isinstance(work, DraftAhead):
+            self.stop_ahead([work.sequence])
+            return
+        reply = self._replies.get(work)
+        if reply is not None:  # first, so that the caller is answered even if the rest raises
+            reply.settle(work.result, error)
+        self.forget(work)
+        if reply is not None and error is None and isinstance(work, Draft) and work.is_done:
+            self._go_ahead(work)
+
+    def stop_ahead(self, sequences: Iterable[Sequence]) -> None:
+        """Stop drafting ahead; tokens already drafted stay until the sequence's next call."""
+        for sequence in sequences:
+            ahead = self._ahead.pop(sequence, None)
+            if ahead is not None:
+                self.scheduler.drop(ahead)
+
+    def close(self) -> None:
+        """End all leases and take no more calls."""
+        self.is_closed = True
+        self.ledger.close()
+        for lease in self.ledger.leases():
+            self.end(lease, "closed", EngineFailed("the engine is closed"))
+        self.guard.notify()
+
+    def abandon(self, error: EngineFailed) -> None:
+        """Close the engine and answer every caller, touching nothing that may raise."""
+        self.is_closed = True
+        for reply in self._replies.values():
+            reply.settle(None, error)
+        for reply in itertools.chain(*self._endings.values()):
+            reply.settle("failed")
+        self._replies.clear()
+        self._endings.clear()
+        self.ledger.close()
+
+    def _go_ahead(self, draft: Draft) -> None:
+        """Start drafting ahead, behind a block that was handed out.
+
+        A lease beside its target's does not draft ahead: this same engine judges its blocks.
+        """
+        self.ahead_hits += draft.is_hit is True
+        self.ahead_misses += draft.is_hit is False
+        if self._draft_ahead and draft.lease.request.beside is None:
+            ahead = draft.ahead(self.scheduler.costs.base_s.value)
+            if ahead is not None:
+                self._ahead[draft.sequence] = ahead
+                self.scheduler.add(ahead)
