@@ -10,6 +10,7 @@ import torch
 
 from rapid.engines.attention.batch import Feed
 from rapid.engines.engine import Engine
+from rapid.messages import Int32Array
 from tests.rapid.tiny_models import lease_request, random_prompt, reference_greedy
 
 PROMPT = random_prompt(40, seed=2)
@@ -47,6 +48,10 @@ class Gate:
         self._permits.release()
 
 
-async def opened(engine: Engine, lease_id: str = "a", **settings: object) -> None:
-    await engine.open(lease_request(lease_id, **{"prompt": PROMPT, **settings}))
+async def opened(
+    engine: Engine, lease_id: str = "a", *, prompt: Int32Array = PROMPT, **settings: object
+) -> str:
+    """Open and prefill a lease; return its id."""
+    await engine.open(lease_request(lease_id, prompt, **settings))
     await engine.prefill(lease_id)
+    return lease_id

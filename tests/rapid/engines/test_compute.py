@@ -12,6 +12,11 @@ from tests.rapid.engines.gate import EXPECTED, PROMPT, Gate, opened
 from tests.rapid.tiny_models import lease_request, tiny_engine
 
 
+@pytest.fixture
+def engine_settings() -> dict[str, object]:
+    return {"step_tokens": 16}
+
+
 async def test_a_forward_that_raises_ends_its_leases_and_nothing_else(engine: Engine) -> None:
     await opened(engine, "a")
     await opened(engine, "b")

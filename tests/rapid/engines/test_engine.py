@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from rapid.errors import (
 from rapid.messages import DraftBlock, Verdict
 from rapid.speculation.loop import speculate
 from rapid.speculation.sampling import proposal
+from tests.rapid.engines import gate as gates
 from tests.rapid.engines.gate import Gate
 from tests.rapid.tiny_models import (
     EOS,
@@ -40,22 +42,7 @@ from tests.rapid.tiny_models import (
 )
 
 PROMPT = random_prompt(37, seed=1)
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    engine = tiny_engine()
-    yield engine
-    engine.check_integrity()
-    engine.close()
-    assert engine.status().kv_pages_in_use == 0
-    engine.check_integrity()
-
-
-async def opened(engine: Engine, lease_id: str = "a", **settings: object) -> str:
-    await engine.open(lease_request(lease_id, **{"prompt": PROMPT, **settings}))
-    await engine.prefill(lease_id)
-    return lease_id
+opened = partial(gates.opened, prompt=PROMPT)
 
 
 def block_of(token_ids: list[int], position: int, choice: int = 0) -> DraftBlock:
@@ -370,18 +357,25 @@ async def test_messages_out_of_step_change_nothing(engine: Engine) -> None:
     assert (await engine.decode("a", 0, 4)).token_ids == tuple(expected)
 
 
-async def test_a_drafter_out_of_step_is_a_bug_and_no_lost_drafter(engine: Engine) -> None:
-    """Somebody else moves the drafter's sequence on, so that the next verdict does not fit it."""
+async def rounds_of_two_leases(
+    engine: Engine, on_loss: Callable[[Exception], None]
+) -> AsyncIterator[Verdict]:
+    """Return rounds whose drafter has the lease b and whose target has the lease a."""
     await opened(engine)
     await opened(engine, "b")
-    lost: list[Exception] = []
-    rounds = speculate(
+    return speculate(
         EngineDrafter(engine, "b"),
         EngineVerifier(engine, "a"),
         max_tokens=12,
         max_draft=4,
-        on_loss=lost.append,
+        on_loss=on_loss,
     )
+
+
+async def test_a_drafter_out_of_step_is_a_bug_and_no_lost_drafter(engine: Engine) -> None:
+    """Somebody else moves the drafter's sequence on, so that the next verdict does not fit it."""
+    lost: list[Exception] = []
+    rounds = await rounds_of_two_leases(engine, on_loss=lost.append)
     await anext(rounds)
     await engine.decode("b", 0, 1)
     with pytest.raises(OutOfStep, match="verdict of choice 0 for position 0"):
@@ -390,16 +384,8 @@ async def test_a_drafter_out_of_step_is_a_bug_and_no_lost_drafter(engine: Engine
 
 
 async def test_a_drafters_lease_that_is_gone_is_a_lost_drafter(engine: Engine) -> None:
-    await opened(engine)
-    await opened(engine, "b")
     lost: list[Exception] = []
-    rounds = speculate(
-        EngineDrafter(engine, "b"),
-        EngineVerifier(engine, "a"),
-        max_tokens=12,
-        max_draft=4,
-        on_loss=lost.append,
-    )
+    rounds = await rounds_of_two_leases(engine, on_loss=lost.append)
     token_ids = [*(await anext(rounds)).token_ids]
     engine.release("b")
     token_ids += [token async for verdict in rounds for token in verdict.token_ids]

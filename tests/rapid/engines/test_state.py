@@ -25,6 +25,11 @@ from tests.rapid.tiny_models import (
 )
 
 
+@pytest.fixture
+def engine_settings() -> dict[str, object]:
+    return {"step_tokens": 16}
+
+
 async def test_release_during_prefill_frees_the_pages_at_once(engine: Engine) -> None:
     gate = Gate(engine)
     await engine.open(lease_request("a", PROMPT))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from rapid.engines.ports import EngineDrafter, EngineVerifier
 from rapid.errors import LeaseNotFound
 from rapid.messages import DraftBlock, Verdict
 from rapid.speculation.loop import speculate
+from tests.rapid.engines import gate as gates
 from tests.rapid.engines.gate import Gate
 from tests.rapid.tiny_models import (
     EOS,
@@ -27,6 +28,7 @@ from tests.rapid.tiny_models import (
 )
 
 PROMPT = random_prompt(37, seed=1)
+opened = partial(gates.opened, prompt=PROMPT)
 EXPECTED = reference_greedy(PROMPT.tolist(), 16)
 
 
@@ -37,20 +39,8 @@ def gap_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    engine = tiny_engine(draft_ahead=True)
-    yield engine
-    if isinstance(gate := engine._compute.runner.run, Gate):
-        gate.open()
-    engine.check_integrity()
-    engine.close()
-    assert engine.status().kv_pages_in_use == 0
-    engine.check_integrity()
-
-
-async def opened(engine: Engine, lease_id: str = "a", **settings: object) -> None:
-    await engine.open(lease_request(lease_id, **{"prompt": PROMPT, **settings}))
-    await engine.prefill(lease_id)
+def engine_settings() -> dict[str, object]:
+    return {"draft_ahead": True}
 
 
 async def rested(engine: Engine) -> None:
