@@ -17,7 +17,6 @@ from rapid.embedded.chat import (
 )
 from rapid.embedded.wording import syllables, wording
 
-VOCABULARY_SIZE = 1024
 MAX_POSITIONS = 8192
 
 PLAIN_ENGLISH = """
@@ -42,7 +41,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY_SIZE,
+        vocab_size=1024,
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
