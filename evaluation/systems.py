@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rapid.config import Finite, Frozen, SpeculationConfig, Transfer, WindowDrafting
+from rapid.config import MAX_DRAFT, Finite, Frozen, SpeculationConfig, Transfer, WindowDrafting
 
 Method = Literal["plain", "rag", "lossless", "fused", "paper"]
 DraftSource = Literal["drafter", "target", "naive", "window", "lookup"]
@@ -45,7 +45,7 @@ class System(Frozen):
     drafts: DraftSource = "drafter"
     transfer: Transfer | None = None
     eta: Finite | None = Field(None, ge=0, le=1000)
-    max_draft: int | None = Field(None, ge=1, le=64)
+    max_draft: int | None = Field(None, ge=1, le=MAX_DRAFT)
     temperature: Finite | None = Field(None, ge=0, le=2)
     window: int | None = Field(None, ge=1)
     refresh: bool = Field(False, exclude_if=operator.not_)

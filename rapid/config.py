@@ -15,6 +15,7 @@ Contract = Literal["target", "fused", "paper", "drafter"]
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
+MAX_DRAFT = 64  # longest draft block that a request may ask for
 LEAST_TEMPERATURE = 1e-5  # dividing logits by less leaves only the best token, or overflows
 PAPER = {"transfer": "distill", "coupling": "maximal", "draft_top_k": None}  # reference code
 
@@ -66,7 +67,7 @@ class SpeculationConfig(Frozen):
 
     transfer: Transfer = "boost"
     eta: Finite = Field(10.0, ge=0, le=1000)
-    max_draft: int = Field(10, ge=1, le=64)
+    max_draft: int = Field(10, ge=1, le=MAX_DRAFT)
     coupling: Coupling = "maximal"
     plausibility: Finite = Field(0.1, ge=0, le=1)
     draft_top_k: int | None = Field(64, ge=1)

@@ -1,7 +1,7 @@
 """Online estimators over measured times.
 
 The estimators hold no knowledge of the hardware: every figure comes from measurements made while
-serving. ``docs/performance.md`` lists where each one is used and the origin of the constants.
+serving. ``docs/constants.md`` explains where each one is used, with the source of every constant.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass
 
-_TIMES_THE_LONGEST = 10.0
+_TIMES_THE_LONGEST = 10.0  # the limit, in longest recent rounds
 _FORGET = 0.99  # factor on the longest round for every shorter one
 
 

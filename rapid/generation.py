@@ -41,8 +41,6 @@ Result = TypeVar("Result")
 Drafting = LoadedModel | PromptLookup | WindowDrafting
 Reread = Callable[[tuple[int, ...]], Sequence[int]]
 
-_ETA = 10.0
-
 
 @dataclass(frozen=True, slots=True)
 class Generation:
@@ -166,7 +164,7 @@ def generate(
     settings = {
         "rule": rule,
         "transfer": transfer or ...,
-        "eta": (_ETA if reads_alone else 0.0) if eta is None else eta,
+        "eta": (... if reads_alone else 0.0) if eta is None else eta,
         "max_draft": max_draft,
         "coupling": coupling or ("shared_noise" if shares_noise else "maximal"),
         "plausibility": plausibility,

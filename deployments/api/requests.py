@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from rapid.config import PAPER, Coupling, Finite, Mode, Transfer
+from rapid.config import MAX_DRAFT, PAPER, Coupling, Finite, Mode, Transfer
 from rapid.errors import BadRequest
 from rapid.messages import Document, GenerateRequest, Message, SpeculationRequest, utc_day
 
@@ -178,7 +178,7 @@ class RapidOptions(_Body):
     mode: Mode | None = None
     transfer: Transfer | None = None
     eta: Finite | None = Field(None, ge=0, le=1000)
-    max_draft: int | None = Field(None, ge=1, le=64)
+    max_draft: int | None = Field(None, ge=1, le=MAX_DRAFT)
     coupling: Coupling | None = None
     plausibility: Finite | None = Field(None, ge=0, le=1)
     draft_top_k: int | None = Field(None, ge=1)

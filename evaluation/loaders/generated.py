@@ -22,12 +22,12 @@ from evaluation.tasks import Source
 from rapid.config import Frozen
 from rapid.embedded.generator import (
     CHARACTERS_PER_TOKEN,
-    DocumentKind,
     GeneratedDocument,
     Question,
     QuestionKind,
     generate_document,
 )
+from rapid.embedded.wording import DocumentKind
 from rapid.errors import ConfigurationError
 from rapid.messages import Document, Message
 from rapid.prompts import target_messages

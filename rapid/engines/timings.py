@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from rapid.engines.attention.batch import Feed
 from rapid.estimators import RunningMedian
 
-_STEPS_BETWEEN_PROBES = 48
-_PROBE_STEPS = 6
-_COLD_STEPS = 3
-_DECAY = 0.9
-_SWEEPS = 4
+_STEPS_BETWEEN_PROBES = 48  # steps with prefill after which the base is measured again
+_PROBE_STEPS = 6  # steps without prefill that end such a measurement
+_COLD_STEPS = 3  # the first of them do not count
+_DECAY = 0.9  # factor on the weight of older steps in the fit
+_SWEEPS = 4  # Gauss-Seidel sweeps for each step
 
 
 class StepCosts:

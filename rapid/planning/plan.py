@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from rapid.config import MAX_DRAFT
+
 if TYPE_CHECKING:
     from rapid.planning.shapes import ModelShape
 
 USABLE = 0.9  # share of a GPU's memory; the driver, allocator and other libraries hold the rest
 COMPUTE_SHARE = 0.5  # share of the peak that large matrix products reach
 MAX_TARGETS = 32  # targets of one drafter, which all lose their drafts if it fails
-MAX_DRAFT = 64  # longest draft block, as in `rapid.config.SpeculationConfig`
 GROUP_SIZES = (1, 2, 4, 8)  # numbers of GPUs of one machine that a model may be split over
 STEP_TOKENS = 4096  # tokens of the largest step, as in cluster/configs
 

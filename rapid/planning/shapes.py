@@ -12,10 +12,10 @@ from typing import Any, Self
 
 from pydantic import Field
 
-from rapid.config import Frozen
+from rapid.config import Frozen, SpeculationConfig
 
 # Rows of logits that each lease may want of one step: a draft block of the default length.
-_LOGIT_ROWS = 10
+_LOGIT_ROWS = SpeculationConfig().max_draft
 # float64 copies of one block's logits during its verdict (`rapid.speculation.acceptance`).
 _JUDGING_COPIES = 6
 # Scores that attention holds at once on a GPU (`rapid.engines.attention.ragged`); the CPU's

@@ -39,25 +39,33 @@ from dataclasses import dataclass, field, replace
 from rapid.messages import Verdict
 from rapid.ports import Clock
 
+# The constants say how fast the controller learns and what it may cost, not how fast a machine is;
+# docs/constants.md gives the source of each.
+
+# When drafting goes on.
 _MARGIN = 1.05  # factor by which drafting must look better than resting
+_GRACE_TOKENS = 8  # plain tokens whose time drafting may owe before it must pay back
+# When drafting that looks unprofitable is tried.
 _SHARE = 0.02  # share of plain time that trials of drafting may cost
 _MOST_FAILURES = 3  # most halvings of that share
-_GRACE_TOKENS = 8
 _TRIALS = 2  # first rounds, of different lengths, that are only measured
-_TRIAL_TOKENS = 4
-_PLAIN_EVERY = 64  # drafted rounds after which plain decoding is measured again,
-_PLAIN_OFTEN = 8  # or sooner, while it has few measurements or drafting gains little
-_CLEAR_GAIN = 1.25
+_TRIAL_TOKENS = 4  # longest draft of the first of them, and shortest of later trials
+# When plain decoding is measured again, in drafted rounds.
+_PLAIN_EVERY = 64  # while drafting gains clearly and plain decoding has several measurements,
+_PLAIN_OFTEN = 8  # otherwise
+_CLEAR_GAIN = 1.25  # tokens a second over those of plain decoding
+# How times are learnt.
 _FORGET = 0.95  # factor on the weight of older rounds in a line
-_SETTLED = 3  # rounds after which an outlier is cut to half or twice the expected time
-_SURPRISE = 2.0
+_SETTLED = 3  # weight of a line, in rounds, from which an outlier is cut
+_SURPRISE = 2.0  # factor from the expected time to which it is cut
 _RIDGE = 1.0  # squared tokens: weight of the supplied slope
+_LEAST_CONTEXT = 1024  # tokens; shorter contexts cost the same
+# How acceptance is learnt.
 _PRIOR = 0.7  # acceptance before anything is judged
-_PRIOR_TOKENS = 4.0
+_PRIOR_TOKENS = 4.0  # weight of the prior, in judged tokens
 _KEEP = 0.85  # factor on a request's acceptance counts per round
-_MOST_TOKENS = 20.0
-_MOST_TOKENS_SHARED = 400.0
-_LEAST_CONTEXT = 1024  # shorter contexts cost the same
+_MOST_TOKENS = 20.0  # most judged tokens that earlier rounds of an answer weigh,
+_MOST_TOKENS_SHARED = 400.0  # and those of all requests
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from rapid.embedded.training import document_prompt, retrieved_prompt
+from rapid.embedded.chat import document_prompt, retrieved_prompt
 from rapid.errors import BadRequest
 from rapid.messages import Document, Message
 from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, target_messages

@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from rapid.engines.kv.cache import KVCache, KVLayout
+from rapid.estimators import RunningMean
 from rapid.ports import Clock
 
 Tags = list[bytes | None]
 
-
 _WEIGHT = 0.25  # weight of the latest measurement in a running mean
-
-
 _FADE = 0.999  # factor on the restoring estimate with every page not restored because of it
 
 
@@ -152,27 +150,27 @@ class RestorePace:
     """Running means of the measured seconds per page of restoring and of computing."""
 
     def __init__(self) -> None:
-        self._restoring: float | None = None
-        self._computing: float | None = None
+        self._restoring = RunningMean(_WEIGHT)
+        self._computing = RunningMean(_WEIGHT)
 
     def observe_restored(self, num_pages: float, seconds: float) -> None:
         """Record the seconds in which pages were copied back."""
-        self._restoring = _running_mean(self._restoring, seconds / num_pages)
+        self._restoring.add(seconds / num_pages)
 
     def observe_computed(self, num_pages: float, seconds: float) -> None:
         """Record the seconds of a forward of prefill rows alone, and the pages it computed."""
-        self._computing = _running_mean(self._computing, seconds / num_pages)
+        self._computing.add(seconds / num_pages)
 
     def fade(self) -> None:
         """Lower the restoring estimate after a page was computed, so that it is tried again."""
-        if self._restoring is not None:
-            self._restoring *= _FADE
+        if self._restoring.value is not None:
+            self._restoring.value *= _FADE
 
     @property
     def is_restoring_faster(self) -> bool:
         """Whether restoring was measured to be faster, or one of the two is not measured yet."""
-        known = self._restoring is not None and self._computing is not None
-        return not known or self._restoring < self._computing  # type: ignore[operator]
+        restoring, computing = self._restoring.value, self._computing.value
+        return restoring is None or computing is None or restoring < computing
 
 
 def _joined(moves: Sequence[Move]) -> Iterator[tuple[Move, int]]:
@@ -193,7 +191,3 @@ def _joined(moves: Sequence[Move]) -> Iterator[tuple[Move, int]]:
         first, length = move, 1
     if first is not None:
         yield first, length
-
-
-def _running_mean(mean: float | None, value: float) -> float:
-    return value if mean is None else mean + _WEIGHT * (value - mean)

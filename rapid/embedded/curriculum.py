@@ -1,0 +1,78 @@
+"""What the embedded target and drafter are, and the stages in which each learns."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rapid.embedded import DRAFTER, TARGET
+from rapid.embedded.generator import DocumentMix
+
+FACTS_ONLY = DocumentMix(fact=0.8, recite=0.0, list=0.0, filler=0.2)
+EVERYTHING = None  # the default mix of the document's kind
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of the curriculum.
+
+    Attributes:
+        until: Share of the training time at which the stage ends.
+        lengths: Row lengths to draw from, in tokens.
+        mix: Ingredients of the documents; None takes the default of their kind.
+        absent: Share of questions that the text does not answer.
+    """
+
+    until: float
+    lengths: tuple[int, ...]
+    mix: DocumentMix | None
+    absent: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingConfig:
+    """The size and the training of one of the two models.
+
+    Attributes:
+        path: Directory of the checkpoint.
+        retrieved: Share of rows in the drafter's form, with retrieved chunks instead of a document.
+        tokens_per_step: Approximate batch size, in tokens.
+    """
+
+    path: Path
+    hidden_size: int
+    num_attention_heads: int
+    stages: tuple[Stage, ...]
+    retrieved: float
+    tokens_per_step: int = 6144
+    learning_rate: float = 4e-3
+    num_hidden_layers: int = 4
+    num_key_value_heads: int = 2
+    seed: int = 1
+
+
+TRAINING_CONFIGS = {
+    "target": TrainingConfig(
+        path=TARGET,
+        hidden_size=128,
+        num_attention_heads=4,
+        stages=(
+            Stage(0.10, (192,), FACTS_ONLY),
+            Stage(0.22, (256, 384), EVERYTHING),
+            Stage(0.42, (512, 768), EVERYTHING),
+            Stage(0.76, (512, 768, 1024, 1536), EVERYTHING),
+            Stage(1.00, (768, 1024, 1536, 2304), EVERYTHING, absent=0.25),
+        ),
+        retrieved=0.2,
+    ),
+    "drafter": TrainingConfig(
+        path=DRAFTER,
+        hidden_size=192,
+        num_attention_heads=6,
+        stages=(
+            Stage(0.12, (192,), FACTS_ONLY),
+            Stage(0.30, (256, 384), EVERYTHING),
+            Stage(0.74, (512, 640, 768), EVERYTHING),
+            Stage(1.00, (640, 768), EVERYTHING, absent=0.25),
+        ),
+        retrieved=0.7,
+    ),
+}
