@@ -22,11 +22,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from ray.actor import ActorHandle
-from ray.exceptions import ActorDiedError, RayActorError
-from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 
-from cluster.failures import as_rapid_error, has_gone_away, unwrapped
+from cluster.failures import FailureKind, failure_of
 from rapid.errors import LeaseNotFound, Overloaded, RapidError, TargetUnavailable
 
 logger = logging.getLogger(__name__)
@@ -103,7 +101,9 @@ class LeasingReplica:
         """
         try:
             await self._engine.live.remote()
-        except RayActorError as error:
+        except Exception as error:
+            if not failure_of(error).is_loss:
+                raise
             logger.error("the engine died, and this replica with it: %s", error)
             os._exit(1)
 
@@ -177,7 +177,7 @@ async def hold_beside(
         except TimeoutError:
             raise Overloaded(f"The engine is full: no room within {timeout_s:g} s.") from None
         except Exception as error:
-            raise as_rapid_error(error, "engine", lost) from None
+            raise failure_of(error).as_rapid_error("engine", lost) from None
         lease = Lease(request.lease_id, engine, time.monotonic() - started)
         renewal = asyncio.create_task(_renew(lease, renew_every_s))
         try:
@@ -207,7 +207,7 @@ async def _acquire(
                     return named.lease_id, stream, await anext(stream)
                 except BaseException as error:
                     stream.cancel()
-                    if not has_gone_away(error):
+                    if not failure_of(error).is_of_one_replica:
                         raise
                     logger.warning("lease %s: the replica died: %s", named.lease_id, error)
                     death = error
@@ -218,10 +218,11 @@ async def _acquire(
         raise Overloaded(
             f"The {name} pool is full: no room within {timeout_s:g} s.", timeout_s
         ) from None
-    except BackPressureError:
-        raise Overloaded(f"The {name} pool's queue is full.", timeout_s) from None
     except Exception as error:
-        raise as_rapid_error(error, f"{name} pool", lost) from None
+        failure = failure_of(error)
+        if failure.kind is FailureKind.SATURATED:
+            raise Overloaded(f"The {name} pool's queue is full.", timeout_s) from None
+        raise failure.as_rapid_error(f"{name} pool", lost) from None
 
 
 async def _renew(lease: Lease, every_s: float) -> None:
@@ -230,7 +231,7 @@ async def _renew(lease: Lease, every_s: float) -> None:
         try:
             await lease.engine.renew.remote(lease.lease_id)
         except Exception as error:
-            cause = unwrapped(error)
-            logger.info("lease %s: not renewed: %s", lease.lease_id, cause)
-            if isinstance(cause, LeaseNotFound | ActorDiedError):
+            failure = failure_of(error)
+            logger.info("lease %s: not renewed: %s", lease.lease_id, failure.cause)
+            if failure.kind is FailureKind.DIED or isinstance(failure.cause, LeaseNotFound):
                 return

@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ray import ObjectRef
-from ray.exceptions import ObjectLostError
 from ray.serve.handle import DeploymentHandle
 
-from cluster.failures import as_rapid_error, is_death_of, unwrapped
+from cluster.failures import FailureKind, failure_of
 from cluster.leases import Lease, hold, hold_beside
 from rapid.config import WindowDrafting
 from rapid.errors import (
@@ -135,7 +134,7 @@ class RayLease:
         try:
             receipt: PrefillReceipt = await self.held.engine.prefill.remote(self.lease_id)
         except Exception as error:
-            raise as_rapid_error(error, "engine", self._lost) from None
+            raise failure_of(error).as_rapid_error("engine", self._lost) from None
         return receipt
 
     def forgo_companion(self) -> None:
@@ -195,7 +194,7 @@ class RayRetrieval:
             response.cancel()
             raise
         except Exception as error:
-            raise as_rapid_error(error, "retriever", DrafterUnavailable) from None
+            raise failure_of(error).as_rapid_error("retriever", DrafterUnavailable) from None
         return found
 
 
@@ -276,16 +275,16 @@ class RayVerifier:
         A lost drafter raises `DrafterUnavailable` itself, or its actor has died. Any other error of
         its call is a bug and stays one, so that no answer continues after it.
         """
-        cause = unwrapped(error)
+        failure = failure_of(error)
         drafter = self._drafter()
-        if isinstance(cause, ObjectLostError):
+        if failure.kind is FailureKind.OBJECT_LOST:
             return DrafterUnavailable("The drafter's block was lost with its machine.")
-        is_targets = is_death_of(cause, self._target.engine)  # which may draft for itself
-        if drafter is not None and not is_targets and is_death_of(cause, drafter.engine):
-            return as_rapid_error(cause, "drafter", DrafterUnavailable)
-        if isinstance(cause, BadRequest):  # a malformed block is not the client's error
-            return EngineFailed(f"The drafter's block cannot be judged: {cause}")
-        return as_rapid_error(cause, "target", TargetUnavailable)
+        is_targets = failure.is_death_of(self._target.engine)  # which may draft for itself
+        if drafter is not None and not is_targets and failure.is_death_of(drafter.engine):
+            return failure.as_rapid_error("drafter", DrafterUnavailable)
+        if isinstance(failure.cause, BadRequest):  # a malformed block is not the client's error
+            return EngineFailed(f"The drafter's block cannot be judged: {failure.cause}")
+        return failure.as_rapid_error("target", TargetUnavailable)
 
 
 async def _has_come(block: Awaitable[object]) -> bool:
