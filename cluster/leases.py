@@ -50,7 +50,7 @@ class HasLeaseId(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class HeldLease:
     """A held lease.
 
     Attributes:
@@ -116,7 +116,7 @@ async def hold(
     timeout_s: float,
     renew_every_s: float,
     lost: type[RapidError] = TargetUnavailable,
-) -> AsyncIterator[Lease]:
+) -> AsyncIterator[HeldLease]:
     """Hold a lease for the duration of the context: renew it, and always release it.
 
     Args:
@@ -133,7 +133,7 @@ async def hold(
     """
     started = time.monotonic()
     lease_id, stream, engine = await _acquire(pool, request, timeout_s, lost)
-    lease = Lease(lease_id, engine, time.monotonic() - started)
+    lease = HeldLease(lease_id, engine, time.monotonic() - started)
     renewal = asyncio.create_task(_renew(lease, renew_every_s))
     try:
         yield lease
@@ -145,13 +145,13 @@ async def hold(
 
 @contextlib.asynccontextmanager
 async def hold_beside(
-    first: Lease,
+    first: HeldLease,
     request: HasLeaseId,
     *,
     timeout_s: float,
     renew_every_s: float,
     lost: type[RapidError],
-) -> AsyncIterator[Lease]:
+) -> AsyncIterator[HeldLease]:
     """Hold a second lease on the engine of `first`, which drafts for itself.
 
     The lease has no stream of its own, as it ends with `first`. So it does not wait for one of the
@@ -178,7 +178,7 @@ async def hold_beside(
             raise Overloaded(f"The engine is full: no room within {timeout_s:g} s.") from None
         except Exception as error:
             raise failure_of(error).as_rapid_error("engine", lost) from None
-        lease = Lease(request.lease_id, engine, time.monotonic() - started)
+        lease = HeldLease(request.lease_id, engine, time.monotonic() - started)
         renewal = asyncio.create_task(_renew(lease, renew_every_s))
         try:
             yield lease
@@ -225,7 +225,7 @@ async def _acquire(
         raise failure.as_rapid_error(f"{name} pool", lost) from None
 
 
-async def _renew(lease: Lease, every_s: float) -> None:
+async def _renew(lease: HeldLease, every_s: float) -> None:
     while True:
         await asyncio.sleep(every_s)
         try:

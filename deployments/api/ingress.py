@@ -44,8 +44,8 @@ _READY_TIMEOUT_S = 10.0
 Handler = Callable[[Request, str], Awaitable[Response]]
 
 
-class Orchestrator(Protocol):
-    """The interface of the orchestrator."""
+class GenerationService(Protocol):
+    """The application behind the HTTP API: what runs its requests."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
         """Yield the events of a request; closing the generator aborts the request."""
@@ -57,11 +57,11 @@ class Orchestrator(Protocol):
 
 
 class Ingress:
-    """An ASGI application with OpenAI's routes over an orchestrator."""
+    """An ASGI application with OpenAI's routes over a `GenerationService`."""
 
     def __init__(
         self,
-        orchestrator: Orchestrator,
+        service: GenerationService,
         config: ApiConfig,
         *,
         sends_request_id: bool = True,
@@ -70,13 +70,13 @@ class Ingress:
         """Create the application.
 
         Args:
-            orchestrator: Runs the requests.
+            service: Runs the requests.
             config: The model name, keys and limits.
             sends_request_id: Whether responses carry ``x-request-id``; False where the server in
                 front adds it itself.
             clock: Monotonic seconds.
         """
-        self._orchestrator = orchestrator
+        self._service = service
         self._sends_request_id = sends_request_id
         self._config = config
         self._clock = clock
@@ -134,7 +134,7 @@ class Ingress:
         asked = parse_chat_request(body, max_choices=self._config.max_choices)
         self._check_model(asked.model)
         unique = secrets.token_hex(16)  # not the client's id, which two requests may share
-        events = self._orchestrator.generate(asked.as_generate_request(unique, tenant))
+        events = self._service.generate(asked.as_generate_request(unique, tenant))
         frame = ReplyFrame(
             id=f"chatcmpl-{unique}",
             created=int(time.time()),
@@ -212,7 +212,7 @@ class Ingress:
     async def _ready(self, request: Request, tenant: str) -> Response:
         try:
             async with asyncio.timeout(_READY_TIMEOUT_S):
-                state = await self._orchestrator.ready()
+                state = await self._service.ready()
         except Exception as error:  # any error means that the application is not ready
             raise TargetUnavailable("The orchestrator does not answer.") from error
         if state.get("ready"):

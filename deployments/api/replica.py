@@ -18,7 +18,7 @@ _MAX_GRPC_CHARS = 2**20  # up to 4 bytes each would pass gRPC's limit of 4 MiB
 
 
 class RemoteOrchestrator:
-    """An `Orchestrator` of the ingress over a Serve handle.
+    """The ingress's `GenerationService` over a Serve handle to the orchestrator.
 
     Streams use gRPC, so that the requests of an ingress that dies are aborted with it. A request
     too large for a gRPC message goes through the object store; it then runs to its end instead.
