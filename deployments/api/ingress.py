@@ -26,12 +26,18 @@ from starlette.types import Receive, Scope, Send
 from deployments.api.errors import error_body, http_error
 from deployments.api.event_feed import ClientLeft, EventFeed
 from deployments.api.requests import ChatRequest, parse_chat_request
-from deployments.api.responses import GrowingChoice, Json, ReplyFrame, Timing, model_card
-from deployments.api.responses import rapid_receipt as receipt_of
+from deployments.api.responses import (
+    GrowingChoice,
+    Json,
+    ReplyFrame,
+    Timing,
+    model_card,
+    rapid_receipt,
+)
 from deployments.config.serve_config import ApiConfig
 from deployments.config.tenants import Tenants
 from rapid.errors import BadRequest, BodyTooLarge, EngineFailed, TargetUnavailable, UnknownModel
-from rapid.messages import Finished, GenerateRequest, GenerationEvent, Receipt, Started, TextDelta
+from rapid.messages import Finished, GenerateRequest, GenerationEvent, Started, TextDelta
 from rapid.ports import Clock
 
 _log = logging.getLogger(__name__)
@@ -192,7 +198,7 @@ class Ingress:
                 timing.done = self._clock()
                 if last is None:
                     raise EngineFailed("The answer ended before all of its choices did.")
-                yield _with_receipt(frame.delta_chunk(last), event.receipt)
+                yield frame.delta_chunk(last) | {"rapid": rapid_receipt(event.receipt)}
                 if frame.includes_usage:
                     yield frame.usage_chunk(event.receipt, timing)
                 return
@@ -297,10 +303,6 @@ def _body(part: bytes, *, is_last: bool = False) -> MutableMapping[str, Any]:
 def _event(body: Json) -> bytes:
     """Return one event, in ASCII because some clients take U+2028 for the end of a line."""
     return b"data: %s\n\n" % json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _with_receipt(chunk: Json, receipt: Receipt) -> Json:
-    return chunk | {"rapid": receipt_of(receipt)}
 
 
 async def _read_json_body(request: Request, max_bytes: int) -> bytes:
