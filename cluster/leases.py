@@ -19,34 +19,19 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 from ray.actor import ActorHandle
 from ray.serve.handle import DeploymentHandle
 
 from cluster.failures import FailureKind, failure_of
 from rapid.errors import LeaseNotFound, Overloaded, RapidError, TargetUnavailable
+from rapid.messages import LeaseRequest
 
 logger = logging.getLogger(__name__)
 
 _PING_TIMEOUT_S = 10.0
 _RETRY_S = 0.2
-
-
-class HasLeaseId(Protocol):
-    """A dataclass that requests a lease under an id."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def lease_id(self) -> str:
-        """The id of the lease, unique over all replicas and attempts."""
-        ...
-
-    @property
-    def affinity(self) -> str:
-        """The name of what the request reads, for a replica that has read it; empty for any."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +61,7 @@ class LeasingReplica:
         self._engine = start_engine()
         self._fate: asyncio.Task[None] | None = None
 
-    async def lease(self, request: HasLeaseId) -> AsyncIterator[ActorHandle]:
+    async def lease(self, request: LeaseRequest) -> AsyncIterator[ActorHandle]:
         """Yield the engine once it has room for `request`, then wait for the end of the lease."""
         try:
             await self._engine.open.remote(request)
@@ -111,7 +96,7 @@ class LeasingReplica:
 @contextlib.asynccontextmanager
 async def hold(
     pool: DeploymentHandle,
-    request: HasLeaseId,
+    request: LeaseRequest,
     *,
     timeout_s: float,
     renew_every_s: float,
@@ -146,7 +131,7 @@ async def hold(
 @contextlib.asynccontextmanager
 async def hold_beside(
     first: HeldLease,
-    request: HasLeaseId,
+    request: LeaseRequest,
     *,
     timeout_s: float,
     renew_every_s: float,
@@ -189,7 +174,7 @@ async def hold_beside(
 
 
 async def _acquire(
-    pool: DeploymentHandle, request: HasLeaseId, timeout_s: float, lost: type[RapidError]
+    pool: DeploymentHandle, request: LeaseRequest, timeout_s: float, lost: type[RapidError]
 ) -> tuple[str, Any, ActorHandle]:
     lease = pool.options(
         stream=True, method_name="lease", session_id=request.affinity, _by_reference=False
