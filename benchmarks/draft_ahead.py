@@ -32,7 +32,7 @@ import ray
 from embedded_prompts import prompts
 from reporting import keep, table
 
-from cluster.leases import Lease
+from cluster.leases import HeldLease
 from deployments.orchestrator.ray_ports import Patience, RayDrafter, RayVerifier
 from deployments.pools.engine_actor import EngineActor
 from evaluation.reports.statistics import ratio
@@ -98,9 +98,9 @@ def in_processes() -> Place:
         actor.remote(config("target")),
         {on: actor.remote(config("drafter", draft_ahead=on)) for on in (False, True)},
         call,
-        lambda engine, lease_id: RayDrafter(Lease(lease_id, engine, 0.0)),
+        lambda engine, lease_id: RayDrafter(HeldLease(lease_id, engine, 0.0)),
         lambda target, drafter, lease_id: RayVerifier(
-            Lease(lease_id, target, 0.0), Lease(lease_id, drafter, 0.0), Patience(30)
+            HeldLease(lease_id, target, 0.0), HeldLease(lease_id, drafter, 0.0), Patience(30)
         ),
     )
 

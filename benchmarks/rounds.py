@@ -52,7 +52,7 @@ from deployments.app import compose  # noqa: E402
 from deployments.config.serve_config import ServeConfig  # noqa: E402
 from deployments.orchestrator.ray_ports import Patience, RayDrafter, RayVerifier  # noqa: E402
 from deployments.pools.engine_actor import load_engine  # noqa: E402
-from rapid.answering.answers import Answer  # noqa: E402
+from rapid.answering.answers import GrowingAnswer  # noqa: E402
 from rapid.checkpoints.text import ChatText  # noqa: E402
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig  # noqa: E402
 from rapid.messages import (  # noqa: E402
@@ -126,7 +126,7 @@ class Loops:
             )
             take = functools.partial(hold, request=request, timeout_s=30, renew_every_s=5)
             async with take(self._pools[0]) as target, take(self._pools[1]) as drafter:
-                answer = Answer(0, self._text, (), BLOCK * rounds)
+                answer = GrowingAnswer(0, self._text, (), BLOCK * rounds)
                 verdicts = speculate(
                     RayDrafter(drafter),
                     RayVerifier(target, drafter, Patience(30)),
@@ -173,7 +173,7 @@ class Loops:
             async with take(target, requests[0]) as reader, take(drafter, requests[1]) as other:
                 for lease in (reader, other):
                     await lease.engine.prefill.remote(lease.lease_id)
-                answer = Answer(0, self._text, (), 64)
+                answer = GrowingAnswer(0, self._text, (), 64)
                 rounds = speculate(
                     RayDrafter(other),
                     RayVerifier(reader, other, Patience(30)),

@@ -1,67 +1,118 @@
-"""Attribution of remote failures to actors, and their translation into `rapid.errors`.
+"""Failures of remote calls as values: the one module that knows how Ray and Serve report them.
 
 A call to one engine can fail because of another: when a block is passed by reference and its
-drafter died, ``verify`` fails with the *drafter's* actor id.
+drafter died, ``verify`` fails with the *drafter's* actor id. So a failure names its actor.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
+from enum import Enum, auto
 
 import grpc  # type: ignore[import-untyped]
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
-from ray.serve.exceptions import DeploymentUnavailableError
+from ray.exceptions import ActorDiedError, ObjectLostError, RayActorError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from rapid.errors import EngineFailed, RapidError
 
 logger = logging.getLogger(__name__)
 
 
-def unwrapped(error: BaseException) -> BaseException:
-    """Return the exception that was raised remotely, without Ray's wrappers."""
+class FailureKind(Enum):
+    """The ways in which a remote call fails.
+
+    Attributes:
+        DIED: The actor's process has ended.
+        SILENT: The actor cannot be reached; it may have died, and it may answer again.
+        CLOSING: The replica cancelled the call because it shuts down.
+        UNREACHABLE: No replica has taken the call.
+        SATURATED: The queue of the deployment is full.
+        OBJECT_LOST: An object that was passed by reference was lost with its machine.
+        RAISED: The callee raised an exception of its own.
+    """
+
+    DIED = auto()
+    SILENT = auto()
+    CLOSING = auto()
+    UNREACHABLE = auto()
+    SATURATED = auto()
+    OBJECT_LOST = auto()
+    RAISED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The failure of a remote call.
+
+    Attributes:
+        kind: What happened.
+        cause: The exception that was raised remotely, without Ray's wrappers.
+        actor_id: Id of the actor that died or is silent, in hex.
+    """
+
+    kind: FailureKind
+    cause: BaseException
+    actor_id: str | None = None
+
+    @property
+    def is_of_one_replica(self) -> bool:
+        """Whether one replica died or is closing, so that another may answer."""
+        return self.kind in (FailureKind.DIED, FailureKind.SILENT, FailureKind.CLOSING)
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the callee is gone or cannot be reached."""
+        return self.is_of_one_replica or self.kind is FailureKind.UNREACHABLE
+
+    def is_death_of(self, actor: ActorHandle) -> bool:
+        """Return whether `actor` died or is silent."""
+        return bool(self.actor_id == actor._actor_id.hex())
+
+    def as_rapid_error(self, who: str, lost: type[RapidError]) -> RapidError:
+        """Return the failure as a `RapidError`.
+
+        This is the `RapidError` that was raised remotely, `lost` when the callee was lost, and
+        `EngineFailed` otherwise. The message of another exception may name hosts and hold text of
+        other requests, so it is logged and not returned.
+
+        Args:
+            who: Name of the callee, for messages.
+            lost: Error class for a lost callee.
+        """
+        if isinstance(self.cause, RapidError):
+            return self.cause
+        logger.warning("the %s failed: %r", who, self.cause)
+        if self.is_loss:
+            return lost(f"The {who} was lost.")
+        return EngineFailed(f"The {who} failed; the server's log says why.")
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Classify an exception that a call of an actor, or of a Serve handle, raised."""
     while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):
         error = error.cause
-    return error
+    if isinstance(error, RayActorError):
+        died = isinstance(error, ActorDiedError)
+        return Failure(FailureKind.DIED if died else FailureKind.SILENT, error, error.actor_id)
+    return Failure(_kind_of(error), error)
 
 
-def is_death_of(error: BaseException, actor: ActorHandle) -> bool:
-    """Return whether `error` says that `actor` died or cannot be reached."""
-    cause = unwrapped(error)
-    return isinstance(cause, RayActorError) and cause.actor_id == actor._actor_id.hex()
-
-
-def has_gone_away(error: BaseException) -> bool:
-    """Return whether `error` says that one replica died or is closing, so another may answer."""
-    if isinstance(error, grpc.aio.AioRpcError):
-        return bool(error.code() == grpc.StatusCode.CANCELLED)
-    return isinstance(error, RayActorError)
-
-
-def is_loss(error: BaseException) -> bool:
-    """Return whether `error` says that the callee is gone or cannot be reached."""
-    cause = unwrapped(error)
-    if isinstance(cause, RuntimeError):  # raised by Serve when a replica closed before it answered
-        return str(cause).startswith("Unexpected error (StatusCode.")
-    return isinstance(cause, RayActorError | DeploymentUnavailableError | grpc.RpcError)
-
-
-def as_rapid_error(error: BaseException, who: str, lost: type[RapidError]) -> RapidError:
-    """Return a remote failure as a `RapidError`.
-
-    This is the `RapidError` that was raised remotely, `lost` when the callee was lost, and
-    `EngineFailed` otherwise. The message of another exception may name hosts and hold text of other
-    requests, so it is logged and not returned.
-
-    Args:
-        error: The failure of the call.
-        who: Name of the callee, for messages.
-        lost: Error class for a lost callee.
-    """
-    cause = unwrapped(error)
-    if isinstance(cause, RapidError):
-        return cause
-    logger.warning("the %s failed: %r", who, cause)
-    if is_loss(cause):
-        return lost(f"The {who} was lost.")
-    return EngineFailed(f"The {who} failed; the server's log says why.")
+def _kind_of(error: BaseException) -> FailureKind:
+    match error:
+        case grpc.aio.AioRpcError() if error.code() == grpc.StatusCode.CANCELLED:
+            return FailureKind.CLOSING
+        case grpc.RpcError() | DeploymentUnavailableError():
+            return FailureKind.UNREACHABLE
+        # When a stream ends before its replica has accepted it, Serve raises a bare RuntimeError
+        # that holds the gRPC status in its text only: `gRPCReplicaResult.get_rejection_response`
+        # in ray/serve/_private/replica_result.py of Ray 2.60.
+        case RuntimeError() if str(error).startswith("Unexpected error (StatusCode."):
+            return FailureKind.UNREACHABLE
+        case BackPressureError():
+            return FailureKind.SATURATED
+        case ObjectLostError():
+            return FailureKind.OBJECT_LOST
+        case _:
+            return FailureKind.RAISED

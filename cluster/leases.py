@@ -19,15 +19,14 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 from ray.actor import ActorHandle
-from ray.exceptions import ActorDiedError, RayActorError
-from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 
-from cluster.failures import as_rapid_error, has_gone_away, unwrapped
+from cluster.failures import FailureKind, failure_of
 from rapid.errors import LeaseNotFound, Overloaded, RapidError, TargetUnavailable
+from rapid.messages import LeaseRequest
 
 logger = logging.getLogger(__name__)
 
@@ -35,24 +34,8 @@ _PING_TIMEOUT_S = 10.0
 _RETRY_S = 0.2
 
 
-class HasLeaseId(Protocol):
-    """A dataclass that requests a lease under an id."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def lease_id(self) -> str:
-        """The id of the lease, unique over all replicas and attempts."""
-        ...
-
-    @property
-    def affinity(self) -> str:
-        """The name of what the request reads, for a replica that has read it; empty for any."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class Lease:
+class HeldLease:
     """A held lease.
 
     Attributes:
@@ -78,7 +61,7 @@ class LeasingReplica:
         self._engine = start_engine()
         self._fate: asyncio.Task[None] | None = None
 
-    async def lease(self, request: HasLeaseId) -> AsyncIterator[ActorHandle]:
+    async def lease(self, request: LeaseRequest) -> AsyncIterator[ActorHandle]:
         """Yield the engine once it has room for `request`, then wait for the end of the lease."""
         try:
             await self._engine.open.remote(request)
@@ -103,7 +86,9 @@ class LeasingReplica:
         """
         try:
             await self._engine.live.remote()
-        except RayActorError as error:
+        except Exception as error:
+            if not failure_of(error).is_loss:
+                raise
             logger.error("the engine died, and this replica with it: %s", error)
             os._exit(1)
 
@@ -111,12 +96,12 @@ class LeasingReplica:
 @contextlib.asynccontextmanager
 async def hold(
     pool: DeploymentHandle,
-    request: HasLeaseId,
+    request: LeaseRequest,
     *,
     timeout_s: float,
     renew_every_s: float,
     lost: type[RapidError] = TargetUnavailable,
-) -> AsyncIterator[Lease]:
+) -> AsyncIterator[HeldLease]:
     """Hold a lease for the duration of the context: renew it, and always release it.
 
     Args:
@@ -133,7 +118,7 @@ async def hold(
     """
     started = time.monotonic()
     lease_id, stream, engine = await _acquire(pool, request, timeout_s, lost)
-    lease = Lease(lease_id, engine, time.monotonic() - started)
+    lease = HeldLease(lease_id, engine, time.monotonic() - started)
     renewal = asyncio.create_task(_renew(lease, renew_every_s))
     try:
         yield lease
@@ -145,13 +130,13 @@ async def hold(
 
 @contextlib.asynccontextmanager
 async def hold_beside(
-    first: Lease,
-    request: HasLeaseId,
+    first: HeldLease,
+    request: LeaseRequest,
     *,
     timeout_s: float,
     renew_every_s: float,
     lost: type[RapidError],
-) -> AsyncIterator[Lease]:
+) -> AsyncIterator[HeldLease]:
     """Hold a second lease on the engine of `first`, which drafts for itself.
 
     The lease has no stream of its own, as it ends with `first`. So it does not wait for one of the
@@ -177,8 +162,8 @@ async def hold_beside(
         except TimeoutError:
             raise Overloaded(f"The engine is full: no room within {timeout_s:g} s.") from None
         except Exception as error:
-            raise as_rapid_error(error, "engine", lost) from None
-        lease = Lease(request.lease_id, engine, time.monotonic() - started)
+            raise failure_of(error).as_rapid_error("engine", lost) from None
+        lease = HeldLease(request.lease_id, engine, time.monotonic() - started)
         renewal = asyncio.create_task(_renew(lease, renew_every_s))
         try:
             yield lease
@@ -189,7 +174,7 @@ async def hold_beside(
 
 
 async def _acquire(
-    pool: DeploymentHandle, request: HasLeaseId, timeout_s: float, lost: type[RapidError]
+    pool: DeploymentHandle, request: LeaseRequest, timeout_s: float, lost: type[RapidError]
 ) -> tuple[str, Any, ActorHandle]:
     lease = pool.options(
         stream=True, method_name="lease", session_id=request.affinity, _by_reference=False
@@ -207,7 +192,7 @@ async def _acquire(
                     return named.lease_id, stream, await anext(stream)
                 except BaseException as error:
                     stream.cancel()
-                    if not has_gone_away(error):
+                    if not failure_of(error).is_of_one_replica:
                         raise
                     logger.warning("lease %s: the replica died: %s", named.lease_id, error)
                     death = error
@@ -218,19 +203,20 @@ async def _acquire(
         raise Overloaded(
             f"The {name} pool is full: no room within {timeout_s:g} s.", timeout_s
         ) from None
-    except BackPressureError:
-        raise Overloaded(f"The {name} pool's queue is full.", timeout_s) from None
     except Exception as error:
-        raise as_rapid_error(error, f"{name} pool", lost) from None
+        failure = failure_of(error)
+        if failure.kind is FailureKind.SATURATED:
+            raise Overloaded(f"The {name} pool's queue is full.", timeout_s) from None
+        raise failure.as_rapid_error(f"{name} pool", lost) from None
 
 
-async def _renew(lease: Lease, every_s: float) -> None:
+async def _renew(lease: HeldLease, every_s: float) -> None:
     while True:
         await asyncio.sleep(every_s)
         try:
             await lease.engine.renew.remote(lease.lease_id)
         except Exception as error:
-            cause = unwrapped(error)
-            logger.info("lease %s: not renewed: %s", lease.lease_id, cause)
-            if isinstance(cause, LeaseNotFound | ActorDiedError):
+            failure = failure_of(error)
+            logger.info("lease %s: not renewed: %s", lease.lease_id, failure.cause)
+            if failure.kind is FailureKind.DIED or isinstance(failure.cause, LeaseNotFound):
                 return

@@ -20,12 +20,12 @@ from ray.serve import Application
 from cluster.placement import PoolConfig, deployment_options
 from deployments.api.replica import IngressReplica
 from deployments.config.preflight import preflight
-from deployments.config.serve_config import EnginePool, ServeConfig
+from deployments.config.serve_config import EnginePoolConfig, ServeConfig
 from deployments.config.serve_file import check
 from deployments.orchestrator.deployment import Orchestrator
 from deployments.pools.engine_actor import EngineFactory, load_engine
 from deployments.pools.replica import EngineReplica
-from deployments.pools.retriever import Retriever
+from deployments.pools.retriever import RetrieverReplica
 
 __all__ = ["build", "check", "compose"]
 
@@ -48,21 +48,23 @@ def compose(
     elif config.drafter != "prompt_lookup":
         drafter = _engines("Drafter", config.drafter, load_drafter)
     if drafter is not None:
-        retriever = _deployment(Retriever, config.retriever.pool).bind(
+        retriever = _deployment("Retriever", RetrieverReplica, config.retriever.pool).bind(
             config.retriever.retrieval, config.target.engine.model
         )
-    orchestrator = _deployment(Orchestrator, config.orchestrator.pool).bind(
+    orchestrator = _deployment("Orchestrator", Orchestrator, config.orchestrator.pool).bind(
         config, target, drafter, retriever
     )
-    ingress = _deployment(serve.ingress()(IngressReplica), config.api.pool).options(name="Ingress")
+    ingress = _deployment("Ingress", serve.ingress()(IngressReplica), config.api.pool)
     return ingress.bind(config.api, orchestrator)
 
 
-def _engines(name: str, pool: EnginePool, load: EngineFactory) -> Application:
+def _engines(name: str, pool: EnginePoolConfig, load: EngineFactory) -> Application:
     """Return a pool of leasing replicas, each with as many leases as its engine."""
-    deployment = _deployment(EngineReplica, pool.pool, pool.engine.max_leases)
-    return deployment.options(name=name).bind(pool.engine, pool.pool, load)
+    deployment = _deployment(name, EngineReplica, pool.pool, pool.engine.max_leases)
+    return deployment.bind(pool.engine, pool.pool, load)
 
 
-def _deployment(cls: type, pool: PoolConfig, max_leases: int | None = None) -> serve.Deployment:
-    return serve.deployment(cls).options(**deployment_options(pool, max_leases))
+def _deployment(
+    name: str, cls: type, pool: PoolConfig, max_leases: int | None = None
+) -> serve.Deployment:
+    return serve.deployment(cls).options(name=name, **deployment_options(pool, max_leases))

@@ -209,10 +209,12 @@ class EngineMetrics:
             "vllm_prefix_cache_hits_total", "Prompt tokens found in the cache.", ("pool",)
         )
         self._ahead_hits = Counter(
-            "rapid_overlap_hit_total", "Blocks that began with what was drafted ahead.", ("pool",)
+            "rapid_draft_ahead_hit_total",
+            "Blocks that began with what was drafted ahead.",
+            ("pool",),
         )
         self._ahead_misses = Counter(
-            "rapid_overlap_miss_total", "Blocks that found it to be wrong.", ("pool",)
+            "rapid_draft_ahead_miss_total", "Blocks that found it to be wrong.", ("pool",)
         )
         counters = (self._queries, self._hits, self._ahead_hits, self._ahead_misses)
         for each in (self._usage, *counters):

@@ -10,9 +10,9 @@
     ├── Unauthorized            the API key is missing or unknown                  401
     ├── Overloaded              the pools are full; says when to retry             503
     ├── LeaseNotFound           the lease was released, expired or never existed   503
-    │   └── DrafterHangs        no draft block came in time                        503
     ├── OutOfStep               a message is for another position of the sequence  500
     ├── DrafterUnavailable      `auto` and `lossless` continue without a drafter   503
+    ├── DrafterHangs            no draft block came in time                        503
     ├── TargetUnavailable       no target replica answered                         503
     ├── EngineFailed            a forward pass raised; its leases are released     500
     └── ConfigurationError      the configuration is rejected before startup
@@ -86,20 +86,20 @@ class LeaseNotFound(RapidError):
     """A lease that was released or expired; recoverable with a new lease and a new prefill."""
 
 
-class DrafterHangs(LeaseNotFound):
-    """A drafter that has not answered in time but still may.
-
-    Recoverable by giving up the leases of both drafter and verifier: a late block must not reach
-    a verifier's lease that has moved on.
-    """
-
-
 class OutOfStep(RapidError):
     """A message for another position than the sequence's own: a bug or a duplicated call."""
 
 
 class DrafterUnavailable(RapidError):
     """A missing or lost drafter; the answer can continue with the target's own distribution."""
+
+
+class DrafterHangs(RapidError):
+    """A drafter that has not answered in time but still may.
+
+    Recoverable by giving up the leases of both drafter and verifier: a late block must not reach
+    a verifier's lease that has moved on.
+    """
 
 
 class TargetUnavailable(RapidError):

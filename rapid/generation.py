@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any, TypeVar
 
-from rapid.answering.session import Session, Terms
-from rapid.answering.sources import DraftSource, LookupSource, PoolSource, WindowSource
+from rapid.answering.session import DraftNeeds, DraftSource, Session, Terms
+from rapid.answering.sources import LookupSource, PoolSource, WindowSource
 from rapid.checkpoints.vocabulary import check_same_vocabulary
 from rapid.config import (
     Coupling,
@@ -207,7 +207,7 @@ async def _generate(
             verifier = await session.take(pool_for(target, long), "target", long)
             source = _source(drafter, lambda: pool_for(model, short) if model else None)
             if source is not None:
-                await source.hold(session, verifier, short)
+                await source.hold(DraftNeeds(session, verifier, short))
                 await source.read()
             await verifier.prefill
 
@@ -218,7 +218,8 @@ async def _generate(
                 assert isinstance(source, PoolSource)
                 found = as_prompt(refresh(token_ids))
                 source.pool = pool_for(model, found)
-                await source.hold(session, verifier, found, committed=(token_ids,))
+                needs = DraftNeeds(session, verifier, found, committed=(token_ids,))
+                await source.hold(needs)
                 await source.read()
                 statistics.refreshes += 1
                 return source.drafter(0)

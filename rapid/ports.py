@@ -138,7 +138,7 @@ class EnginePool(Protocol):
         ...
 
 
-class Chunk(Protocol):
+class Passage(Protocol):
     """A retrieved passage of a document; `start` and `end` are character offsets."""
 
     @property
@@ -159,7 +159,7 @@ class Found(Protocol):
     """The result of retrieval, in document order."""
 
     @property
-    def chunks(self) -> Sequence[Chunk]: ...
+    def chunks(self) -> Sequence[Passage]: ...
 
     @property
     def cleared_floor(self) -> bool:

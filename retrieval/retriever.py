@@ -16,7 +16,7 @@ from typing import Any
 from rapid.messages import Document
 from retrieval.chunking import Chunk, RetrievedChunk, TokenOffsets, chunk_text, hf_token_offsets
 from retrieval.config import RetrievalConfig
-from retrieval.embedding import Embedder, Embedding, LexicalEmbedder, make_embedder
+from retrieval.embedding import Embedder, Embedding, make_embedder
 from retrieval.errors import RetrievalError, StoreUnavailable, UnknownDocument
 from retrieval.ranking import select
 from retrieval.store import ChunkStore
@@ -282,8 +282,15 @@ class Retriever:
         return max(1, min(num_chunks, 16 + 4 * budget_tokens // self._config.chunk_tokens))
 
 
-async def open_retriever(config: RetrievalConfig, token_offsets: TokenOffsets) -> Retriever:
+async def open_retriever(
+    config: RetrievalConfig, token_offsets: TokenOffsets, embedder: Embedder | None = None
+) -> Retriever:
     """Open the configured embedder and store; loading an embedding model takes seconds.
+
+    Args:
+        config: Settings of retrieval.
+        token_offsets: Returns the character ranges of the target's tokens.
+        embedder: An embedder that is loaded already, in place of the configured one.
 
     Raises:
         EmbedderFailed: If the model cannot be loaded.
@@ -292,7 +299,8 @@ async def open_retriever(config: RetrievalConfig, token_offsets: TokenOffsets) -
     """
     from retrieval.qdrant import QdrantChunkStore
 
-    embedder = await asyncio.to_thread(make_embedder, config.embedder)
+    if embedder is None:
+        embedder = await asyncio.to_thread(make_embedder, config.embedder)
     store = await QdrantChunkStore.open(config.store, config.collection, embedder.space)
     return Retriever(config, embedder, store, token_offsets)
 
@@ -319,14 +327,10 @@ def retrieve_context(
         chunk_tokens: The most tokens of a chunk.
         embedder: Defaults to a new `LexicalEmbedder`; pass a `BGEM3Embedder` to reuse its model.
     """
-    embedder = embedder or LexicalEmbedder()
     config = RetrievalConfig(chunk_tokens=chunk_tokens)
 
     async def retrieve() -> RetrievedContext:
-        from retrieval.qdrant import QdrantChunkStore
-
-        store = await QdrantChunkStore.open(config.store, config.collection, embedder.space)
-        retriever = Retriever(config, embedder, store, hf_token_offsets(tokenizer))
+        retriever = await open_retriever(config, hf_token_offsets(tokenizer), embedder)
         try:
             documents = [Document("document", text)]
             return await retriever.retrieve("local", documents, query, budget_tokens)

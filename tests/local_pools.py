@@ -227,5 +227,15 @@ class LocalApplication:
     def generate(self, request: GenerateRequest) -> Any:
         return RequestRun(self._services, request).events()
 
-    async def answered(self, request: GenerateRequest) -> list[GenerationEvent]:
-        return [event async for event in self.generate(request)]
+    async def answered(
+        self, request: GenerateRequest, *, target_dies_after: int | None = None
+    ) -> list[GenerationEvent]:
+        """All events of a request, whose target dies after so many of them and is replaced."""
+        events: list[GenerationEvent] = []
+        async for event in self.generate(request):
+            events.append(event)
+            if len(events) == target_dies_after:
+                dead = self.target.engine
+                self.target.start()
+                dead.kill()
+        return events

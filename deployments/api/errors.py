@@ -19,6 +19,7 @@ _TABLE: dict[type[BaseException], tuple[int, str, str | None]] = {
     errors.Unauthorized: (401, "authentication_error", "invalid_api_key"),
     errors.Overloaded: (503, _SERVER, "overloaded"),
     errors.LeaseNotFound: (503, _SERVER, "lease_lost"),
+    errors.DrafterHangs: (503, _SERVER, "drafter_unavailable"),
     errors.DrafterUnavailable: (503, _SERVER, "drafter_unavailable"),
     errors.TargetUnavailable: (503, _SERVER, "target_unavailable"),
     errors.EngineFailed: (500, _SERVER, "engine_failed"),
@@ -26,6 +27,7 @@ _TABLE: dict[type[BaseException], tuple[int, str, str | None]] = {
     errors.ConfigurationError: (500, _SERVER, "configuration_error"),
     errors.RapidError: (503, _SERVER, None),
 }
+_BUG = (500, _SERVER, "internal_error")
 _RETRY_AFTER_S = 1.0
 _MISTAKE = "The server made a mistake; its log says which, under this response's x-request-id."
 
@@ -46,23 +48,14 @@ class HttpError:
 
 
 def http_error(error: BaseException) -> HttpError:
-    """Translate `error`, or the error that a Ray error carries as its ``cause``.
+    """Translate `error`.
 
     An error of status 500, such as any that the table does not list, is a bug: the response says
     that it happened but not its message, which may hold paths or another client's text. The body
     marks errors of status 503 as retryable; a bug would only happen again.
     """
-    error = _unwrapped(error)
-    for cls in type(error).__mro__:
-        if cls in _TABLE:
-            status, kind, code = _TABLE[cls]
-            message = str(error)
-            break
-    else:
-        status, kind, code = _overload(error) or (500, _SERVER, "internal_error")
-        message = "The server is busy."
-    if status == 500:
-        message = _MISTAKE
+    status, kind, code = next((_TABLE[cls] for cls in type(error).__mro__ if cls in _TABLE), _BUG)
+    message = _MISTAKE if status == 500 else str(error)
     headers: dict[str, str] = {}
     if status in (429, 503):
         wait_s = getattr(error, "retry_after_s", _RETRY_AFTER_S)
@@ -93,17 +86,3 @@ def error_body(
             "retryable": is_retryable,
         }
     }
-
-
-def _unwrapped(error: BaseException) -> BaseException:
-    """Return the innermost ``cause`` of a Ray error, detected without importing Ray."""
-    while isinstance(cause := getattr(error, "cause", None), BaseException):
-        error = cause
-    return error
-
-
-def _overload(error: BaseException) -> tuple[int, str, str] | None:
-    """Return the table entry of Serve's own error for a full deployment queue, else None."""
-    if type(error).__name__ == "BackPressureError":
-        return 503, _SERVER, "overloaded"
-    return None

@@ -26,12 +26,18 @@ from starlette.types import Receive, Scope, Send
 from deployments.api.errors import error_body, http_error
 from deployments.api.event_feed import ClientLeft, EventFeed
 from deployments.api.requests import ChatRequest, parse_chat_request
-from deployments.api.responses import GrowingChoice, Json, ReplyFrame, Timing, model_card
-from deployments.api.responses import rapid_receipt as receipt_of
+from deployments.api.responses import (
+    GrowingChoice,
+    Json,
+    ReplyFrame,
+    Timing,
+    model_card,
+    rapid_receipt,
+)
 from deployments.config.serve_config import ApiConfig
 from deployments.config.tenants import Tenants
 from rapid.errors import BadRequest, BodyTooLarge, EngineFailed, TargetUnavailable, UnknownModel
-from rapid.messages import Finished, GenerateRequest, GenerationEvent, Receipt, Started, TextDelta
+from rapid.messages import Finished, GenerateRequest, GenerationEvent, Started, TextDelta
 from rapid.ports import Clock
 
 _log = logging.getLogger(__name__)
@@ -44,8 +50,8 @@ _READY_TIMEOUT_S = 10.0
 Handler = Callable[[Request, str], Awaitable[Response]]
 
 
-class Orchestrator(Protocol):
-    """The interface of the orchestrator."""
+class GenerationService(Protocol):
+    """The application behind the HTTP API: what runs its requests."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
         """Yield the events of a request; closing the generator aborts the request."""
@@ -57,11 +63,11 @@ class Orchestrator(Protocol):
 
 
 class Ingress:
-    """An ASGI application with OpenAI's routes over an orchestrator."""
+    """An ASGI application with OpenAI's routes over a `GenerationService`."""
 
     def __init__(
         self,
-        orchestrator: Orchestrator,
+        service: GenerationService,
         config: ApiConfig,
         *,
         sends_request_id: bool = True,
@@ -70,13 +76,13 @@ class Ingress:
         """Create the application.
 
         Args:
-            orchestrator: Runs the requests.
+            service: Runs the requests.
             config: The model name, keys and limits.
             sends_request_id: Whether responses carry ``x-request-id``; False where the server in
                 front adds it itself.
             clock: Monotonic seconds.
         """
-        self._orchestrator = orchestrator
+        self._service = service
         self._sends_request_id = sends_request_id
         self._config = config
         self._clock = clock
@@ -134,7 +140,7 @@ class Ingress:
         asked = parse_chat_request(body, max_choices=self._config.max_choices)
         self._check_model(asked.model)
         unique = secrets.token_hex(16)  # not the client's id, which two requests may share
-        events = self._orchestrator.generate(asked.as_generate_request(unique, tenant))
+        events = self._service.generate(asked.as_generate_request(unique, tenant))
         frame = ReplyFrame(
             id=f"chatcmpl-{unique}",
             created=int(time.time()),
@@ -192,7 +198,7 @@ class Ingress:
                 timing.done = self._clock()
                 if last is None:
                     raise EngineFailed("The answer ended before all of its choices did.")
-                yield _with_receipt(frame.delta_chunk(last), event.receipt)
+                yield frame.delta_chunk(last) | {"rapid": rapid_receipt(event.receipt)}
                 if frame.includes_usage:
                     yield frame.usage_chunk(event.receipt, timing)
                 return
@@ -212,7 +218,7 @@ class Ingress:
     async def _ready(self, request: Request, tenant: str) -> Response:
         try:
             async with asyncio.timeout(_READY_TIMEOUT_S):
-                state = await self._orchestrator.ready()
+                state = await self._service.ready()
         except Exception as error:  # any error means that the application is not ready
             raise TargetUnavailable("The orchestrator does not answer.") from error
         if state.get("ready"):
@@ -297,10 +303,6 @@ def _body(part: bytes, *, is_last: bool = False) -> MutableMapping[str, Any]:
 def _event(body: Json) -> bytes:
     """Return one event, in ASCII because some clients take U+2028 for the end of a line."""
     return b"data: %s\n\n" % json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _with_receipt(chunk: Json, receipt: Receipt) -> Json:
-    return chunk | {"rapid": receipt_of(receipt)}
 
 
 async def _read_json_body(request: Request, max_bytes: int) -> bytes:

@@ -8,17 +8,17 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
-from cluster.failures import is_loss
+from cluster.failures import FailureKind, failure_of
 from deployments.api.ingress import Ingress
 from deployments.config.serve_config import ApiConfig
-from rapid.errors import TargetUnavailable
+from rapid.errors import Overloaded, TargetUnavailable
 from rapid.messages import GenerateRequest, GenerationEvent
 
 _MAX_GRPC_CHARS = 2**20  # up to 4 bytes each would pass gRPC's limit of 4 MiB
 
 
 class RemoteOrchestrator:
-    """An `Orchestrator` of the ingress over a Serve handle.
+    """The ingress's `GenerationService` over a Serve handle to the orchestrator.
 
     Streams use gRPC, so that the requests of an ingress that dies are aborted with it. A request
     too large for a gRPC message goes through the object store; it then runs to its end instead.
@@ -33,6 +33,8 @@ class RemoteOrchestrator:
         Raises:
             TargetUnavailable: If the orchestrator died or cannot be reached; a retry goes to
                 another replica.
+            Overloaded: If the orchestrator's queue is full.
+            Exception: What the orchestrator raised, without Ray's wrappers.
         """
         generate = self._handle.options(
             stream=True,
@@ -44,8 +46,13 @@ class RemoteOrchestrator:
             async for event in stream:
                 yield event
         except Exception as error:
-            if is_loss(error):
+            failure = failure_of(error)
+            if failure.kind is FailureKind.SATURATED:
+                raise Overloaded("The server is busy.") from error
+            if failure.is_loss:
                 raise TargetUnavailable("The orchestrator was lost: ask again.") from error
+            if failure.cause is not error:
+                raise failure.cause from error
             raise
         finally:
             stream.cancel()

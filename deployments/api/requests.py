@@ -269,20 +269,12 @@ class ChatRequest(_Body):
             _refuse("messages", "has no message with role 'user': there is no question")
         return messages
 
-    @field_validator("top_logprobs")
+    @field_validator("top_logprobs", "stream_options")
     @classmethod
-    def _needs_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value is not None and not info.data.get("logprobs"):
-            _refuse("top_logprobs", "needs logprobs to be true")
-        return value
-
-    @field_validator("stream_options")
-    @classmethod
-    def _needs_stream(
-        cls, value: StreamOptions | None, info: ValidationInfo
-    ) -> StreamOptions | None:
-        if value is not None and not info.data.get("stream"):
-            _refuse("stream_options", "needs stream to be true")
+    def _has_its_switch(cls, value: object, info: ValidationInfo) -> object:
+        switch = "logprobs" if info.field_name == "top_logprobs" else "stream"
+        if value is not None and not info.data.get(switch):
+            _refuse("switch", f"needs {switch} to be true")
         return value
 
     @field_validator("max_completion_tokens")

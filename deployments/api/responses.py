@@ -197,10 +197,9 @@ def rapid_receipt(receipt: Receipt) -> Json:
     return body
 
 
-def model_card(model: str, created: int, max_model_len: int | None = None) -> Json:
+def model_card(model: str, created: int) -> Json:
     """Return an entry of ``GET /v1/models``."""
-    card: Json = {"id": model, "object": "model", "created": created, "owned_by": "rapid"}
-    return card if max_model_len is None else card | {"max_model_len": max_model_len}
+    return {"id": model, "object": "model", "created": created, "owned_by": "rapid"}
 
 
 def _token(text: str, logprob: float) -> Json:

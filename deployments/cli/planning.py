@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,119 +25,84 @@ _ACCEPTANCE_SOURCE = (
     "yours is in every receipt (accepted of drafted): pass --acceptance."
 )
 _GIB = 2**30
-_WHO, _HOW = "What runs where", "How it runs"
+_who = partial(typer.Option, rich_help_panel="What runs where")
+_how = partial(typer.Option, rich_help_panel="How it runs")
 
 
 def plan(
     target: Annotated[
         str,
-        typer.Option(
+        _who(
             help="llama-3.1-8b, ...: a wrong name lists them; or a checkpoint directory.",
-            rich_help_panel=_WHO,
             metavar="MODEL",
         ),
     ],
-    drafter: Annotated[
-        str,
-        typer.Option(help="Likewise.", rich_help_panel=_WHO, metavar="MODEL"),
-    ],
-    gpu: Annotated[
-        str,
-        typer.Option(
-            help="Of both: a100-80gb, h100-sxm, h200.", rich_help_panel=_WHO, metavar="GPU"
-        ),
-    ],
-    context: Annotated[
-        int,
-        typer.Option(help="Tokens of a target's sequence.", min=1, rich_help_panel=_WHO),
-    ],
-    batch: Annotated[
-        int, typer.Option(help="Sequences decoded at once.", min=1, rich_help_panel=_WHO)
-    ] = 1,
+    drafter: Annotated[str, _who(help="Likewise.", metavar="MODEL")],
+    gpu: Annotated[str, _who(help="Of both: a100-80gb, h100-sxm, h200.", metavar="GPU")],
+    context: Annotated[int, _who(help="Tokens of a target's sequence.", min=1)],
+    batch: Annotated[int, _who(help="Sequences decoded at once.", min=1)] = 1,
     drafter_context: Annotated[
         int | None,
-        typer.Option(
+        _who(
             help="Tokens of a drafter's sequence; by default the retriever's budget for the "
             "context.",
             show_default=False,
             min=1,
-            rich_help_panel=_WHO,
         ),
     ] = None,
-    target_gpus: Annotated[
-        int, typer.Option(help="That share one target.", min=1, rich_help_panel=_WHO)
-    ] = 1,
+    target_gpus: Annotated[int, _who(help="That share one target.", min=1)] = 1,
     drafter_gpus: Annotated[
         int | None,
-        typer.Option(
+        _who(
             help="That share one drafter, 0 for the target's own; by default all groups of up to 8 "
             "that hold it.",
             show_default=False,
             min=0,
-            rich_help_panel=_WHO,
         ),
     ] = None,
     target_bits: Annotated[
-        float,
-        typer.Option(
-            help="Of a weight, 8 or 4 when quantized.", min=1, max=32, rich_help_panel=_WHO
-        ),
+        float, _who(help="Of a weight, 8 or 4 when quantized.", min=1, max=32)
     ] = 16,
-    drafter_bits: Annotated[
-        float, typer.Option(help="Likewise.", min=1, max=32, rich_help_panel=_WHO)
-    ] = 16,
+    drafter_bits: Annotated[float, _who(help="Likewise.", min=1, max=32)] = 16,
     acceptance: Annotated[
         float | None,
-        typer.Option(
+        _how(
             help=f"Chance that a drafted token is accepted; by default {_ACCEPTANCE}, the paper's.",
             show_default=False,
             min=0,
             max=1,
-            rich_help_panel=_HOW,
         ),
     ] = None,
     hits: Annotated[
         float | None,
-        typer.Option(
+        _how(
             help="Share of blocks drafted ahead that are right; by default those accepted whole.",
             show_default=False,
             min=0,
             max=1,
-            rich_help_panel=_HOW,
         ),
     ] = None,
     extra_position: Annotated[
         bool,
-        typer.Option(
+        _how(
             "--extra-position",
             help="Count a token after a block that is accepted whole, as published formulas do; "
             "without drafting ahead.",
-            rich_help_panel=_HOW,
         ),
     ] = False,
     bandwidth_share: Annotated[
-        float,
-        typer.Option(
-            help="Of the GPU's, that a step reaches; 1 is the limit.",
-            min=0.01,
-            max=1,
-            rich_help_panel=_HOW,
-        ),
+        float, _how(help="Of the GPU's, that a step reaches; 1 is the limit.", min=0.01, max=1)
     ] = 1.0,
     round_ms: Annotated[
-        float,
-        typer.Option(
-            help="What a round takes beside drafting and verifying.", min=0, rich_help_panel=_HOW
-        ),
+        float, _how(help="What a round takes beside drafting and verifying.", min=0)
     ] = 0.0,
     gpu_hour: Annotated[
         float | None,
-        typer.Option(
+        _how(
             help="Price of one GPU for an hour; turns GPU-seconds into money.",
             show_default=False,
             min=0,
             metavar="PRICE",
-            rich_help_panel=_HOW,
         ),
     ] = None,
 ) -> None:

@@ -137,7 +137,6 @@ class ServerProcess:
         self._http.close()
         self._lock.truncate(0)
         self._lock.close()
-        self._http.close()
 
     def _status(self, path: str) -> int | None:
         try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster.placement import PoolConfig
-from deployments.config.serve_config import EnginePool, ServeConfig
+from deployments.config.serve_config import EnginePoolConfig, ServeConfig
 from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.files import checkpoint_source
 from rapid.checkpoints.memory import check_fits, free_bytes, memory_needs, plan_pages
@@ -41,7 +41,7 @@ def preflight(config: ServeConfig, *, runs_here: bool = False) -> ServeConfig:
     return config.model_copy(update=filled)
 
 
-def _checked(role: str, pool: EnginePool) -> EnginePool:
+def _checked(role: str, pool: EnginePoolConfig) -> EnginePoolConfig:
     """Return the pool with `max_context` filled in, after checking its checkpoint and KV size."""
     engine = pool.engine
     try:
@@ -53,7 +53,7 @@ def _checked(role: str, pool: EnginePool) -> EnginePool:
     return pool.model_copy(update={"engine": filled})
 
 
-def _check_memory(pools: Mapping[str, EnginePool]) -> None:
+def _check_memory(pools: Mapping[str, EnginePoolConfig]) -> None:
     """Check that all engines that start on this machine's CPU fit its free memory together."""
     needs = [
         (f"{role} {pool.engine.model!r}", _need(pool.engine))

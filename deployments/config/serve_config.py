@@ -15,7 +15,7 @@ from rapid.config import AnsweringConfig, EngineConfig, Finite, Frozen, Speculat
 from retrieval.config import LocalStoreConfig, RetrievalConfig
 
 
-class EnginePool(Frozen):
+class EnginePoolConfig(Frozen):
     """Settings of a model's engine and of the replicas that run it."""
 
     engine: EngineConfig
@@ -32,7 +32,7 @@ class EnginePool(Frozen):
         return self
 
 
-class RetrieverPool(Frozen):
+class RetrieverPoolConfig(Frozen):
     """Settings of retrieval and of the replicas that run it."""
 
     retrieval: RetrievalConfig = RetrievalConfig()
@@ -48,7 +48,7 @@ class RetrieverPool(Frozen):
         return self
 
 
-class OrchestratorPool(AnsweringConfig):
+class OrchestratorPoolConfig(AnsweringConfig):
     """Settings of the orchestrator deployment, which include those of `AnsweringConfig`.
 
     Attributes:
@@ -103,7 +103,7 @@ class ApiConfig(Frozen):
 
 
 Drafters = Annotated[
-    Annotated[EnginePool, Tag("pool of its own")]
+    Annotated[EnginePoolConfig, Tag("pool of its own")]
     | Annotated[Literal["target", "prompt_lookup"], Tag("no pool")],
     Discriminator(lambda drafter: "no pool" if isinstance(drafter, str) else "pool of its own"),
 ]
@@ -124,15 +124,15 @@ class ServeConfig(Frozen):
         speculation: Defaults for the settings that a request leaves out.
     """
 
-    target: EnginePool
+    target: EnginePoolConfig
     drafter: Drafters
-    retriever: RetrieverPool = RetrieverPool()
-    orchestrator: OrchestratorPool = OrchestratorPool()
+    retriever: RetrieverPoolConfig = RetrieverPoolConfig()
+    orchestrator: OrchestratorPoolConfig = OrchestratorPoolConfig()
     api: ApiConfig = ApiConfig()
     speculation: SpeculationConfig = SpeculationConfig()
 
     @property
-    def drafter_pool(self) -> EnginePool:
+    def drafter_pool(self) -> EnginePoolConfig:
         """The pool that drafts, or the target's where the drafter has none of its own."""
         return self.target if isinstance(self.drafter, str) else self.drafter
 

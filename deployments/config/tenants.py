@@ -6,25 +6,14 @@ import hmac
 import ipaddress
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rapid.errors import Unauthorized
 
+if TYPE_CHECKING:
+    from deployments.config.serve_config import ApiKey
+
 LOCAL_TENANT = "local"
-
-
-class KeyHash(Protocol):
-    """A configured API key."""
-
-    @property
-    def tenant(self) -> str:
-        """The tenant that the key identifies."""
-        ...
-
-    @property
-    def sha256(self) -> str:
-        """The SHA-256 of the key in hex; the configuration never holds the key itself."""
-        ...
 
 
 class Tenants:
@@ -35,7 +24,7 @@ class Tenants:
     browser on this machine would reach the server (DNS rebinding).
     """
 
-    def __init__(self, keys: Sequence[KeyHash] = ()) -> None:
+    def __init__(self, keys: Sequence[ApiKey] = ()) -> None:
         self._keys = tuple(keys)
 
     def identify(

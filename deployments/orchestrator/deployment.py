@@ -11,7 +11,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.config.serve_config import ServeConfig
 from deployments.metrics import RequestMetrics
-from deployments.orchestrator.ray_ports import Judging, RayPool, RayRetrieval
+from deployments.orchestrator.ray_ports import RayPool, RayRetrieval, VerifierSettings
 from deployments.orchestrator.readiness import readiness
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.request import RequestRun
@@ -73,14 +73,14 @@ def services_over_ray(
     settings = config.orchestrator
     retrieval = config.retriever.retrieval
     patience = Patience(settings.drafter_hangs_s)
-    judging = Judging(patience, settings.acceptance_site, target_text.eos_ids)
+    verifiers = VerifierSettings(patience, settings.acceptance_site, target_text.eos_ids)
     target_engine, drafter_engine = config.target.engine, config.drafter_pool.engine
-    targets = RayPool(target, target_engine.lease_ttl_s, judging, TargetUnavailable)
+    targets = RayPool(target, target_engine.lease_ttl_s, verifiers, TargetUnavailable)
     drafters = alone = None
     if drafter is not None:
         ttl_s = drafter_engine.lease_ttl_s
-        alone = RayPool(drafter, ttl_s, judging, TargetUnavailable)
-        drafters = RayPool(drafter, ttl_s, judging, DrafterUnavailable)
+        alone = RayPool(drafter, ttl_s, verifiers, TargetUnavailable)
+        drafters = RayPool(drafter, ttl_s, verifiers, DrafterUnavailable)
     if config.drafter == "target":
         drafters = targets
     return Services(

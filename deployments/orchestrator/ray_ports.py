@@ -16,11 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ray import ObjectRef
-from ray.exceptions import ObjectLostError
 from ray.serve.handle import DeploymentHandle
 
-from cluster.failures import as_rapid_error, is_death_of, unwrapped
-from cluster.leases import Lease, hold, hold_beside
+from cluster.failures import FailureKind, failure_of
+from cluster.leases import HeldLease, hold, hold_beside
 from rapid.config import WindowDrafting
 from rapid.errors import (
     BadRequest,
@@ -46,7 +45,7 @@ _LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Judging:
+class VerifierSettings:
     """Settings of verifiers, the same for all requests.
 
     Attributes:
@@ -68,7 +67,7 @@ class RayPool:
         self,
         handle: DeploymentHandle,
         lease_ttl_s: float,
-        judging: Judging,
+        verifiers: VerifierSettings,
         lost: type[RapidError],
     ) -> None:
         """Store the settings that all leases of the pool share.
@@ -76,12 +75,12 @@ class RayPool:
         Args:
             handle: The handle of the pool's deployment.
             lease_ttl_s: Seconds after which its engines free a lease that is not renewed.
-            judging: Settings of its leases' verifiers.
+            verifiers: Settings of its leases' verifiers.
             lost: The error that the loss of one of its engines raises.
         """
         self._handle = handle
         self._renew_every_s = lease_ttl_s / _RENEWALS_PER_TTL
-        self._judging = judging
+        self._verifiers = verifiers
         self._lost = lost
 
     @asynccontextmanager
@@ -106,18 +105,22 @@ class RayPool:
                 beside.held, request, timeout_s=wait_s, renew_every_s=every_s, lost=lost
             )
         async with holding as held:
-            yield RayLease(held, request, self._judging, lost)
+            yield RayLease(held, request, self._verifiers, lost)
 
 
 class RayLease:
     """A lease on an engine's actor; see `rapid.ports.EngineLease`."""
 
     def __init__(
-        self, held: Lease, request: LeaseRequest, judging: Judging, lost: type[RapidError]
+        self,
+        held: HeldLease,
+        request: LeaseRequest,
+        verifiers: VerifierSettings,
+        lost: type[RapidError],
     ) -> None:
         self.held = held
         self._request = request
-        self._judging = judging
+        self._verifiers = verifiers
         self._lost = lost
 
     @property
@@ -135,7 +138,7 @@ class RayLease:
         try:
             receipt: PrefillReceipt = await self.held.engine.prefill.remote(self.lease_id)
         except Exception as error:
-            raise as_rapid_error(error, "engine", self._lost) from None
+            raise failure_of(error).as_rapid_error("engine", self._lost) from None
         return receipt
 
     def forgo_companion(self) -> None:
@@ -153,19 +156,19 @@ class RayLease:
     def verifier(self, choice: int, drafter: Callable[[], EngineLease | None]) -> RayVerifier:
         """Return the verifier of a choice's blocks, which judges them at the configured site."""
 
-        def drafting() -> Lease | None:
+        def drafting() -> HeldLease | None:
             lease = drafter()
             return lease.held if isinstance(lease, RayLease) else None
 
-        if self._judging.site == "target":
-            return RayVerifier(self.held, drafting, self._judging.patience, choice)
+        if self._verifiers.site == "target":
+            return RayVerifier(self.held, drafting, self._verifiers.patience, choice)
         return JudgingVerifier(
             self.held,
             drafting,
-            self._judging.patience,
+            self._verifiers.patience,
             choice,
             self._request,
-            self._judging.eos_ids,
+            self._verifiers.eos_ids,
         )
 
 
@@ -195,14 +198,14 @@ class RayRetrieval:
             response.cancel()
             raise
         except Exception as error:
-            raise as_rapid_error(error, "retriever", DrafterUnavailable) from None
+            raise failure_of(error).as_rapid_error("retriever", DrafterUnavailable) from None
         return found
 
 
 class RayDrafter:
     """A drafter of one choice on a lease's engine."""
 
-    def __init__(self, lease: Lease, choice: int = 0) -> None:
+    def __init__(self, lease: HeldLease, choice: int = 0) -> None:
         self._lease = lease
         self._choice = choice
 
@@ -219,8 +222,8 @@ class RayVerifier:
 
     def __init__(
         self,
-        target: Lease,
-        drafter: Callable[[], Lease | None],
+        target: HeldLease,
+        drafter: Callable[[], HeldLease | None],
         patience: Patience,
         choice: int = 0,
     ) -> None:
@@ -276,16 +279,16 @@ class RayVerifier:
         A lost drafter raises `DrafterUnavailable` itself, or its actor has died. Any other error of
         its call is a bug and stays one, so that no answer continues after it.
         """
-        cause = unwrapped(error)
+        failure = failure_of(error)
         drafter = self._drafter()
-        if isinstance(cause, ObjectLostError):
+        if failure.kind is FailureKind.OBJECT_LOST:
             return DrafterUnavailable("The drafter's block was lost with its machine.")
-        is_targets = is_death_of(cause, self._target.engine)  # which may draft for itself
-        if drafter is not None and not is_targets and is_death_of(cause, drafter.engine):
-            return as_rapid_error(cause, "drafter", DrafterUnavailable)
-        if isinstance(cause, BadRequest):  # a malformed block is not the client's error
-            return EngineFailed(f"The drafter's block cannot be judged: {cause}")
-        return as_rapid_error(cause, "target", TargetUnavailable)
+        is_targets = failure.is_death_of(self._target.engine)  # which may draft for itself
+        if drafter is not None and not is_targets and failure.is_death_of(drafter.engine):
+            return failure.as_rapid_error("drafter", DrafterUnavailable)
+        if isinstance(failure.cause, BadRequest):  # a malformed block is not the client's error
+            return EngineFailed(f"The drafter's block cannot be judged: {failure.cause}")
+        return failure.as_rapid_error("target", TargetUnavailable)
 
 
 async def _has_come(block: Awaitable[object]) -> bool:
@@ -305,8 +308,8 @@ class JudgingVerifier(RayVerifier):
 
     def __init__(
         self,
-        target: Lease,
-        drafter: Callable[[], Lease | None],
+        target: HeldLease,
+        drafter: Callable[[], HeldLease | None],
         patience: Patience,
         choice: int,
         request: LeaseRequest,

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 
 from rapid.checkpoints.text import ChatText
 from rapid.messages import Document
-from retrieval import RetrievalConfig, RetrievedContext, open_retriever
-from retrieval import Retriever as DocumentRetriever
+from retrieval import RetrievalConfig, RetrievedContext, Retriever, open_retriever
 
 
-class Retriever:
-    """A deployment of one `retrieval.Retriever`; chunk sizes are in the target's tokens."""
+class RetrieverReplica:
+    """A Serve replica that owns one `Retriever`; chunk sizes are in the target's tokens."""
 
     def __init__(self, retrieval: RetrievalConfig, target_model: str) -> None:
         self._config = retrieval
         self._tokens = ChatText.load(target_model).token_offsets
-        self._opening: asyncio.Task[DocumentRetriever] | None = None
+        self._opening: asyncio.Task[Retriever] | None = None
 
     async def retrieve(
         self, tenant: str, documents: Sequence[Document], query: str, budget_tokens: int
@@ -35,7 +34,7 @@ class Retriever:
         if self._opening is not None:
             await (await self._opening).close()
 
-    async def _opened(self) -> DocumentRetriever:
+    async def _opened(self) -> Retriever:
         if self._opening is None:
             self._opening = asyncio.create_task(open_retriever(self._config, self._tokens))
         return await asyncio.shield(self._opening)

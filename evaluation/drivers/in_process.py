@@ -18,10 +18,9 @@ from evaluation.items import Item
 from evaluation.results import Result
 from evaluation.systems import System
 from evaluation.tasks import Condition, Task
-from rapid.answering.session import Holding, Role, Session, Terms
+from rapid.answering.session import DraftNeeds, DraftSource, Holding, Role, Session, Terms
 from rapid.answering.sources import (
     CompanionSource,
-    DraftSource,
     LookupSource,
     PoolSource,
     WindowSource,
@@ -132,7 +131,7 @@ class InProcess:
                 self._target, "target", context, companion_tokens=source.companion_tokens
             )
             await verifier.prefill  # prefills run one after the other, so that each is timed alone
-            await source.hold(session, verifier, short)
+            await source.hold(DraftNeeds(session, verifier, short))
             await source.read()
             return await self._rounds(session, verifier, source, work, ms)
 
@@ -189,7 +188,7 @@ class InProcess:
         so_far = self._text.decode(token_ids)
         found = await self._prompter.retrieve(work.item, work.condition, so_far)
         short = self._prompter.encode(found, work.system.drafts == "target")
-        await source.hold(session, verifier, short, committed=(token_ids,))
+        await source.hold(DraftNeeds(session, verifier, short, committed=(token_ids,)))
         await source.read()
         statistics.refreshes += 1
         ms["refresh"] = ms.get("refresh", 0.0) + (perf_counter() - began) * 1e3

@@ -11,7 +11,7 @@ from rapid.messages import FinishReason, TextDelta, TokenLogprobs, TokenText, Ve
 from rapid.speculation.statistics import RoundStatistics
 
 
-class Answer:
+class GrowingAnswer:
     """A growing answer: the text, counters and finish state of one choice."""
 
     def __init__(self, choice: int, text: ChatText, stop: Sequence[str], max_tokens: int) -> None:

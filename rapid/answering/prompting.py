@@ -16,7 +16,7 @@ from rapid.answering.resolution import Evidence
 from rapid.checkpoints.text import ChatText
 from rapid.errors import RapidError
 from rapid.messages import Document, GenerateRequest, Int32Array, Message, as_prompt
-from rapid.ports import Chunk, Found, Retrieval
+from rapid.ports import Found, Passage, Retrieval
 from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, target_messages
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class DrafterPrompt:
     """The drafter's prompt, with its retrieved chunks and the evidence for the choice of a mode."""
 
     prompt_ids: Int32Array
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[Passage, ...]
     evidence: Evidence
 
 
@@ -143,7 +143,7 @@ class RequestPrompts:
             query=request.query,
             answer=answer,
         )
-        chunks: tuple[Chunk, ...] = ()
+        chunks: tuple[Passage, ...] = ()
         evidence = _NOTHING
         if search.plan.documents:
             try:

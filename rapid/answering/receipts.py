@@ -16,7 +16,7 @@ from rapid.messages import (
     PrefillReceipt,
     Receipt,
 )
-from rapid.ports import Chunk
+from rapid.ports import Passage
 from rapid.speculation.statistics import RoundStatistics
 
 
@@ -33,7 +33,7 @@ class Record:
     """
 
     prompts: dict[Role, Int32Array] = field(default_factory=dict)
-    chunks: tuple[Chunk, ...] = ()
+    chunks: tuple[Passage, ...] = ()
     prefill: PrefillReceipt | None = None
     failovers: list[Failover] = field(default_factory=list)
     retrieval_ms: float = 0.0

@@ -23,7 +23,7 @@ from contextlib import aclosing
 from hashlib import blake2b
 from typing import Any
 
-from rapid.answering.answers import Answer, merged
+from rapid.answering.answers import GrowingAnswer, merged
 from rapid.answering.prompting import DrafterPrompt
 from rapid.answering.receipts import Record, receipt_of
 from rapid.answering.resolution import (
@@ -39,8 +39,8 @@ from rapid.answering.resolution import (
     without_drafter,
 )
 from rapid.answering.services import Services
-from rapid.answering.session import Holding, Role, Session, Terms
-from rapid.answering.sources import CompanionSource, DraftSource, LookupSource, PoolSource
+from rapid.answering.session import DraftNeeds, DraftSource, Holding, Role, Session, Terms
+from rapid.answering.sources import CompanionSource, LookupSource, PoolSource
 from rapid.errors import (
     DrafterHangs,
     DrafterUnavailable,
@@ -88,7 +88,7 @@ class RequestRun:
         self._sampling = sampling_of(request)
         self._speculation = speculation_of(request, services.speculation, looks_up=self._looks_up)
         self._record = Record()
-        self._answers: list[Answer] = []
+        self._answers: list[GrowingAnswer] = []
         self._source: DraftSource | None = None
         self._trigger = RefreshTrigger()
 
@@ -105,7 +105,7 @@ class RequestRun:
         async with Session(self._terms(max_tokens)) as session:
             decision, verifier = await self._open(session, role, opened)
             self._answers = [
-                Answer(choice, self._prompts.target, self._request.stop, max_tokens)
+                GrowingAnswer(choice, self._prompts.target, self._request.stop, max_tokens)
                 for choice in range(self._request.num_choices)
             ]
             yield Started(decision.mode, decision.reason, decision.contract)
@@ -158,7 +158,7 @@ class RequestRun:
                 self._source = LookupSource()
             verifier = await self._take_verifier(session, role)
             if self._source is not None:
-                await self._source.hold(session, verifier, None)
+                await self._source.hold(DraftNeeds(session, verifier, None))
             return decision, verifier
         self._source = self._model_source()
         finding = session.begin(self._found())
@@ -227,11 +227,13 @@ class RequestRun:
     async def _hold_drafter(self, session: Session, verifier: Holding) -> None:
         assert self._source is not None
         await self._source.hold(
-            session,
-            verifier,
-            self._record.prompts.get("drafter"),
-            timeout_s=self._config.drafter_wait_s,
-            committed=self._committed(),
+            DraftNeeds(
+                session,
+                verifier,
+                self._record.prompts.get("drafter"),
+                self._config.drafter_wait_s,
+                self._committed(),
+            )
         )
 
     def _model_source(self) -> DraftSource:
@@ -317,7 +319,7 @@ class RequestRun:
         await source.release()
 
     def _verdicts(
-        self, session: Session, decision: Decision, verifier: Holding, answer: Answer
+        self, session: Session, decision: Decision, verifier: Holding, answer: GrowingAnswer
     ) -> AsyncIterator[Verdict]:
         """Run the rounds of one choice, after the tokens that its answer has committed."""
         committed = answer.statistics.token_ids
@@ -332,7 +334,9 @@ class RequestRun:
             trigger=self._trigger,
         )
 
-    def _refresh(self, session: Session, verifier: Holding, answer: Answer) -> Refresh | None:
+    def _refresh(
+        self, session: Session, verifier: Holding, answer: GrowingAnswer
+    ) -> Refresh | None:
         """Return the function that renews the drafter's prompt, if the request wants that."""
         if not self._request.speculation.refresh or not isinstance(self._source, PoolSource):
             return None
@@ -342,7 +346,7 @@ class RequestRun:
         self,
         session: Session,
         verifier: Holding,
-        answer: Answer,
+        answer: GrowingAnswer,
         source: PoolSource,
         _: tuple[int, ...],
     ) -> Drafter[Any]:
@@ -403,12 +407,12 @@ class RequestRun:
                 self._lose_drafter_of(answer, how)
         self._source = None
 
-    def _note_loss(self, answer: Answer, error: DrafterUnavailable) -> None:
+    def _note_loss(self, answer: GrowingAnswer, error: DrafterUnavailable) -> None:
         """Log the loss of one answer's drafter and continue without it."""
         logger.warning("request %s: no drafter any more: %s", self._request.request_id, error)
         self._lose_drafter_of(answer, "drafter lost")
 
-    def _lose_drafter_of(self, answer: Answer, how: Failover) -> None:
+    def _lose_drafter_of(self, answer: GrowingAnswer, how: Failover) -> None:
         """Leave the rest of one answer to the target.
 
         All answers share one drafter, so its loss is recorded as a failover only once.

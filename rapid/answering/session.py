@@ -7,7 +7,7 @@
 
 Engines are reached through `rapid.ports.EnginePool`, which `rapid.engines.ports` implements for
 engines in this process and `deployments.orchestrator.ray_ports` for pools of replicas. Drafts come
-from a `rapid.answering.sources.DraftSource`.
+from a `DraftSource`, of which `rapid.answering.sources` has one class for each kind.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from rapid.errors import DrafterUnavailable
 from rapid.messages import Int32Array, LeaseRequest, PrefillReceipt, Verdict
@@ -72,17 +73,57 @@ class Holding:
         await self._held.aclose()
 
 
-class DraftSource(Protocol):
-    """The part of a source of drafts that a session needs; see `rapid.answering.sources`."""
+@dataclass(frozen=True, slots=True)
+class DraftNeeds:
+    """The lease and prompts from which a source of drafts takes what it must hold.
+
+    Attributes:
+        session: The session that takes the lease.
+        verifier: The target's lease, with its prompt.
+        prompt_ids: Prompt of a drafter model; other sources read the target's prompt.
+        timeout_s: Longest wait for room, in seconds; None waits without limit.
+        committed: For each choice, its tokens so far.
+    """
+
+    session: Session
+    verifier: Holding
+    prompt_ids: Int32Array | None
+    timeout_s: float | None = None
+    committed: Committed = ()
+
+
+class DraftSource(ABC):
+    """A source of drafts for all choices of one request; `rapid.answering.sources` has the kinds.
+
+    Attributes:
+        companion_tokens: Length, in tokens, of the prompt for which the target's engine keeps room,
+            because the source will take a second lease there; 0 where it will not.
+    """
+
+    companion_tokens = 0
 
     @property
     def lease(self) -> EngineLease | None:
         """The lease on which the source drafts now, if it has one of its own."""
-        ...
+        return None
 
+    @abstractmethod
+    async def hold(self, needs: DraftNeeds) -> None:
+        """Take what drafting needs, and release what was held for it before.
+
+        Raises:
+            RapidError: No lease could be had, as in `Session.take`.
+        """
+
+    @abstractmethod
     def drafter(self, choice: int, committed: Sequence[int] = ()) -> Drafter[Any]:
         """Return a drafter for a choice, to continue after its `committed` tokens."""
-        ...
+
+    async def read(self) -> None:  # noqa: B027 (most sources read nothing of their own)
+        """Wait for the prefill of the source's own prompt."""
+
+    async def release(self) -> None:  # noqa: B027 (most sources hold no lease of their own)
+        """Release the source's own lease; it drafts no more."""
 
 
 class Session:

@@ -1,72 +1,21 @@
 """Sources of drafts for a request, one class for each kind.
 
-Every source defines what must be held while it drafts (`hold`), and the drafter of each choice
-(`drafter`). A request without a source is decoded plainly.
+Each kind of `DraftSource` defines what must be held while it drafts (`hold`), and the drafter of
+each choice (`drafter`). A request without a source is decoded plainly.
 """
 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 from typing_extensions import override
 
-from rapid.answering.session import Committed, Holding, Session
+from rapid.answering.session import DraftNeeds, DraftSource, Holding
 from rapid.config import WindowDrafting
-from rapid.messages import Int32Array
 from rapid.ports import Drafter, EngineLease, EnginePool
 from rapid.speculation.lookup import PromptIndex, PromptLookupDrafter
-
-
-class DraftSource(ABC):
-    """A source of drafts for all choices of one request.
-
-    Attributes:
-        companion_tokens: Length, in tokens, of the prompt for which the target's engine keeps room,
-            because the source will take a second lease there; 0 where it will not.
-    """
-
-    companion_tokens = 0
-
-    @property
-    def lease(self) -> EngineLease | None:
-        """The lease on which the source drafts, if it has one of its own."""
-        return None
-
-    @abstractmethod
-    async def hold(
-        self,
-        session: Session,
-        verifier: Holding,
-        prompt_ids: Int32Array | None,
-        *,
-        timeout_s: float | None = None,
-        committed: Committed = (),
-    ) -> None:
-        """Take what drafting needs, and release what was held for it before.
-
-        Args:
-            session: The session that takes the lease.
-            verifier: The target's lease, with its prompt.
-            prompt_ids: Prompt of a drafter model; other sources read the target's prompt.
-            timeout_s: Longest wait for room, in seconds; None waits without limit.
-            committed: For each choice, its tokens so far.
-
-        Raises:
-            RapidError: No lease could be had, as in `Session.take`.
-        """
-
-    @abstractmethod
-    def drafter(self, choice: int, committed: Sequence[int] = ()) -> Drafter[Any]:
-        """Return a drafter for a choice, to continue after its `committed` tokens."""
-
-    async def read(self) -> None:  # noqa: B027 (most sources read nothing of their own)
-        """Wait for the prefill of the source's own prompt."""
-
-    async def release(self) -> None:  # noqa: B027 (most sources hold no lease of their own)
-        """Release the source's own lease; it drafts no more."""
 
 
 class PoolSource(DraftSource):
@@ -86,24 +35,16 @@ class PoolSource(DraftSource):
         return self._held.lease if self._held else None
 
     @override
-    async def hold(
-        self,
-        session: Session,
-        verifier: Holding,
-        prompt_ids: Int32Array | None,
-        *,
-        timeout_s: float | None = None,
-        committed: Committed = (),
-    ) -> None:
-        assert prompt_ids is not None
+    async def hold(self, needs: DraftNeeds) -> None:
+        assert needs.prompt_ids is not None
         await self.release()
-        self._held = await session.take(
+        self._held = await needs.session.take(
             self.pool,
             "drafter",
-            prompt_ids,
-            timeout_s=timeout_s,
-            committed=committed,
-            beside=self._beside(verifier),
+            needs.prompt_ids,
+            timeout_s=needs.timeout_s,
+            committed=needs.committed,
+            beside=self._beside(needs.verifier),
         )
 
     @override
@@ -145,17 +86,9 @@ class LookupSource(DraftSource):
         self._index: PromptIndex | None = None
 
     @override
-    async def hold(
-        self,
-        session: Session,
-        verifier: Holding,
-        prompt_ids: Int32Array | None,
-        *,
-        timeout_s: float | None = None,
-        committed: Committed = (),
-    ) -> None:
+    async def hold(self, needs: DraftNeeds) -> None:
         if self._index is None:
-            self._index = await asyncio.to_thread(PromptIndex, verifier.prompt_ids)
+            self._index = await asyncio.to_thread(PromptIndex, needs.verifier.prompt_ids)
 
     @override
     def drafter(self, choice: int, committed: Sequence[int] = ()) -> Drafter[Any]:
@@ -171,16 +104,8 @@ class WindowSource(DraftSource):
         self._verifier: Holding | None = None
 
     @override
-    async def hold(
-        self,
-        session: Session,
-        verifier: Holding,
-        prompt_ids: Int32Array | None,
-        *,
-        timeout_s: float | None = None,
-        committed: Committed = (),
-    ) -> None:
-        self._verifier = verifier
+    async def hold(self, needs: DraftNeeds) -> None:
+        self._verifier = needs.verifier
 
     @override
     def drafter(self, choice: int, committed: Sequence[int] = ()) -> Drafter[Any]:

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 import pytest
-from ray.exceptions import ActorUnavailableError, RayTaskError
-from ray.serve.exceptions import DeploymentUnavailableError
+from grpc import StatusCode
+from grpc.aio import AioRpcError, Metadata
+from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayTaskError
+from ray.serve._private.replica_result import gRPCReplicaResult
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from cluster.failures import as_rapid_error, is_death_of, unwrapped
+from cluster.failures import FailureKind, failure_of
 from rapid.errors import DrafterUnavailable, EngineFailed, Overloaded, TargetUnavailable
 
 DRAFTER, TARGET = bytes(range(16)), bytes(range(16, 32))
@@ -29,21 +33,22 @@ def remote(cause: Exception, depth: int = 1) -> BaseException:
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])
 def test_the_cause_is_found_below_every_wrapping(depth: int) -> None:
     cause = Overloaded("full", 3.0)
-    assert unwrapped(remote(cause, depth)) is cause
-    assert as_rapid_error(remote(cause, depth), "target", TargetUnavailable) is cause
+    failure = failure_of(remote(cause, depth))
+    assert failure.cause is cause
+    assert failure.as_rapid_error("target", TargetUnavailable) is cause
 
 
 def test_a_death_belongs_to_the_actor_that_it_names() -> None:
     """A block whose drafter died fails the target's call with the drafter's id."""
-    death = remote(ActorUnavailableError("gone", DRAFTER))
-    assert is_death_of(death, actor(DRAFTER))
-    assert not is_death_of(death, actor(TARGET))
-    assert not is_death_of(ValueError(), actor(DRAFTER))
+    death = failure_of(remote(ActorUnavailableError("gone", DRAFTER)))
+    assert death.is_death_of(actor(DRAFTER))
+    assert not death.is_death_of(actor(TARGET))
+    assert not failure_of(ValueError()).is_death_of(actor(DRAFTER))
 
 
 def test_what_died_is_told_in_one_line() -> None:
     death = ActorUnavailableError("gone\nwith a long story", DRAFTER)
-    error = as_rapid_error(death, "drafter", DrafterUnavailable)
+    error = failure_of(death).as_rapid_error("drafter", DrafterUnavailable)
     assert isinstance(error, DrafterUnavailable)
     assert str(error) == "The drafter was lost."
 
@@ -61,11 +66,51 @@ class Refused(grpc.RpcError):
     ],
 )
 def test_who_cannot_be_reached_is_lost_as_well(error: Exception) -> None:
-    assert isinstance(as_rapid_error(error, "drafter", DrafterUnavailable), DrafterUnavailable)
+    lost = failure_of(error).as_rapid_error("drafter", DrafterUnavailable)
+    assert isinstance(lost, DrafterUnavailable)
+
+
+def status(code: StatusCode) -> AioRpcError:
+    return AioRpcError(code, Metadata(), Metadata(), "why")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "another_may_answer", "is_loss"),
+    [
+        (ActorDiedError(), FailureKind.DIED, True, True),
+        (ActorUnavailableError("gone", DRAFTER), FailureKind.SILENT, True, True),
+        (status(StatusCode.CANCELLED), FailureKind.CLOSING, True, True),
+        (status(StatusCode.RESOURCE_EXHAUSTED), FailureKind.UNREACHABLE, False, True),
+        (DeploymentUnavailableError("Drafter"), FailureKind.UNREACHABLE, False, True),  # type: ignore[arg-type]
+        (
+            RuntimeError(f"Unexpected error ({StatusCode.CANCELLED}): closing."),
+            FailureKind.UNREACHABLE,
+            False,
+            True,
+        ),
+        (BackPressureError(2, 1), FailureKind.SATURATED, False, False),
+        (ObjectLostError("0" * 56, None, ""), FailureKind.OBJECT_LOST, False, False),
+        (RuntimeError("a bug"), FailureKind.RAISED, False, False),
+    ],
+)
+def test_every_failure_has_one_kind(
+    error: Exception, kind: FailureKind, another_may_answer: bool, is_loss: bool
+) -> None:
+    for each in (error, remote(error)):
+        failure = failure_of(each)
+        assert failure.kind is kind
+        assert failure.is_of_one_replica is another_may_answer
+        assert failure.is_loss is is_loss
+
+
+def test_serve_still_reports_an_unaccepted_stream_in_words() -> None:
+    """`_kind_of` matches this text because Serve gives nothing else."""
+    source = inspect.getsource(gRPCReplicaResult.get_rejection_response)
+    assert 'raise RuntimeError(f"Unexpected error ({code}): {details}.")' in source
 
 
 def test_a_bug_elsewhere_is_an_engine_that_failed() -> None:
     for bug in (remote(ZeroDivisionError("by zero")), RuntimeError("by zero")):
-        error = as_rapid_error(bug, "target", TargetUnavailable)
+        error = failure_of(bug).as_rapid_error("target", TargetUnavailable)
         assert isinstance(error, EngineFailed)
         assert "by zero" not in str(error)  # that is for the log

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import ray
 
-from cluster.leases import Lease, hold, hold_beside
+from cluster.leases import HeldLease, hold, hold_beside
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import DrafterUnavailable, LeaseNotFound, Overloaded, PromptTooLong
 from rapid.messages import LeaseRequest
@@ -98,7 +98,7 @@ async def test_a_caller_that_is_killed_frees_its_lease_at_once(fakes: Fakes) -> 
     assert wait_until(lambda: fakes.held() == (0, 0), 1.5) < 1
 
 
-def beside(first: Lease, lease_id: str, timeout_s: float = 10) -> Any:
+def beside(first: HeldLease, lease_id: str, timeout_s: float = 10) -> Any:
     """A second lease on the engine of `first`."""
     request = replace(room(lease_id), beside=first.lease_id)
     return hold_beside(

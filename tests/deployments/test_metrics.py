@@ -191,4 +191,4 @@ def test_an_engine_counts_its_pages_and_its_cache(read: dict[str, Any]) -> None:
     assert read["vllm_kv_cache_usage_perc"] == 0.25
     assert read["vllm_prefix_cache_queries_total"] == 200
     assert read["vllm_prefix_cache_hits_total"] == 80
-    assert (read["rapid_overlap_hit_total"], read["rapid_overlap_miss_total"]) == (5, 1)
+    assert (read["rapid_draft_ahead_hit_total"], read["rapid_draft_ahead_miss_total"]) == (5, 1)

@@ -49,31 +49,15 @@ def test_an_error_of_another_package_is_known_by_its_ancestry():
     assert http_error(StoreUnavailable("Qdrant is away.")).status == 503
 
 
-def test_what_a_remote_call_wraps_is_what_counts():
-    class Wrapper(Exception):
-        def __init__(self, cause: Exception) -> None:
-            super().__init__("a traceback")
-            self.cause = cause
+def test_an_overload_says_when_to_retry():
+    mapped = http_error(errors.Overloaded("Full.", 3.2))
+    assert mapped.body["error"]["message"] == "Full."
+    assert mapped.headers == {"retry-after": "4"}
 
-    error = http_error(Wrapper(Wrapper(errors.BadRequest("No.", "n"))))
+
+def test_an_error_names_the_field_at_fault():
+    error = http_error(errors.BadRequest("No.", "n"))
     assert (error.status, error.body["error"]["param"]) == (400, "n")
-
-
-def test_rays_own_wrapping():
-    ray_errors = pytest.importorskip("ray.exceptions")
-    wrapped = ray_errors.RayTaskError("generate", "a traceback", errors.Overloaded("Full.", 3.2))
-    for error in (wrapped, wrapped.as_instanceof_cause()):
-        mapped = http_error(error)
-        assert mapped.body["error"]["message"] == "Full."
-        assert mapped.headers == {"retry-after": "4"}
-
-
-def test_a_full_deployment_is_busy():
-    class BackPressureError(Exception):
-        """As Serve names it."""
-
-    error = http_error(BackPressureError("internals"))
-    assert (error.status, error.body["error"]["message"]) == (503, "The server is busy.")
 
 
 @pytest.mark.parametrize("cls", [KeyError, errors.EngineFailed, errors.OutOfStep])

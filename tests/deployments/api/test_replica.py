@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorUnavailableError
-from ray.serve.exceptions import DeploymentUnavailableError
+from ray.exceptions import ActorUnavailableError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
+from deployments.api.errors import http_error
 from deployments.api.replica import RemoteOrchestrator
-from rapid.errors import Overloaded, TargetUnavailable
+from rapid.errors import BadRequest, Overloaded, TargetUnavailable
 from rapid.messages import Document, GenerateRequest, Message
 
 LONG = "x" * (2**20 + 1)
@@ -71,7 +72,37 @@ async def test_every_text_of_the_caller_counts(fields: Any, by_reference: bool) 
 async def test_an_orchestrator_that_is_lost_is_no_bug(
     failure: Exception, raised: type[Exception]
 ) -> None:
+    assert type(await caught(failure)) is raised
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+async def test_what_the_orchestrator_raised_reaches_the_client_without_rays_wrapping(
+    depth: int,
+) -> None:
+    failure: Exception = BadRequest("No.", "n")
+    for _ in range(depth):
+        failure = RayTaskError("generate", "a traceback", failure).as_instanceof_cause()
+    error = http_error(await caught(failure))
+    assert (error.status, error.body["error"]["param"]) == (400, "n")
+    assert error.body["error"]["message"] == "No."
+
+
+async def test_what_cannot_be_subclassed_is_unwrapped_as_well() -> None:
+    error = await caught(RayTaskError("generate", "a traceback", Overloaded("Full.", 3.2)))
+    assert http_error(error).headers == {"retry-after": "4"}
+    assert isinstance(error.__cause__, RayTaskError)  # the log shows the remote traceback
+
+
+async def test_a_full_deployment_is_busy() -> None:
+    error = http_error(await caught(BackPressureError(2, 1)))
+    assert (error.status, error.body["error"]["message"]) == (503, "The server is busy.")
+    assert (error.body["error"]["code"], error.headers) == ("overloaded", {"retry-after": "1"})
+
+
+async def caught(failure: Exception) -> Exception:
+    """What the ingress catches when the call of the orchestrator fails with `failure`."""
     request = GenerateRequest("r", "local", (Message("user", "Which?"),))
-    with pytest.raises(raised):
+    with pytest.raises(Exception) as raised:  # noqa: PT011 (each test says which)
         async for _ in RemoteOrchestrator(ScriptedHandle(failure)).generate(request):  # type: ignore[arg-type]
             pass
+    return raised.value

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RayTaskError
 
-from cluster.leases import Lease
+from cluster.leases import HeldLease
 from deployments.orchestrator.ray_ports import JudgingVerifier, RayDrafter, RayVerifier
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import (
@@ -46,12 +46,12 @@ class ScriptedEngine:
         return answered() if self.answer is not None else "reference"
 
 
-def drafting() -> Lease:
-    return Lease("d", ScriptedEngine(DRAFTER), 0.0)
+def drafting() -> HeldLease:
+    return HeldLease("d", ScriptedEngine(DRAFTER), 0.0)
 
 
 def verifier(answer: object) -> RayVerifier:
-    target = Lease("t", ScriptedEngine(TARGET, answer), 0.0)
+    target = HeldLease("t", ScriptedEngine(TARGET, answer), 0.0)
     return RayVerifier(target, drafting, Patience(30))
 
 
@@ -88,7 +88,7 @@ async def test_a_block_that_is_lost_on_its_way_here_is_a_lost_drafter(failure: E
     target = ScriptedEngine(TARGET, "logits")
     target.score = target
     judging = JudgingVerifier(
-        Lease("t", target, 0.0),
+        HeldLease("t", target, 0.0),
         drafting,
         Patience(30),
         0,
@@ -113,7 +113,7 @@ async def test_a_caller_that_leaves_in_mid_round_leaves_nothing_behind() -> None
 
             return answered()
 
-    asking = RayVerifier(Lease("t", Waiting(TARGET), 0.0), drafting, Patience(30))
+    asking = RayVerifier(HeldLease("t", Waiting(TARGET), 0.0), drafting, Patience(30))
     round_ = asyncio.create_task(asking.verify("block"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -142,7 +142,7 @@ async def test_a_block_is_a_reference_that_nobody_opens_here() -> None:
     engine = ScriptedEngine(DRAFTER)
     logprobs = (TokenLogprobs(5, -0.1),)
     verdict = Verdict("t", 2, 0, (5,), 1, 1, False, logprobs)
-    assert RayDrafter(Lease("d", engine, 0.0), choice=2).draft(verdict, 10) == "reference"
+    assert RayDrafter(HeldLease("d", engine, 0.0), choice=2).draft(verdict, 10) == "reference"
     ((lease_id, choice, sent, num_tokens),) = engine.calls
     assert (lease_id, choice, num_tokens) == ("d", 2, 10)
     assert sent.token_ids == (5,)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rapid.answering.answers import Answer, merged
+from rapid.answering.answers import GrowingAnswer, merged
 from rapid.checkpoints.text import ChatText
 from rapid.errors import TargetUnavailable
 from rapid.messages import TextDelta, TokenLogprobs, Verdict
@@ -31,7 +31,7 @@ async def rounds(*verdicts: Verdict) -> AsyncIterator[Verdict]:
 
 async def test_the_last_delta_has_the_reason(chat_text: ChatText) -> None:
     ids = chat_text.encode("the harbor of the north")
-    answer = Answer(0, chat_text, (), max_tokens=len(ids))
+    answer = GrowingAnswer(0, chat_text, (), max_tokens=len(ids))
     half = len(ids) // 2
     deltas = [
         d async for d in answer.follow(rounds(verdict(0, ids[:half]), verdict(half, ids[half:])))
@@ -44,7 +44,7 @@ async def test_the_last_delta_has_the_reason(chat_text: ChatText) -> None:
 async def test_the_end_token_is_counted_and_not_shown(chat_text: ChatText) -> None:
     (eos,) = chat_text.eos_ids
     ids = [*chat_text.encode("done."), eos]
-    answer = Answer(0, chat_text, (), max_tokens=100)
+    answer = GrowingAnswer(0, chat_text, (), max_tokens=100)
     (delta,) = [d async for d in answer.follow(rounds(verdict(0, ids, is_finished=True)))]
     assert (delta.text, delta.finish_reason) == ("done.", "stop")
     assert answer.statistics.of_choice().completion_tokens == len(ids)
@@ -52,7 +52,7 @@ async def test_the_end_token_is_counted_and_not_shown(chat_text: ChatText) -> No
 
 async def test_nothing_counts_after_a_stop_string(chat_text: ChatText) -> None:
     ids = chat_text.encode("one two three four five")
-    answer = Answer(0, chat_text, ("three",), max_tokens=100)
+    answer = GrowingAnswer(0, chat_text, ("three",), max_tokens=100)
     logprobs = tuple(TokenLogprobs(token_id, -1.0) for token_id in ids)
     more = verdict(len(ids), ids)
     first = verdict(0, ids, logprobs=logprobs)
@@ -67,7 +67,7 @@ async def test_a_bonus_token_counts_only_where_a_stop_string_left_it(
     chat_text: ChatText, stop: str, bonus: int
 ) -> None:
     ids = chat_text.encode("one two three four five")
-    answer = Answer(0, chat_text, (stop,), max_tokens=len(ids))
+    answer = GrowingAnswer(0, chat_text, (stop,), max_tokens=len(ids))
     whole = verdict(0, ids, num_drafted=len(ids) - 1, num_accepted=len(ids) - 1)
     (delta,) = [d async for d in answer.follow(rounds(whole))]
     counts = answer.statistics.of_choice()

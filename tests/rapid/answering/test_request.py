@@ -128,13 +128,7 @@ async def test_rag_goes_on_elsewhere_when_its_engine_dies_while_reading() -> Non
 async def test_a_target_that_dies_costs_no_text_of_any_choice() -> None:
     app = LocalApplication()
     request = question("r", mode="plain", seed=2_005, max_tokens=60, num_choices=3, explain=True)
-    events: list[GenerationEvent] = []
-    async for event in app.generate(request):
-        events.append(event)
-        if len(events) == 3:
-            dead = app.target.engine
-            app.target.start()
-            dead.kill()
+    events = await app.answered(request, target_dies_after=3)
     whole = await app.answered(replace(request, request_id="again"))
     assert (receipt(events).failovers, receipt(whole).failovers) == (("target lost",), ())
     assert sorted(finished(events)) == [0, 1, 2]
@@ -369,14 +363,9 @@ async def test_retrieving_again_is_served_as_it_runs_in_process(dies_after: int 
     once = receipt(await app.answered(asked))
     app.retriever.queries.clear()
     again = replace(asked, speculation=replace(asked.speculation, refresh=True))
-    events: list[GenerationEvent] = []
-    async for event in app.generate(again):
-        events.append(event)
-        if len(events) == dies_after:
-            dead = app.target.engine
-            app.target.start()
-            dead.kill()
-            dead.actor._engine.close()
+    dead = app.target.engine
+    events = await app.answered(again, target_dies_after=dies_after)
+    dead.actor._engine.close()
     end, queries = receipt(events), app.retriever.queries
     for pool in (app.target, app.drafter):
         pool.engine.actor._engine.close()
@@ -495,13 +484,7 @@ async def test_prompt_lookup_refuses_what_needs_a_reader(mode: str) -> None:
 async def test_prompt_lookup_goes_on_where_a_dead_target_left_off() -> None:
     app = LocalApplication(drafter="prompt_lookup")
     request = question("r", mode="lossless", seed=2_005, max_tokens=60, explain=True)
-    events: list[GenerationEvent] = []
-    async for event in app.generate(request):
-        events.append(event)
-        if len(events) == 3:
-            dead = app.target.engine
-            app.target.start()
-            dead.kill()
+    events = await app.answered(request, target_dies_after=3)
     assert app.target.num_streams == 2
     assert tokens(events) == script(5, 60)
 
@@ -556,13 +539,7 @@ async def test_a_seeded_text_that_depends_on_the_blocks_has_blocks_of_one_length
 async def test_an_answer_whose_drafter_rests_has_not_lost_it_when_its_target_dies() -> None:
     app = LocalApplication(draft_length="measured")
     request = question("r", mode="lossless", seed=2_005, max_tokens=100, explain=True)
-    events: list[GenerationEvent] = []
-    async for event in app.generate(request):
-        events.append(event)
-        if len(events) == 6:
-            dead = app.target.engine
-            app.target.start()
-            dead.kill()
+    events = await app.answered(request, target_dies_after=6)
     assert tokens(events) == script(5, 100)
     assert receipt(events).plain_from == (None,)
     assert app.drafter.num_streams == 2
@@ -585,13 +562,7 @@ async def test_after_its_drafter_was_lost_an_answer_asks_for_no_room_for_one() -
     request = question(
         "r", mode="fused", documents=ATLAS, seed=5, max_tokens=60, num_choices=2, explain=True
     )
-    events: list[GenerationEvent] = []
-    async for event in app.generate(request):
-        events.append(event)
-        if len(events) == 3:
-            dead = app.target.engine
-            app.target.start()
-            dead.kill()
+    events = await app.answered(request, target_dies_after=3)
     assert receipt(events).failovers == ("drafter lost", "target lost")
     assert opened[0].companion_tokens > 0
     assert opened[-1].companion_tokens == 0
