@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
 from rapid.engines.attention.batch import Feed, assemble
 from rapid.engines.attention.ragged import attend_by_runs, plain_partial
-from rapid.engines.attention.rows import Attend, RaggedRows
+from rapid.engines.attention.rows import Attend, AttentionInputs
 from rapid.engines.attention.segments import MAX_STEP_ROWS, Partial
 from rapid.engines.kv.cache import KVCache, KVLayout, PageTable, Run
 
@@ -25,33 +24,27 @@ SHARPNESS = 3.0  # scale of the checks' queries: a few keys carry each output, s
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The inputs of one attention call over layer 0 of a cache.
+    """One attention call over layer 0 of a cache.
 
     Attributes:
-        query: [1, heads, rows, head_dim].
-        key: keys of the rows, [1, kv_heads, rows, head_dim].
-        value: values of the rows, shaped as `key`.
+        name: name in messages.
+        inputs: what the kernel is called with.
         expected: output in float32, [1, rows, heads, head_dim]; None in cases that are only timed.
     """
 
     name: str
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    rows: RaggedRows
+    inputs: AttentionInputs
     expected: torch.Tensor | None = None
 
     def run(self, attend: Attend) -> torch.Tensor:
         """Return the output of `attend` on this case."""
-        keys, values = self.rows.cache.layers[0]
-        scale = self.query.shape[-1] ** -0.5
-        return attend(self.query, self.key, self.value, keys, values, self.rows, scale)
+        return attend(self.inputs)
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of keys and values to read, each once for all rows of a sequence."""
-        keys = self.rows.cache.layers[0][0]
-        slots = sum(b - a for one in self.rows.segments for a, b in one.all_spans)
+        keys = self.inputs.keys
+        slots = sum(b - a for one in self.inputs.rows.segments for a, b in one.all_spans)
         return 2 * slots * keys.shape[0] * keys.shape[2] * keys.element_size()
 
 
@@ -122,27 +115,25 @@ def checks(
         for name, batch in shapes.items()
     ]
     for case in cases:
-        for tensor, own in zip(cache.layers[0], (case.key, case.value), strict=True):
-            for segment in case.rows.segments:
+        inputs = case.inputs
+        for tensor, own in ((inputs.keys, inputs.key), (inputs.values, inputs.value)):
+            for segment in inputs.rows.segments:
                 for first, stop in segment.all_spans:
                     tensor[:, first:stop].normal_()
-            tensor.index_copy_(1, case.rows.slots, own[0])
-    return [replace(case, expected=_specification(case)) for case in cases]
+            tensor.index_copy_(1, inputs.rows.slots, own[0])
+    return [replace(case, expected=_specification(case.inputs)) for case in cases]
 
 
-def _specification(case: Case) -> torch.Tensor:
-    def kernel(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        *,
-        is_causal: bool,
-    ) -> Partial:
-        return plain_partial(query, key.float(), value.float(), scale, is_causal=is_causal)
+def _specification(inputs: AttentionInputs) -> torch.Tensor:
+    """Return the output in float32; keys and values are converted run by run."""
+    exact = replace(inputs, query=inputs.query.float())
+    return attend_by_runs(exact, kernel=_float32_partial)
 
-    exact = replace(case, query=case.query.float())
-    return exact.run(partial(attend_by_runs, kernel=kernel))
+
+def _float32_partial(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
+) -> Partial:
+    return plain_partial(query, key.float(), value.float(), scale, is_causal=is_causal)
 
 
 def step_timings(cache: KVCache, num_heads: int, page_tokens: int, max_context: int) -> list[Case]:
@@ -199,7 +190,7 @@ def make_case(
 
     The queries are scaled by `sharpness`.
     """
-    keys = cache.layers[0][0]
+    keys, values = cache.layers[0]
     num_kv_heads, _, head_dim = keys.shape
     feeds = [
         Feed([0] * one.num_rows, one.past, table, num_wanted=0, unseen=one.unseen)
@@ -213,7 +204,8 @@ def make_case(
 
     query = (drawn(num_heads) * sharpness).to(keys.dtype)
     rows = assemble(feeds, cache, keys.device).rows
-    return Case(name, query, drawn(num_kv_heads), drawn(num_kv_heads), rows)
+    key, value = drawn(num_kv_heads), drawn(num_kv_heads)
+    return Case(name, AttentionInputs(query, key, value, keys, values, rows, head_dim**-0.5))
 
 
 def scattered(num_tokens: int, page_tokens: int, start: int) -> PageTable:

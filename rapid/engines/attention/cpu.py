@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from rapid.engines.attention.rows import AttentionInputs
     from rapid.engines.attention.segments import Partial
 
 MAX_REREAD_BYTES = 2**22  # KV of a head: beyond, the second read comes from memory, not a cache
@@ -43,35 +44,25 @@ def partial(
     return form_for(query, key)(query, key, value, scale)
 
 
-def attend_single_rows(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    spans: Sequence[tuple[int, int]],
-    scale: float,
-) -> torch.Tensor:
+def attend_single_rows(inputs: AttentionInputs, spans: Sequence[tuple[int, int]]) -> torch.Tensor:
     """Attend for sequences that each have one row and one run of keys, as in plain decoding.
 
     Args:
-        query: [1, heads, rows, head_dim].
-        keys: keys of all slots, [kv_heads, slots, head_dim].
-        values: values of all slots, shaped as `keys`.
+        inputs: see `AttentionInputs`.
         spans: slots [start, stop) that each row attends to.
-        scale: factor of the scores.
 
     Returns:
         [1, rows, heads, head_dim].
     """
+    query, keys, values = inputs.query, inputs.keys[None], inputs.values[None]
     _, heads, rows, head_dim = query.shape
-    num_kv_heads = keys.shape[0]
+    num_kv_heads = keys.shape[1]
     packed = query.transpose(1, 2).reshape(rows, 1, num_kv_heads, heads // num_kv_heads, head_dim)
-    keys, values = keys[None], values[None]
-    outputs = [
-        partial(row, keys.narrow(2, a, b - a), values.narrow(2, a, b - a), scale, is_causal=False)[
-            0
-        ]
-        for row, (a, b) in zip(packed.unbind(), spans, strict=True)
-    ]
+    outputs = []
+    for row, (a, b) in zip(packed.unbind(), spans, strict=True):
+        key, value = keys.narrow(2, a, b - a), values.narrow(2, a, b - a)
+        output, _ = partial(row, key, value, inputs.scale, is_causal=False)
+        outputs.append(output)
     return torch.cat(outputs).to(query.dtype).reshape(1, rows, heads, head_dim)
 
 

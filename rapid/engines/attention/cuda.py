@@ -30,7 +30,7 @@ import torch
 
 from rapid.engines.attention.cases import chunk_checks, chunk_timings, step_checks, step_timings
 from rapid.engines.attention.ragged import attend_by_runs, blockwise_partial
-from rapid.engines.attention.rows import Attend, Kernels, PartialKernel, RaggedRows
+from rapid.engines.attention.rows import Attend, AttentionInputs, Kernels, PartialKernel
 from rapid.engines.attention.segments import Partial, Segment
 from rapid.engines.attention.survey import (
     TOLERANCES,
@@ -176,13 +176,7 @@ def _flash_attn_3(page_tokens: int) -> Attend:
 
 
 def attend_by_pages(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    rows: RaggedRows,
-    scale: float,
+    inputs: AttentionInputs,
     *,
     kernel: Callable[..., Any],
     table_name: str,
@@ -193,22 +187,24 @@ def attend_by_pages(
     Where the spans of a sequence are not whole pages, `attend_by_runs` computes instead.
 
     Args:
+        inputs: see `AttentionInputs`.
         kernel: function of a query [sequences, rows, heads, head_dim] and of keys and values
             [pages, page, kv_heads, head_dim].
         table_name: keyword of `kernel` for the table of pages, [sequences, pages].
         page: tokens of a page.
     """
+    keys, values, rows = inputs.keys, inputs.values, inputs.rows
     pages = rows.once(("pages", keys.device), lambda: _pages(rows.segments, page, keys.device))
     if pages is None:
-        return attend_by_runs(query, key, value, keys, values, rows, scale, kernel=flash_partial)
+        return attend_by_runs(inputs, kernel=flash_partial)
     table, lengths, padded, back = pages
     shape = (keys.shape[0], -1, page, keys.shape[2])
     output = kernel(
-        query[0].transpose(0, 1)[padded],
+        inputs.query[0].transpose(0, 1)[padded],
         keys.view(shape).permute(1, 2, 0, 3),
         values.view(shape).permute(1, 2, 0, 3),
         cache_seqlens=lengths,
-        softmax_scale=scale,
+        softmax_scale=inputs.scale,
         causal=True,
         **{table_name: table},
     )

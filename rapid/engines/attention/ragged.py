@@ -25,7 +25,7 @@ import torch
 from transformers import AttentionInterface
 
 from rapid.engines.attention import cpu as cpu_attention
-from rapid.engines.attention.rows import PartialKernel, RaggedRows
+from rapid.engines.attention.rows import AttentionInputs, PartialKernel, RaggedRows
 from rapid.engines.attention.segments import Partial, Segment
 from rapid.engines.attention.shared_prefixes import SharedPrefix
 
@@ -67,56 +67,37 @@ def ragged_attention(
     keys.index_copy_(1, slots, key[0])
     values.index_copy_(1, slots, value[0])
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    inputs = AttentionInputs(query, key, value, keys, values, ragged, scale)
     kernels = ragged.kernels
     if kernels is None:
         if keys.device.type == "cpu" and (spans := ragged.single_spans()):
-            return cpu_attention.attend_single_rows(query, keys, values, spans, scale), None
-        return attend_by_runs(query, key, value, keys, values, ragged, scale), None
+            return cpu_attention.attend_single_rows(inputs, spans), None
+        return attend_by_runs(inputs), None
     outputs = [
-        (kernels.steps if part.segments[0].is_step else kernels.chunks)(
-            query[:, :, own], key[:, :, own], value[:, :, own], keys, values, part, scale
-        )
-        for own, part in ragged.stretches()
+        (kernels.steps if part.rows.segments[0].is_step else kernels.chunks)(part)
+        for part in inputs.stretches()
     ]
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)), None
 
 
-def attend_by_runs(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    rows: RaggedRows,
-    scale: float,
-    kernel: PartialKernel | None = None,
-) -> torch.Tensor:
+def attend_by_runs(inputs: AttentionInputs, kernel: PartialKernel | None = None) -> torch.Tensor:
     """Attend (see `Attend`) sequence by sequence and run by run, and to shared prefixes once.
 
     Args:
+        inputs: see `AttentionInputs`.
         kernel: replaces `partial`; with it, shared prefixes are read by each sequence on its own.
     """
     outputs: dict[int, torch.Tensor] = {}
-    for prefix in rows.prefixes() if kernel is None else ():
-        outputs |= _attend_together(query, key, value, keys, values, prefix, scale)
-    for index, segment in enumerate(rows.segments):
+    for prefix in inputs.rows.prefixes() if kernel is None else ():
+        outputs |= _attend_together(inputs, prefix)
+    for index, segment in enumerate(inputs.rows.segments):
         if index not in outputs:
-            outputs[index] = _attend(
-                query, key, value, keys, values, segment, scale, kernel or partial
-            )
+            outputs[index] = _attend(inputs, segment, kernel or partial)
     in_order = [outputs[index] for index in range(len(outputs))]
     return in_order[0] if len(in_order) == 1 else torch.cat(in_order, dim=1)
 
 
-def _attend_together(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    prefix: SharedPrefix,
-    scale: float,
-) -> dict[int, torch.Tensor]:
+def _attend_together(inputs: AttentionInputs, prefix: SharedPrefix) -> dict[int, torch.Tensor]:
     """Attend for the sequences of a shared prefix.
 
     The rows of all of them are packed as those of one sequence to read the prefix once.
@@ -124,19 +105,15 @@ def _attend_together(
     Returns:
         By the sequence's index, [1, rows, heads, d].
     """
-    num_kv_heads, _, head_dim = keys.shape
+    query = inputs.query
+    num_kv_heads, _, head_dim = inputs.keys.shape
     num_heads = query.shape[1]
     by_head = (num_kv_heads, num_heads // num_kv_heads, -1)
     rests = prefix.rests.values()
     rows = torch.cat([query[:, :, rest.start : rest.stop] for rest in rests], dim=2)
     packed = rows.reshape(1, num_kv_heads, -1, head_dim)
-    output, lse = merge(
-        [
-            partial(packed, keys[None, :, a:b], values[None, :, a:b], scale, is_causal=False)
-            for a, b in prefix.spans
-        ]
-    )
-    own = [merge(_parts(query, key, value, keys, values, rest, scale, partial)) for rest in rests]
+    output, lse = merge(_over_spans(packed, inputs, prefix.spans, partial))
+    own = [merge(_parts(inputs, rest, partial)) for rest in rests]
     own_output = torch.cat([output.reshape(*by_head, head_dim) for output, _ in own], dim=2)
     own_lse = torch.cat([lse.reshape(by_head) for _, lse in own], dim=2)
     shared = output.reshape(*by_head, head_dim), lse.reshape(by_head)
@@ -146,49 +123,43 @@ def _attend_together(
     return dict(zip(prefix.rests, split, strict=True))
 
 
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    segment: Segment,
-    scale: float,
-    kernel: PartialKernel,
-) -> torch.Tensor:
+def _attend(inputs: AttentionInputs, segment: Segment, kernel: PartialKernel) -> torch.Tensor:
     """Return the attention of one sequence's rows over its keys, [1, rows, heads, d]."""
-    num_heads, head_dim = query.shape[1], query.shape[3]
-    output, _ = merge(_parts(query, key, value, keys, values, segment, scale, kernel))
-    by_head = output.to(query.dtype).reshape(1, num_heads, -1, head_dim)
+    _, num_heads, _, head_dim = inputs.query.shape
+    output, _ = merge(_parts(inputs, segment, kernel))
+    by_head = output.to(inputs.query.dtype).reshape(1, num_heads, -1, head_dim)
     return by_head.transpose(1, 2)
 
 
-def _parts(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    segment: Segment,
-    scale: float,
-    kernel: PartialKernel,
-) -> list[Partial]:
+def _parts(inputs: AttentionInputs, segment: Segment, kernel: PartialKernel) -> list[Partial]:
     """Return partial attention over each past run and over the rows themselves, packed."""
     own = slice(segment.start, segment.stop)
-    query, key, value = query[:, :, own], key[:, :, own], value[:, :, own]
+    query = inputs.query[:, :, own]
     _, num_heads, num_rows, head_dim = query.shape
-    num_kv_heads = keys.shape[0]
+    num_kv_heads = inputs.keys.shape[0]
     group = num_heads // num_kv_heads
     packed = query.reshape(1, num_kv_heads, group * num_rows, head_dim)
     # A single row attends to itself too: its own slot is one more key and needs no mask.
     spans = segment.all_spans if num_rows == 1 else segment.past
-    parts = [
-        kernel(packed, keys[None, :, a:b], values[None, :, a:b], scale, is_causal=False)
+    parts = _over_spans(packed, inputs, spans, kernel)
+    if num_rows > 1:
+        key, value = inputs.key[:, :, own], inputs.value[:, :, own]
+        parts.append(attend_to_self(query, key, value, inputs.scale, kernel))
+    return parts
+
+
+def _over_spans(
+    packed: torch.Tensor,
+    inputs: AttentionInputs,
+    spans: list[tuple[int, int]],
+    kernel: PartialKernel,
+) -> list[Partial]:
+    """Return partial attention of packed rows over each span of slots, without a mask."""
+    keys, values = inputs.keys[None], inputs.values[None]
+    return [
+        kernel(packed, keys[:, :, a:b], values[:, :, a:b], inputs.scale, is_causal=False)
         for a, b in spans
     ]
-    if num_rows > 1:
-        parts.append(attend_to_self(query, key, value, scale, kernel))
-    return parts
 
 
 def attend_to_self(

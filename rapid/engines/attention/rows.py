@@ -1,4 +1,4 @@
-"""Rows of a forward in the form that every attention kernel takes, and the kernels' protocols."""
+"""What every attention kernel takes: the rows of a forward and one layer's tensors of them."""
 
 from __future__ import annotations
 
@@ -34,30 +34,8 @@ class PartialKernel(Protocol):
 class Attend(Protocol):
     """Attention of ragged rows whose keys and values are already stored in the cache."""
 
-    def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        rows: RaggedRows,
-        scale: float,
-    ) -> torch.Tensor:
-        """Attend for all rows.
-
-        Args:
-            query: [1, heads, rows, head_dim].
-            key: keys of the rows, which `keys` holds as well, [1, kv_heads, rows, head_dim].
-            value: as `key`.
-            keys: keys of all slots, [kv_heads, slots, head_dim].
-            values: as `keys`.
-            rows: the sequences of the rows and the slots that each attends to.
-            scale: factor of the scores.
-
-        Returns:
-            [1, rows, heads, head_dim].
-        """
+    def __call__(self, inputs: AttentionInputs) -> torch.Tensor:
+        """Attend for all rows and return [1, rows, heads, head_dim]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +118,44 @@ class RaggedRows:
             part = RaggedRows(self.cache, moved, self.slots[first:stop], self.kernels)
             found.append((slice(first, stop), part))
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """What one layer's attention computes over: the batch's rows, and the KV of all slots.
+
+    Attributes:
+        query: queries of the rows, [1, heads, rows, head_dim].
+        key: keys of the rows, which `keys` holds as well, [1, kv_heads, rows, head_dim].
+        value: values of the rows, shaped as `key`.
+        keys: keys of all slots, [kv_heads, slots, head_dim].
+        values: values of all slots, shaped as `keys`.
+        rows: the sequences of the rows and the slots that each attends to.
+        scale: factor of the scores.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    rows: RaggedRows
+    scale: float
+
+    def stretches(self) -> list[AttentionInputs]:
+        """Return the inputs of each stretch of the batch (see `RaggedRows.stretches`), in order."""
+        stretches = self.rows.stretches()
+        if len(stretches) == 1:
+            return [self]
+        return [
+            AttentionInputs(
+                self.query[:, :, own],
+                self.key[:, :, own],
+                self.value[:, :, own],
+                self.keys,
+                self.values,
+                rows,
+                self.scale,
+            )
+            for own, rows in stretches
+        ]

@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from rapid.engines.attention.rows import RaggedRows
+from rapid.engines.attention.rows import AttentionInputs
 from rapid.engines.attention.segments import Segment
 
 BLOCK_KEYS = 64
@@ -66,50 +66,33 @@ def _blocks(spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(slots), np.concatenate([[0], np.cumsum(np.concatenate(counts))])
 
 
-def attend_by_blocks(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    rows: RaggedRows,
-    scale: float,
-) -> torch.Tensor:
+def attend_by_blocks(inputs: AttentionInputs) -> torch.Tensor:
     """Attend (see `Attend`) for steps.
 
     The table (`key_table`) is taken from `rows.memo` if it is there, already on the device.
     """
+    rows, device = inputs.rows, inputs.keys.device
     table = rows.once(
-        ("key table", keys.device),
-        lambda: torch.from_numpy(key_table(rows.segments)).to(keys.device),
+        ("key table", device), lambda: torch.from_numpy(key_table(rows.segments)).to(device)
     )
-    most = max(segment.stop - segment.start for segment in rows.segments)
-    return attend_to_table(query, keys, values, table, most, scale)
+    return attend_to_table(inputs, table)
 
 
 def attend_to_table(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    table: torch.Tensor,
-    most_rows: int,
-    scale: float,
-    splits: int | None = None,
+    inputs: AttentionInputs, table: torch.Tensor, splits: int | None = None
 ) -> torch.Tensor:
     """Attend causally from the rows of each sequence, its last positions, to all its keys.
 
     Args:
-        query: [1, heads, rows, head_dim], head_dim contiguous.
-        keys: keys of all slots, contiguous, [kv_heads, slots, head_dim].
-        values: as `keys`.
+        inputs: see `AttentionInputs`; `query` is contiguous in its head_dim, `keys` and `values`
+            are in all dimensions.
         table: from `key_table`, on the device; its sequences together cover all rows.
-        most_rows: largest number of rows of a sequence.
-        scale: factor of the scores.
         splits: programs per sequence and KV head, at most `MAX_SPLITS`; None fills the device.
 
     Returns:
         [1, rows, heads, head_dim].
     """
+    query, keys, values = inputs.query, inputs.keys, inputs.values
     _, num_heads, num_rows, head_dim = query.shape
     assert query.stride(3) == 1
     assert keys.is_contiguous()
@@ -120,6 +103,7 @@ def attend_to_table(
     num_blocks = (width - HEADER - 1) // 2
     splits = splits or _splits(keys.device, num_sequences * num_kv_heads, num_blocks)
     dim = triton.next_power_of_2(head_dim)
+    most_rows = max(segment.stop - segment.start for segment in inputs.rows.segments)
     packed = max(16, triton.next_power_of_2(group * most_rows))
     parts = torch.empty(
         (splits, num_rows, num_heads, head_dim), dtype=torch.float32, device=query.device
@@ -134,7 +118,7 @@ def attend_to_table(
             table,
             parts,
             lses,
-            scale,
+            inputs.scale,
             query.stride(1),
             query.stride(2),
             keys.stride(0),

@@ -13,6 +13,7 @@ The price is that sequences are computed one after the other, and long prompts i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -20,7 +21,7 @@ from typing_extensions import override
 
 from rapid.engines.attention.batch import Batch, Feed
 from rapid.engines.attention.ragged import attend_to_self, merge, partial
-from rapid.engines.attention.rows import Kernels, PartialKernel, RaggedRows
+from rapid.engines.attention.rows import AttentionInputs, Kernels, PartialKernel, RaggedRows
 from rapid.engines.attention.segments import Segment
 from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.cache import KVCache
@@ -119,44 +120,24 @@ def tile_kernels(kernel: PartialKernel = partial) -> Kernels:
     Args:
         kernel: partial attention whose result depends on the values and shapes of its inputs only.
     """
-
-    def attend(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        rows: RaggedRows,
-        scale: float,
-    ) -> torch.Tensor:
-        return attend_in_tile(query, keys, values, rows, scale, kernel)
-
+    attend = functools.partial(attend_in_tile, kernel=kernel)
     return Kernels(attend, attend)
 
 
-def attend_in_tile(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    rows: RaggedRows,
-    scale: float,
-    kernel: PartialKernel,
-) -> torch.Tensor:
+def attend_in_tile(inputs: AttentionInputs, kernel: PartialKernel) -> torch.Tensor:
     """Attend from one tile to the tiles before it and, causally, to itself.
 
     The shapes of all products depend on the position of the tile only.
 
     Args:
-        query: [1, heads, TILE_ROWS, head_dim].
-        keys: keys of all slots, [kv_heads, slots, head_dim].
-        values: as `keys`.
-        rows: rows of one sequence; its segment covers the rows of the tile that are not padding.
-        scale: factor of the scores.
+        inputs: those of one sequence, with TILE_ROWS rows; its segment covers the rows of the tile
+            that are not padding.
         kernel: see `tile_kernels`.
 
     Returns:
         [1, TILE_ROWS, heads, head_dim]; the rows of padding have no meaning.
     """
+    query, keys, values, rows = inputs.query, inputs.keys, inputs.values, inputs.rows
     (segment,) = rows.segments
     _, num_heads, num_rows, head_dim = query.shape
     num_kv_heads = keys.shape[0]
@@ -168,11 +149,11 @@ def attend_in_tile(
     own = keys.new_zeros(2, num_kv_heads, num_rows, head_dim)
     own[0, :, : segment.stop] = keys[:, slots[num_before:]]
     own[1, :, : segment.stop] = values[:, slots[num_before:]]
-    parts = [attend_to_self(query, own[:1], own[1:], scale, kernel)]
+    parts = [attend_to_self(query, own[:1], own[1:], inputs.scale, kernel)]
     if num_before:
         packed = query.reshape(1, num_kv_heads, -1, head_dim)
         before = keys[None, :, slots[:num_before]], values[None, :, slots[:num_before]]
-        parts.insert(0, kernel(packed, *before, scale, is_causal=False))
+        parts.insert(0, kernel(packed, *before, inputs.scale, is_causal=False))
     output, _ = merge(parts)
     by_head = output.to(query.dtype).reshape(1, num_heads, num_rows, head_dim)
     return by_head.transpose(1, 2)

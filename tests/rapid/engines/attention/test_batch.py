@@ -1,25 +1,14 @@
-"""Feeds side by side: positions, slots, and which rows reach the LM head."""
+"""Feeds side by side: positions, slots, and which rows need logits."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 import torch
-from accelerate import dispatch_model
-from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
 from rapid.engines.attention.batch import Feed, assemble
-from rapid.engines.forward.loading import load_model
-from rapid.engines.forward.runner import Runner
-from rapid.engines.kv.cache import KVCache, KVLayout, PageTable, Run
-from tests.rapid.tiny_models import engine_config, loaded, random_prompt, reference_logits
+from rapid.engines.kv.cache import KVCache, PageTable, Run
+from tests.rapid.tiny_models import loaded
 
 CPU = torch.device("cpu")
-
-
-def cache_of(num_pages: int = 32) -> KVCache:
-    return KVCache(loaded().kv_layout, num_pages, page_tokens=4)
 
 
 def test_rows_keep_their_own_positions_and_slots() -> None:
@@ -28,93 +17,10 @@ def test_rows_keep_their_own_positions_and_slots() -> None:
         Feed([4], 6, PageTable([Run(1, 2), Run(8, 9)], 4), num_wanted=1),
         Feed([5, 6, 7], 3, PageTable([Run(2, 4)], 4), num_wanted=2),
     ]
-    batch = assemble(feeds, cache_of(), CPU)
+    batch = assemble(feeds, KVCache(loaded().kv_layout, 32, page_tokens=4), CPU)
     assert batch.input_ids.tolist() == [[7, 8, 9, 4, 5, 6, 7]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 6, 3, 4, 5]]
     assert batch.wanted.tolist() == [3, 5, 6]
     assert batch.rows.slots.tolist() == [20, 21, 22, 34, 11, 12, 13]
     assert batch.rows.segments[1].past == [(4, 8), (32, 34)]
     assert batch.rows.segments[1].all_spans == [(4, 8), (32, 35)]
-
-
-def test_only_wanted_rows_reach_the_lm_head() -> None:
-    rows_seen: list[int] = []
-    model = loaded().model
-    hook = model.lm_head.register_forward_pre_hook(
-        lambda _, args: rows_seen.append(args[0].shape[1])
-    )
-    runner = Runner(model, cache_of(), CPU, loaded().vocab_size)
-    prompt = random_prompt(30).tolist()
-    logits = runner.run(
-        [
-            Feed(prompt, 0, PageTable([Run(0, 8)], 4), num_wanted=0),
-            Feed(prompt[:9], 0, PageTable([Run(8, 11)], 4), num_wanted=3),
-        ]
-    )
-    hook.remove()
-    assert rows_seen == [3]
-    assert [len(rows) for rows in logits] == [0, 3]
-    torch.testing.assert_close(logits[1], reference_logits(prompt[:9])[-3:], atol=2e-5, rtol=0)
-
-
-def test_logits_are_cut_to_the_shared_vocabulary() -> None:
-    runner = Runner(loaded().model, cache_of(), CPU, vocab_size=50)
-    (logits,) = runner.run([Feed([5, 6], 0, PageTable([Run(0, 1)], 4), num_wanted=2)])
-    assert logits.shape == (2, 50)
-    assert logits.dtype == torch.float32
-
-
-def spread(first: torch.device, last: torch.device) -> torch.nn.Module:
-    """The tiny model, its first layer on one device and its last on another, as accelerate does."""
-    model = load_model(engine_config()).model
-    layers = model.get_submodule("model")
-    places = {layers.embed_tokens: first, layers.rotary_emb: first, layers.layers[0]: first}
-    for module in (*layers.layers[1:], layers.norm, model.lm_head):
-        places[module] = last
-    for module, device in places.items():
-        hook = AlignDevicesHook(execution_device=device, place_submodules=True)
-        add_hook_to_module(module, hook)
-    return model
-
-
-def run_a_prompt(model: torch.nn.Module, first: torch.device, last: torch.device) -> None:
-    layout = loaded().kv_layout
-    layout = KVLayout(layout.num_kv_heads, layout.head_dim, layout.dtype, (first, last))
-    runner = Runner(model, KVCache(layout, 8, page_tokens=4), first, loaded().vocab_size)
-    prompt = random_prompt(30).tolist()
-    table = PageTable([Run(0, 8)], 4)
-    runner.run([Feed(prompt[:20], 0, table, num_wanted=0)])
-    (logits,) = runner.run([Feed(prompt[20:], 20, table, num_wanted=4)])
-    assert logits.device == first
-    want = reference_logits(prompt)[-4:]
-    torch.testing.assert_close(logits.cpu(), want, atol=1e-4, rtol=0)
-
-
-def test_weights_that_accelerate_keeps_on_disk_are_fetched_by_its_hooks(tmp_path: Path) -> None:
-    names = ["model.embed_tokens", "model.rotary_emb", "model.layers.0"]
-    away = ["model.layers.1", "model.norm", "lm_head"]
-    places = dict.fromkeys(names, "cpu") | dict.fromkeys(away, "disk")
-    model = dispatch_model(
-        load_model(engine_config()).model, places, CPU, offload_dir=tmp_path, force_hooks=True
-    )
-    assert model.lm_head.weight.device.type == "meta"
-    run_a_prompt(model, CPU, CPU)
-
-
-NEEDS_GPU = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
-
-@pytest.mark.parametrize(
-    ("first", "last"),
-    [
-        ("cpu", "cpu"),
-        pytest.param("cuda:0", "cpu", marks=NEEDS_GPU),
-        pytest.param("cpu", "cuda:0", marks=NEEDS_GPU),
-    ],
-)
-def test_the_last_layer_may_lie_on_another_device_than_the_first(first: str, last: str) -> None:
-    devices = torch.device(first), torch.device(last)
-    run_a_prompt(spread(*devices), *devices)

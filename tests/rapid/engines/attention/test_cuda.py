@@ -1,4 +1,4 @@
-"""Candidates are checked before they are timed: fakes here, real ones with `make test-gpu`."""
+"""The choice among the CUDA kernels and how they are called; on a device with `make test-gpu`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import logging
 import math
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from rapid.engines.attention.cases import Case, Rows, checks, chunk_checks, step_checks
+from rapid.engines.attention.cases import Case, step_checks
 from rapid.engines.attention.cuda import (
     all_candidates,
     attend_by_pages,
@@ -20,124 +19,26 @@ from rapid.engines.attention.cuda import (
     flash_partial,
     float32_partial,
 )
-from rapid.engines.attention.ragged import attend_by_runs, plain_partial, ragged_attention
-from rapid.engines.attention.rows import Attend, Kernels, PartialKernel
-from rapid.engines.attention.segments import MAX_STEP_ROWS
-from rapid.engines.attention.survey import TOLERANCES, Candidate, device_ms, fastest, survey
+from rapid.engines.attention.rows import AttentionInputs, PartialKernel
+from rapid.engines.attention.survey import TOLERANCES, Candidate, device_ms, survey
 from rapid.engines.kv.cache import KVCache, KVLayout
-from rapid.errors import ConfigurationError
-
-CPU = torch.device("cpu")
-PAGE, KV_HEADS, HEADS, HEAD_DIM = 16, 2, 4, 16
-
-
-def cache_of(dtype: torch.dtype = torch.float32, page: int = PAGE) -> KVCache:
-    return KVCache(KVLayout(KV_HEADS, HEAD_DIM, dtype, (CPU,)), 64 * PAGE // page, page)
-
-
-def step_cases(page: int = PAGE) -> list[Case]:
-    torch.manual_seed(0)
-    return step_checks(cache_of().layers[0][0], HEADS, page)
-
-
-def right(*arguments: object) -> torch.Tensor:
-    return attend_by_runs(*arguments, kernel=plain_partial)  # type: ignore[arg-type]
-
-
-def unavailable() -> Attend:
-    raise ImportError("no module named 'flash_attn'")
-
-
-def wrong_beyond_the_first_sequence(*arguments: object) -> torch.Tensor:
-    output = right(*arguments)
-    rows = arguments[5]
-    output[:, rows.segments[0].stop :] *= 1.01  # type: ignore[attr-defined]
-    return output
-
-
-def blind_to_the_last_key(*arguments: object) -> torch.Tensor:
-    """Reads one slot too few of every span that is long."""
-    query, key, value, keys, values, rows, scale = arguments
-    for segment in rows.segments:  # type: ignore[attr-defined]
-        segment.past = [(a, b - (b - a > 100)) for a, b in segment.past]
-        segment.all_spans = [(a, b - (b - a > 100)) for a, b in segment.all_spans]
-    return right(query, key, value, keys, values, rows, scale)
-
-
-def timer(**ms: float) -> Callable[[Callable[[], object]], float]:
-    """Milliseconds by the name of the function that is timed."""
-
-    def measure(run: Callable[[], object]) -> float:
-        (attend,) = run.args  # type: ignore[attr-defined]
-        return ms[attend.__name__]
-
-    return measure
-
-
-def test_the_fastest_of_the_right_ones_wins(caplog: pytest.LogCaptureFixture) -> None:
-    def slow(*arguments: object) -> torch.Tensor:
-        return right(*arguments)
-
-    candidates = [
-        Candidate("slow", lambda: slow),
-        Candidate("right", lambda: right),
-        Candidate("wrong", lambda: wrong_beyond_the_first_sequence),
-        Candidate("missing", unavailable),
-    ]
-    cases = step_cases()
-    with caplog.at_level(logging.WARNING):
-        found = survey(candidates, cases, cases[:2], 1e-4, timer(slow=3, right=2))
-    assert fastest(found).candidate.name == "right"
-    assert fastest(found).ms == 4
-    assert [finding.attend is None for finding in found] == [False, False, True, True]
-    assert found[2].error > 1e-3
-    (warning,) = caplog.messages
-    assert warning.startswith("attention candidate refused: wrong is wrong: ")
-    assert found[3].problem == "is not available (no module named 'flash_attn')"
-    with pytest.raises(ConfigurationError, match="no attention is right on this device: wrong"):
-        fastest(found[2:])
-
-
-def test_a_single_key_left_out_is_found_in_bfloat16_too() -> None:
-    torch.manual_seed(0)
-    cache = cache_of(torch.bfloat16)
-    tolerance = TOLERANCES[torch.bfloat16]
-    candidates = [Candidate("blind", lambda: blind_to_the_last_key)]
-    chunks = chunk_checks(cache.layers[0][0], HEADS, 128)  # long spans
-    (found,) = survey(candidates, chunks, [], tolerance, timer())
-    assert "is wrong" in found.problem
-
-
-def test_a_candidate_that_raises_or_runs_out_of_memory_is_left_out() -> None:
-    def broken(*arguments: object) -> torch.Tensor:
-        raise RuntimeError("no kernel image\nmore")
-
-    def large(run: Callable[[], object]) -> float:
-        raise MemoryError("out of memory")
-
-    cases = step_cases()
-    candidates = [Candidate("broken", lambda: broken)]
-    (found,) = survey(candidates, cases, [], 1e-4, timer())
-    assert found.problem == "cannot run here, on decode (no kernel image)"
-    (found,) = survey([Candidate("right", lambda: right)], cases, cases, 1e-4, large)
-    assert found.problem == "could not be timed (out of memory)"
-    assert found.attend is None
+from tests.rapid.engines.attention.small_cases import HEADS, PAGE, cache_of, right, step_cases
 
 
 def test_steps_and_prefill_choose_for_themselves(caplog: pytest.LogCaptureFixture) -> None:
-    def for_steps(*arguments: object) -> torch.Tensor:
-        return right(*arguments)
+    def for_steps(inputs: AttentionInputs) -> torch.Tensor:
+        return right(inputs)
 
-    def for_chunks(*arguments: object) -> torch.Tensor:
-        return right(*arguments)
+    def for_chunks(inputs: AttentionInputs) -> torch.Tensor:
+        return right(inputs)
 
     rows_timed: list[int] = []
 
     def measure(run: Callable[[], object]) -> float:
         case: Case = run.func.__self__  # type: ignore[attr-defined]
-        rows_timed.append(case.query.shape[2])
+        rows_timed.append(case.inputs.query.shape[2])
         (attend,) = run.args  # type: ignore[attr-defined]
-        is_step = case.rows.segments[0].is_step
+        is_step = case.inputs.rows.segments[0].is_step
         return 1.0 if (attend is for_steps) == is_step else 2.0
 
     candidates = [
@@ -155,41 +56,6 @@ def test_steps_and_prefill_choose_for_themselves(caplog: pytest.LogCaptureFixtur
         "attention for steps: a",
         "attention for prefill: b",
     ]
-
-
-def test_a_batch_of_steps_and_prefill_is_split_between_their_kernels() -> None:
-    called: list[tuple[str, int]] = []
-
-    def noting(kind: str) -> Attend:
-        def attend(*arguments: object) -> torch.Tensor:
-            called.append((kind, arguments[0].shape[2]))  # type: ignore[attr-defined]
-            return right(*arguments)
-
-        return attend
-
-    torch.manual_seed(0)
-    shape = [Rows(40, 1), Rows(7, MAX_STEP_ROWS), Rows(30, MAX_STEP_ROWS + 1), Rows(0, 50)]
-    (case,) = checks({"mixed": shape}, cache_of().layers[0][0], HEADS, PAGE)
-    case.rows.kernels = Kernels(noting("steps"), noting("chunks"))
-    output, _ = ragged_attention(
-        SimpleNamespace(layer_idx=0),  # type: ignore[arg-type]
-        case.query, case.key, case.value, None, ragged=case.rows,
-    )  # fmt: skip
-    assert called == [("steps", 1 + MAX_STEP_ROWS), ("chunks", MAX_STEP_ROWS + 1 + 50)]
-    assert case.expected is not None
-    torch.testing.assert_close(output, case.expected)
-
-
-def test_checks_are_batches_of_every_row_count_with_scattered_pages() -> None:
-    cases = step_cases()
-    rows = {s.stop - s.start for case in cases for s in case.rows.segments}
-    assert rows == set(range(1, MAX_STEP_ROWS + 1))
-    assert all(len(case.rows.segments) >= 2 for case in cases)
-    assert all(max(len(s.all_spans) for s in case.rows.segments) > 3 for case in cases)
-    for case in cases:
-        assert case.expected is not None
-        assert case.expected.isfinite().all()  # no slot of nobody's in the specification
-        assert math.isnan(float(case.rows.cache.layers[0][0].sum()))
 
 
 @pytest.mark.parametrize("page", [PAGE, 256])
@@ -219,7 +85,7 @@ def test_pages_are_padded_on_the_left_for_kernels_with_uniform_rows(page: int) -
 
     attend = partial(attend_by_pages, kernel=with_kvcache, table_name="block_table", page=page)
     cases = [case for case in step_cases(page) if case.name != "windows"]  # no whole pages
-    (found,) = survey([Candidate("pages", lambda: attend)], cases, [], 1e-4, timer())
+    (found,) = survey([Candidate("pages", lambda: attend)], cases, [], 1e-4, device_ms)
     assert found.problem == ""
 
 

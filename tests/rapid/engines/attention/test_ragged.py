@@ -20,6 +20,7 @@ from rapid.engines.attention.ragged import (
     plain_partial,
     ragged_attention,
 )
+from rapid.engines.attention.rows import AttentionInputs
 from rapid.engines.attention.segments import Partial
 from rapid.engines.kv.cache import KVCache, KVLayout, PageTable, Run
 
@@ -155,7 +156,8 @@ def test_what_sequences_begin_with_together_is_read_once(
     monkeypatch.setattr(attention, "partial", counting)
     output, _ = ragged_attention(SimpleNamespace(layer_idx=0), *tensors, None, SCALE, ragged=rows)
     read_together, num_read = num_read, 0
-    apart = attend_by_runs(*tensors, keys, values, rows, SCALE, kernel=counting)
+    inputs = AttentionInputs(*tensors, keys, values, rows, SCALE)
+    apart = attend_by_runs(inputs, kernel=counting)
     assert num_read - read_together == 2 * 52
     torch.testing.assert_close(output, apart, atol=TOLERANCE[dtype], rtol=0)
 

@@ -5,11 +5,13 @@ The interpreter multiplies the bits of bfloat16 as integers, so half precision i
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from rapid.engines.attention.ragged import attend_by_runs, plain_partial
-from rapid.engines.attention.rows import RaggedRows
+from rapid.engines.attention.rows import AttentionInputs, RaggedRows
 from rapid.engines.attention.segments import Segment
 from rapid.engines.attention.triton_kernel import BLOCK_KEYS, HEADER, attend_to_table, key_table
 from rapid.engines.kv.cache import KVCache, KVLayout
@@ -23,8 +25,8 @@ def batch_of(
     group: int,
     head_dim: int,
     dtype: torch.dtype = torch.float32,
-) -> tuple[torch.Tensor, RaggedRows]:
-    """Queries, and rows over sequences given as (lengths of their runs, new rows)."""
+) -> AttentionInputs:
+    """Random rows over random keys of sequences given as (lengths of their runs, new rows)."""
     segments: list[Segment] = []
     first, slot = 0, 3
     for lengths, rows in sequences:
@@ -47,14 +49,15 @@ def batch_of(
     query = 3 * torch.randn(1, first, kv_heads * group, head_dim, device=DEVICE).transpose(1, 2)
     slots = [place for s in segments for place in range(s.all_spans[-1][1] - (s.stop - s.start),
                                                         s.all_spans[-1][1])]  # fmt: skip
-    return query.to(dtype), RaggedRows(cache, segments, torch.tensor(slots, device=DEVICE))
+    rows = RaggedRows(cache, segments, torch.tensor(slots, device=DEVICE))
+    keys, values = cache.layers[0]
+    own = keys[None, :, rows.slots], values[None, :, rows.slots]
+    return AttentionInputs(query.to(dtype), *own, keys, values, rows, head_dim**-0.5)
 
 
-def attend(query: torch.Tensor, rows: RaggedRows, splits: int) -> torch.Tensor:
-    keys, values = rows.cache.layers[0]
-    table = torch.from_numpy(key_table(rows.segments)).to(DEVICE)
-    most = max(segment.stop - segment.start for segment in rows.segments)
-    return attend_to_table(query, keys, values, table, most, query.shape[-1] ** -0.5, splits)
+def attend(inputs: AttentionInputs, splits: int) -> torch.Tensor:
+    table = torch.from_numpy(key_table(inputs.rows.segments)).to(DEVICE)
+    return attend_to_table(inputs, table, splits)
 
 
 @pytest.mark.parametrize("splits", [1, 3])
@@ -71,22 +74,18 @@ def test_steps_equal_the_textbook_however_they_are_split(
     sequences: list[tuple[list[int], int]], kv_heads: int, group: int, head_dim: int, splits: int
 ) -> None:
     torch.manual_seed(splits)
-    query, rows = batch_of(sequences, kv_heads, group, head_dim)
-    keys, values = rows.cache.layers[0]
-    own = keys[None, :, rows.slots], values[None, :, rows.slots]
-    expected = attend_by_runs(query, *own, keys, values, rows, head_dim**-0.5, kernel=plain_partial)
-    torch.testing.assert_close(attend(query, rows, splits), expected, atol=2e-5, rtol=0)
+    inputs = batch_of(sequences, kv_heads, group, head_dim)
+    expected = attend_by_runs(inputs, kernel=plain_partial)
+    torch.testing.assert_close(attend(inputs, splits), expected, atol=2e-5, rtol=0)
 
 
 def test_half_precision_is_rounded_once() -> None:
     torch.manual_seed(0)
-    query, rows = batch_of([([90, 9], 3), ([40], 1)], 2, 2, 16, torch.float16)
-    keys, values = (tensor.float() for tensor in rows.cache.layers[0])
-    own = keys[None, :, rows.slots], values[None, :, rows.slots]
-    expected = attend_by_runs(
-        query.float(), *own, keys, values, rows, 16**-0.5, kernel=plain_partial
-    )
-    got = attend(query, rows, splits=2)
+    inputs = batch_of([([90, 9], 3), ([40], 1)], 2, 2, 16, torch.float16)
+    names = ("query", "key", "value", "keys", "values")
+    exact = replace(inputs, **{name: getattr(inputs, name).float() for name in names})
+    expected = attend_by_runs(exact, kernel=plain_partial)
+    got = attend(inputs, splits=2)
     assert got.dtype == torch.float16
     torch.testing.assert_close(got.float(), expected, atol=2e-3, rtol=0)
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from pydantic import ValidationError
 
 from rapid.config import EngineConfig, SpeculationConfig, WindowDrafting
 from rapid.engines.attention.batch import Feed
 from rapid.engines.engine import Engine
-from rapid.engines.forward.kernels import kernels_of
 from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.tiles import tiles
-from rapid.engines.kv.cache import KVLayout, PageTable, Run
+from rapid.engines.kv.cache import PageTable, Run
 from rapid.engines.ports import EngineDrafter, EngineVerifier
 from rapid.errors import ConfigurationError
 from rapid.messages import Float32Array, Int32Array, Verdict
@@ -174,19 +171,6 @@ def test_a_feed_falls_into_tiles() -> None:
         (30, 2), (32, 16), (48, 16), (64, 6),
     ]  # fmt: skip
     assert [id_ for _, token_ids in cut for id_ in token_ids] == feed.token_ids
-
-
-def test_on_cuda_one_attention_is_taken_untimed_and_never_captured(monkeypatch: Any) -> None:
-    def timed(*_: object) -> None:
-        raise AssertionError("timed")
-
-    monkeypatch.setattr("rapid.engines.attention.cuda.choose_kernels", timed)
-    layout = KVLayout(2, 16, torch.bfloat16, (torch.device("cuda"),) * 2)
-    config = engine_config(deterministic=True)
-    kernels = kernels_of(SimpleNamespace(kv_layout=layout), None, 256, config)  # type: ignore[arg-type]
-    assert kernels is not None
-    assert kernels.steps is kernels.chunks
-    assert kernels.captured is None
 
 
 async def test_a_window_of_the_kv_is_refused() -> None:

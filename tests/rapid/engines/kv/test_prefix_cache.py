@@ -15,6 +15,8 @@ from rapid.config import SpeculationConfig
 from rapid.engines.attention import ragged as attention
 from rapid.engines.attention import shared_prefixes
 from rapid.engines.attention.batch import Feed
+from rapid.engines.attention.rows import AttentionInputs
+from rapid.engines.attention.shared_prefixes import SharedPrefix
 from rapid.engines.engine import Engine
 from rapid.engines.kv.cache import KVCache, KVLayout, PagePool, Run
 from rapid.engines.kv.host_tier import HostTier, Move, RestorePace, _joined
@@ -99,10 +101,9 @@ async def test_questions_answered_at_once_read_the_document_together(
     read: list[int] = []
     together = attention._attend_together
 
-    def counted(*args: object) -> object:
-        prefix = args[5]
-        read.append(len(prefix.rests))  # type: ignore[attr-defined]
-        return together(*args)  # type: ignore[arg-type]
+    def counted(inputs: AttentionInputs, prefix: SharedPrefix) -> object:
+        read.append(len(prefix.rests))
+        return together(inputs, prefix)
 
     monkeypatch.setattr(attention, "_attend_together", counted)
     target, drafter = tiny_engine(), tiny_engine(seed=1)

@@ -1,0 +1,26 @@
+"""Small caches and cases for the tests of attention, and a kernel that is right on all of them."""
+
+from __future__ import annotations
+
+import torch
+
+from rapid.engines.attention.cases import Case, step_checks
+from rapid.engines.attention.ragged import attend_by_runs, plain_partial
+from rapid.engines.attention.rows import AttentionInputs
+from rapid.engines.kv.cache import KVCache, KVLayout
+
+CPU = torch.device("cpu")
+PAGE, KV_HEADS, HEADS, HEAD_DIM = 16, 2, 4, 16
+
+
+def cache_of(dtype: torch.dtype = torch.float32) -> KVCache:
+    return KVCache(KVLayout(KV_HEADS, HEAD_DIM, dtype, (CPU,)), 64, PAGE)
+
+
+def step_cases(page: int = PAGE) -> list[Case]:
+    torch.manual_seed(0)
+    return step_checks(cache_of().layers[0][0], HEADS, page)
+
+
+def right(inputs: AttentionInputs) -> torch.Tensor:
+    return attend_by_runs(inputs, kernel=plain_partial)

@@ -1,0 +1,93 @@
+"""Candidates are checked before they are timed, and the fastest correct one is taken."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from rapid.engines.attention.cases import chunk_checks
+from rapid.engines.attention.rows import Attend, AttentionInputs
+from rapid.engines.attention.survey import TOLERANCES, Candidate, fastest, survey
+from rapid.errors import ConfigurationError
+from tests.rapid.engines.attention.small_cases import HEADS, cache_of, right, step_cases
+
+
+def unavailable() -> Attend:
+    raise ImportError("no module named 'flash_attn'")
+
+
+def wrong_beyond_the_first_sequence(inputs: AttentionInputs) -> torch.Tensor:
+    output = right(inputs)
+    output[:, inputs.rows.segments[0].stop :] *= 1.01
+    return output
+
+
+def blind_to_the_last_key(inputs: AttentionInputs) -> torch.Tensor:
+    """Reads one slot too few of every span that is long."""
+    for segment in inputs.rows.segments:
+        segment.past = [(a, b - (b - a > 100)) for a, b in segment.past]
+        segment.all_spans = [(a, b - (b - a > 100)) for a, b in segment.all_spans]
+    return right(inputs)
+
+
+def timer(**ms: float) -> Callable[[Callable[[], object]], float]:
+    """Milliseconds by the name of the function that is timed."""
+
+    def measure(run: Callable[[], object]) -> float:
+        (attend,) = run.args  # type: ignore[attr-defined]
+        return ms[attend.__name__]
+
+    return measure
+
+
+def test_the_fastest_of_the_right_ones_wins(caplog: pytest.LogCaptureFixture) -> None:
+    def slow(inputs: AttentionInputs) -> torch.Tensor:
+        return right(inputs)
+
+    candidates = [
+        Candidate("slow", lambda: slow),
+        Candidate("right", lambda: right),
+        Candidate("wrong", lambda: wrong_beyond_the_first_sequence),
+        Candidate("missing", unavailable),
+    ]
+    cases = step_cases()
+    with caplog.at_level(logging.WARNING):
+        found = survey(candidates, cases, cases[:2], 1e-4, timer(slow=3, right=2))
+    assert fastest(found).candidate.name == "right"
+    assert fastest(found).ms == 4
+    assert [finding.attend is None for finding in found] == [False, False, True, True]
+    assert found[2].error > 1e-3
+    (warning,) = caplog.messages
+    assert warning.startswith("attention candidate refused: wrong is wrong: ")
+    assert found[3].problem == "is not available (no module named 'flash_attn')"
+    with pytest.raises(ConfigurationError, match="no attention is right on this device: wrong"):
+        fastest(found[2:])
+
+
+def test_a_single_key_left_out_is_found_in_bfloat16_too() -> None:
+    torch.manual_seed(0)
+    cache = cache_of(torch.bfloat16)
+    tolerance = TOLERANCES[torch.bfloat16]
+    candidates = [Candidate("blind", lambda: blind_to_the_last_key)]
+    chunks = chunk_checks(cache.layers[0][0], HEADS, 128)  # long spans
+    (found,) = survey(candidates, chunks, [], tolerance, timer())
+    assert "is wrong" in found.problem
+
+
+def test_a_candidate_that_raises_or_runs_out_of_memory_is_left_out() -> None:
+    def broken(inputs: AttentionInputs) -> torch.Tensor:
+        raise RuntimeError("no kernel image\nmore")
+
+    def large(run: Callable[[], object]) -> float:
+        raise MemoryError("out of memory")
+
+    cases = step_cases()
+    candidates = [Candidate("broken", lambda: broken)]
+    (found,) = survey(candidates, cases, [], 1e-4, timer())
+    assert found.problem == "cannot run here, on decode (no kernel image)"
+    (found,) = survey([Candidate("right", lambda: right)], cases, cases, 1e-4, large)
+    assert found.problem == "could not be timed (out of memory)"
+    assert found.attend is None
