@@ -1,6 +1,6 @@
-"""The draw of one token: the settings that shape its distribution and the place that keys its noise.
+"""The draw of one token: what shapes its distribution and keys its random numbers.
 
-With the logits, equal draws give equal tokens on any engine, whatever else runs.
+The logits and the draw determine a token, so it is the same on any engine, whatever else runs.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import ConfigurationError
 from rapid.messages import Verdict
 from rapid.speculation.acceptance import acceptance_probability, decode_token, judge, residual
+from rapid.speculation.draw import Draw
 from rapid.speculation.lookup import MAX_NGRAM, PromptIndex, PromptLookupDrafter
 from rapid.speculation.loop import speculate
 from rapid.speculation.sampling import probabilities
@@ -122,9 +123,9 @@ def test_an_empty_block_commits_one_token_of_the_targets_own(coupling):
     speculation = SpeculationConfig(eta=10, coupling=coupling)
     empty = PromptLookupDrafter(PromptIndex([5])).draft(None, 4)
     for seed in range(20):
-        sampling, row = SamplingConfig(seed=seed), TARGET.logits(())
-        judgement = judge(empty, row[None], sampling, speculation, {2}, num_logprobs=1)
-        token, logprobs = decode_token(row, sampling, speculation, 0, 0, num_logprobs=1)
+        draw, row = Draw(SamplingConfig(seed=seed), speculation, 0, 0), TARGET.logits(())
+        judgement = judge(empty, row[None], draw, {2}, num_logprobs=1)
+        token, logprobs = decode_token(row, draw, num_logprobs=1)
         assert judgement.token_ids == (token,)
         assert judgement.logprobs == (logprobs,)
         assert judgement.is_finished == (token == 2)

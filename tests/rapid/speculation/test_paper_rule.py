@@ -19,6 +19,7 @@ from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import BadRequest, ConfigurationError
 from rapid.speculation import acceptance
 from rapid.speculation.acceptance import decode_token
+from rapid.speculation.draw import Draw
 from rapid.speculation.loop import speculate
 from rapid.speculation.sampling import probabilities
 from rapid.speculation.statistics import RoundStatistics
@@ -226,9 +227,8 @@ async def test_bonus_tokens_are_counted_apart_and_never_too_many(max_tokens):
             for token, origin, entry in zip(
                 verdict.token_ids, verdict.origins, verdict.logprobs, strict=True
             ):
-                own, log_p = decode_token(
-                    target.logits(text), sampling, speculation, 0, len(text), num_logprobs=2
-                )
+                draw = Draw(sampling, speculation, 0, len(text))
+                own, log_p = decode_token(target.logits(text), draw, num_logprobs=2)
                 assert entry.top == log_p.top
                 assert origin != "bonus" or token == own
                 text.append(token)
