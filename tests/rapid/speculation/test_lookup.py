@@ -136,14 +136,15 @@ def test_an_empty_block_commits_one_token_of_the_targets_own(coupling):
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_one_call_generates_with_it(temperature):
     prompt = list(range(10, 40))  # nothing repeats itself yet
-    common = {"max_tokens": 60, "temperature": temperature, "seed": 5}
+    common = {"max_tokens": 60, "sampling": SamplingConfig(temperature=temperature, seed=5)}
     plain = rapid.generate(loaded(), None, prompt, **common)
     lookup = rapid.generate(loaded(), rapid.PromptLookup(), prompt, **common)
     assert lookup.token_ids == plain.token_ids
     assert lookup.statistics.drafted > 0
     assert lookup.statistics.origins[0] == "target"
+    fusing = SpeculationConfig(eta=5)
     with pytest.raises(ConfigurationError, match="reads nothing that the target does not"):
-        rapid.generate(loaded(), rapid.PromptLookup(), prompt, eta=5, **common)
+        rapid.generate(loaded(), rapid.PromptLookup(), prompt, speculation=fusing, **common)
 
 
 def test_the_largest_ids_are_told_apart():

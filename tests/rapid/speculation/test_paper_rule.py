@@ -266,9 +266,14 @@ async def test_engines_answer_as_the_loop_does_on_whole_forwards(
     sampling = SamplingConfig(temperature=temperature, seed=4)
     speculation = paper(eta, max_draft=3)
     answer = rapid.generate(
-        loaded(seed=0), loaded(seed=drafter), long, prompt,
-        rule="paper", eta=eta, max_draft=3, max_tokens=24, temperature=temperature, seed=4,
-    )  # fmt: skip
+        loaded(seed=0),
+        loaded(seed=drafter),
+        long,
+        prompt,
+        max_tokens=24,
+        sampling=sampling,
+        speculation=speculation,
+    )
     stats = RoundStatistics()
     async for verdict in speculate(
         ToyDrafter(Slow(drafter, prompt), sampling, speculation),
@@ -290,9 +295,8 @@ def test_it_has_no_variants():
     for name, value in (("transfer", "boost"), ("coupling", "shared_noise"), ("draft_top_k", 64)):
         with pytest.raises(ValidationError, match=f"leave {name} out"):
             paper(10, **{name: value})
-        with pytest.raises(ValidationError, match=f"leave {name} out"):
-            rapid.generate(loaded(), loaded(), [1], [1], rule="paper", **{name: value})
     with pytest.raises(ConfigurationError, match="needs a drafter model"):
-        rapid.generate(loaded(), None, [1], rule="paper")
+        rapid.generate(loaded(), None, [1], speculation=paper(10))
+    greedy = SamplingConfig(temperature=0)
     with pytest.raises(BadRequest, match="set a temperature"):
-        rapid.generate(loaded(), loaded(), [1], [1], rule="paper", temperature=0)
+        rapid.generate(loaded(), loaded(), [1], [1], sampling=greedy, speculation=paper(10))
