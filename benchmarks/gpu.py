@@ -72,6 +72,7 @@ try:
     from rapid.messages import DraftBlock
     from rapid.planning.plan import draft_ahead_speedup, expected_tokens, sequential_speedup
     from rapid.speculation.acceptance import decode_token, judge, propose
+    from rapid.speculation.draw import Draw
     from rapid.speculation.sampling import proposal
 except ImportError as missing:
     has = ", ".join(map(installed, ("torch", "transformers", "numpy", "triton")))
@@ -574,23 +575,25 @@ def rounds(target: Served, drafter: Served, context: int, batch: int, k: int) ->
 
     def plain() -> None:
         for choice, logits in enumerate(run_target.run(plain_feeds)):
-            decode_token(logits[0], SAMPLING, LOSSLESS, choice, 0)
+            decode_token(logits[0], Draw(SAMPLING, LOSSLESS, choice, 0))
 
     def one_round() -> None:
         drawn: list[list[tuple[Any, Any, int]]] = [[] for _ in range(batch)]
         for position in range(k):
             for choice, logits in enumerate(run_drafter.run(draft_feeds)):
-                ids, probs = proposal(logits[0], SAMPLING, LOSSLESS)
-                token = propose(ids, probs, SAMPLING, LOSSLESS, choice, position)
-                drawn[choice].append((ids, probs, token))
+                draw = Draw(SAMPLING, LOSSLESS, choice, position)
+                ids, probs = proposal(logits[0], draw)
+                drawn[choice].append((ids, probs, propose(ids, probs, draw)))
         for choice, logits in enumerate(run_target.run(block_feeds)):
-            judge(block_of(drawn[choice], choice), logits, SAMPLING, LOSSLESS, {vocab})
+            first = Draw(SAMPLING, LOSSLESS, choice, 0)
+            judge(block_of(drawn[choice], choice), logits, first, {vocab})
 
     def judging() -> None:
-        judge(some_block, some_logits, SAMPLING, LOSSLESS, {vocab})
+        judge(some_block, some_logits, some_draw, {vocab})
 
     some_logits = run_target.run(block_feeds)[0]
-    ids, probs = proposal(some_logits[0], SAMPLING, LOSSLESS)
+    some_draw = Draw(SAMPLING, LOSSLESS, 0, 0)
+    ids, probs = proposal(some_logits[0], some_draw)
     some_block = block_of([(ids, probs, int(ids[0]))] * k, 0)
     return {
         "plain": bench.wall_ms(plain, warm=6),

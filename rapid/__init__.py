@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rapid.config import PromptLookup, WindowDrafting
+    from rapid.config import PromptLookup, SamplingConfig, SpeculationConfig, WindowDrafting
     from rapid.generation import Generation, generate, load
     from rapid.pair import Answer, Pair
     from rapid.pair import open_pair as open
@@ -14,6 +14,8 @@ __all__ = [
     "Generation",
     "Pair",
     "PromptLookup",
+    "SamplingConfig",
+    "SpeculationConfig",
     "WindowDrafting",
     "generate",
     "load",
@@ -25,6 +27,8 @@ _HOMES = {
     "Generation": ("rapid.generation", "Generation"),
     "Pair": ("rapid.pair", "Pair"),
     "PromptLookup": ("rapid.config", "PromptLookup"),
+    "SamplingConfig": ("rapid.config", "SamplingConfig"),
+    "SpeculationConfig": ("rapid.config", "SpeculationConfig"),
     "WindowDrafting": ("rapid.config", "WindowDrafting"),
     "generate": ("rapid.generation", "generate"),
     "load": ("rapid.generation", "load"),

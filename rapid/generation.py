@@ -13,20 +13,16 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import EllipsisType
 from typing import Any, TypeVar
 
 from rapid.answering.session import DraftNeeds, DraftSource, Session, Terms
 from rapid.answering.sources import LookupSource, PoolSource, WindowSource
 from rapid.checkpoints.vocabulary import check_same_vocabulary
 from rapid.config import (
-    Coupling,
     EngineConfig,
     PromptLookup,
-    Rule,
     SamplingConfig,
     SpeculationConfig,
-    Transfer,
     WindowDrafting,
 )
 from rapid.engines.engine import Engine
@@ -84,18 +80,8 @@ def generate(
     draft_input_ids: Sequence[int] = (),
     *,
     max_tokens: int = 256,
-    eta: float | None = None,
-    max_draft: int = 10,
-    rule: Rule = "exact",
-    transfer: Transfer | None = None,
-    coupling: Coupling | None = None,
-    plausibility: float = 0.1,
-    draft_top_k: int | EllipsisType | None = ...,
-    transfer_temperature: float = 1.0,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    top_k: int | None = None,
-    seed: int | None = None,
+    sampling: SamplingConfig | None = None,
+    speculation: SpeculationConfig | None = None,
     num_logprobs: int | None = None,
     refresh: Reread | None = None,
 ) -> Generation:
@@ -105,6 +91,11 @@ def generate(
     during the answer, the target continues alone, as in a service: a UserWarning is issued, and
     the statistics of the result contain the position.
 
+    Settings that are left out have the defaults of their class, with three exceptions. The seed is
+    drawn. The coupling is `shared_noise` where a seed is given, except under the rule `paper`, so
+    that the draft length does not change the answer. `eta` is 0 without a drafter model, because
+    other drafters read nothing of their own that could be transferred.
+
     Args:
         target: The model that reads `input_ids`.
         drafter: The model that reads `draft_input_ids`; may be `target` itself. None decodes
@@ -112,22 +103,8 @@ def generate(
         input_ids: Token ids of the long context.
         draft_input_ids: Token ids of the retrieved context.
         max_tokens: Longest answer, in tokens.
-        eta: Strength of the transfer: 0 samples the target's own distribution, a larger value the
-            fused one. None is 10 for a drafter model and 0 otherwise, because other drafters read
-            nothing of their own that could be transferred.
-        max_draft: Tokens per draft block.
-        rule: `exact`, or `paper` for the rule of the reference code, to reproduce its tables.
-        transfer: None is the default of `rapid.config.SpeculationConfig`; `paper` needs `distill`.
-        coupling: None is `shared_noise` when a seed is given, else `maximal`; `paper` needs
-            `maximal`.
-        plausibility: See `rapid.config.SpeculationConfig`.
-        draft_top_k: None keeps the whole proposal, as `paper` does. The default is 64 under the
-            rule `exact`.
-        transfer_temperature: See `rapid.config.SpeculationConfig`.
-        temperature: Sampling temperature; 0 is greedy.
-        top_p: Nucleus mass that is kept.
-        top_k: Number of best tokens that are kept; None keeps all.
-        seed: Key of all random numbers; None draws one.
+        sampling: Temperature, filters and seed of the answer.
+        speculation: Settings of the method.
         num_logprobs: Number of alternatives beside each token's log-probability; None for no
             log-probabilities.
         refresh: Function from the answer's tokens so far to the token ids that the drafter reads
@@ -141,37 +118,21 @@ def generate(
             model or meets `paper`.
         BadRequest: `paper` was requested at temperature 0.
         PromptTooLong: Prompt and answer exceed a model's context.
-        pydantic.ValidationError: A setting is out of range.
     """
     reads_alone = isinstance(drafter, LoadedModel)
-    if eta and not reads_alone and drafter is not None:
+    sampling, speculation = _completed(
+        sampling or SamplingConfig(), speculation or SpeculationConfig(), reads_alone=reads_alone
+    )
+    if speculation.eta and not reads_alone and drafter is not None:
         raise ConfigurationError(
             f"{drafter!r} reads nothing that the target does not: set eta to 0, or leave it out"
         )
-    if rule == "paper" and not reads_alone:
+    if speculation.rule == "paper" and not reads_alone:
         raise ConfigurationError("rule 'paper' needs a drafter model, as the reference does")
-    if refresh is not None and (rule == "paper" or not reads_alone):
+    if refresh is not None and (speculation.rule == "paper" or not reads_alone):
         raise ConfigurationError(
             "refresh gives a drafter model something else to read, under rule 'exact': leave it out"
         )
-    sampling = SamplingConfig(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        seed=secrets.randbits(63) if seed is None else seed,
-    )
-    shares_noise = seed is not None and rule == "exact"
-    settings = {
-        "rule": rule,
-        "transfer": transfer or ...,
-        "eta": (... if reads_alone else 0.0) if eta is None else eta,
-        "max_draft": max_draft,
-        "coupling": coupling or ("shared_noise" if shares_noise else "maximal"),
-        "plausibility": plausibility,
-        "draft_top_k": draft_top_k,
-        "transfer_temperature": transfer_temperature,
-    }
-    speculation = SpeculationConfig(**{k: v for k, v in settings.items() if v is not ...})
     terms = Terms("generate", "local", sampling, speculation, max_tokens, num_logprobs=num_logprobs)
     generation = _run(_generate(target, drafter, terms, input_ids, draft_input_ids, refresh))
     counted = generation.statistics
@@ -182,6 +143,22 @@ def generate(
             stacklevel=2,
         )
     return generation
+
+
+def _completed(
+    sampling: SamplingConfig, speculation: SpeculationConfig, *, reads_alone: bool
+) -> tuple[SamplingConfig, SpeculationConfig]:
+    """Return the settings with the defaults that depend on the call, for fields that were not set.
+
+    The rule `paper` sets its coupling itself.
+    """
+    if "seed" not in sampling.model_fields_set:
+        sampling = sampling.model_copy(update={"seed": secrets.randbits(63)})
+    elif "coupling" not in speculation.model_fields_set:
+        speculation = speculation.model_copy(update={"coupling": "shared_noise"})
+    if "eta" not in speculation.model_fields_set and not reads_alone:
+        speculation = speculation.model_copy(update={"eta": 0.0})
+    return sampling, speculation
 
 
 async def _generate(

@@ -13,6 +13,7 @@ from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import DrafterUnavailable
 from rapid.messages import DraftBlock, Verdict
 from rapid.speculation.acceptance import decode_token, ends_block, judge, num_rows, propose
+from rapid.speculation.draw import Draw
 from rapid.speculation.sampling import proposal
 
 
@@ -55,10 +56,9 @@ class ToyDrafter:
     def block(self, prefix: Sequence[int], num_tokens: int) -> DraftBlock:
         tokens, rows = list(prefix), []
         for _ in range(num_tokens):
-            ids, probs = proposal(self.model.logits(tokens), self.sampling, self.speculation)
-            tokens.append(
-                propose(ids, probs, self.sampling, self.speculation, self.choice, len(tokens))
-            )
+            draw = Draw(self.sampling, self.speculation, self.choice, len(tokens))
+            ids, probs = proposal(self.model.logits(tokens), draw)
+            tokens.append(propose(ids, probs, draw))
             rows.append((ids, probs))
             if ends_block(tokens[-1], ids, probs, self.speculation):
                 break
@@ -97,23 +97,18 @@ class ToyVerifier:
         first = drafted.position
         num_wanted = num_rows(len(drafted), self.max_tokens - first, self.speculation)
         rows = [self.model.logits(prefix[: first + i]) for i in range(num_wanted)]
-        judgement = judge(
-            drafted, torch.stack(rows), self.sampling, self.speculation, self.eos_ids, 2
-        )
+        judgement = judge(drafted, torch.stack(rows), self._draw(), self.eos_ids, 2)
         self.committed.extend(judgement.token_ids)
         return judgement.verdict(drafted)
 
     async def decode(self, num_tokens: int) -> Verdict:
         first, finished = len(self.committed), False
         while len(self.committed) < first + num_tokens and not finished:
-            token, _ = decode_token(
-                self.model.logits(self.committed),
-                self.sampling,
-                self.speculation,
-                self.choice,
-                len(self.committed),
-            )
+            token, _ = decode_token(self.model.logits(self.committed), self._draw())
             self.committed.append(token)
             finished = token in self.eos_ids
         tokens = tuple(self.committed[first:])
         return Verdict("toy", self.choice, first, tokens, 0, 0, finished)
+
+    def _draw(self) -> Draw:
+        return Draw(self.sampling, self.speculation, self.choice, len(self.committed))

@@ -316,7 +316,8 @@ class JudgingVerifier(RayVerifier):
         eos_ids: Set[int],
     ) -> None:
         super().__init__(target, drafter, patience, choice)
-        self._rule = (request.sampling, request.speculation, eos_ids, request.num_logprobs)
+        self._request = request
+        self._eos_ids = eos_ids
 
     async def verify(self, block: ObjectRef | DraftBlock) -> Verdict:
         """Judge a block in this process, then commit the verdict on the target's engine."""
@@ -330,6 +331,10 @@ class JudgingVerifier(RayVerifier):
         import torch
 
         from rapid.speculation.acceptance import judge
+        from rapid.speculation.draw import Draw
 
+        request = self._request
+        draw = Draw(request.sampling, request.speculation, block.choice, block.position)
         logits = torch.from_numpy(scored.logits.copy())  # Ray's arrays are read-only
-        return judge(block, logits, *self._rule).verdict(block, scored.verify_ms)
+        judgement = judge(block, logits, draw, self._eos_ids, request.num_logprobs)
+        return judgement.verdict(block, scored.verify_ms)

@@ -25,17 +25,13 @@ import numpy as np
 import torch
 
 from rapid.messages import DraftBlock, Float32Array, Int32Array, TokenLogprobs, Verdict
+from rapid.speculation.draw import Draw
 from rapid.speculation.fusion import fused_probs
-from rapid.speculation.noise import Float64Array, Purpose, accepts, race, uniforms
-from rapid.speculation.sampling import (
-    best_token,
-    distribution_temperature,
-    filter_probs,
-    probabilities,
-)
+from rapid.speculation.noise import Float64Array, Purpose, accepts, race
+from rapid.speculation.sampling import best_token, filter_probs, probabilities
 
 if TYPE_CHECKING:
-    from rapid.config import SamplingConfig, SpeculationConfig
+    from rapid.config import SpeculationConfig
 
 _SURE = 0.1  # the reference's evaluation script: assistant_confidence_threshold
 
@@ -65,6 +61,25 @@ class Judgement:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Distributions:
+    """The distributions that one position is judged by, each [vocab].
+
+    Attributes:
+        draft: q, the proposal that the drafted token was drawn from.
+        fused: p_hat, which the acceptance test compares with q.
+        wanted: The distribution that the residual of a rejection is taken from: p_hat, and p under
+            the rule `paper`.
+        unfiltered: The distribution that log-probabilities describe: p_hat, and p under the rule
+            `paper`, before the request's filters.
+    """
+
+    draft: torch.Tensor
+    fused: torch.Tensor
+    wanted: torch.Tensor
+    unfiltered: torch.Tensor
+
+
 def acceptance_probability(fused: float, draft: float) -> float:
     """Return ``min(1, p_hat(x) / q(x))`` for a drafted token x."""
     return 1.0 if fused >= draft else fused / draft
@@ -86,29 +101,19 @@ def residual(wanted: Float64Array, kept: Float64Array) -> Float64Array:
     return normalised
 
 
-def propose(
-    candidate_ids: Int32Array,
-    candidate_probs: Float32Array,
-    sampling: SamplingConfig,
-    speculation: SpeculationConfig,
-    choice: int,
-    position: int,
-) -> int:
+def propose(candidate_ids: Int32Array, candidate_probs: Float32Array, draw: Draw) -> int:
     """Draw one draft token from the proposal exactly as it is sent; greedy takes its best token.
 
     Args:
         candidate_ids: Tokens with non-zero probability [m].
         candidate_probs: Probabilities of the candidates [m].
-        sampling: Temperature and seed.
-        speculation: The coupling.
-        choice: Index of the request's answer.
-        position: Generated position of the token.
+        draw: Settings and place of the token.
     """
-    if sampling.temperature == 0:
+    if draw.is_greedy:
         return int(candidate_ids[candidate_probs.argmax()])
-    shared = speculation.coupling == "shared_noise"
+    shared = draw.speculation.coupling == "shared_noise"
     purpose = Purpose.RESULT if shared else Purpose.DRAFT
-    noise = uniforms(sampling.seed, choice, position, purpose, int(candidate_ids.max()) + 1)
+    noise = draw.noise(purpose, int(candidate_ids.max()) + 1)
     return int(candidate_ids[race(candidate_probs.astype(np.float64), noise[candidate_ids])])
 
 
@@ -146,8 +151,7 @@ def num_rows(num_drafted: int, num_left: int, speculation: SpeculationConfig) ->
 def judge(
     block: DraftBlock,
     logits: torch.Tensor,
-    sampling: SamplingConfig,
-    speculation: SpeculationConfig,
+    draw: Draw,
     eos_ids: Set[int],
     num_logprobs: int | None = None,
 ) -> Judgement:
@@ -160,8 +164,7 @@ def judge(
         block: k drafted tokens with their proposals.
         logits: The target's rows for the same positions, as many as `num_rows` returns, on any
             device [rows, vocab].
-        sampling: How tokens are drawn.
-        speculation: Settings of the method.
+        draw: Settings, and the place of the block's first token.
         eos_ids: Tokens that end the answer; rows after one are ignored.
         num_logprobs: Number of alternatives beside each committed token; None for no
             log-probabilities.
@@ -177,33 +180,17 @@ def judge(
     for row, drafted in enumerate(block.token_ids.tolist()):
         # Going row by row stops at the first rejection and keeps a row's float64 in the CPU cache.
         draft = _dense(block, row, logits[row])
-        unfiltered, fused, wanted = _distributions(logits[row], draft, sampling, speculation)
-        token, accepted = _settle(
-            drafted,
-            draft,
-            fused,
-            wanted,
-            sampling,
-            speculation,
-            block.choice,
-            block.position + row,
-        )
+        distributions = _distributions(logits[row], draft, draw)
+        token, accepted = _settle(drafted, distributions, draw.after(row))
         token_ids.append(token)
         if num_logprobs is not None:
-            logprobs.append(_logprobs(unfiltered, token, num_logprobs))
+            logprobs.append(_logprobs(distributions.unfiltered, token, num_logprobs))
         num_accepted += accepted
         is_finished = token in eos_ids
         if not accepted or is_finished:
             break
     if len(further) and num_accepted == len(block) and not is_finished:
-        token, entry = decode_token(
-            further[0],
-            sampling,
-            speculation,
-            block.choice,
-            block.position + len(block),
-            num_logprobs,
-        )
+        token, entry = decode_token(further[0], draw.after(len(block)), num_logprobs)
         token_ids.append(token)
         logprobs += [entry] if entry else []
         is_finished = token in eos_ids
@@ -211,12 +198,7 @@ def judge(
 
 
 def decode_token(
-    logits: torch.Tensor,
-    sampling: SamplingConfig,
-    speculation: SpeculationConfig,
-    choice: int,
-    position: int,
-    num_logprobs: int | None = None,
+    logits: torch.Tensor, draw: Draw, num_logprobs: int | None = None
 ) -> tuple[int, TokenLogprobs | None]:
     """Draw one token of the model's own distribution, as the modes `plain` and `rag` commit.
 
@@ -224,10 +206,7 @@ def decode_token(
 
     Args:
         logits: One row [vocab].
-        sampling: How the token is drawn.
-        speculation: Settings of the method.
-        choice: Index of the request's answer.
-        position: Generated position of the token.
+        draw: Settings and place of the token.
         num_logprobs: Number of alternatives beside the token; None for no log-probabilities.
 
     Returns:
@@ -236,31 +215,28 @@ def decode_token(
     Raises:
         EngineFailed: The logits are not numbers.
     """
-    if sampling.temperature == 0 and num_logprobs is None:
+    if draw.is_greedy and num_logprobs is None:
         return best_token(logits), None
-    probs = probabilities(logits, distribution_temperature(sampling, speculation))
-    if sampling.temperature == 0:
+    probs = probabilities(logits, draw.temperature)
+    if draw.is_greedy:
         token = best_token(logits)
     else:
-        kept = _to_numpy(filter_probs(probs, sampling.top_k, sampling.top_p))
-        token = race(kept, uniforms(sampling.seed, choice, position, Purpose.RESULT, len(kept)))
+        kept = _to_numpy(filter_probs(probs, draw.sampling.top_k, draw.sampling.top_p))
+        token = race(kept, draw.noise(Purpose.RESULT, len(kept)))
     return token, None if num_logprobs is None else _logprobs(probs, token, num_logprobs)
 
 
-def _distributions(
-    logits: torch.Tensor,
-    draft: torch.Tensor,
-    sampling: SamplingConfig,
-    speculation: SpeculationConfig,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute the distributions that a position is judged by.
+def _distributions(logits: torch.Tensor, draft: torch.Tensor, draw: Draw) -> _Distributions:
+    """Return the distributions that a position is judged by.
 
-    Returns:
-        Three distributions, each [vocab]: the one that log-probabilities describe, before filters
-        (p_hat; under `paper` p); p_hat, for the acceptance test; and the one that the residual is
-        taken from (p_hat; under `paper` p). The reference filters p before it fuses.
+    Under the rule `paper` p is filtered before it is fused, as in the reference code.
+
+    Args:
+        logits: The target's row [vocab].
+        draft: q [vocab].
+        draw: The settings; the place is not used.
     """
-    temperature = distribution_temperature(sampling, speculation)
+    sampling, speculation, temperature = draw.sampling, draw.speculation, draw.temperature
 
     def fuse(logits: torch.Tensor) -> torch.Tensor:
         return fused_probs(
@@ -275,44 +251,32 @@ def _distributions(
     if speculation.rule == "exact":
         unfiltered = fuse(logits)
         fused = filter_probs(unfiltered, sampling.top_k, sampling.top_p)
-        return unfiltered, fused, fused
+        return _Distributions(draft, fused, wanted=fused, unfiltered=unfiltered)
     target = probabilities(logits, temperature)
     kept = filter_probs(target, sampling.top_k, sampling.top_p)
     if kept is not target:
         logits = logits.masked_fill(kept == 0, -torch.inf)
-    return target, fuse(logits), kept
+    return _Distributions(draft, fuse(logits), wanted=kept, unfiltered=target)
 
 
-def _settle(
-    drafted: int,
-    draft: torch.Tensor,
-    fused: torch.Tensor,
-    wanted: torch.Tensor,
-    sampling: SamplingConfig,
-    speculation: SpeculationConfig,
-    choice: int,
-    position: int,
-) -> tuple[int, bool]:
+def _settle(drafted: int, distributions: _Distributions, draw: Draw) -> tuple[int, bool]:
     """Return the committed token of one position, and whether the drafted one was accepted.
 
     Whole rows leave the device only for a race, not for a best token or an accepted draft token.
     """
-    if sampling.temperature == 0:
+    draft, fused = distributions.draft, distributions.fused
+    if draw.is_greedy:
         token = best_token(fused)
         return token, token == drafted
-
-    def noise(purpose: Purpose, count: int = len(fused)) -> Float64Array:
-        return uniforms(sampling.seed, choice, position, purpose, count)
-
-    if speculation.coupling == "shared_noise":
-        token = race(_to_numpy(fused), noise(Purpose.RESULT))
+    if draw.speculation.coupling == "shared_noise":
+        token = race(_to_numpy(fused), draw.noise(Purpose.RESULT, len(fused)))
         return token, token == drafted
     chance = acceptance_probability(float(fused[drafted]), float(draft[drafted]))
-    if accepts(chance, noise(Purpose.ACCEPT, 1)[0]):
+    if accepts(chance, draw.noise(Purpose.ACCEPT, 1)[0]):
         return drafted, True
     kept = torch.minimum(draft, fused)
-    lacking = residual(_to_numpy(wanted), _to_numpy(kept))
-    return race(lacking, noise(Purpose.RESIDUAL)), False
+    lacking = residual(_to_numpy(distributions.wanted), _to_numpy(kept))
+    return race(lacking, draw.noise(Purpose.RESIDUAL, len(lacking))), False
 
 
 def _dense(block: DraftBlock, row: int, logits: torch.Tensor) -> torch.Tensor:

@@ -13,15 +13,7 @@ from rapid.messages import Float32Array, Int32Array
 from rapid.speculation.noise import NOT_NUMBERS
 
 if TYPE_CHECKING:
-    from rapid.config import SamplingConfig, SpeculationConfig
-
-
-def distribution_temperature(sampling: SamplingConfig, speculation: SpeculationConfig) -> float:
-    """Return the temperature of p, q and p_hat.
-
-    It is the request's temperature, or `transfer_temperature` when the request is greedy.
-    """
-    return sampling.temperature or speculation.transfer_temperature
+    from rapid.speculation.draw import Draw
 
 
 def probabilities(logits: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -66,9 +58,7 @@ def filter_probs(probs: torch.Tensor, top_k: int | None, top_p: float) -> torch.
     return kept / kept.sum(dim=-1, keepdim=True)
 
 
-def proposal(
-    logits: torch.Tensor, sampling: SamplingConfig, speculation: SpeculationConfig
-) -> tuple[Int32Array, Float32Array]:
+def proposal(logits: torch.Tensor, draw: Draw) -> tuple[Int32Array, Float32Array]:
     """Return the drafter's distribution q at one position, as it is sampled from and sent.
 
     It is the softmax at the request's temperature, after the request's own filters, cut to the
@@ -76,8 +66,7 @@ def proposal(
 
     Args:
         logits: One row of the drafter [vocab].
-        sampling: Temperature and filters.
-        speculation: The cut.
+        draw: Temperature, filters and the cut; the place is not used.
 
     Returns:
         Token ids [m] and their probabilities [m]; m <= `draft_top_k`. A cut proposal lists the best
@@ -86,9 +75,9 @@ def proposal(
     Raises:
         EngineFailed: The logits are not numbers.
     """
-    probs = probabilities(logits, distribution_temperature(sampling, speculation))
-    probs = filter_probs(probs, sampling.top_k, sampling.top_p)
-    size = speculation.draft_top_k
+    probs = probabilities(logits, draw.temperature)
+    probs = filter_probs(probs, draw.sampling.top_k, draw.sampling.top_p)
+    size = draw.speculation.draft_top_k
     if size is None or size >= probs.shape[-1]:  # sorting a vocabulary takes longer than the rest
         best, ids = probs, torch.arange(probs.shape[-1], device=probs.device)
     else:

@@ -11,6 +11,7 @@ import pytest
 
 import rapid
 from rapid import generation
+from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.errors import ConfigurationError, PromptTooLong
 from tests import reference
@@ -26,6 +27,8 @@ from tests.rapid.tiny_models import (
 
 LONG, SHORT = random_prompt(90, seed=1).tolist(), random_prompt(30, seed=2).tolist()
 NUM_TOKENS = 40
+GREEDY = SamplingConfig(temperature=0)
+LOSSLESS = SpeculationConfig(eta=0)
 
 
 def slow(drafter_seed: int | None, settings: reference.Settings) -> list[reference.Step]:
@@ -56,13 +59,10 @@ def test_fused_equals_the_slow_reference_at_every_draft_length(temperature, tran
             LONG,
             SHORT,
             max_tokens=NUM_TOKENS,
-            max_draft=max_draft,
-            temperature=temperature,
-            top_p=0.95,
-            eta=eta,
-            transfer=transfer,
-            draft_top_k=16,
-            seed=11,
+            sampling=SamplingConfig(temperature=temperature, top_p=0.95, seed=11),
+            speculation=SpeculationConfig(
+                max_draft=max_draft, eta=eta, transfer=transfer, draft_top_k=16
+            ),
         )
         assert not reference.is_tied(got.token_ids, want, settings)
         texts.add(got.token_ids)
@@ -71,9 +71,10 @@ def test_fused_equals_the_slow_reference_at_every_draft_length(temperature, tran
 
 def test_lossless_equals_plain_and_the_slow_reference():
     settings = reference.Settings(seed=5, temperature=0.8, top_k=20)
-    common = {"max_tokens": NUM_TOKENS, "temperature": 0.8, "top_k": 20, "seed": 5}
+    sampling = SamplingConfig(temperature=0.8, top_k=20, seed=5)
+    common = {"max_tokens": NUM_TOKENS, "sampling": sampling}
     plain = rapid.generate(loaded(), None, LONG, **common)
-    lossless = rapid.generate(loaded(), loaded(seed=1), LONG, SHORT, eta=0, **common)
+    lossless = rapid.generate(loaded(), loaded(seed=1), LONG, SHORT, speculation=LOSSLESS, **common)
     assert plain.token_ids == lossless.token_ids
     assert not reference.is_tied(plain.token_ids, slow(None, settings), settings)
     assert plain.statistics.drafted == 0
@@ -82,10 +83,11 @@ def test_lossless_equals_plain_and_the_slow_reference():
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_drafter_may_read_all_that_the_target_reads(temperature):
-    common = {"max_tokens": NUM_TOKENS, "temperature": temperature, "seed": 5}
+    sampling = SamplingConfig(temperature=temperature, seed=5)
+    common = {"max_tokens": NUM_TOKENS, "sampling": sampling}
     plain = rapid.generate(loaded(), None, LONG, **common)
-    naive = rapid.generate(loaded(), loaded(seed=1), LONG, LONG, eta=0, **common)
-    itself = rapid.generate(loaded(), loaded(), LONG, LONG, eta=0, **common)
+    naive = rapid.generate(loaded(), loaded(seed=1), LONG, LONG, speculation=LOSSLESS, **common)
+    itself = rapid.generate(loaded(), loaded(), LONG, LONG, speculation=LOSSLESS, **common)
     assert plain.token_ids == naive.token_ids == itself.token_ids
     assert naive.statistics.accepted < naive.statistics.drafted
     assert itself.statistics.accepted == itself.statistics.drafted
@@ -95,14 +97,64 @@ def test_a_drafter_may_read_all_that_the_target_reads(temperature):
 def test_an_answer_can_be_made_again_from_its_seed():
     first = rapid.generate(loaded(), loaded(seed=1), LONG, SHORT, max_tokens=12, num_logprobs=2)
     again = rapid.generate(
-        loaded(), loaded(seed=1), LONG, SHORT, max_tokens=12, seed=first.seed, coupling="maximal"
+        loaded(),
+        loaded(seed=1),
+        LONG,
+        SHORT,
+        max_tokens=12,
+        sampling=SamplingConfig(seed=first.seed),
+        speculation=SpeculationConfig(coupling="maximal"),
     )
     assert again.token_ids == first.token_ids
     assert [entry.token_id for entry in first.logprobs] == list(first.token_ids)
 
 
+def test_without_a_seed_every_call_draws_one():
+    sampling = SamplingConfig(temperature=0.8)
+    drawn = {
+        rapid.generate(loaded(), None, LONG, max_tokens=2, sampling=each).seed
+        for each in (None, sampling, sampling)
+    }
+    assert len(drawn) == 3
+    given = SamplingConfig(seed=0)  # the default of the class, but given
+    assert rapid.generate(loaded(), None, LONG, max_tokens=2, sampling=given).seed == 0
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_with_a_seed_noise_is_shared_unless_the_coupling_is_given(seed):
+    settings = ({}, {"coupling": "shared_noise"}, {"coupling": "maximal"})
+    usual, shared, maximal = (
+        rapid.generate(
+            loaded(),
+            loaded(seed=1),
+            LONG,
+            SHORT,
+            max_tokens=NUM_TOKENS,
+            sampling=SamplingConfig(seed=seed),
+            speculation=SpeculationConfig(max_draft=4, **each),
+        ).token_ids
+        for each in settings
+    )
+    assert usual == shared != maximal
+
+
+def test_eta_is_zero_where_nothing_can_be_transferred_and_ten_else():
+    common = {"max_tokens": NUM_TOKENS, "sampling": SamplingConfig(seed=5)}
+    usual, ten, lossless = (
+        rapid.generate(loaded(), loaded(seed=1), LONG, SHORT, speculation=each, **common).token_ids
+        for each in (None, SpeculationConfig(eta=10), LOSSLESS)
+    )
+    assert usual == ten != lossless
+    for drafter in (rapid.PromptLookup(), rapid.WindowDrafting(window=8)):
+        for speculation in (None, SpeculationConfig(max_draft=4), LOSSLESS):
+            got = rapid.generate(loaded(), drafter, LONG, speculation=speculation, **common)
+            assert got.token_ids == lossless
+        with pytest.raises(ConfigurationError, match="reads nothing that the target does not"):
+            rapid.generate(loaded(), drafter, LONG, speculation=SpeculationConfig(eta=10))
+
+
 async def test_it_works_inside_a_running_loop():
-    assert rapid.generate(loaded(), None, LONG, max_tokens=3, temperature=0).token_ids
+    assert rapid.generate(loaded(), None, LONG, max_tokens=3, sampling=GREEDY).token_ids
     await asyncio.sleep(0)
 
 
@@ -111,11 +163,17 @@ def test_a_temperature_of_almost_nothing_is_greedy(temperature):
     for drafter, eta in ((None, 10.0), (loaded(seed=1), 0.0), (loaded(seed=1), 10.0)):
         greedy, almost = (
             rapid.generate(
-                loaded(), drafter, LONG, SHORT, max_tokens=12, temperature=each, eta=eta, seed=5,
+                loaded(),
+                drafter,
+                LONG,
+                SHORT,
+                max_tokens=12,
+                sampling=SamplingConfig(temperature=each, seed=5),
+                speculation=SpeculationConfig(eta=eta),
                 num_logprobs=2,
             )
             for each in (0.0, temperature)
-        )  # fmt: skip
+        )
         assert almost.token_ids == greedy.token_ids
         for entry in almost.logprobs:
             logprobs = [entry.logprob, *(logprob for _, logprob in entry.top)]
@@ -132,7 +190,7 @@ def test_engines_are_made_as_the_models_were_loaded_for(monkeypatch):
     monkeypatch.setattr(generation, "Engine", engine)
     settings = {"threads": 1, "step_tokens": 32, "page_tokens": 4, "max_context": 110}
     model = rapid.load(str(checkpoint()), device="cpu", dtype="float32", **settings)
-    assert rapid.generate(model, None, LONG, max_tokens=3, temperature=0).token_ids
+    assert rapid.generate(model, None, LONG, max_tokens=3, sampling=GREEDY).token_ids
     assert (made[0].threads, made[0].step_tokens, made[0].page_tokens) == (1, 32, 4)
     with pytest.raises(PromptTooLong):
         rapid.generate(model, None, LONG, max_tokens=30)
@@ -146,7 +204,8 @@ def test_no_engine_is_left_behind_when_the_second_cannot_be_made():
 
 
 def test_a_drafter_that_is_lost_is_told_with_the_token_and_the_reason():
-    common = {"max_tokens": NUM_TOKENS, "temperature": 0, "eta": 50, "max_draft": 3}
+    speculation = SpeculationConfig(eta=50, max_draft=3)
+    common = {"max_tokens": NUM_TOKENS, "sampling": GREEDY, "speculation": speculation}
     whole = rapid.generate(loaded(seed=0), loaded(seed=1), LONG, SHORT, **common)
     assert (whole.statistics.plain_from, whole.statistics.plain_reason) == (None, "")
     with (
@@ -160,7 +219,7 @@ def test_a_drafter_that_is_lost_is_told_with_the_token_and_the_reason():
     kept = told.token_ids[:lost_at]
     assert kept == whole.token_ids[:lost_at]
     plain = rapid.generate(
-        loaded(seed=0), None, [*LONG, *kept], max_tokens=NUM_TOKENS - lost_at, temperature=0
+        loaded(seed=0), None, [*LONG, *kept], max_tokens=NUM_TOKENS - lost_at, sampling=GREEDY
     )
     assert told.token_ids[lost_at:] == plain.token_ids
 

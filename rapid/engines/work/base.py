@@ -19,6 +19,7 @@ from rapid.engines.attention.batch import Feed
 from rapid.engines.kv.leases import Lease
 from rapid.errors import OutOfStep
 from rapid.messages import Verdict
+from rapid.speculation.draw import Draw
 
 MIN_CHUNK_TOKENS = 16
 
@@ -137,6 +138,11 @@ class SequenceWork(Work):
 
     def _num_wanted(self) -> int:
         return 1
+
+    def _draw_after(self, num_tokens: int) -> Draw:
+        """Return the draw of the token that follows `num_tokens` uncommitted ones."""
+        request, position = self.lease.request, self.sequence.num_generated + num_tokens
+        return Draw(request.sampling, request.speculation, self.choice, position)
 
     def _check_position(self, what: str, position: int, choice: int) -> None:
         here = self.sequence.num_generated

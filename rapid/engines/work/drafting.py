@@ -38,10 +38,9 @@ class Drafting(SequenceWork):
 
     def _draw(self, logits: torch.Tensor, num_drafted: int) -> tuple[int, Proposal]:
         """Return the token after `num_drafted` drafted ones, and the proposal it is drawn from."""
-        request, position = self.lease.request, self.sequence.num_generated + num_drafted
-        ids, probs = proposal(logits[0], request.sampling, request.speculation)
-        token = propose(ids, probs, request.sampling, request.speculation, self.choice, position)
-        return token, (ids, probs)
+        draw = self._draw_after(num_drafted)
+        ids, probs = proposal(logits[0], draw)
+        return propose(ids, probs, draw), (ids, probs)
 
     def _within_room(self, num_tokens: int) -> int:
         """Return `num_tokens`, cut to the number of tokens that the lease has room to draft.
@@ -199,16 +198,10 @@ class Decode(SequenceWork):
 
     @override
     def _use(self, logits: torch.Tensor) -> None:
-        request, sequence = self.lease.request, self.sequence
+        sequence = self.sequence
         start = sequence.num_generated
-        token, logprobs = decode_token(
-            logits[0],
-            request.sampling,
-            request.speculation,
-            self.choice,
-            start + len(sequence.draft_ids),
-            request.num_logprobs,
-        )
+        draw = self._draw_after(len(sequence.draft_ids))
+        token, logprobs = decode_token(logits[0], draw, self.lease.request.num_logprobs)
         sequence.draft_ids.append(token)
         if logprobs is not None:
             self._logprobs.append(logprobs)

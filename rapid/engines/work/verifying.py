@@ -77,14 +77,7 @@ class Verify(Judging):
 
     @override
     def _use(self, logits: torch.Tensor) -> None:
-        request = self.lease.request
-        judgement = judge(
-            self._block,
-            logits,
-            request.sampling,
-            request.speculation,
-            self._eos_ids,
-            request.num_logprobs,
-        )
+        draw, num_logprobs = self._draw_after(0), self.lease.request.num_logprobs
+        judgement = judge(self._block, logits, draw, self._eos_ids, num_logprobs)
         self.sequence.commit(judgement.token_ids)
         self.finish(judgement.verdict(self._block, self.elapsed_ms))

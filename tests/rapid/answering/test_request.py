@@ -15,6 +15,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 import rapid
 from deployments.pools.engine_actor import load_engine
 from rapid.checkpoints.text import ChatText
+from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import (
     BadRequest,
     DrafterUnavailable,
@@ -341,7 +342,13 @@ async def test_the_papers_rule_is_served_as_it_runs_in_process(site: str) -> Non
     assert end.explanation is not None
     models = [rapid.load(f"embedded:{role}") for role in ("target", "drafter")]
     prompts = end.explanation.target_prompt_ids, end.explanation.drafter_prompt_ids
-    in_process = rapid.generate(*models, *prompts, rule="paper", eta=7, seed=5, max_tokens=40)
+    in_process = rapid.generate(
+        *models,
+        *prompts,
+        max_tokens=40,
+        sampling=SamplingConfig(seed=5),
+        speculation=SpeculationConfig(rule="paper", eta=7),
+    )
     assert tokens(events) == in_process.token_ids
     assert end.explanation.origins == (tuple(in_process.statistics.origins),)
     (choice,) = end.choices
@@ -383,8 +390,8 @@ async def test_retrieving_again_is_served_as_it_runs_in_process(dies_after: int 
         rapid.load("embedded:drafter"),
         end.explanation.target_prompt_ids,
         first,
-        seed=5,
         max_tokens=40,
+        sampling=SamplingConfig(seed=5),
         refresh=lambda token_ids: later,
     )
     assert tokens(events) == in_process.token_ids

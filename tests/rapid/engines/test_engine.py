@@ -25,6 +25,7 @@ from rapid.errors import (
     OutOfStep,
 )
 from rapid.messages import DraftBlock, Verdict
+from rapid.speculation.draw import Draw
 from rapid.speculation.loop import speculate
 from rapid.speculation.sampling import proposal
 from tests.rapid.engines import gate as gates
@@ -126,7 +127,8 @@ async def test_drafts_are_drawn_from_the_softmax_of_the_reference(engine: Engine
     block = await engine.draft("a", 0, None, 6)
     logits = reference_logits([*PROMPT.tolist(), *block.token_ids.tolist()])
     for row in range(6):
-        ids, probs = proposal(logits[len(PROMPT) - 1 + row], request.sampling, speculation)
+        draw = Draw(request.sampling, speculation, 0, row)
+        ids, probs = proposal(logits[len(PROMPT) - 1 + row], draw)
         assert block.candidate_ids[row].tolist() == ids.tolist()
         np.testing.assert_allclose(block.candidate_probs[row], probs, atol=1e-5)
         assert block.token_ids[row] in ids

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rapid.config import SamplingConfig, SpeculationConfig, Transfer
 from rapid.speculation.acceptance import acceptance_probability, residual
+from rapid.speculation.draw import Draw
 from rapid.speculation.fusion import fused_probs
 from rapid.speculation.sampling import filter_probs, probabilities, proposal
 
@@ -92,11 +93,9 @@ def test_filters_keep_a_distribution_with_its_best_token(logits, top_k, top_p, t
     assert abs(float(kept.sum()) - 1) < 1e-12
     assert kept[probs.argmax()] > 0
     assert int((kept > 0).sum()) <= (top_k or len(logits))
-    ids, q = proposal(
-        torch.tensor(logits),
-        SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p),
-        SpeculationConfig(draft_top_k=3),
-    )
+    sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
+    draw = Draw(sampling, SpeculationConfig(draft_top_k=3), 0, 0)
+    ids, q = proposal(torch.tensor(logits), draw)
     assert 1 <= len(ids) <= 3
     assert abs(q.sum() - 1) < 1e-6
 

@@ -15,6 +15,7 @@ from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import ConfigurationError
 from rapid.messages import Verdict
 from rapid.speculation.acceptance import acceptance_probability, decode_token, judge, residual
+from rapid.speculation.draw import Draw
 from rapid.speculation.lookup import MAX_NGRAM, PromptIndex, PromptLookupDrafter
 from rapid.speculation.loop import speculate
 from rapid.speculation.sampling import probabilities
@@ -122,9 +123,9 @@ def test_an_empty_block_commits_one_token_of_the_targets_own(coupling):
     speculation = SpeculationConfig(eta=10, coupling=coupling)
     empty = PromptLookupDrafter(PromptIndex([5])).draft(None, 4)
     for seed in range(20):
-        sampling, row = SamplingConfig(seed=seed), TARGET.logits(())
-        judgement = judge(empty, row[None], sampling, speculation, {2}, num_logprobs=1)
-        token, logprobs = decode_token(row, sampling, speculation, 0, 0, num_logprobs=1)
+        draw, row = Draw(SamplingConfig(seed=seed), speculation, 0, 0), TARGET.logits(())
+        judgement = judge(empty, row[None], draw, {2}, num_logprobs=1)
+        token, logprobs = decode_token(row, draw, num_logprobs=1)
         assert judgement.token_ids == (token,)
         assert judgement.logprobs == (logprobs,)
         assert judgement.is_finished == (token == 2)
@@ -135,14 +136,15 @@ def test_an_empty_block_commits_one_token_of_the_targets_own(coupling):
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_one_call_generates_with_it(temperature):
     prompt = list(range(10, 40))  # nothing repeats itself yet
-    common = {"max_tokens": 60, "temperature": temperature, "seed": 5}
+    common = {"max_tokens": 60, "sampling": SamplingConfig(temperature=temperature, seed=5)}
     plain = rapid.generate(loaded(), None, prompt, **common)
     lookup = rapid.generate(loaded(), rapid.PromptLookup(), prompt, **common)
     assert lookup.token_ids == plain.token_ids
     assert lookup.statistics.drafted > 0
     assert lookup.statistics.origins[0] == "target"
+    fusing = SpeculationConfig(eta=5)
     with pytest.raises(ConfigurationError, match="reads nothing that the target does not"):
-        rapid.generate(loaded(), rapid.PromptLookup(), prompt, eta=5, **common)
+        rapid.generate(loaded(), rapid.PromptLookup(), prompt, speculation=fusing, **common)
 
 
 def test_the_largest_ids_are_told_apart():

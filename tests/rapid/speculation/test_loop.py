@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rapid.config import SamplingConfig, SpeculationConfig, Transfer
 from rapid.errors import DrafterUnavailable
 from rapid.speculation.acceptance import propose
+from rapid.speculation.draw import Draw
 from rapid.speculation.fusion import fused_probs
 from rapid.speculation.loop import speculate
 from rapid.speculation.noise import Purpose, race, uniforms
@@ -185,7 +186,9 @@ async def test_fused_equals_sampling_the_fused_distribution_without_speculation(
         speculation = SpeculationConfig(eta=5, coupling="shared_noise", draft_top_k=3)
         reference: list[int] = []
         for position in range(LENGTH):
-            ids, probs = proposal(DRAFTER.logits(reference), sampling, speculation)
+            ids, probs = proposal(
+                DRAFTER.logits(reference), Draw(sampling, speculation, 0, position)
+            )
             draft = TARGET.logits(reference).double() * 0
             draft[ids] = draft.new_tensor(probs)
             fused = fused_probs(
@@ -212,7 +215,7 @@ async def test_maximal_coupling_samples_the_fused_distribution():
         drafter = ToyDrafter(DRAFTER, sampling, speculation)
         verifier = ToyVerifier(TARGET, sampling, speculation)
         counts[(await verifier.verify(drafter.draft(None, 1))).token_ids[0]] += 1
-    ids, probs = proposal(DRAFTER.logits([]), SamplingConfig(), speculation)
+    ids, probs = proposal(DRAFTER.logits([]), Draw(SamplingConfig(), speculation, 0, 0))
     draft = TARGET.logits([]).double() * 0
     draft[ids] = draft.new_tensor(probs)
     fused = fused_probs(TARGET.logits([])[None], draft[None], temperature=1.0,
@@ -297,6 +300,6 @@ async def test_choices_differ_and_statistics_add_up():
 
 
 def test_a_greedy_proposal_is_the_best_candidate():
-    ids, probs = proposal(DRAFTER.logits([]), SamplingConfig(temperature=0), SpeculationConfig())
-    token = propose(ids, probs, SamplingConfig(temperature=0), SpeculationConfig(), 0, 0)
-    assert token == int(DRAFTER.logits([]).argmax())
+    draw = Draw(SamplingConfig(temperature=0), SpeculationConfig(), 0, 0)
+    ids, probs = proposal(DRAFTER.logits([]), draw)
+    assert propose(ids, probs, draw) == int(DRAFTER.logits([]).argmax())

@@ -19,6 +19,7 @@ from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import BadRequest, ConfigurationError
 from rapid.speculation import acceptance
 from rapid.speculation.acceptance import decode_token
+from rapid.speculation.draw import Draw
 from rapid.speculation.loop import speculate
 from rapid.speculation.sampling import probabilities
 from rapid.speculation.statistics import RoundStatistics
@@ -226,9 +227,8 @@ async def test_bonus_tokens_are_counted_apart_and_never_too_many(max_tokens):
             for token, origin, entry in zip(
                 verdict.token_ids, verdict.origins, verdict.logprobs, strict=True
             ):
-                own, log_p = decode_token(
-                    target.logits(text), sampling, speculation, 0, len(text), num_logprobs=2
-                )
+                draw = Draw(sampling, speculation, 0, len(text))
+                own, log_p = decode_token(target.logits(text), draw, num_logprobs=2)
                 assert entry.top == log_p.top
                 assert origin != "bonus" or token == own
                 text.append(token)
@@ -266,9 +266,14 @@ async def test_engines_answer_as_the_loop_does_on_whole_forwards(
     sampling = SamplingConfig(temperature=temperature, seed=4)
     speculation = paper(eta, max_draft=3)
     answer = rapid.generate(
-        loaded(seed=0), loaded(seed=drafter), long, prompt,
-        rule="paper", eta=eta, max_draft=3, max_tokens=24, temperature=temperature, seed=4,
-    )  # fmt: skip
+        loaded(seed=0),
+        loaded(seed=drafter),
+        long,
+        prompt,
+        max_tokens=24,
+        sampling=sampling,
+        speculation=speculation,
+    )
     stats = RoundStatistics()
     async for verdict in speculate(
         ToyDrafter(Slow(drafter, prompt), sampling, speculation),
@@ -290,9 +295,8 @@ def test_it_has_no_variants():
     for name, value in (("transfer", "boost"), ("coupling", "shared_noise"), ("draft_top_k", 64)):
         with pytest.raises(ValidationError, match=f"leave {name} out"):
             paper(10, **{name: value})
-        with pytest.raises(ValidationError, match=f"leave {name} out"):
-            rapid.generate(loaded(), loaded(), [1], [1], rule="paper", **{name: value})
     with pytest.raises(ConfigurationError, match="needs a drafter model"):
-        rapid.generate(loaded(), None, [1], rule="paper")
+        rapid.generate(loaded(), None, [1], speculation=paper(10))
+    greedy = SamplingConfig(temperature=0)
     with pytest.raises(BadRequest, match="set a temperature"):
-        rapid.generate(loaded(), loaded(), [1], [1], rule="paper", temperature=0)
+        rapid.generate(loaded(), loaded(), [1], [1], sampling=greedy, speculation=paper(10))

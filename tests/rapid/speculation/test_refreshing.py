@@ -164,10 +164,16 @@ def found_for(token_ids: Sequence[int]) -> list[int]:
     return random_prompt(40 + len(token_ids), seed=sum(token_ids)).tolist()
 
 
-def generated(refresh=found_for, drafter=None, **settings):
-    common = {"max_tokens": LENGTH, "temperature": 0.8, "seed": 11, "eta": 10.0}
+def generated(refresh=found_for, drafter=None, temperature=0.8, **settings):
     return rapid.generate(
-        loaded(), drafter or loaded(seed=1), LONG, SHORT, **(common | settings), refresh=refresh
+        loaded(),
+        drafter or loaded(seed=1),
+        LONG,
+        SHORT,
+        max_tokens=LENGTH,
+        sampling=SamplingConfig(temperature=temperature, seed=11),
+        speculation=SpeculationConfig(**({"eta": 10.0} | settings)),
+        refresh=refresh,
     )
 
 
@@ -197,7 +203,8 @@ def test_what_is_found_again_counts_and_the_same_again_changes_nothing():
 
 
 def test_lossless_says_what_plain_says():
-    plain = rapid.generate(loaded(), None, LONG, max_tokens=LENGTH, temperature=0.8, seed=11)
+    sampling = SamplingConfig(temperature=0.8, seed=11)
+    plain = rapid.generate(loaded(), None, LONG, max_tokens=LENGTH, sampling=sampling)
     lossless = generated(eta=0.0)
     assert lossless.statistics.refreshes
     assert lossless.token_ids == plain.token_ids

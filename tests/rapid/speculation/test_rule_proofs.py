@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rapid.config import Rule, SamplingConfig, SpeculationConfig, Transfer
-from rapid.speculation import acceptance
+from rapid.speculation import draw
 from rapid.speculation.fusion import fused_probs
 from rapid.speculation.loop import speculate
 from rapid.speculation.noise import Purpose, uniforms
@@ -59,7 +59,7 @@ def models(seed: int, vocab: int) -> tuple[ToyModel, ToyModel]:
 
 
 def draft_probs(drafter, prefix, sampling, speculation) -> np.ndarray:
-    ids, probs = proposal(drafter.logits(prefix), sampling, speculation)
+    ids, probs = proposal(drafter.logits(prefix), draw.Draw(sampling, speculation, 0, 0))
     dense = np.zeros(drafter.vocab)
     dense[ids] = probs
     return dense / dense.sum()
@@ -217,7 +217,7 @@ async def test_no_number_decides_two_things(rule, monkeypatch):
         keys.append((seed, choice, position, purpose))
         return uniforms(seed, choice, position, purpose, count)
 
-    monkeypatch.setattr(acceptance, "uniforms", recorded)
+    monkeypatch.setattr(draw, "uniforms", recorded)
     for seed in range(10):
         sampling, speculation = SamplingConfig(seed=seed), SpeculationConfig(rule=rule, eta=5)
         verifier = ToyVerifier(target, sampling, speculation)

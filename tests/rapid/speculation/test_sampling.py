@@ -9,6 +9,7 @@ import torch
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.messages import DraftBlock, TokenLogprobs
 from rapid.speculation.acceptance import decode_token, judge
+from rapid.speculation.draw import Draw
 from rapid.speculation.fusion import fused_probs
 from rapid.speculation.sampling import filter_probs, probabilities, proposal
 
@@ -43,7 +44,8 @@ def test_a_drafter_keeps_to_the_filters_of_the_request(
     top_k: int | None, top_p: float, draft_top_k: int | None
 ) -> None:
     sampling = SamplingConfig(top_k=top_k, top_p=top_p)
-    ids, probs = proposal(LOGITS, sampling, SpeculationConfig(draft_top_k=draft_top_k))
+    draw = Draw(sampling, SpeculationConfig(draft_top_k=draft_top_k), 0, 0)
+    ids, probs = proposal(LOGITS, draw)
     wanted = filter_probs(probabilities(LOGITS, 1.0), top_k, top_p)
     assert sorted(ids.tolist()) == wanted.nonzero()[:, 0].tolist()  # nothing impossible is sent
     np.testing.assert_allclose(probs, wanted[ids.tolist()], rtol=1e-6)
@@ -52,7 +54,7 @@ def test_a_drafter_keeps_to_the_filters_of_the_request(
 
 def test_greedy_requests_propose_at_the_transfer_temperature() -> None:
     speculation = SpeculationConfig(transfer_temperature=0.5, draft_top_k=None)
-    _, probs = proposal(LOGITS, SamplingConfig(temperature=0), speculation)
+    _, probs = proposal(LOGITS, Draw(SamplingConfig(temperature=0), speculation, 0, 0))
     np.testing.assert_allclose(probs, probabilities(LOGITS, 0.5), rtol=1e-6)
 
 
@@ -61,9 +63,8 @@ def test_greedy_requests_fuse_at_the_transfer_temperature() -> None:
     block, won = sure_block(3), {}
     for temperature in (0.125, 1.0):
         speculation = SpeculationConfig(eta=2.0, transfer_temperature=temperature)
-        judgement = judge(
-            block, LOGITS[None], SamplingConfig(temperature=0), speculation, frozenset()
-        )
+        draw = Draw(SamplingConfig(temperature=0), speculation, 0, 0)
+        judgement = judge(block, LOGITS[None], draw, frozenset())
         fused = fused_probs(
             LOGITS[None],
             distribution(0, 0, 0, 1, 0)[None],
@@ -86,12 +87,13 @@ def assert_unfiltered(entry: TokenLogprobs | None, probs: torch.Tensor) -> None:
 
 
 def test_log_probabilities_of_plain_decoding_are_those_before_filters() -> None:
-    _, entry = decode_token(LOGITS, NARROW, SpeculationConfig(), 0, 0, num_logprobs=5)
+    _, entry = decode_token(LOGITS, Draw(NARROW, SpeculationConfig(), 0, 0), num_logprobs=5)
     assert_unfiltered(entry, probabilities(LOGITS, 1.0))
 
 
 @pytest.mark.parametrize("coupling", ["maximal", "shared_noise"])
 def test_log_probabilities_of_a_judged_token_are_those_before_filters(coupling: str) -> None:
     speculation = SpeculationConfig(eta=0.0, coupling=coupling)
-    judgement = judge(sure_block(1), LOGITS[None], NARROW, speculation, frozenset(), 5)
+    draw = Draw(NARROW, speculation, 0, 0)
+    judgement = judge(sure_block(1), LOGITS[None], draw, frozenset(), 5)
     assert_unfiltered(judgement.logprobs[0], probabilities(LOGITS, 1.0))

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.engines.attention.batch import Batch, Feed, assemble
 from rapid.engines.attention.ragged import attend_by_runs
 from rapid.engines.attention.rows import Kernels
@@ -264,10 +265,14 @@ def test_a_real_graph_gives_the_logits_of_every_step(
 def test_answers_on_a_device_are_those_of_the_cpu() -> None:
     def answer(device: str, *, is_lossless: bool) -> tuple[int, ...]:
         target = load_model(engine_config(device=device))
-        made = (
-            generate(target, target, PROMPTS[0], PROMPTS[1], max_tokens=24, seed=7, eta=0)
-            if is_lossless
-            else generate(target, None, PROMPTS[0], max_tokens=24, seed=7)
+        drafter, lossless = target if is_lossless else None, SpeculationConfig(eta=0)
+        made = generate(
+            target,
+            drafter,
+            *PROMPTS,
+            max_tokens=24,
+            sampling=SamplingConfig(seed=7),
+            speculation=lossless,
         )
         return tuple(made.token_ids)
 

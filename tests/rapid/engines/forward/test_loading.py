@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import rapid
 from rapid.checkpoints.facts import read_model_facts
-from rapid.config import EngineConfig
+from rapid.config import EngineConfig, SamplingConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import load_model, load_tokenizer
 from rapid.errors import ConfigurationError, PromptTooLong
@@ -26,6 +26,7 @@ from tests.rapid.tiny_models import (
     reference_greedy,
 )
 
+GREEDY = SamplingConfig(temperature=0)
 LAYERS = ["full_attention", "sliding_attention"]
 
 
@@ -109,12 +110,12 @@ def test_positions_beyond_those_before_yarn_are_computed_as_transformers_does(
     path = copied(tmp_path, rope_parameters=None, rope_scaling=yarn, max_position_embeddings=64)
     prompt = random_prompt(150).tolist()
     model = rapid.load(str(path), device="cpu", dtype="float32")
-    got = rapid.generate(model, None, prompt, max_tokens=8, temperature=0).token_ids
+    got = rapid.generate(model, None, prompt, max_tokens=8, sampling=GREEDY).token_ids
     theirs = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
     want = theirs.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)
     assert list(got) == want[0, 150:].tolist()
     with pytest.raises(PromptTooLong):
-        rapid.generate(model, None, prompt, max_tokens=107, temperature=0)
+        rapid.generate(model, None, prompt, max_tokens=107, sampling=GREEDY)
 
 
 WINDOW_64 = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
@@ -167,10 +168,10 @@ def test_within_its_window_a_model_answers_as_transformers_does(tmp_path: Path) 
     model = rapid.load(str(path), device="cpu", dtype="float32", max_context=64)
     assert model.model.config.layer_types == LAYERS
     prompt = random_prompt(50).tolist()
-    got = rapid.generate(model, None, prompt, max_tokens=14, temperature=0).token_ids
+    got = rapid.generate(model, None, prompt, max_tokens=14, sampling=GREEDY).token_ids
     assert list(got) == reference_greedy(prompt, 14, "qwen2")
     with pytest.raises(PromptTooLong):
-        rapid.generate(model, None, prompt, max_tokens=15, temperature=0)
+        rapid.generate(model, None, prompt, max_tokens=15, sampling=GREEDY)
 
 
 def test_a_rope_without_scaling_reaches_no_further() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rapid
-from rapid.config import SpeculationConfig, WindowDrafting
+from rapid.config import SamplingConfig, SpeculationConfig, WindowDrafting
 from rapid.engines.ports import EngineVerifier, WindowDrafter
 from rapid.messages import DraftBlock
 from tests.rapid.tiny_models import (
@@ -72,7 +72,8 @@ async def test_proposals_equal_a_masked_forward(family: str, window: WindowDraft
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_text_is_that_of_plain_decoding(temperature: float) -> None:
-    common = {"max_tokens": 40, "temperature": temperature, "seed": 5}
+    sampling = SamplingConfig(temperature=temperature, seed=5)
+    common = {"max_tokens": 40, "sampling": sampling}
     plain = rapid.generate(loaded(), None, PROMPT.tolist(), **common)
     windowed, full = (
         rapid.generate(loaded(), rapid.WindowDrafting(window=window), PROMPT.tolist(), **common)

@@ -1,0 +1,52 @@
+"""The draw of one token: what shapes its distribution and keys its random numbers.
+
+The logits and the draw determine a token, so it is the same on any engine, whatever else runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rapid.speculation.noise import Float64Array, Purpose, uniforms
+
+if TYPE_CHECKING:
+    from rapid.config import SamplingConfig, SpeculationConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """The settings and the place by which one token is proposed, judged or decoded.
+
+    Attributes:
+        sampling: Temperature, filters and seed of the request.
+        speculation: Settings of the method.
+        choice: Index of the request's answer.
+        position: Generated position of the token.
+    """
+
+    sampling: SamplingConfig
+    speculation: SpeculationConfig
+    choice: int
+    position: int
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the best token is taken instead of a random one."""
+        return self.sampling.temperature == 0
+
+    @property
+    def temperature(self) -> float:
+        """The temperature of p, q and p_hat.
+
+        It is the request's temperature, or `transfer_temperature` when the request is greedy.
+        """
+        return self.sampling.temperature or self.speculation.transfer_temperature
+
+    def after(self, num_tokens: int) -> Draw:
+        """Return the draw of the token that follows this one by `num_tokens` positions."""
+        return Draw(self.sampling, self.speculation, self.choice, self.position + num_tokens)
+
+    def noise(self, purpose: Purpose, count: int) -> Float64Array:
+        """Return this draw's numbers in (0, 1) for one decision, one per token id [count]."""
+        return uniforms(self.sampling.seed, self.choice, self.position, purpose, count)
