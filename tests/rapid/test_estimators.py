@@ -1,0 +1,38 @@
+"""Estimators over measured times, on made-up ones."""
+
+from __future__ import annotations
+
+from rapid.estimators import Patience, RunningMean, RunningMedian
+
+
+def test_patience_grows_with_the_longest_round_of_late_and_comes_back() -> None:
+    patience = Patience(3.0)
+    patience.observe(0.1)
+    assert patience.limit_s == 3.0
+    patience.observe(2.0)
+    assert patience.limit_s == 20.0
+    for _ in range(200):
+        patience.observe(0.1)
+    assert patience.limit_s == 3.0
+
+
+def test_a_running_mean_takes_its_first_measurement_whole() -> None:
+    mean = RunningMean(weight=0.25)
+    assert mean.value is None
+    mean.add(8.0)
+    assert mean.value == 8.0
+    mean.add(4.0)
+    assert mean.value == 7.0
+
+
+def test_a_running_median_ignores_an_outlier_and_forgets_what_is_long_ago() -> None:
+    median = RunningMedian()
+    assert median.value is None
+    for value in (1.0, 1.0, 1000.0):
+        median.add(value)
+    assert median.value == 1.0
+    for _ in range(9):
+        median.add(5.0)
+    assert median.value == 5.0
+    median.clear()
+    assert median.value is None
