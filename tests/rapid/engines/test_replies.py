@@ -27,6 +27,8 @@ async def test_a_thread_settles_what_a_loop_awaits() -> None:
 
 
 async def test_only_the_first_of_two_counts_and_none_after_its_caller_left() -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
     reply, abandoned = Reply(), Reply()
     settle_elsewhere(reply, "first")
     settle_elsewhere(reply, error=KeyError("second"))
@@ -35,6 +37,7 @@ async def test_only_the_first_of_two_counts_and_none_after_its_caller_left() -> 
     await asyncio.sleep(0)
     assert await reply.future == "first"
     assert abandoned.future.cancelled()
+    assert complaints == []
 
 
 def test_a_loop_that_has_closed_misses_nothing() -> None:
