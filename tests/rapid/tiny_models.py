@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -62,6 +64,15 @@ def checkpoint(family: str = "llama", seed: int = 0, eos: int = EOS) -> Path:
         tokenizer_object=tokenizer, eos_token=f"w{eos}", unk_token="w0"
     ).save_pretrained(directory)
     return directory
+
+
+def copied(tmp_path: Path, **changes: object) -> Path:
+    """A checkpoint with some fields of its config changed."""
+    path = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint(), path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | changes))
+    return path
 
 
 @cache

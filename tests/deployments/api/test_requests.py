@@ -10,11 +10,9 @@ import pytest
 from annotated_types import Ge, Gt, Le
 
 from deployments.api.requests import ChatRequest, RapidOptions, parse_chat_request
-from deployments.api.responses import GrowingChoice, ReplyFrame, Timing, metrics
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import BadRequest
-from rapid.messages import Document, Message, SpeculationRequest, TextDelta, TokenText
-from tests.deployments.scripted import receipt
+from rapid.messages import Document, Message, SpeculationRequest
 
 
 def parse(**fields: Any) -> ChatRequest:
@@ -137,33 +135,6 @@ def test_ranges_are_those_of_the_configuration():
         assert bounds(RapidOptions, name) == bounds(SpeculationConfig, name)
     for name in ("temperature", "top_p", "top_k", "seed"):
         assert bounds(ChatRequest, name) == bounds(SamplingConfig, name)
-
-
-FRAME = ReplyFrame("chatcmpl-1", 0, "m", "fp_1", has_logprobs=True, includes_usage=False)
-
-
-def test_half_a_character_keeps_its_bytes():
-    half = "😀".encode()[:2].decode("utf-8", "surrogateescape")
-    choice = GrowingChoice()
-    choice.add(TextDelta(0, "", (TokenText(half, -1.0),)))
-    reply = FRAME.completion([choice], receipt(), Timing(0.0))
-    (token,) = reply["choices"][0]["logprobs"]["content"]
-    assert token["token"] == "\ufffd"
-    assert token["bytes"] == [0xF0, 0x9F]
-
-
-def test_minus_infinity_is_a_json_number():
-    delta = TextDelta(0, "a", (TokenText("a", -0.1, (("b", float("-inf")),)),))
-    chunk = FRAME.delta_chunk(delta)
-    assert '"logprob": -9999.0' in json.dumps(chunk, allow_nan=False)
-
-
-def test_times_are_what_the_caller_saw():
-    body = metrics(receipt(), Timing(began=1.0, first_token=1.5, done=2.9))
-    assert body["time_to_first_token_ms"] == 500
-    assert body["generation_time_ms"] == 1400
-    assert body["mean_itl_ms"] == 200  # 8 tokens
-    assert body["queue_time_ms"] == 1
 
 
 @pytest.mark.parametrize("field", ["documents", "mode", "eta"])

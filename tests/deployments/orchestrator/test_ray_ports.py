@@ -127,17 +127,6 @@ async def test_a_caller_that_leaves_in_mid_round_leaves_nothing_behind() -> None
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_patience_grows_with_the_longest_round_of_late_and_comes_back() -> None:
-    patience = Patience(3.0)
-    patience.observe(0.1)
-    assert patience.limit_s == 3.0
-    patience.observe(2.0)
-    assert patience.limit_s == 20.0
-    for _ in range(200):
-        patience.observe(0.1)
-    assert patience.limit_s == 3.0
-
-
 async def test_a_block_is_a_reference_that_nobody_opens_here() -> None:
     engine = ScriptedEngine(DRAFTER)
     logprobs = (TokenLogprobs(5, -0.1),)

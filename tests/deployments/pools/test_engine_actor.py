@@ -6,9 +6,15 @@ import asyncio
 
 import pytest
 
-from deployments.pools.engine_actor import EngineActor
+from deployments.pools.engine_actor import EngineActor, load_engine
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
-from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound, OutOfStep
+from rapid.errors import (
+    ConfigurationError,
+    DrafterUnavailable,
+    EngineFailed,
+    LeaseNotFound,
+    OutOfStep,
+)
 from rapid.messages import LeaseRequest, Verdict, as_prompt
 from tests.fakes import FakeEngine
 
@@ -112,3 +118,12 @@ async def test_a_draft_tells_a_lost_drafter_from_a_bug(
     monkeypatch.setattr(FakeEngine, "draft", failed)
     with pytest.raises(DrafterUnavailable, match="OutOfMemoryError"):
         await actor.draft("a", 0, None, 2)
+
+
+def test_an_engine_counts_its_pool_before_it_loads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rapid.engines.forward.loading.free_bytes", lambda device: 2**30)
+    config = EngineConfig(model="embedded:target", device="cpu", kv_cache_tokens=2**20)
+    with pytest.raises(ConfigurationError, match=r"KV pool 2.0 GiB.*lower kv_cache_tokens"):
+        load_engine(config)

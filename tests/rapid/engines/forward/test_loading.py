@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from pydantic import ValidationError
 from transformers import AutoModelForCausalLM
 
 import rapid
-from rapid.checkpoints.facts import read_model_facts
 from rapid.config import EngineConfig, SamplingConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import load_model, load_tokenizer
 from rapid.errors import ConfigurationError, PromptTooLong
+from tests.rapid.checkpoints.test_facts import LAYERS, WINDOW_64
 from tests.rapid.tiny_models import (
     EOS,
     checkpoint,
+    copied,
     engine_config,
     loaded,
     random_prompt,
@@ -27,16 +27,6 @@ from tests.rapid.tiny_models import (
 )
 
 GREEDY = SamplingConfig(temperature=0)
-LAYERS = ["full_attention", "sliding_attention"]
-
-
-def copied(tmp_path: Path, **changes: object) -> Path:
-    """A checkpoint with some fields of its config changed."""
-    path = tmp_path / "checkpoint"
-    shutil.copytree(checkpoint(), path)
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | changes))
-    return path
 
 
 def test_device_and_dtype_are_decided_here() -> None:
@@ -118,47 +108,6 @@ def test_positions_beyond_those_before_yarn_are_computed_as_transformers_does(
         rapid.generate(model, None, prompt, max_tokens=107, sampling=GREEDY)
 
 
-WINDOW_64 = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
-
-
-@pytest.mark.parametrize(
-    "windows",
-    [
-        {"sliding_window": 64},
-        {"model_type": "qwen2"} | WINDOW_64,
-        {"model_type": "qwen3"} | WINDOW_64,
-        {"model_type": "qwen2", "sliding_window": 64, "layer_types": LAYERS},
-    ],
-)
-def test_a_window_is_refused_by_name_unless_the_context_lies_within(
-    tmp_path: Path, windows: dict[str, object]
-) -> None:
-    path = str(copied(tmp_path, **windows))
-    for max_context in (None, 65):
-        with pytest.raises(ConfigurationError, match="sliding windows of 64 tokens"):
-            read_model_facts(EngineConfig(model=path, max_context=max_context))
-    assert read_model_facts(EngineConfig(model=path, max_context=64)).num_positions == 64
-
-
-@pytest.mark.parametrize(
-    "windows",
-    [
-        {"sliding_window": None},
-        {"model_type": "qwen2", "sliding_window": 64},
-        {"model_type": "qwen3", "sliding_window": 64, "use_sliding_window": False},
-        {"model_type": "qwen2"} | WINDOW_64 | {"max_window_layers": 2},
-        {"model_type": "qwen2"} | WINDOW_64 | {"sliding_window": None},
-        {"model_type": "qwen2", "layer_types": ["full_attention"] * 2} | WINDOW_64,
-        {"model_type": "qwen2"} | WINDOW_64 | {"sliding_window": 1024},
-    ],
-)
-def test_a_window_that_no_layer_uses_or_that_holds_everything_is_none(
-    tmp_path: Path, windows: dict[str, object]
-) -> None:
-    path = str(copied(tmp_path, **windows))
-    assert read_model_facts(EngineConfig(model=path)).num_positions == 1024
-
-
 def test_within_its_window_a_model_answers_as_transformers_does(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     shutil.copytree(checkpoint("qwen2"), path)
@@ -172,19 +121,6 @@ def test_within_its_window_a_model_answers_as_transformers_does(tmp_path: Path) 
     assert list(got) == reference_greedy(prompt, 14, "qwen2")
     with pytest.raises(PromptTooLong):
         rapid.generate(model, None, prompt, max_tokens=15, sampling=GREEDY)
-
-
-def test_a_rope_without_scaling_reaches_no_further() -> None:
-    config = EngineConfig(
-        model=str(checkpoint()), rope_scaling={"rope_type": "default", "factor": 4.0}
-    )
-    assert read_model_facts(config).num_positions == 1024
-
-
-@pytest.mark.parametrize("device", ["mps", "mps:0", "warp:3", ""])
-def test_devices_that_cannot_judge_are_refused(device: str) -> None:
-    with pytest.raises(ValidationError, match="use auto, balanced, cpu, cuda or cuda:0"):
-        EngineConfig(model="embedded:target", device=device)
 
 
 def test_loading_again_leaves_other_models_attention_alone() -> None:

@@ -19,7 +19,7 @@ from rapid.engines.attention.rows import AttentionInputs
 from rapid.engines.attention.shared_prefixes import SharedPrefix
 from rapid.engines.engine import Engine
 from rapid.engines.kv.cache import KVCache, KVLayout, PagePool, Run
-from rapid.engines.kv.host_tier import HostTier, Move, RestorePace, _joined
+from rapid.engines.kv.host_tier import HostTier, Move
 from rapid.engines.kv.prefix_cache import PrefixCache, page_names, pages_of
 from rapid.engines.ports import EngineDrafter, EngineVerifier
 from rapid.engines.scheduling import Scheduled
@@ -369,36 +369,6 @@ async def test_an_idle_engine_copies_at_once() -> None:
     engine.close()
 
 
-async def test_neighbours_are_copied_at_once() -> None:
-    moves = [Move(b"", 7 - i, 9 - i, is_restore=False) for i in range(4)]
-    moves += [Move(b"", 2 + i, 6 + i, is_restore=True) for i in range(4)]
-    moves += [Move(b"", 9, 1, is_restore=True)]
-    joined = [(move.page, move.host_page, length) for move, length in _joined(moves)]
-    assert joined == [(4, 6, 4), (2, 6, 4), (9, 1, 1)]
-
-
-def test_a_pace_compares_what_it_has_measured() -> None:
-    pace = RestorePace()
-    assert pace.is_restoring_faster  # to be tried
-    pace.observe_restored(10, 2.0)
-    pace.observe_computed(10, 1.0)
-    assert not pace.is_restoring_faster
-    for _ in range(10):
-        pace.observe_computed(10, 4.0)
-    assert pace.is_restoring_faster
-
-
-def test_a_slow_restore_is_tried_again_in_the_end() -> None:
-    pace = RestorePace()
-    pace.observe_restored(1, 2.0)
-    pace.observe_computed(1, 1.0)
-    num_computed = 0
-    while not pace.is_restoring_faster:
-        pace.fade()
-        num_computed += 1
-    assert 100 < num_computed < 2000
-
-
 def test_a_name_is_of_all_tokens_so_far_and_of_the_tenant() -> None:
     names = page_names(DOCUMENT, 8, "one")
     assert len(names) == 7  # the last token is never found in place
@@ -471,7 +441,7 @@ def test_a_prompt_that_is_here_needs_room_only_for_the_rest() -> None:
     assert np.array_equal(pages_of((Run(3, 5), Run(7, 9)), 3), [3, 4, 7])
 
 
-A, B, C = (bytes([65 + i]) * 16 for i in range(3))
+A, B = (bytes([65 + i]) * 16 for i in range(2))
 
 
 def tiers(num_pages: int, num_host_pages: int) -> tuple[PrefixCache, HostTier, KVCache]:
@@ -488,27 +458,6 @@ def push_out(cache: PrefixCache, host: HostTier, kv: KVCache, *names: bytes) -> 
         cache.free(held)
     cache.free(cache.take((), 1))
     host.make(cache.take_moves(), kv, cache.tags, float)
-
-
-def test_what_leaves_the_engine_again_was_used_last() -> None:
-    _, host, _ = tiers(1, 2)
-    for name in (A, B, A, C):
-        host.keep(name, 0)
-    host.take_moves()
-    for name in (A, B, C):
-        host.restore(name, 0)
-    assert [move.name for move in host.take_moves()] == [A, C]
-
-
-def test_after_a_failed_copy_nothing_is_known_and_nothing_due() -> None:
-    """What was ordered meanwhile might have read what was never written."""
-    _, host, _ = tiers(1, 2)
-    host.keep(A, 0)
-    host.restore(A, 0)
-    host.forget()
-    assert not host.has_moves
-    host.restore(A, 0)
-    assert not host.has_moves
 
 
 def test_a_copy_for_a_lease_that_has_ended_is_not_made() -> None:

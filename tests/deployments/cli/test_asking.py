@@ -1,0 +1,146 @@
+"""`rapid ask` against an ingress whose orchestrator is scripted."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from deployments.api.ingress import Ingress
+from deployments.config.serve_config import ApiConfig, ApiKey
+from deployments.config.tenants import hash_key
+from rapid.errors import EngineFailed, Overloaded, PromptTooLong, TargetUnavailable
+from rapid.messages import TextDelta
+from tests.deployments.cli.command import rapid
+from tests.deployments.scripted import STARTED, ScriptedOrchestrator
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Path:
+    path = tmp_path / "notes.txt"
+    path.write_text("One. Two.", encoding="utf-8")
+    return path
+
+
+class Server:
+    """An ingress in a thread, until the test is over."""
+
+    def __init__(self, orchestrator: ScriptedOrchestrator, **config: object) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        ingress = Ingress(orchestrator, ApiConfig(model="rapid-embedded", **config))  # type: ignore[arg-type]
+        settings = uvicorn.Config(ingress, log_level="error", lifespan="off", ws="none")
+        self.orchestrator = orchestrator
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._server = uvicorn.Server(settings)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+
+@pytest.fixture
+def serve() -> Iterator[type[Server]]:
+    servers: list[Server] = []
+
+    def start(*script: object, **config: object) -> Server:
+        servers.append(Server(ScriptedOrchestrator(*script), **config))  # type: ignore[arg-type]
+        return servers[-1]
+
+    yield start  # type: ignore[misc]
+    for server in servers:
+        server.close()
+
+
+class TestAsk:
+    def test_the_answer_streams_to_standard_output(self, serve, document):
+        server = serve()
+        result = rapid("ask", "-d", str(document), "Who?", "--url", server.url, "--seed", "3")
+        assert (result.exit_code, result.stdout) == (0, "Hello, wörld!\n")
+        assert "understands only" in result.stderr
+        (request,) = server.orchestrator.requests
+        assert request.messages[0].content == "Who?"
+        assert [(d.name, d.text) for d in request.documents] == [("notes.txt", "One. Two.")]
+        assert (request.seed, request.temperature) == (3, 0)
+
+    def test_options_reach_the_server(self, serve):
+        server = serve()
+        options = "--mode lossless --eta 2 --transfer distill --max-draft 4 --retrieval-tokens 99"
+        more = "--temperature 0.5 --top-p 0.9 --max-tokens 7"
+        result = rapid("ask", "Who?", "--url", server.url, *options.split(), *more.split())
+        assert result.exit_code == 0
+        (request,) = server.orchestrator.requests
+        asked = request.speculation
+        assert (asked.mode, asked.eta, asked.transfer, asked.max_draft) == (
+            "lossless",
+            2.0,
+            "distill",
+            4,
+        )
+        assert (request.retrieval_tokens, request.max_tokens) == (99, 7)
+        assert (request.temperature, request.top_p) == (0.5, 0.9)
+
+    def test_stats(self, serve):
+        shown = rapid("ask", "Who?", "--url", serve().url, "--stats").stdout
+        for expected in ("fused", "6 of 9 tokens accepted (67%)", "notes [0:40]", "100 read"):
+            assert expected in shown
+
+    def test_files_of_one_name_are_told_apart(self, serve, tmp_path):
+        paths = [tmp_path / folder / "a.txt" for folder in "xy"]
+        for path in paths:
+            path.parent.mkdir()
+            path.write_text("text")
+        server = serve()
+        rapid("ask", "-d", str(paths[0]), "-d", str(paths[1]), "Who?", "--url", server.url)
+        (request,) = server.orchestrator.requests
+        assert [d.name for d in request.documents] == [str(path) for path in paths]
+
+    def test_keys(self, serve, monkeypatch):
+        server = serve(keys=(ApiKey(tenant="acme", sha256=hash_key("sk-1")),))
+        refused = rapid("ask", "Who?", "--url", server.url)
+        assert (refused.exit_code, "API key" in refused.stderr) == (1, True)
+        monkeypatch.setenv("RAPID_API_KEY", "sk-1")
+        assert rapid("ask", "Who?", "--url", server.url).exit_code == 0
+
+    def test_no_server(self):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        result = rapid("ask", "Who?", "--url", f"http://127.0.0.1:{port}")
+        assert result.exit_code == 1
+        assert "make run" in result.stderr
+
+    @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://", "http://x:port"])
+    def test_no_url(self, url):
+        result = rapid("ask", "Who?", "--url", url)
+        assert result.exit_code == 1
+        assert "is no URL" in result.stderr
+
+    @pytest.mark.parametrize(
+        ("script", "said"),
+        [
+            ((PromptTooLong("The prompt is 5 tokens too long."),), "5 tokens too long"),
+            ((STARTED, TextDelta(0, "Hel"), EngineFailed("secret")), "The server made a mistake"),
+            ((Overloaded("The pool is full."),), "The pool is full. Asking again may help."),
+            (
+                (STARTED, TextDelta(0, "Hel"), TargetUnavailable("The target was lost.")),
+                "The target was lost. Asking again may help.",
+            ),
+        ],
+    )
+    def test_what_the_server_says_is_shown(self, serve, script, said):
+        result = rapid("ask", "Who?", "--url", serve(*script).url)
+        assert result.exit_code == 1
+        assert said in " ".join(result.stderr.split())
+
+    def test_bad_options_and_files(self, serve, tmp_path):
+        url = serve().url
+        assert "rapid.mode must be" in rapid("ask", "Who?", "--url", url, "--mode", "x").stderr
+        assert "cannot be read" in rapid("ask", "-d", str(tmp_path / "no"), "Who?").stderr
+        latin = tmp_path / "latin.txt"
+        latin.write_bytes("é".encode("latin-1"))
+        assert "no UTF-8" in rapid("ask", "-d", str(latin), "Who?").stderr

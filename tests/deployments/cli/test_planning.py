@@ -1,0 +1,106 @@
+"""`rapid plan`, as it is typed and as it is shown."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.deployments.cli.command import rapid
+
+ROOT = Path(__file__).parents[3]
+
+
+class TestPlan:
+    """Numbers are checked in `tests/rapid/planning/test_plan.py`; here is what becomes of them."""
+
+    EIGHT = ("--target", "llama-3.1-8b", "--gpu", "h200", "--context", "131072")
+
+    def test_the_issue_s_command_without_torch(self):
+        options = [*self.EIGHT, "--drafter", "llama-3.1-70b", "--batch", "6"]
+        code = (
+            "import sys; from typer.testing import CliRunner; from deployments.cli import app;"
+            f"done = CliRunner().invoke(app, ['plan', *{options}]);"
+            "sys.exit(str(done.exit_code or [m for m in ('torch', 'ray') if m in sys.modules]))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.stderr.strip() == "[]"
+
+    def test_it_says_what_fits_how_fast_and_for_how_much(self):
+        shown = rapid("plan", *self.EIGHT, "--drafter", "llama-3.2-1b", "--batch", "6").stdout
+        (plain,) = [line for line in shown.splitlines() if line.startswith("Plain: ")]
+        assert plain.startswith("Plain: 24.6 ms a step, 244 tokens/s, 4,100 GPU-s")
+        (target,) = [line.split() for line in shown.splitlines() if line.startswith("target ")]
+        assert " ".join(target) == "target 1 16.00 15.0 96.0 2.9 113.9 118.2 yes 6"
+        assert sum("draft ahead" in line for line in shown.splitlines()) == 4  # 1, 2, 4, 8 GPUs
+
+    def test_where_its_acceptance_comes_from(self):
+        options = (*self.EIGHT, "--drafter", "llama-3.2-1b")
+        assert "Acceptance 0.77 is what arXiv 2502.20330 reports" in rapid("plan", *options).stderr
+        given = rapid("plan", *options, "--acceptance", "0.9")
+        assert "acceptance 0.9" in given.stdout
+        assert "Acceptance" not in given.stderr
+
+    def test_what_does_not_fit_is_told_what_would(self):
+        result = rapid("plan", *self.EIGHT, "--drafter", "llama-3.2-1b", "--batch", "7")
+        assert result.exit_code == 1
+        assert "7 sequences need 129.9 GiB of 118.2 usable; try --batch 6 or" in result.stderr
+        assert "--target-gpus 2" in result.stderr
+
+    def test_a_drafter_that_does_not_fit(self):
+        options = (*self.EIGHT, "--drafter", "llama-3.1-70b", "--drafter-gpus", "1")
+        result = rapid("plan", *options)
+        assert result.exit_code == 1
+        assert "the drafter does not fit 1 h200" in result.stderr
+        assert "--drafter-gpus 2" in result.stderr
+        assert "--drafter-bits 8" in result.stderr
+        assert rapid("plan", *options, "--drafter-bits", "8").exit_code == 0
+
+    def test_a_target_that_drafts_itself_has_its_weights_once(self):
+        own = (*self.EIGHT, "--drafter", "llama-3.1-8b", "--drafter-gpus", "0", "--batch", "6")
+        shown = rapid("plan", *own).stdout
+        (both,) = [line.split() for line in shown.splitlines() if line.startswith("both ")]
+        assert " ".join(both) == "both 1 16.67 15.0 100.0 2.9 117.9 118.2 yes 6"
+        assert "draft ahead" not in shown
+        other = (*self.EIGHT, "--drafter", "qwen2.5-7b", "--drafter-gpus", "0", "--batch", "6")
+        result = rapid("plan", *other)
+        assert result.exit_code == 1
+        assert "lower --batch to 5" in result.stderr
+
+    def test_a_price_turns_gpu_seconds_into_money(self):
+        options = (*self.EIGHT, "--drafter", "llama-3.2-1b", "--batch", "6", "--gpu-hour", "3.6")
+        assert "a price of 4.10" in rapid("plan", *options).stdout
+
+    def test_slower_steps_and_rounds_are_counted(self):
+        options = (*self.EIGHT, "--drafter", "llama-3.2-1b", "--drafter-gpus", "1")
+
+        def speedups(*more: str) -> list[float]:
+            lines = rapid("plan", *options, *more).stdout.splitlines()
+            return [float(line.split()[-5]) for line in lines if line.startswith("1 GPU ")]
+
+        assert max(speedups("--round-ms", "5")) < min(speedups())
+        assert speedups("--extra-position")[0] > speedups()[0]
+        assert speedups("--hits", "1")[1] > speedups()[1]
+        half = rapid("plan", *options, "--bandwidth-share", "0.5").stdout
+        assert "Plain: 13.4 ms" in half
+
+    def test_a_checkpoint_directory_is_read(self):
+        from rapid.embedded import DRAFTER
+
+        options = (*self.EIGHT, "--drafter", str(DRAFTER))
+        assert rapid("plan", *options).exit_code == 0
+
+    @pytest.mark.parametrize(
+        ("option", "value", "sentence"),
+        [
+            ("--gpu", "tpu", "take one of a100-80gb, h100-sxm, h200"),
+            ("--drafter", "gpt-5", "take one of llama-3.2-1b, llama-3.1-8b"),
+            ("--drafter", str(ROOT / "docs"), "holds no config.json"),
+        ],
+    )
+    def test_a_name_that_is_not_known(self, option, value, sentence):
+        result = rapid("plan", *self.EIGHT, "--drafter", "llama-3.2-1b", option, value)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert sentence in result.stderr

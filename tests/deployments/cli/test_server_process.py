@@ -1,0 +1,55 @@
+"""The process of a server, from its lock to its end, with a stand-in for Ray's ``serve``."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+import pytest
+
+from deployments.cli.server_process import AlreadyRunning, ServerProcess, running_pid
+
+
+def wait(condition: object, timeout_s: float = 20.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+class TestServerProcess:
+    def test_life(self, config):
+        server = ServerProcess.start(config)
+        wait(server.is_ready)
+        assert server.failure() is None
+        assert running_pid() == os.getpid()
+        with pytest.raises(AlreadyRunning, match="rapid stop"):
+            ServerProcess.start(config)
+        server.stop()
+        assert "bye" in server.tail()  # it was interrupted, not killed
+        server.forget()
+        assert running_pid() is None
+
+    def test_a_process_that_ends_says_why(self, config):
+        config.write_text(config.read_text() + "fails: out of luck\n")
+        server = ServerProcess.start(config)
+        wait(server.has_ended)
+        assert "out of luck" in server.tail()
+        server.forget()
+
+    def test_an_application_that_is_given_up_says_why(self, config):
+        config.write_text(config.read_text() + "gives_up: true\n")
+        server = ServerProcess.start(config)
+        wait(server.failure)
+        assert server.failure() == "No memory."
+        server.stop()
+        server.forget()
+
+    def test_a_taken_port_is_said_at_once(self, config):
+        port = int(config.read_text().split()[-1].rstrip("}"))
+        with (
+            socket.create_server(("127.0.0.1", port)),
+            pytest.raises(AlreadyRunning, match="something else"),
+        ):
+            ServerProcess.start(config)

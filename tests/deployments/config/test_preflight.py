@@ -1,0 +1,121 @@
+"""What checkpoints and memory refuse before anything starts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deployments.config.serve_file import check
+from rapid.embedded import DRAFTER, TARGET
+from rapid.errors import ConfigurationError
+
+CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
+
+
+def test_two_models_that_mean_different_things_are_refused(tmp_path: Path) -> None:
+    """The drafter's tokens are the target's with two swapped."""
+    swapped = tmp_path / "drafter"
+    shutil.copytree(DRAFTER, swapped)
+    tokenizer = json.loads((swapped / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[100:102]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (swapped / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+    file = yaml.safe_load(CONFIG.read_text())
+    file["applications"][0]["args"]["drafter"]["engine"]["model"] = str(swapped)
+    path = tmp_path / "mistaken.yaml"
+    path.write_text(yaml.safe_dump(file))
+    with pytest.raises(ConfigurationError, match="different vocabularies: token id"):
+        check(path)
+
+
+def test_a_checkpoint_without_weights_is_refused(tmp_path: Path) -> None:
+    hollow = tmp_path / "target"
+    shutil.copytree(TARGET, hollow, ignore=shutil.ignore_patterns("*.safetensors"))
+    file = yaml.safe_load(CONFIG.read_text())
+    file["applications"][0]["args"]["target"]["engine"]["model"] = str(hollow)
+    path = tmp_path / "mistaken.yaml"
+    path.write_text(yaml.safe_dump(file))
+    with pytest.raises(ConfigurationError, match="holds no safetensors weights"):
+        check(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "supported are llama, qwen2, qwen3"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0,
+             "sliding_window": 64},
+            "sliding windows",
+        ),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_that_engines_cannot_run_is_refused(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    other = tmp_path / "target"
+    shutil.copytree(TARGET, other)
+    settings = {k: v for k, v in json.loads((other / "config.json").read_text()).items()
+                if k != "layer_types"}  # fmt: skip
+    (other / "config.json").write_text(json.dumps(settings | changes))
+    file = yaml.safe_load(CONFIG.read_text())
+    file["applications"][0]["args"]["target"]["engine"]["model"] = str(other)
+    path = tmp_path / "mistaken.yaml"
+    path.write_text(yaml.safe_dump(file))
+    with pytest.raises(ConfigurationError, match=f"target.engine: .*{message}"):
+        check(path)
+
+
+class TestMemory:
+    """What is known before anything starts: engines on this machine's CPU, all together."""
+
+    @pytest.fixture
+    def free(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+        def say(num_bytes: int) -> None:
+            monkeypatch.setattr("deployments.config.preflight.free_bytes", lambda device: num_bytes)
+
+        return say
+
+    def changed(self, tmp_path: Path, **engine: object) -> Path:
+        file = yaml.safe_load(CONFIG.read_text())
+        for role in ("target", "drafter"):
+            file["applications"][0]["args"][role]["engine"].update(engine)
+        path = tmp_path / "changed.yaml"
+        path.write_text(yaml.safe_dump(file))
+        return path
+
+    def test_what_does_not_fit_together_is_refused_with_numbers(self, tmp_path, free) -> None:
+        path = self.changed(tmp_path, device="cpu")
+        free(2**30)
+        check(path)
+        free(100 * 2**20)
+        with pytest.raises(ConfigurationError, match="100 MiB are free; lower kv_") as caught:
+            check(path)
+        for part in ("target 'embedded:target'", "drafter 'embedded:drafter'", "KV pool 128 MiB"):
+            assert part in str(caught.value)
+
+    def test_a_gpu_s_memory_is_not_known_here(self, tmp_path, free) -> None:
+        free(0)
+        check(self.changed(tmp_path, device="cuda"))
+
+    def test_nor_that_of_a_cluster(self, tmp_path, free, monkeypatch) -> None:
+        free(0)
+        monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+        check(self.changed(tmp_path, device="cpu"))
+
+
+def test_a_gpu_may_be_on_another_machine(tmp_path: Path) -> None:
+    file = yaml.safe_load(CONFIG.read_text())
+    file["applications"][0]["args"]["target"]["engine"]["device"] = "cuda"
+    path = tmp_path / "elsewhere.yaml"
+    path.write_text(yaml.safe_dump(file))
+    assert check(path).target.engine.device == "cuda"

@@ -1,0 +1,155 @@
+"""A configuration file is accepted, or refused in one readable message."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deployments.config.serve_file import check
+from rapid.errors import ConfigurationError
+
+CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
+
+
+def test_the_embedded_configuration_passes_the_door() -> None:
+    config = check(CONFIG)
+    assert config.target.engine.max_context is not None
+
+
+Change = Callable[[dict[str, Any], dict[str, Any]], object]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda _, args: args["target"]["engine"].update(kv_cache=5),
+            "target.engine.kv_cache: unknown key; did you mean kv_cache_tokens?",
+        ),
+        (
+            lambda _, args: args["drafter"]["engine"].update(page_tokens=0),
+            "drafter.engine.page_tokens: Input should be greater than or equal to 1",
+        ),
+        (
+            lambda _, args: args["target"]["engine"].update(kv_cache_tokens=100),
+            "kv_cache_tokens (100) cannot hold one sequence of max_context (4096): raise",
+        ),
+        (
+            lambda _, args: args["target"]["engine"].update(model="/nowhere/at/all"),
+            "'/nowhere/at/all': there is no such checkpoint directory",
+        ),
+        (lambda _, args: args.pop("target"), "target: Field required"),
+        (lambda _, args: args.update(drafter="nobody"), "drafter: Input should be 'target'"),
+        (
+            lambda _, args: (
+                args.update(drafter="target"),
+                args["target"]["engine"].update(max_leases=1),
+            ),
+            "two leases a request: raise target.engine.max_leases",
+        ),
+        (
+            lambda _, args: args["target"]["engine"].update(deterministic=True),
+            "deterministic is set on one of target and drafter",
+        ),
+        (
+            lambda _, args: args.update(drafter="prompt_lookup"),
+            "prompt_lookup retrieves nothing: leave retriever out",
+        ),
+        (
+            lambda _, args: args.update(speculation={"rule": "paper"}),
+            "speculation.rule is not for servers: requests ask for rapid.mode 'paper'",
+        ),
+        (
+            lambda _, args: args["retriever"]["pool"].update(max_replicas=2),
+            "a local store lives in one retriever: set retriever.pool.max_replicas to 1",
+        ),
+        (
+            lambda _, args: args["retriever"]["retrieval"].update(budget_tokens=4000),
+            "fills the drafter's max_context (2048): raise drafter.engine.max_context",
+        ),
+        (
+            lambda _, args: args["api"].update(keys=[{"tenant": "a", "sha256": "secret"}]),
+            "api.keys.0.sha256: String should match pattern",
+        ),
+        (
+            lambda _, args: args["api"].update(
+                keys=[{"tenant": tenant, "sha256": "0" * 64} for tenant in "ab"]
+            ),
+            "lists the same key twice",
+        ),
+        (
+            lambda file, _: file["http_options"].update(host="0.0.0.0"),
+            "api.keys is empty",
+        ),
+        (
+            lambda file, _: file.update(http_options=["host: 0.0.0.0"]),
+            "http_options must be a mapping",
+        ),
+        (
+            lambda _, args: args["target"]["engine"].update(max_context=9000, kv_cache_tokens=9000),
+            "target.engine: max_context 9000 is beyond the 8192 positions of 'embedded:target'",
+        ),
+        (
+            lambda _, args: args["drafter"]["engine"].update(kv_cache_tokens=2063, page_tokens=999),
+            "drafter.engine: KV pool too small for one sequence of 'embedded:drafter'",
+        ),
+        (
+            lambda _, args: args["target"]["engine"].update(
+                rope_scaling={"type": "dynamic", "factor": 2.0}
+            ),
+            "rope_type 'dynamic' changes stored keys",
+        ),
+        (
+            lambda _, args: args["target"]["engine"].update(
+                rope_scaling={"type": "linear", "factor": "abc"}
+            ),
+            "rope_scaling: factor must be a number of at least 1, not 'abc'",
+        ),
+        (
+            lambda _, args: args["target"]["engine"].update(device="mps"),
+            "target.engine.device: device 'mps' is not supported",
+        ),
+        (lambda file, _: file.update(applications=[]), "one application with import_path"),
+    ],
+)
+def test_a_mistake_is_refused_with_one_readable_message(
+    tmp_path: Path, change: Change, message: str
+) -> None:
+    file = copy.deepcopy(yaml.safe_load(CONFIG.read_text()))
+    change(file, file["applications"][0]["args"])
+    path = tmp_path / "mistaken.yaml"
+    path.write_text(yaml.safe_dump(file))
+    with pytest.raises(ConfigurationError) as refused:
+        check(path)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert "Traceback" not in str(refused.value)
+
+
+def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+    file = yaml.safe_load(CONFIG.read_text())
+    args = file["applications"][0]["args"]
+    args["target"]["engine"]["page_tokens"] = 0
+    args["speculation"]["eta"] = -1
+    path = tmp_path / "mistaken.yaml"
+    path.write_text(yaml.safe_dump(file))
+    with pytest.raises(ConfigurationError) as refused:
+        check(path)
+    assert len(str(refused.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("a: [", "is not YAML"), ("", "is empty"), ("- 1", "is empty"), (None, "cannot be read")],
+)
+def test_a_file_that_is_none_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    path = tmp_path / "file.yaml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigurationError, match=message):
+        check(path)

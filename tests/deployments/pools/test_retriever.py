@@ -1,0 +1,75 @@
+"""The retriever's deployment: one store per replica, opened once and closed with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from deployments.pools import retriever
+from rapid.messages import Document
+from retrieval import RetrievalConfig
+
+
+class FakeRetriever:
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+        self.is_closed = False
+
+    async def retrieve(
+        self, tenant: str, documents: Sequence[Document], query: str, budget_tokens: int
+    ) -> str:
+        self.calls.append((tenant, documents, query, budget_tokens))
+        return f"context of {tenant}"
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class Opening:
+    """Stands in for `open_retriever`, and takes its time."""
+
+    def __init__(self) -> None:
+        self.fake = FakeRetriever()
+        self.configs: list[RetrievalConfig] = []
+        self.may_end = asyncio.Event()
+
+    async def __call__(self, config: RetrievalConfig, _: object) -> FakeRetriever:
+        self.configs.append(config)
+        await self.may_end.wait()
+        return self.fake
+
+
+close = retriever.Retriever.__del__
+
+
+@pytest.fixture
+def opening(monkeypatch: pytest.MonkeyPatch) -> Opening:
+    opening = Opening()
+    monkeypatch.setattr(retriever, "open_retriever", opening)
+    monkeypatch.delattr(retriever.Retriever, "__del__")  # Serve awaits it, and Python would not
+    return opening
+
+
+async def test_calls_that_come_at_once_open_one_store(opening: Opening) -> None:
+    config = RetrievalConfig()
+    replica = retriever.Retriever(config, "embedded:target")
+    assert opening.configs == []
+    documents = [Document("a", "text")]
+    asked = [asyncio.create_task(replica.retrieve(tenant, documents, "who", 9)) for tenant in "xy"]
+    health = asyncio.create_task(replica.check_health())
+    await asyncio.sleep(0)
+    health.cancel()  # who waits for the store may leave, and it opens all the same
+    opening.may_end.set()
+    assert await asyncio.gather(*asked) == ["context of x", "context of y"]
+    assert opening.fake.calls == [(tenant, documents, "who", 9) for tenant in "xy"]
+    assert opening.configs == [config]
+    await close(replica)
+    assert opening.fake.is_closed
+
+
+async def test_what_was_never_opened_is_not_closed(opening: Opening) -> None:
+    replica = retriever.Retriever(RetrievalConfig(), "embedded:target")
+    await close(replica)
+    assert opening.configs == []

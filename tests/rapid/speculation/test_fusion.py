@@ -1,0 +1,49 @@
+"""The fused distribution by hand and at its edges (proofs: `test_rule_proofs`)."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import torch
+
+from rapid.config import Transfer
+from rapid.speculation.fusion import fused_probs
+from rapid.speculation.sampling import probabilities
+
+
+def case(seed: int, vocab: int):
+    generator = torch.Generator().manual_seed(seed)
+    return 2 * torch.randn(2, vocab, generator=generator)
+
+
+def test_eta_zero_is_the_target_bit_for_bit():
+    target, drafter = case(3, 6)
+    draft = probabilities(drafter, 1.0)
+    for transfer in get_args(Transfer):
+        fused = fused_probs(
+            target, draft, temperature=0.7, transfer=transfer, eta=0, plausibility=0.1
+        )
+        assert torch.equal(fused, probabilities(target, 0.7))
+
+
+def test_boost_never_lowers_a_token_more_than_normalisation_does():
+    target, drafter = case(4, 6)
+    draft = probabilities(drafter, 1.0)
+    p = probabilities(target, 1.0)
+    boosted = fused_probs(target, draft, temperature=1.0, transfer="boost", eta=10, plausibility=0)
+    raised = draft > p
+    gain = boosted / p
+    assert gain[raised].min() > gain[~raised].max()
+    torch.testing.assert_close(gain[~raised], gain[~raised][:1].expand_as(gain[~raised]))
+
+
+def test_the_fused_distribution_by_hand():
+    z, q = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.25, 0.75]])
+    p = torch.softmax(z.double(), -1)
+    move = q.double() - p
+    want = torch.softmax(z.double() + 4 * move, -1)
+    got = fused_probs(z, q, temperature=1.0, transfer="distill", eta=4, plausibility=0)
+    torch.testing.assert_close(got, want)
+    only_second = fused_probs(z, q, temperature=1.0, transfer="distill", eta=4, plausibility=0.5)
+    want = torch.softmax(z.double() + 4 * move * torch.tensor([[0.0, 1.0]]), -1)
+    torch.testing.assert_close(only_second, want)
