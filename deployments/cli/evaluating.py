@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from evaluation.items import Item
     from evaluation.recipes import Recipe
     from evaluation.systems import System
-    from evaluation.tasks import Retrieval, Task
+    from evaluation.tasks import RetrievalSettings, Task
 
 _TARGET, _DRAFTER = "embedded:target", "embedded:drafter"
 _WHAT, _WHO, _HOW = "What is asked", "Who answers", "How it is run"
@@ -298,16 +298,16 @@ def _systems(
         )
 
 
-def _retrieval(task: Task, embedder: str | None) -> Retrieval:
+def _retrieval(task: Task, embedder: str | None) -> RetrievalSettings:
     """Return the task's retrieval; another embedder comes with its own floor."""
-    from evaluation.tasks import Retrieval
+    from evaluation.tasks import RetrievalSettings
 
     if embedder not in (None, "lexical", "bge-m3"):
         fail(f"--embedder {embedder}: give lexical or bge-m3")
     if embedder in (None, task.retrieval.embedder):
         return task.retrieval
     settings = task.retrieval.model_dump() | {"embedder": embedder, "floor": None}
-    return Retrieval.model_validate(settings)
+    return RetrievalSettings.model_validate(settings)
 
 
 def _plan(

@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from evaluation.drivers import in_process, runner
-from evaluation.drivers.answering import Work
+from evaluation.drivers.answering import Trial
 from evaluation.drivers.in_process import Models, open_in_process
-from evaluation.drivers.runner import RESULTS, Plan
+from evaluation.drivers.runner import Plan
 from evaluation.loaders import load_items
 from evaluation.reports.run_results import RunResults
-from evaluation.results import Result, read
+from evaluation.results import RESULTS, Result, read
 from evaluation.systems import BASELINES
 from evaluation.tasks import Condition, Task
 from rapid.config import EngineConfig
@@ -187,7 +187,7 @@ async def test_a_rejected_draft_has_the_answer_so_far_looked_up(monkeypatch):
         for item in items:
             for system in task.systems:
                 queries.clear()
-                each = await backend.answer(Work(item, system, unrelated))
+                each = await backend.answer(Trial(item, system, unrelated))
                 results[each.key] = each
                 question = item.messages[-1].content
                 again = [query for query in queries if query != question]
