@@ -94,7 +94,7 @@ def _settings_of(system: System, plan: Plan) -> str:
     elif system.method == "rag":
         told += f", answers {system.drafts}"
     if system.fuses:
-        etas = {system.eta_in(each.eta) for each in plan.conditions}
+        etas = {system.eta_in(each.eta) for each in plan.task.conditions}
         told += f", eta {' / '.join(f'{eta:g}' for eta in sorted(etas))}"
     return f"{told}, temperature {system.temperature_in(plan.task.temperature):g}"
 

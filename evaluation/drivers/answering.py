@@ -49,22 +49,20 @@ class Backend(Protocol):
 
 def trials_left(
     items: Sequence[Item],
-    systems: Sequence[System],
-    conditions: Sequence[Condition],
+    task: Task,
     done: frozenset[tuple[str, str, str]] = frozenset(),
 ) -> Iterator[list[Trial]]:
     """Yield the trials that are left of each item, skipping items without any.
 
     Args:
         items: The items of the run.
-        systems: The systems of the run.
-        conditions: The conditions of the run.
+        task: Has the systems and the conditions.
         done: Keys (item, system, condition) that need no further answer.
     """
     for item in items:
         trials: list[Trial] = []
-        for condition in conditions:
-            for system in systems:
+        for condition in task.conditions:
+            for system in task.systems:
                 if (item.id, system.name, condition.name) in done:
                     continue
                 alike = _effect(system, condition)

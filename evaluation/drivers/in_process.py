@@ -233,8 +233,6 @@ class InProcess:
 @asynccontextmanager
 async def open_in_process(
     task: Task,
-    systems: Sequence[System],
-    conditions: Sequence[Condition],
     models: Models,
     items: Sequence[Item],
     mine: Sequence[Item],
@@ -244,9 +242,7 @@ async def open_in_process(
     """Load the models and make room for `batch` of the longest prompts of `mine` at once.
 
     Args:
-        task: The task.
-        systems: The systems, which determine the room that each engine needs.
-        conditions: The conditions, which determine it too.
+        task: The task, whose systems and conditions determine the room that each engine needs.
         models: The models; the drafter is None where no system needs one other than the target.
         items: All items of the run, from which unrelated chunks are taken.
         mine: The items to answer.
@@ -264,8 +260,8 @@ async def open_in_process(
     text = ChatText.load(models.target.model)
     other_text = ChatText.load(models.drafter.model) if models.drafter else text
     prompter = await open_prompter(task, items, text, other_text)
-    lengths = await asyncio.to_thread(_lengths, task, conditions, mine, prompter)
-    room = _room(task, systems, lengths, has_drafter=drafter is not None)
+    lengths = await asyncio.to_thread(_lengths, task, mine, prompter)
+    room = _room(task, lengths, has_drafter=drafter is not None)
     engines: list[Engine] = []
     try:
         for loaded, num_tokens in ((target, room.target), (drafter, room.drafter)):
@@ -310,26 +306,22 @@ class _Room:
     drafter: int
 
 
-def _lengths(
-    task: Task, conditions: Sequence[Condition], items: Sequence[Item], prompter: Prompter
-) -> tuple[int, int]:
+def _lengths(task: Task, items: Sequence[Item], prompter: Prompter) -> tuple[int, int]:
     """Return the approximate lengths of the longest whole prompt and the longest retrieved one."""
-    widest = max(conditions, key=lambda each: each.context_tokens or inf)
+    widest = max(task.conditions, key=lambda each: each.context_tokens or inf)
     longest = max(len(prompter.target_prompt(item, widest)) for item in items)
-    budgets = [each.retrieval_tokens or task.retrieval.tokens for each in conditions]
+    budgets = [each.retrieval_tokens or task.retrieval.tokens for each in task.conditions]
     budget = max(each or RetrievalConfig().budget_for(longest) for each in budgets)
     return longest, min(longest, 2 * budget) + _WORDING_TOKENS
 
 
-def _room(
-    task: Task, systems: Sequence[System], lengths: tuple[int, int], *, has_drafter: bool
-) -> _Room:
+def _room(task: Task, lengths: tuple[int, int], *, has_drafter: bool) -> _Room:
     longest, retrieved = lengths
-    answer = task.max_tokens + max(each.block for each in systems)
+    answer = task.max_tokens + max(each.block for each in task.systems)
     if task.extraction is not None:
         answer += task.extraction_tokens + _WORDING_TOKENS
     target = drafter = drafted_by_target = 0
-    for system in systems:
+    for system in task.systems:
         if system.method != "rag":
             target = longest + answer
         read = retrieved if system.reads_retrieved else longest if system.drafts == "naive" else 0

@@ -28,10 +28,9 @@ from evaluation.drivers.in_process import Models, open_in_process
 from evaluation.drivers.judge import Judge, JudgeConfig
 from evaluation.drivers.over_http import Server, open_over_http
 from evaluation.items import Item
-from evaluation.reports.metrics import scorers
+from evaluation.reports.metrics import Metric, scorers
 from evaluation.results import MADE, RESULTS, Json, Log, Result
-from evaluation.systems import System
-from evaluation.tasks import Condition, Task
+from evaluation.tasks import Task
 from rapid.checkpoints.files import checkpoint_source, read_json
 from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError, RapidError
@@ -66,19 +65,9 @@ class Plan:
     recipe: str | None = None
 
     @property
-    def systems(self) -> Sequence[System]:
-        """The systems to compare."""
-        return self.task.systems
-
-    @property
-    def conditions(self) -> Sequence[Condition]:
-        """The conditions to compare them under."""
-        return self.task.conditions
-
-    @property
     def num_answers(self) -> int:
         """Number of answers of the whole run."""
-        return len(self.items) * len(self.systems) * len(self.conditions)
+        return len(self.items) * len(self.task.systems) * len(self.task.conditions)
 
     def configuration(self) -> Json:
         """Return all that the results depend on, and when and where they are made."""
@@ -93,8 +82,8 @@ class Plan:
         return {
             "task": self.task.model_dump(mode="json", exclude={"systems", "conditions"}),
             "items": {"number": len(self.items), "digest": digest.hexdigest()},
-            "systems": [each.model_dump(mode="json") for each in self.systems],
-            "conditions": [each.model_dump(mode="json") for each in self.conditions],
+            "systems": [each.model_dump(mode="json") for each in self.task.systems],
+            "conditions": [each.model_dump(mode="json") for each in self.task.conditions],
             "models": models,
             "server": self.server.public() if self.server else None,
             "recipe": self.recipe,
@@ -113,9 +102,9 @@ def run(plan: Plan, out: Path, console: Console) -> None:
         KeyboardInterrupt: The run was interrupted. Its lines so far are kept, and the same call
             resumes it.
     """
-    scorers(plan.task.metrics, None if plan.judge is None else Judge(plan.judge))
+    _metrics(plan)  # refuses a metric that cannot be had
     with Log(out / RESULTS, plan.configuration()) as log:
-        trials = list(trials_left(plan.items, plan.systems, plan.conditions, log.done))
+        trials = list(trials_left(plan.items, plan.task, log.done))
         num_left = sum(1 + len(trial.same) for trial in chain.from_iterable(trials))
         if not num_left:
             return
@@ -137,25 +126,20 @@ async def _answer(plan: Plan, trials: Sequence[Sequence[Trial]], emit: Emit) -> 
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # the run's own progress bar says more
-    metrics = scorers(plan.task.metrics, None if plan.judge is None else Judge(plan.judge))
     backend: Backend
     if plan.server is not None:
         opened: Any = open_over_http(plan.task, plan.server)
     else:
         assert plan.models is not None
         mine = [of_item[0].item for of_item in trials]
-        opened = open_in_process(
-            plan.task,
-            plan.systems,
-            plan.conditions,
-            plan.models,
-            plan.items,
-            mine,
-            batch=plan.batch,
-        )
+        opened = open_in_process(plan.task, plan.models, plan.items, mine, batch=plan.batch)
     async with opened as backend:
         flat = chain.from_iterable(trials)
-        await answer_all(backend, flat, plan.task, metrics, emit, batch=plan.batch)
+        await answer_all(backend, flat, plan.task, _metrics(plan), emit, batch=plan.batch)
+
+
+def _metrics(plan: Plan) -> dict[str, Metric]:
+    return scorers(plan.task.metrics, None if plan.judge is None else Judge(plan.judge))
 
 
 @dataclass(slots=True)

@@ -27,7 +27,8 @@ def keys(trials: list[Trial]) -> list[tuple[str, str, tuple[str, ...]]]:
 
 def test_a_condition_that_changes_nothing_for_a_system_is_not_answered_again():
     conditions = (AS_IS, ETA_5, UNRELATED, SHORTER)
-    (trials,) = trials_left([item("a")], (PLAIN, SD, BOOST), conditions)
+    task = tiny_task(systems=(PLAIN, SD, BOOST), conditions=conditions)
+    (trials,) = trials_left([item("a")], task)
     assert keys(trials) == [
         ("plain", "as is", ("eta 5", "unrelated")),
         ("sd", "as is", ("eta 5",)),
@@ -43,7 +44,7 @@ def test_a_condition_that_changes_nothing_for_a_system_is_not_answered_again():
 
 def test_what_is_done_is_not_answered_again():
     done = frozenset({("a", "plain", "as is"), ("b", "plain", "as is"), ("b", "sd", "as is")})
-    (trials,) = trials_left([item("a"), item("b")], (PLAIN, SD), (AS_IS,), done)
+    (trials,) = trials_left([item("a"), item("b")], tiny_task(systems=(PLAIN, SD)), done)
     assert [(trial.item.id, trial.system.name) for trial in trials] == [("a", "sd")]
 
 

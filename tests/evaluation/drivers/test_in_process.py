@@ -139,13 +139,11 @@ async def test_a_rejected_draft_has_the_answer_so_far_looked_up(monkeypatch):
     lossless = once | {"name": "lossless", "refresh": True}
     by_itself = lossless | {"name": "by itself", "drafts": "target"}
     fused = lossless | {"name": "fused", "method": "fused"}
-    task = tiny_task(systems=["plain", once, lossless, by_itself, fused])
+    unrelated = Condition(name="unrelated", corruption="unrelated")
+    task = tiny_task(systems=["plain", once, lossless, by_itself, fused], conditions=[unrelated])
     items = load_items(task)
     results: ByKey = {}
-    unrelated = Condition(name="unrelated", corruption="unrelated")
-    async with open_in_process(
-        task, task.systems, [unrelated], MODELS, items, items, batch=1
-    ) as backend:
+    async with open_in_process(task, MODELS, items, items, batch=1) as backend:
         retriever = backend._prompter._retriever
         retrieve, queries = retriever.retrieve, []
 
