@@ -20,6 +20,8 @@ def test_a_dry_run_shows_everything_and_leaves_nothing(task, tmp_path):
         "user: Document ",
     ):
         assert part in words(shown)
+    for title in ("systems", "settings"):  # once, before the first of its lines
+        assert words(shown).count(title) == 1
     assert not out.exists()
 
 
