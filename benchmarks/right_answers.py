@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import torch
 from transformers import AutoModelForCausalLM
 
-from evaluation.drivers.prompting import Found, Prompter, open_prompter
+from evaluation.drivers.prompting import Prompter, ShortContext, open_prompter
 from evaluation.items import Item
-from evaluation.tasks import Condition, Retrieval, Source, Task
+from evaluation.tasks import Condition, RetrievalSettings, Source, Task
 from rapid.checkpoints.files import checkpoint_source
 from rapid.checkpoints.text import ChatText
 
@@ -51,12 +51,12 @@ class Reader:
         prompt = self._prompter.target_prompt(item, Condition()).tolist()
         return self._logits(0, prompt, right)
 
-    def retrieve(self, item: Item, condition: Condition) -> Found:
+    def retrieve(self, item: Item, condition: Condition) -> ShortContext:
         """Retrieve what the drafter reads."""
         return self._runner.run(self._prompter.retrieve(item, condition))
 
     def retrieved_logits(
-        self, found: Found, right: Sequence[int], *, by_target: bool
+        self, found: ShortContext, right: Sequence[int], *, by_target: bool
     ) -> torch.Tensor:
         """Return the logits of the drafter, or of the target as its own, `[len(right), vocab]`."""
         prompt = self._prompter.encode(found, by_target).tolist()
@@ -79,5 +79,5 @@ def task_of(split: str, lengths: Sequence[int], num_items: int) -> Task:
             options={"lengths": {str(length): num_items for length in lengths}},
         ),
         metrics=("exact",),
-        retrieval=Retrieval(chunk_tokens=64, tokens=320, embedder="lexical"),
+        retrieval=RetrievalSettings(chunk_tokens=64, tokens=320, embedder="lexical"),
     )

@@ -16,6 +16,9 @@ from rapid.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
+RESULTS = "results.jsonl"
+"""Name of the file in the folder of a run."""
+
 MADE = "made"
 """Configuration key of the date, commit and machine, which may change when a run is resumed."""
 

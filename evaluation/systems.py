@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from rapid.config import MAX_DRAFT, Finite, Frozen, SpeculationConfig, Transfer, WindowDrafting
 
 Method = Literal["plain", "rag", "lossless", "fused", "paper"]
-DraftSource = Literal["drafter", "target", "naive", "window", "lookup"]
+DraftKind = Literal["drafter", "target", "naive", "window", "lookup"]
 
 LEAST_PAPER_TEMPERATURE = 0.1
 """The temperature at which the paper (arXiv 2502.20330, appendix C) runs LongBench v2."""
@@ -42,7 +42,7 @@ class System(Frozen):
 
     name: str = Field(min_length=1)
     method: Method
-    drafts: DraftSource = "drafter"
+    drafts: DraftKind = "drafter"
     transfer: Transfer | None = None
     eta: Finite | None = Field(None, ge=0, le=1000)
     max_draft: int | None = Field(None, ge=1, le=MAX_DRAFT)

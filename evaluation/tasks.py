@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from evaluation.systems import System, named
 from rapid.config import Finite, Frozen
@@ -17,6 +17,7 @@ TASK_FILES = Path(__file__).parent / "task_files"
 DAY = date(2026, 1, 1)
 """The date given to chat templates that name the day, fixed so that runs are repeatable."""
 
+Options = TypeVar("Options", bound=Frozen)
 Corruption = Literal["none", "unrelated", "replaced", "contradicting"]
 
 
@@ -39,6 +40,17 @@ class Source(Frozen):
     file: str | None = None
     options: dict[str, object] = Field(default_factory=dict)
 
+    def checked_options(self, kind: type[Options], source: str) -> Options:
+        """Return the options as the loader of `source` defines them.
+
+        Raises:
+            ConfigurationError: The options are not of this kind.
+        """
+        try:
+            return kind.model_validate(self.options)
+        except ValidationError as error:
+            raise ConfigurationError(f"source.options of {source}: {error}") from None
+
 
 class Templates(Frozen):
     """The wording of one user message, with places for ``{context}`` and the item's fields.
@@ -55,7 +67,7 @@ class Templates(Frozen):
     extraction: str | None = None
 
 
-class Retrieval(Frozen):
+class RetrievalSettings(Frozen):
     """The retrieval settings of a task.
 
     Attributes:
@@ -106,7 +118,7 @@ class Task(Frozen):
         temperature: Sampling temperature; 0 is greedy.
         seed: Seed, with the item's id, of all randomness; it is the same for every system.
         context_tokens: Maximum length of the context in tokens; longer ones lose their middle.
-        retrieval: Retrieval settings.
+        retrieval: RetrievalSettings settings.
         groups: Keys of the items' groups to report by.
         systems: Names of `BASELINES`, or systems written out.
         conditions: The conditions; the first is the headline's.
@@ -122,10 +134,20 @@ class Task(Frozen):
     temperature: Finite = Field(0.0, ge=0, le=2)
     seed: int = 0
     context_tokens: int | None = Field(None, ge=16)
-    retrieval: Retrieval = Retrieval()
+    retrieval: RetrievalSettings = RetrievalSettings()
     groups: tuple[str, ...] = ()
     systems: tuple[System, ...] = Field((named("plain"),), min_length=1)
     conditions: tuple[Condition, ...] = Field((Condition(),), min_length=1)
+
+    @property
+    def extraction(self) -> str | None:
+        """The template of the second pass; None where there is one pass."""
+        return None if self.templates is None else self.templates.extraction
+
+    def context_limit(self, condition: Condition) -> int | None:
+        """Return the tokens to which a context is cut under `condition`; None keeps all."""
+        limits = (self.context_tokens, condition.context_tokens)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @field_validator("systems", mode="before")
     @classmethod

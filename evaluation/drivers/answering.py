@@ -1,4 +1,4 @@
-"""Units of work and their execution: every (item, system, condition) once, several at a time."""
+"""Trials and their execution: every (item, system, condition) once, several at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from evaluation.items import Item
 from evaluation.reports.metrics import Metric
@@ -22,8 +22,8 @@ Emit = Callable[[Result], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """One answer to be given.
+class Trial:
+    """One answer to be given: an item by a system under a condition.
 
     Attributes:
         item: The question.
@@ -42,41 +42,39 @@ class Work:
 class Backend(Protocol):
     """A source of answers: engines in this process, or a server."""
 
-    async def answer(self, work: Work) -> Result:
+    async def answer(self, trial: Trial) -> Result:
         """Return the answer, not yet scored."""
         ...
 
 
-def work_left(
+def trials_left(
     items: Sequence[Item],
-    systems: Sequence[System],
-    conditions: Sequence[Condition],
+    task: Task,
     done: frozenset[tuple[str, str, str]] = frozenset(),
-) -> Iterator[list[Work]]:
-    """Yield the work that is left for each item, skipping items without any.
+) -> Iterator[list[Trial]]:
+    """Yield the trials that are left of each item, skipping items without any.
 
     Args:
         items: The items of the run.
-        systems: The systems of the run.
-        conditions: The conditions of the run.
+        task: Has the systems and the conditions.
         done: Keys (item, system, condition) that need no further answer.
     """
     for item in items:
-        works: list[Work] = []
-        for condition in conditions:
-            for system in systems:
+        trials: list[Trial] = []
+        for condition in task.conditions:
+            for system in task.systems:
                 if (item.id, system.name, condition.name) in done:
                     continue
                 alike = _effect(system, condition)
-                for index, other in enumerate(works):
+                for index, other in enumerate(trials):
                     if other.system == system and _effect(system, other.condition) == alike:
                         same = (*other.same, condition.name)
-                        works[index] = Work(item, system, other.condition, same)
+                        trials[index] = Trial(item, system, other.condition, same)
                         break
                 else:
-                    works.append(Work(item, system, condition))
-        if works:
-            yield works
+                    trials.append(Trial(item, system, condition))
+        if trials:
+            yield trials
 
 
 def _effect(system: System, condition: Condition) -> tuple[object, ...]:
@@ -89,51 +87,51 @@ def _effect(system: System, condition: Condition) -> tuple[object, ...]:
 
 async def answer_all(
     backend: Backend,
-    works: Iterable[Work],
+    trials: Iterable[Trial],
     task: Task,
     metrics: Mapping[str, Metric],
     emit: Emit,
     *,
     batch: int,
 ) -> None:
-    """Answer and score `works` in order, `batch` at a time; a failure is a result too."""
+    """Answer and score `trials` in order, `batch` at a time; a failure is a result too."""
 
-    async def answer(work: Work) -> None:
-        result = failed(work, task, "")
+    async def answer(trial: Trial) -> None:
+        result = result_of(trial, task)
         scores = dict.fromkeys(metrics, 0.0)
         try:
-            result = await backend.answer(work)
+            result = await backend.answer(trial)
             for name, metric in metrics.items():  # a judge may take long
-                scores[name] = await asyncio.to_thread(metric, result.prediction, work.item)
+                scores[name] = await asyncio.to_thread(metric, result.prediction, trial.item)
         except Exception as error:
             is_expected = isinstance(error, RapidError | ValueError)
             what = str(error) if is_expected else repr(error)
-            named = f"item {work.item.id}, {work.system.name}, {work.condition.name}"
+            named = f"item {trial.item.id}, {trial.system.name}, {trial.condition.name}"
             logger.error("%s: %s", named, what, exc_info=None if is_expected else error)
             result = result.model_copy(update={"error": what})
-        for name in (work.condition.name, *work.same):
+        for name in (trial.condition.name, *trial.same):
             emit(result.model_copy(update={"condition": name, "scores": scores}))
 
-    waiting = iter(works)
+    waiting = iter(trials)
 
     async def one_after_another() -> None:
-        for work in waiting:
-            await answer(work)
+        for trial in waiting:
+            await answer(trial)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(batch):
             group.create_task(one_after_another())
 
 
-def failed(work: Work, task: Task, error: str) -> Result:
-    """Return the result of work that has no answer."""
+def result_of(trial: Trial, task: Task, **measured: Any) -> Result:
+    """Return a result with the fields that the trial determines and those that were measured."""
     return Result(
-        item=work.item.id,
-        system=work.system.name,
-        condition=work.condition.name,
-        groups=dict(work.item.groups),
-        seed=seed_of(task, work.item),
-        error=error,
+        item=trial.item.id,
+        system=trial.system.name,
+        condition=trial.condition.name,
+        groups=dict(trial.item.groups),
+        seed=seed_of(task, trial.item),
+        **measured,
     )
 
 

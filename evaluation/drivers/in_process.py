@@ -12,8 +12,8 @@ from math import inf
 from time import perf_counter
 from typing import Any, TypeVar
 
-from evaluation.drivers.answering import Work, by_position, seed_of
-from evaluation.drivers.prompting import Found, Prompter, open_prompter
+from evaluation.drivers.answering import Trial, by_position, result_of, seed_of
+from evaluation.drivers.prompting import Prompter, ShortContext, open_prompter
 from evaluation.items import Item
 from evaluation.results import Result
 from evaluation.systems import System
@@ -72,9 +72,9 @@ class InProcess:
         self._text = text
         self._prompts = _Recent(kept_prompts)
 
-    async def answer(self, work: Work) -> Result:
+    async def answer(self, trial: Trial) -> Result:
         """Return the answer, as `evaluation.drivers.answering.Backend` defines it."""
-        item, system, condition = work.item, work.system, work.condition
+        item, system, condition = trial.item, trial.system, trial.condition
         found = await self._found(item, condition) if system.reads_retrieved else None
         retrieved = (
             None if found is None else self._prompter.encode(found, system.drafts == "target")
@@ -83,27 +83,24 @@ class InProcess:
         ms: dict[str, float] = {"retrieval": found.retrieval_ms if found else 0.0}
         if context is None:
             assert retrieved is not None
-            statistics = await self._decode(self._own(system), "drafter", retrieved, work, ms)
+            statistics = await self._decode(self._own(system), "drafter", retrieved, trial, ms)
         elif system.is_drafted:
-            statistics = await self._speculate(work, context, retrieved, ms)
+            statistics = await self._speculate(trial, context, retrieved, ms)
         else:
-            statistics = await self._decode(self._target, "target", context, work, ms)
+            statistics = await self._decode(self._target, "target", context, trial, ms)
         reasoning, prediction = None, self._text.decode(statistics.token_ids)
-        if self._task.templates is not None and self._task.templates.extraction is not None:
+        if self._task.extraction is not None:
             reasoning = prediction
             shown = found if system.method == "rag" else None
             prompt = self._prompter.extraction_prompt(item, condition, reasoning, shown)
             length = self._task.extraction_tokens
-            extracted = await self._decode(self._target, "target", prompt, work, {}, length)
+            extracted = await self._decode(self._target, "target", prompt, trial, {}, length)
             prediction = self._text.decode(extracted.token_ids)
-        return Result(
-            item=item.id,
-            system=system.name,
-            condition=condition.name,
+        return result_of(
+            trial,
+            self._task,
             prediction=prediction,
             reasoning=reasoning,
-            groups=dict(item.groups),
-            seed=seed_of(self._task, item),
             context_tokens=0 if context is None else len(context),
             retrieved_tokens=0 if retrieved is None else len(retrieved),
             tokens=len(statistics.token_ids),
@@ -118,52 +115,52 @@ class InProcess:
 
     async def _speculate(
         self,
-        work: Work,
+        trial: Trial,
         context: Int32Array,
         retrieved: Int32Array | None,
         ms: dict[str, float],
     ) -> RoundStatistics:
         """Draft with the system's source and verify with the target."""
-        short = context if work.system.drafts == "naive" else retrieved
-        source = self._source(work.system, short)
-        async with Session(self._terms(work)) as session:
+        short = context if trial.system.drafts == "naive" else retrieved
+        source = self._source(trial.system, short)
+        async with Session(self._terms(trial)) as session:
             verifier = await session.take(
                 self._target, "target", context, companion_tokens=source.companion_tokens
             )
             await verifier.prefill  # prefills run one after the other, so that each is timed alone
             await source.hold(DraftNeeds(session, verifier, short))
             await source.read()
-            return await self._rounds(session, verifier, source, work, ms)
+            return await self._rounds(session, verifier, source, trial, ms)
 
     async def _decode(
         self,
         pool: LocalPool,
         role: Role,
         prompt_ids: Int32Array,
-        work: Work,
+        trial: Trial,
         ms: dict[str, float],
         max_tokens: int | None = None,
     ) -> RoundStatistics:
         """Decode one prompt without drafts: the target's, or the one that a drafter would read."""
-        async with Session(self._terms(work, max_tokens)) as session:
+        async with Session(self._terms(trial, max_tokens)) as session:
             verifier = await session.take(pool, role, prompt_ids)
             await verifier.prefill
-            return await self._rounds(session, verifier, None, work, ms)
+            return await self._rounds(session, verifier, None, trial, ms)
 
     async def _rounds(
         self,
         session: Session,
         verifier: Holding,
         source: DraftSource | None,
-        work: Work,
+        trial: Trial,
         ms: dict[str, float],
     ) -> RoundStatistics:
         """Run the loop until the answer ends."""
         statistics = RoundStatistics()
         refresh = None
-        if work.system.refresh:
+        if trial.system.refresh:
             assert source is not None
-            refresh = partial(self._reread, session, verifier, source, work, statistics, ms)
+            refresh = partial(self._reread, session, verifier, source, trial, statistics, ms)
         began = perf_counter()
         async for verdict in session.rounds(verifier, source, refresh=refresh):
             statistics.observe(verdict)
@@ -178,7 +175,7 @@ class InProcess:
         session: Session,
         verifier: Holding,
         source: DraftSource,
-        work: Work,
+        trial: Trial,
         statistics: RoundStatistics,
         ms: dict[str, float],
         token_ids: tuple[int, ...],
@@ -186,8 +183,8 @@ class InProcess:
         """Retrieve for the answer so far and return a drafter that reads the result."""
         began = perf_counter()
         so_far = self._text.decode(token_ids)
-        found = await self._prompter.retrieve(work.item, work.condition, so_far)
-        short = self._prompter.encode(found, work.system.drafts == "target")
+        found = await self._prompter.retrieve(trial.item, trial.condition, so_far)
+        short = self._prompter.encode(found, trial.system.drafts == "target")
         await source.hold(DraftNeeds(session, verifier, short, committed=(token_ids,)))
         await source.read()
         statistics.refreshes += 1
@@ -205,13 +202,13 @@ class InProcess:
             return CompanionSource(pool, len(short) if short is not None else 0)
         return PoolSource(pool)
 
-    def _terms(self, work: Work, max_tokens: int | None = None) -> Terms:
-        temperature = work.system.temperature_in(self._task.temperature)
+    def _terms(self, trial: Trial, max_tokens: int | None = None) -> Terms:
+        temperature = trial.system.temperature_in(self._task.temperature)
         return Terms(
-            "/".join((work.item.id, work.system.name, work.condition.name)),
-            tenant=work.system.name,  # so that no system reuses what another has read
-            sampling=SamplingConfig(temperature=temperature, seed=seed_of(self._task, work.item)),
-            speculation=work.system.speculation(work.condition.eta),
+            "/".join((trial.item.id, trial.system.name, trial.condition.name)),
+            tenant=trial.system.name,  # so that no system reuses what another has read
+            sampling=SamplingConfig(temperature=temperature, seed=seed_of(self._task, trial.item)),
+            speculation=trial.system.speculation(trial.condition.eta),
             max_tokens=max_tokens or self._task.max_tokens,
         )
 
@@ -225,7 +222,7 @@ class InProcess:
             lambda: asyncio.to_thread(self._prompter.target_prompt, item, condition),
         )
 
-    async def _found(self, item: Item, condition: Condition) -> Found:
+    async def _found(self, item: Item, condition: Condition) -> ShortContext:
         reading = condition.model_copy(update={"name": "", "eta": None})
         return await self._prompts.get(
             (item.id, reading), lambda: self._prompter.retrieve(item, condition)
@@ -235,8 +232,6 @@ class InProcess:
 @asynccontextmanager
 async def open_in_process(
     task: Task,
-    systems: Sequence[System],
-    conditions: Sequence[Condition],
     models: Models,
     items: Sequence[Item],
     mine: Sequence[Item],
@@ -246,9 +241,7 @@ async def open_in_process(
     """Load the models and make room for `batch` of the longest prompts of `mine` at once.
 
     Args:
-        task: The task.
-        systems: The systems, which determine the room that each engine needs.
-        conditions: The conditions, which determine it too.
+        task: The task, whose systems and conditions determine the room that each engine needs.
         models: The models; the drafter is None where no system needs one other than the target.
         items: All items of the run, from which unrelated chunks are taken.
         mine: The items to answer.
@@ -266,8 +259,8 @@ async def open_in_process(
     text = ChatText.load(models.target.model)
     other_text = ChatText.load(models.drafter.model) if models.drafter else text
     prompter = await open_prompter(task, items, text, other_text)
-    lengths = await asyncio.to_thread(_lengths, task, conditions, mine, prompter)
-    room = _room(task, systems, lengths, has_drafter=drafter is not None)
+    lengths = await asyncio.to_thread(_lengths, task, mine, prompter)
+    room = _room(task, lengths, has_drafter=drafter is not None)
     engines: list[Engine] = []
     try:
         for loaded, num_tokens in ((target, room.target), (drafter, room.drafter)):
@@ -312,26 +305,22 @@ class _Room:
     drafter: int
 
 
-def _lengths(
-    task: Task, conditions: Sequence[Condition], items: Sequence[Item], prompter: Prompter
-) -> tuple[int, int]:
+def _lengths(task: Task, items: Sequence[Item], prompter: Prompter) -> tuple[int, int]:
     """Return the approximate lengths of the longest whole prompt and the longest retrieved one."""
-    widest = max(conditions, key=lambda each: each.context_tokens or inf)
+    widest = max(task.conditions, key=lambda each: each.context_tokens or inf)
     longest = max(len(prompter.target_prompt(item, widest)) for item in items)
-    budgets = [each.retrieval_tokens or task.retrieval.tokens for each in conditions]
+    budgets = [each.retrieval_tokens or task.retrieval.tokens for each in task.conditions]
     budget = max(each or RetrievalConfig().budget_for(longest) for each in budgets)
     return longest, min(longest, 2 * budget) + _WORDING_TOKENS
 
 
-def _room(
-    task: Task, systems: Sequence[System], lengths: tuple[int, int], *, has_drafter: bool
-) -> _Room:
+def _room(task: Task, lengths: tuple[int, int], *, has_drafter: bool) -> _Room:
     longest, retrieved = lengths
-    answer = task.max_tokens + max(each.block for each in systems)
-    if task.templates is not None and task.templates.extraction is not None:
+    answer = task.max_tokens + max(each.block for each in task.systems)
+    if task.extraction is not None:
         answer += task.extraction_tokens + _WORDING_TOKENS
     target = drafter = drafted_by_target = 0
-    for system in systems:
+    for system in task.systems:
         if system.method != "rag":
             target = longest + answer
         read = retrieved if system.reads_retrieved else longest if system.drafts == "naive" else 0

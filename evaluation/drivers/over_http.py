@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
 from pydantic import SecretStr
 
-from evaluation.drivers.answering import Work, by_position, seed_of
+from evaluation.drivers.answering import Trial, by_position, result_of, seed_of
 from evaluation.drivers.prompting import evidence_found, target_chat, truncate_middle
 from evaluation.items import Item
 from evaluation.results import Json, Result
-from evaluation.systems import BASELINES, DraftSource, System
+from evaluation.systems import BASELINES, DraftKind, System
 from evaluation.tasks import DAY, Condition, Task
 from rapid.checkpoints.text import ChatText
 from rapid.config import Frozen
@@ -74,7 +75,7 @@ def check_can_serve(systems: Sequence[System], conditions: Sequence[Condition]) 
             )
 
 
-def _check_drafts(systems: Sequence[System], drafts: DraftSource) -> None:
+def _check_drafts(systems: Sequence[System], drafts: DraftKind) -> None:
     """Refuse systems that draft or answer with another source than this server's."""
 
     def can_serve(system: System) -> bool:
@@ -99,9 +100,9 @@ class OverHttp:
         self._model = model
         self._text = text
 
-    async def answer(self, work: Work) -> Result:
+    async def answer(self, trial: Trial) -> Result:
         """Return the answer, as `evaluation.drivers.answering.Backend` defines it."""
-        item, system, condition, task = work.item, work.system, work.condition, self._task
+        item, system, condition, task = trial.item, trial.system, trial.condition, self._task
         document = self._context(item, condition)
         speculation = system.speculation(condition.eta)
         rapid: Json = {"mode": system.method, "date": DAY.isoformat()}
@@ -123,28 +124,25 @@ class OverHttp:
             messages = target_chat(task, item, document)
         if attached is not None:
             rapid["documents"] = [{"name": attached.name, "text": attached.text}]
-        reply = await self._ask(work, messages, task.max_tokens, rapid)
+        reply = await self._ask(trial, messages, task.max_tokens, rapid)
         receipt, usage = reply["rapid"], reply["usage"]
         _check_kept(receipt, system)
         reasoning, prediction = None, _text_of(reply)
-        if task.templates is not None and task.templates.extraction is not None:
+        if task.extraction is not None:
             reasoning = prediction
             fields = {"reasoning": reasoning.strip()}
-            again = target_chat(task, item, document, task.templates.extraction, fields)
+            again = target_chat(task, item, document, task.extraction, fields)
             second = await self._ask(
-                work, again, task.extraction_tokens, {"mode": "plain", "date": DAY.isoformat()}
+                trial, again, task.extraction_tokens, {"mode": "plain", "date": DAY.isoformat()}
             )
             prediction = _text_of(second)
         drafting = reply["metrics"]["speculative_decoding"] or {}
         histogram = drafting.get("acceptance_histogram_by_draft_length", {})
-        return Result(
-            item=item.id,
-            system=system.name,
-            condition=condition.name,
+        return result_of(
+            trial,
+            task,
             prediction=prediction,
             reasoning=reasoning,
-            groups=dict(item.groups),
-            seed=seed_of(task, item),
             context_tokens=0 if system.method == "rag" else usage["prompt_tokens"],
             retrieved_tokens=usage["prompt_tokens"] if system.method == "rag" else 0,
             tokens=usage["completion_tokens"],
@@ -157,23 +155,22 @@ class OverHttp:
         )
 
     def _context(self, item: Item, condition: Condition) -> Document | None:
-        limits = [self._task.context_tokens, condition.context_tokens]
-        limit = min((each for each in limits if each is not None), default=None)
+        limit = self._task.context_limit(condition)
         if limit is None or item.document is None:
             return item.document
         assert self._text is not None
         text = truncate_middle(item.document.text, self._text.token_offsets, limit)
-        return Document(item.document.name, text)
+        return replace(item.document, text=text)
 
     async def _ask(
-        self, work: Work, messages: Sequence[Message], max_tokens: int, rapid: Json
+        self, trial: Trial, messages: Sequence[Message], max_tokens: int, rapid: Json
     ) -> Json:
         body = {
             "model": self._model,
             "messages": [{"role": each.role, "content": each.content} for each in messages],
             "max_completion_tokens": max_tokens,
-            "temperature": work.system.temperature_in(self._task.temperature),
-            "seed": seed_of(self._task, work.item),
+            "temperature": trial.system.temperature_in(self._task.temperature),
+            "seed": seed_of(self._task, trial.item),
             "rapid": {key: value for key, value in rapid.items() if value is not None},
         }
         return await _posted(self._client, body)
@@ -217,7 +214,7 @@ async def open_over_http(
         yield OverHttp(task, client, model, text)
 
 
-async def _greeted(client: httpx.AsyncClient) -> tuple[str, DraftSource]:
+async def _greeted(client: httpx.AsyncClient) -> tuple[str, DraftKind]:
     """Return the one model that is served, and its source of drafts, as the pools show."""
     try:
         response = await client.get("/v1/models")

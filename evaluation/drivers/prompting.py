@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from evaluation.corruption import corrupt, unrelated_item
 from evaluation.items import Item
-from evaluation.tasks import DAY, Condition, Retrieval, Task
+from evaluation.tasks import DAY, Condition, RetrievalSettings, Task
 from rapid.answering.prompting import plan_search
 from rapid.checkpoints.text import ChatText
 from rapid.errors import ConfigurationError
@@ -35,8 +35,8 @@ _TENANT = "evaluation"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The result of retrieval for an item.
+class ShortContext:
+    """The short context of an item: what retrieval found for the drafter to read.
 
     Attributes:
         chat: The messages that the drafter reads.
@@ -84,8 +84,7 @@ class Prompter:
         Raises:
             ConfigurationError: The item is a dialogue that exceeds the limit.
         """
-        limits = [self._task.context_tokens, condition.context_tokens]
-        limit = min((each for each in limits if each is not None), default=None)
+        limit = self._task.context_limit(condition)
         if limit is None:
             return item.document
         if item.document is None:
@@ -104,12 +103,12 @@ class Prompter:
         chat = target_chat(self._task, item, self.context(item, condition))
         return as_prompt(self._target.encode_chat(chat, day=DAY))
 
-    def encode(self, found: Found, by_target: bool) -> Int32Array:
+    def encode(self, found: ShortContext, by_target: bool) -> Int32Array:
         """Return the retrieved text as a prompt for the drafter, or for the target to read."""
         reader = self._target if by_target else self._drafter
         return as_prompt(reader.encode_chat(found.chat, day=DAY))
 
-    async def retrieve(self, item: Item, condition: Condition, answer: str = "") -> Found:
+    async def retrieve(self, item: Item, condition: Condition, answer: str = "") -> ShortContext:
         """Retrieve chunks for an item and corrupt them as the condition says.
 
         Args:
@@ -151,22 +150,22 @@ class Prompter:
             chat = drafter_messages(plan, chunks)
         else:
             chat = _one_message(self._task.templates.drafter, item, {"context": context})
-        return Found(chat, context, evidence_found(item, context), retrieval_ms)
+        return ShortContext(chat, context, evidence_found(item, context), retrieval_ms)
 
     def extraction_prompt(
-        self, item: Item, condition: Condition, reasoning: str, found: Found | None
+        self, item: Item, condition: Condition, reasoning: str, found: ShortContext | None
     ) -> Int32Array:
         """Return the prompt of the second pass, with the whole context or only that of `found`.
 
         Raises:
             ValueError: The task has no second pass.
         """
-        templates = self._task.templates
-        if templates is None or templates.extraction is None:
+        extraction = self._task.extraction
+        if extraction is None:
             raise ValueError(f"task {self._task.name} has no second pass")
         document = self.context(item, condition) if found is None else None
         fields = {"reasoning": reasoning.strip()} | ({"context": found.context} if found else {})
-        chat = target_chat(self._task, item, document, templates.extraction, fields)
+        chat = target_chat(self._task, item, document, extraction, fields)
         return as_prompt(self._target.encode_chat(chat, day=DAY))
 
     async def close(self) -> None:
@@ -198,7 +197,7 @@ async def open_prompter(
     return Prompter(task, items, target, drafter, retriever)
 
 
-def retrieval_config(settings: Retrieval) -> RetrievalConfig:
+def retrieval_config(settings: RetrievalSettings) -> RetrievalConfig:
     """Return the retriever's configuration for a task; budgets are passed with each question."""
     return RetrievalConfig.model_validate(
         {

@@ -23,21 +23,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from evaluation.circumstances import circumstances
-from evaluation.drivers.answering import Backend, Emit, Work, answer_all, work_left
+from evaluation.drivers.answering import Backend, Emit, Trial, answer_all, trials_left
 from evaluation.drivers.in_process import Models, open_in_process
 from evaluation.drivers.judge import Judge, JudgeConfig
 from evaluation.drivers.over_http import Server, open_over_http
 from evaluation.items import Item
-from evaluation.reports.metrics import scorers
-from evaluation.results import MADE, Json, Log, Result
-from evaluation.systems import System
-from evaluation.tasks import Condition, Task
+from evaluation.reports.metrics import Metric, scorers
+from evaluation.results import MADE, RESULTS, Json, Log, Result
+from evaluation.tasks import Task
 from rapid.checkpoints.files import checkpoint_source, read_json
 from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError, RapidError
 from rapid.planning.shapes import ModelShape
-
-RESULTS = "results.jsonl"
 
 _SILENCE_S = 60.0  # between lines of progress where no bar can be drawn
 _HASHED_BYTES = 2**26  # larger files of weights are identified by their size
@@ -68,19 +65,9 @@ class Plan:
     recipe: str | None = None
 
     @property
-    def systems(self) -> Sequence[System]:
-        """The systems to compare."""
-        return self.task.systems
-
-    @property
-    def conditions(self) -> Sequence[Condition]:
-        """The conditions to compare them under."""
-        return self.task.conditions
-
-    @property
     def num_answers(self) -> int:
         """Number of answers of the whole run."""
-        return len(self.items) * len(self.systems) * len(self.conditions)
+        return len(self.items) * len(self.task.systems) * len(self.task.conditions)
 
     def configuration(self) -> Json:
         """Return all that the results depend on, and when and where they are made."""
@@ -95,8 +82,8 @@ class Plan:
         return {
             "task": self.task.model_dump(mode="json", exclude={"systems", "conditions"}),
             "items": {"number": len(self.items), "digest": digest.hexdigest()},
-            "systems": [each.model_dump(mode="json") for each in self.systems],
-            "conditions": [each.model_dump(mode="json") for each in self.conditions],
+            "systems": [each.model_dump(mode="json") for each in self.task.systems],
+            "conditions": [each.model_dump(mode="json") for each in self.task.conditions],
             "models": models,
             "server": self.server.public() if self.server else None,
             "recipe": self.recipe,
@@ -115,10 +102,10 @@ def run(plan: Plan, out: Path, console: Console) -> None:
         KeyboardInterrupt: The run was interrupted. Its lines so far are kept, and the same call
             resumes it.
     """
-    scorers(plan.task.metrics, None if plan.judge is None else Judge(plan.judge))
+    _metrics(plan)  # refuses a metric that cannot be had
     with Log(out / RESULTS, plan.configuration()) as log:
-        works = list(work_left(plan.items, plan.systems, plan.conditions, log.done))
-        num_left = sum(1 + len(work.same) for work in chain.from_iterable(works))
+        trials = list(trials_left(plan.items, plan.task, log.done))
+        num_left = sum(1 + len(trial.same) for trial in chain.from_iterable(trials))
         if not num_left:
             return
         with _progress(console, plan.num_answers, plan.num_answers - num_left) as advance:
@@ -127,37 +114,32 @@ def run(plan: Plan, out: Path, console: Console) -> None:
                 log.append(result)
                 advance()
 
-            workers = min(plan.workers, len(works))
+            workers = min(plan.workers, len(trials))
             if workers == 1:
-                asyncio.run(_answer(plan, works, emit))
+                asyncio.run(_answer(plan, trials, emit))
             else:
-                _share(plan, works, workers, emit)
+                _share(plan, trials, workers, emit)
 
 
-async def _answer(plan: Plan, works: Sequence[Sequence[Work]], emit: Emit) -> None:
+async def _answer(plan: Plan, trials: Sequence[Sequence[Trial]], emit: Emit) -> None:
     """Answer in this process."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # the run's own progress bar says more
-    metrics = scorers(plan.task.metrics, None if plan.judge is None else Judge(plan.judge))
     backend: Backend
     if plan.server is not None:
         opened: Any = open_over_http(plan.task, plan.server)
     else:
         assert plan.models is not None
-        mine = [of_item[0].item for of_item in works]
-        opened = open_in_process(
-            plan.task,
-            plan.systems,
-            plan.conditions,
-            plan.models,
-            plan.items,
-            mine,
-            batch=plan.batch,
-        )
+        mine = [of_item[0].item for of_item in trials]
+        opened = open_in_process(plan.task, plan.models, plan.items, mine, batch=plan.batch)
     async with opened as backend:
-        flat = chain.from_iterable(works)
-        await answer_all(backend, flat, plan.task, metrics, emit, batch=plan.batch)
+        flat = chain.from_iterable(trials)
+        await answer_all(backend, flat, plan.task, _metrics(plan), emit, batch=plan.batch)
+
+
+def _metrics(plan: Plan) -> dict[str, Metric]:
+    return scorers(plan.task.metrics, None if plan.judge is None else Judge(plan.judge))
 
 
 @dataclass(slots=True)
@@ -180,18 +162,18 @@ class _Ended:
     error: RapidError | None = None
 
 
-def _share(plan: Plan, works: Sequence[Sequence[Work]], count: int, emit: Emit) -> None:
+def _share(plan: Plan, trials: Sequence[Sequence[Trial]], count: int, emit: Emit) -> None:
     """Split the items over processes and emit their results in this one."""
     spawn = multiprocessing.get_context("spawn")
     inbox: multiprocessing.Queue[tuple[int, Result | _Ended]] = spawn.Queue()
     workers: list[_Worker] = []
     for index in range(count):
-        share = works[index::count]
+        share = trials[index::count]
         process = spawn.Process(target=_work, args=(plan, share, index, inbox), daemon=True)
         process.start()
         left = Counter[str]()
-        for work in chain.from_iterable(share):
-            left[work.item.id] += 1 + len(work.same)
+        for trial in chain.from_iterable(share):
+            left[trial.item.id] += 1 + len(trial.same)
         workers.append(_Worker(process, left))
     try:
         while not all(worker.is_done for worker in workers):
@@ -224,7 +206,7 @@ def _check_alive(worker: _Worker) -> None:
         )
 
 
-def _work(plan: Plan, works: Sequence[Sequence[Work]], index: int, outbox: Any) -> None:
+def _work(plan: Plan, trials: Sequence[Sequence[Trial]], index: int, outbox: Any) -> None:
     """Run a worker process with one compute thread.
 
     It ignores Ctrl-C, which is left to the parent, and ends when its parent ends.
@@ -235,7 +217,7 @@ def _work(plan: Plan, works: Sequence[Sequence[Work]], index: int, outbox: Any) 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     try:
-        asyncio.run(_answer(plan, works, lambda result: outbox.put((index, result))))
+        asyncio.run(_answer(plan, trials, lambda result: outbox.put((index, result))))
     except RapidError as error:
         outbox.put((index, _Ended(error)))
     else:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from evaluation.items import Item
 from evaluation.loaders.records import Record, read_records
@@ -50,10 +50,7 @@ def load(source: Source, data: Path | None) -> Iterator[Item]:
     Raises:
         ConfigurationError: The options or a record's history are not valid.
     """
-    try:
-        options = DialogueOptions.model_validate(source.options)
-    except ValidationError as error:
-        raise ConfigurationError(f"source.options of dialogues: {error}") from None
+    options = source.checked_options(DialogueOptions, "dialogues")
     records = list(read_records(source, data, ("task", "id", "history"), id_key="id"))
     turns = [_turns(record) for record in records]
     order = list(range(len(records)))

@@ -15,7 +15,7 @@ from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Annotated, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from evaluation.items import Item
 from evaluation.tasks import Source
@@ -38,7 +38,7 @@ DOCUMENT_SHARE = 0.6
 models' training."""
 
 
-class Options(Frozen):
+class GeneratedOptions(Frozen):
     """The ``Source.options`` of a task on generated documents.
 
     Attributes:
@@ -67,10 +67,7 @@ def load(source: Source, data: Path | None) -> Iterator[Item]:
         raise ConfigurationError(f"generated documents are read from no file: leave out {data}")
     if source.split not in SPLITS:
         raise ConfigurationError(f"source.split is {source.split!r}; use {' or '.join(SPLITS)}")
-    try:
-        options = Options.model_validate(source.options)
-    except ValidationError as error:
-        raise ConfigurationError(f"source.options of generated documents: {error}") from None
+    options = source.checked_options(GeneratedOptions, "generated documents")
     lengths = [_of_length(source.split, n, options) for n in options.lengths]
     left = dict(enumerate(options.lengths.values()))
     while left:
@@ -81,7 +78,7 @@ def load(source: Source, data: Path | None) -> Iterator[Item]:
                 del left[index]
 
 
-def _of_length(split: str, num_tokens: int, options: Options) -> Iterator[Item]:
+def _of_length(split: str, num_tokens: int, options: GeneratedOptions) -> Iterator[Item]:
     """Yield items of one length endlessly."""
     pairs = [
         (document, question)

@@ -6,13 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
 from evaluation.items import Item
 from evaluation.loaders.records import read_records
 from evaluation.tasks import Source
 from rapid.config import Frozen
-from rapid.errors import ConfigurationError
 from rapid.messages import Document, Message
 
 GROUPS = ("difficulty", "length", "domain", "sub_domain")
@@ -37,10 +34,7 @@ def load(source: Source, data: Path | None) -> Iterator[Item]:
     Raises:
         ConfigurationError: The options are not valid.
     """
-    try:
-        length = LongBenchOptions.model_validate(source.options).length
-    except ValidationError as error:
-        raise ConfigurationError(f"source.options of LongBench v2: {error}") from None
+    length = source.checked_options(LongBenchOptions, "LongBench v2").length
     keys = ("_id", *GROUPS, "question", *CHOICES, "answer", "context")
     for record in read_records(source, data, keys, id_key="_id"):
         if length not in (None, record["length"]):

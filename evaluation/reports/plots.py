@@ -93,7 +93,7 @@ def _speed(run: RunResults) -> Any:
     def speed(column: str, results: ByItem) -> Estimate | None:
         if plain is None:
             return tokens_per_second(results)
-        return speedup(results, run.of(plain, run.conditions[0], column))
+        return speedup(results, run.headline(plain, column))
 
     curves = _by_column(run, run.systems, speed)
     return _two_panels(run, curves, "tokens/s" if plain is None else "tokens/s, over plain")
@@ -108,7 +108,7 @@ def _by_column(
     for system in systems:
         points = []
         for column in run.columns[1:]:
-            found = estimate(column, run.of(system, run.conditions[0], column))
+            found = estimate(column, run.headline(system, column))
             if found is not None:
                 points.append((column, found))
         if points:
@@ -245,7 +245,7 @@ def _acceptance(run: RunResults) -> Any:
     """Draw the share of judged drafts that were kept, by position in the block."""
     curves: list[Curve] = []
     for system in run.systems:
-        results = run.of(system, run.conditions[0])
+        results = run.headline(system)
         longest = max((len(each.by_position) for each in results.values()), default=0)
         points = [(str(i + 1), acceptance_at(results, i)) for i in range(longest)]
         known = [(x, estimate) for x, estimate in points if estimate is not None]
@@ -261,11 +261,11 @@ def _won_and_lost(run: RunResults) -> Any:
     """Draw the shares of items with scores above plain (right) and below it (left; Figure 2)."""
     if run.plain is None:
         return None
-    base = run.of(run.plain, run.conditions[0])
+    base = run.headline(run.plain)
     bars: list[tuple[System, Estimate, Estimate]] = []
     for system in run.systems:
         if system.method not in ("plain", "lossless"):
-            both = won_and_lost(run, run.of(system, run.conditions[0]), base)
+            both = won_and_lost(run, run.headline(system), base)
             if both:
                 bars.append((system, *both))
     if not bars:

@@ -11,13 +11,12 @@ from typing import Any
 
 from evaluation.reports.flops import of_answer, paper_plain, paper_rag, paper_speculative
 from evaluation.reports.statistics import Estimate, mean, paired_difference, ratio, ratio_of_ratios
-from evaluation.results import Result, read
+from evaluation.results import RESULTS, Result, read
 from evaluation.systems import System
 from evaluation.tasks import Condition, Task
 from rapid.errors import ConfigurationError
 from rapid.planning.shapes import ModelShape
 
-RESULTS = "results.jsonl"
 ALL = "all"
 
 ByItem = Mapping[str, Result]
@@ -121,6 +120,10 @@ class RunResults:
         """Return the results of a system by item, under a condition and in a column."""
         found = self._table.get((system.name, condition.name), {})
         return found if column == ALL else in_group(found, self.task.groups[0], column)
+
+    def headline(self, system: System, column: str = ALL) -> ByItem:
+        """Return the results of a system by item, under the first condition and in a column."""
+        return self.of(system, self.conditions[0], column)
 
     @property
     def is_timed(self) -> bool:

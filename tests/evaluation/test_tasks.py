@@ -61,15 +61,3 @@ def test_a_mistake_is_named_by_file_and_key(tmp_path, changes, told):
 def test_a_task_that_is_not_there_comes_with_those_that_are():
     with pytest.raises(ConfigurationError, match=r"there is no task 'longbench'.*longbench-v2"):
         load_task("longbench")
-
-
-def test_the_papers_rule_is_never_greedy():
-    assert BASELINES["rapid-paper"].temperature_in(0.0) == 0.1
-    assert BASELINES["rapid-paper"].temperature_in(1.0) == 1.0
-    assert BASELINES["rapid-boost"].temperature_in(0.0) == 0.0
-
-
-def test_runs_from_before_there_was_refresh_go_on():
-    assert "refresh" not in BASELINES["sd"].model_dump(mode="json")
-    system = System(name="x", method="lossless", refresh=True)
-    assert System.model_validate(system.model_dump(mode="json")) == system

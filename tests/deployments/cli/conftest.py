@@ -1,4 +1,4 @@
-"""The configuration of a stand-in that takes the place of Ray's ``serve``."""
+"""A stand-in for Ray's ``serve`` with its configuration, and a small task to evaluate."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from tests.evaluation.tiny_task import SETTINGS
 
 STAND_IN = """\
 #!{python}
@@ -46,3 +49,10 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "config.yaml"
     path.write_text(f"http_options: {{port: {port}}}\n")
     return path
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> str:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(SETTINGS | {"systems": ["plain", "rapid-boost"]}))
+    return str(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evaluation.drivers.answering import Work, answer_all, by_position, failed, work_left
+from evaluation.drivers.answering import Trial, answer_all, by_position, result_of, trials_left
 from evaluation.items import Item
 from evaluation.results import Result
 from evaluation.systems import named
@@ -21,14 +21,15 @@ def item(name: str) -> Item:
     return Item(name, (Message("user", "What is 6 times 7?"),), None, ("42",))
 
 
-def keys(works: list[Work]) -> list[tuple[str, str, tuple[str, ...]]]:
-    return [(work.system.name, work.condition.name, work.same) for work in works]
+def keys(trials: list[Trial]) -> list[tuple[str, str, tuple[str, ...]]]:
+    return [(trial.system.name, trial.condition.name, trial.same) for trial in trials]
 
 
 def test_a_condition_that_changes_nothing_for_a_system_is_not_answered_again():
     conditions = (AS_IS, ETA_5, UNRELATED, SHORTER)
-    (works,) = work_left([item("a")], (PLAIN, SD, BOOST), conditions)
-    assert keys(works) == [
+    task = tiny_task(systems=(PLAIN, SD, BOOST), conditions=conditions)
+    (trials,) = trials_left([item("a")], task)
+    assert keys(trials) == [
         ("plain", "as is", ("eta 5", "unrelated")),
         ("sd", "as is", ("eta 5",)),
         ("rapid-boost", "as is", ()),
@@ -43,24 +44,24 @@ def test_a_condition_that_changes_nothing_for_a_system_is_not_answered_again():
 
 def test_what_is_done_is_not_answered_again():
     done = frozenset({("a", "plain", "as is"), ("b", "plain", "as is"), ("b", "sd", "as is")})
-    (works,) = work_left([item("a"), item("b")], (PLAIN, SD), (AS_IS,), done)
-    assert [(work.item.id, work.system.name) for work in works] == [("a", "sd")]
+    (trials,) = trials_left([item("a"), item("b")], tiny_task(systems=(PLAIN, SD)), done)
+    assert [(trial.item.id, trial.system.name) for trial in trials] == [("a", "sd")]
 
 
 async def test_an_answer_that_fails_is_a_result_and_the_run_goes_on(caplog):
     class Backend:
-        async def answer(self, work: Work) -> Result:
-            if work.item.id == "long":
+        async def answer(self, trial: Trial) -> Result:
+            if trial.item.id == "long":
                 raise PromptTooLong("7 tokens too long")
-            return failed(work, task, "").model_copy(update={"error": None, "prediction": "42"})
+            return result_of(trial, task, prediction="42")
 
     task, results = tiny_task(), list[Result]()
-    works = [
-        Work(item("long"), PLAIN, AS_IS),
-        Work(item("short"), PLAIN, AS_IS, same=("eta 5",)),
+    trials = [
+        Trial(item("long"), PLAIN, AS_IS),
+        Trial(item("short"), PLAIN, AS_IS, same=("eta 5",)),
     ]
     right = {"exact": lambda prediction, item: float(prediction in item.answers)}
-    await answer_all(Backend(), works, task, right, results.append, batch=2)
+    await answer_all(Backend(), trials, task, right, results.append, batch=2)
     told = {each.key: (each.scores["exact"], each.error) for each in results}
     assert told == {
         ("long", "plain", "as is"): (0.0, "7 tokens too long"),

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import io
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from evaluation.drivers import in_process, runner
-from evaluation.drivers.answering import Work
+from evaluation.drivers import in_process
+from evaluation.drivers.answering import Trial
 from evaluation.drivers.in_process import Models, open_in_process
-from evaluation.drivers.runner import RESULTS, Plan
 from evaluation.loaders import load_items
 from evaluation.reports.run_results import RunResults
-from evaluation.results import Result, read
+from evaluation.results import Result
 from evaluation.systems import BASELINES
-from evaluation.tasks import Condition, Task
+from evaluation.tasks import Condition
 from rapid.config import EngineConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward import loading
+from tests.evaluation.embedded_run import MODELS, ByKey, answered
 from tests.evaluation.tiny_task import tiny_task
 from tests.rapid.tiny_models import out_of_memory
-
-MODELS = Models(EngineConfig(model="embedded:target"), EngineConfig(model="embedded:drafter"))
-ByKey = dict[tuple[str, str, str], Result]
-
-
-def answered(task: Task, out: Path, *, models: Models = MODELS, workers: int = 1) -> ByKey:
-    plan = Plan(task, load_items(task), models, batch=4, workers=workers)
-    runner.run(plan, out, Console(file=io.StringIO()))
-    results = {each.key: each for each in read(out / RESULTS)[1]}
-    assert len(results) == plan.num_answers
-    return results
 
 
 @pytest.fixture(scope="module")
@@ -114,22 +100,6 @@ def test_an_answer_that_lost_its_drafter_is_an_error_and_is_answered_again(
     assert RunResults.read(tmp_path).without_drafter == []
 
 
-def test_a_run_that_is_finished_is_not_run_again(tmp_path):
-    task = tiny_task(systems=["plain"])
-    before = answered(task, tmp_path)
-    lines = (tmp_path / RESULTS).read_text()
-    assert answered(task, tmp_path) == before
-    assert (tmp_path / RESULTS).read_text() == lines
-
-
-def test_workers_answer_what_one_process_answers(results, tmp_path):
-    task = tiny_task(systems=["plain", "rapid-boost"])
-    shared = answered(task, tmp_path, workers=2)
-    assert {key: each.prediction for key, each in shared.items()} == {
-        key: results[key].prediction for key in shared
-    }
-
-
 def test_without_a_drafter_the_target_is_its_own(results, tmp_path):
     alone = answered(tiny_task(systems=["sd"]), tmp_path, models=Models(MODELS.target, None))
     drafts = [(each.drafted, each.accepted) for each in of(alone, "sd")]
@@ -169,13 +139,11 @@ async def test_a_rejected_draft_has_the_answer_so_far_looked_up(monkeypatch):
     lossless = once | {"name": "lossless", "refresh": True}
     by_itself = lossless | {"name": "by itself", "drafts": "target"}
     fused = lossless | {"name": "fused", "method": "fused"}
-    task = tiny_task(systems=["plain", once, lossless, by_itself, fused])
+    unrelated = Condition(name="unrelated", corruption="unrelated")
+    task = tiny_task(systems=["plain", once, lossless, by_itself, fused], conditions=[unrelated])
     items = load_items(task)
     results: ByKey = {}
-    unrelated = Condition(name="unrelated", corruption="unrelated")
-    async with open_in_process(
-        task, task.systems, [unrelated], MODELS, items, items, batch=1
-    ) as backend:
+    async with open_in_process(task, MODELS, items, items, batch=1) as backend:
         retriever = backend._prompter._retriever
         retrieve, queries = retriever.retrieve, []
 
@@ -187,7 +155,7 @@ async def test_a_rejected_draft_has_the_answer_so_far_looked_up(monkeypatch):
         for item in items:
             for system in task.systems:
                 queries.clear()
-                each = await backend.answer(Work(item, system, unrelated))
+                each = await backend.answer(Trial(item, system, unrelated))
                 results[each.key] = each
                 question = item.messages[-1].content
                 again = [query for query in queries if query != question]

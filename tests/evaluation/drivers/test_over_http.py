@@ -13,13 +13,13 @@ from rich.console import Console
 from deployments.api.ingress import Ingress
 from deployments.config.serve_config import ApiConfig
 from evaluation.drivers import runner
-from evaluation.drivers.answering import Work, seed_of
+from evaluation.drivers.answering import Trial, seed_of
 from evaluation.drivers.in_process import Models
 from evaluation.drivers.over_http import Server, ServerRefused, check_can_serve, open_over_http
 from evaluation.drivers.runner import Plan
 from evaluation.items import Item
 from evaluation.loaders import load_items
-from evaluation.results import Result, read
+from evaluation.results import RESULTS, Result, read
 from evaluation.systems import BASELINES, System
 from evaluation.tasks import Condition, Task
 from rapid.config import EngineConfig
@@ -72,7 +72,7 @@ async def asked(
     orchestrator.state = {"ready": True, "pools": POOLS[drafts], "engines": []}
     task = task.model_copy(update={"systems": (BASELINES[system],)})
     async with open_over_http(task, SERVER, Refusing(orchestrator, *errors)) as backend:
-        return await backend.answer(Work(ITEM, BASELINES[system], condition)), orchestrator
+        return await backend.answer(Trial(ITEM, BASELINES[system], condition)), orchestrator
 
 
 async def test_a_request_carries_the_system_and_the_reply_becomes_a_result():
@@ -200,7 +200,7 @@ def test_a_server_says_what_this_process_says(application, tmp_path):
         "there": Plan(task, items, None, Server(url=application), batch=2),
     }.items():
         runner.run(plan, tmp_path / name, Console(file=io.StringIO()))
-        results = read(tmp_path / name / runner.RESULTS)[1]
+        results = read(tmp_path / name / RESULTS)[1]
         assert not any(each.error for each in results)
         said.append({each.key: (each.prediction, each.tokens) for each in results})
     assert said[0] == said[1]

@@ -4,9 +4,11 @@ import json
 
 import pytest
 
-from evaluation.reports.flops import paper_plain, paper_rag, paper_speculative
+from evaluation.reports.flops import of_answer, paper_plain, paper_rag, paper_speculative
+from evaluation.systems import BASELINES
 from rapid.embedded import TARGET
 from rapid.planning.shapes import ModelShape
+from tests.evaluation.reports.handmade import SHAPE, result
 
 LLAMA_8B = ModelShape(
     layers=32,
@@ -59,3 +61,20 @@ def test_the_paper_counts_in_its_own_way():
     assert paper_rag(8e9, 5_000, 10) == pytest.approx(8e14 + 8e11)
     step = 8e14 + 8e11 + 16e9 * 120_010
     assert paper_speculative(8e9, 8e9, 120_000, 5_000, 10, 0.5) == pytest.approx(2 * step)
+
+
+def test_a_bonus_token_is_one_more_position_for_the_target():
+    shape = ModelShape.model_validate(SHAPE)
+    answer = result(0, "x", 1.0, rounds=3, drafted=12, accepted=9, by_position=((3, 3), (3, 3)))
+    paper, boost = (
+        of_answer(answer, BASELINES[name], shape, shape) for name in ("rapid-paper", "rapid-boost")
+    )
+    assert paper - boost == shape.decode_flops(3, 505)
+
+
+def test_a_refresh_is_one_more_prefill_for_the_drafter():
+    shape = ModelShape.model_validate(SHAPE)
+    once = result(0, "x", 1.0)
+    again = once.model_copy(update={"refreshes": 2})
+    first, more = (of_answer(each, BASELINES["sd"], shape, shape) for each in (once, again))
+    assert more - first == 2 * shape.prefill_flops(100)

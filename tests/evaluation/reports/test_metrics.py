@@ -1,7 +1,5 @@
-import httpx
 import pytest
 
-from evaluation.drivers.judge import Judge, JudgeConfig, JudgeFailed
 from evaluation.items import Item
 from evaluation.reports.metrics import METRICS, scorers
 from rapid.errors import ConfigurationError
@@ -103,48 +101,13 @@ def test_rouge_l_sum(prediction, answers, score):
     assert METRICS["rouge_l_sum"](prediction, item(*answers)) == pytest.approx(score)
 
 
-def judge_that_says(*replies: str) -> tuple[Judge, list[httpx.Request]]:
-    asked: list[httpx.Request] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request)
-        reply = replies[len(asked) - 1]
-        return httpx.Response(200, json={"choices": [{"message": {"content": reply}}]})
-
-    config = JudgeConfig(url="http://judge/v1/", model="big")
-    return Judge(config, httpx.MockTransport(answer)), asked
-
-
-def test_the_judge_reads_the_dialogue_and_its_last_rating_counts(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    judge, asked = judge_that_says("First [[9]], but no. Rating: [[4]]", "Rating: [[10]]")
-    question = item("Fine.", dialogue="user: How are you?")
-    assert judge("So so.", question) == 0.4
-    assert judge("So so.", question) == 1
-    assert str(asked[0].url) == "http://judge/v1/chat/completions"
-    assert asked[0].headers["Authorization"] == "Bearer secret"
-    text = asked[0].content.decode()
-    assert all(part in text for part in ("user: How are you?", "Fine.", "So so.", '"big"'))
-
-
-@pytest.mark.parametrize("reply", ["Good.", "Rating: [[11]]", "Rating: [[0]]", "Rating: 5"])
-def test_a_judge_without_a_rating_is_an_error_not_a_score(reply):
-    judge, _ = judge_that_says(reply)
-    with pytest.raises(JudgeFailed, match="no rating"):
-        judge("So so.", item("Fine."))
-
-
-def test_a_judge_that_cannot_be_asked_is_an_error():
-    config = JudgeConfig(url="http://judge/v1", model="big")
-    judge = Judge(config, httpx.MockTransport(lambda request: httpx.Response(503)))
-    with pytest.raises(JudgeFailed, match="503"):
-        judge("So so.", item("Fine."))
-
-
 def test_scorers_are_refused_before_anything_is_answered():
     with pytest.raises(ConfigurationError, match="unknown metric bleu; known are exact, "):
         scorers(["f1", "bleu"])
     with pytest.raises(ConfigurationError, match="--judge-url"):
         scorers(["judge"])
-    judge, _ = judge_that_says()
+
+    def judge(prediction: str, item: Item) -> float:
+        return 1.0
+
     assert scorers(["judge", "f1"], judge) == {"judge": judge, "f1": METRICS["f1"]}

@@ -1,4 +1,4 @@
-"""``rapid eval`` as it is typed."""
+"""``rapid eval`` from its options to its report."""
 
 from __future__ import annotations
 
@@ -6,50 +6,16 @@ import json
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
 import yaml
-from typer.testing import CliRunner, Result
 
-from deployments.cli import app, evaluating
+from deployments.cli import evaluating
 from evaluation.results import read
+from tests.deployments.cli.eval_command import rapid_eval, words
 from tests.evaluation.tiny_task import SETTINGS
 from tests.ray_cluster import wait_until
-
-
-def rapid_eval(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["eval", *arguments])
-
-
-def words(result: Result) -> str:
-    return " ".join(result.output.split())
-
-
-@pytest.fixture
-def task(tmp_path: Path) -> str:
-    path = tmp_path / "tiny.yaml"
-    path.write_text(yaml.safe_dump(SETTINGS | {"systems": ["plain", "rapid-boost"]}))
-    return str(path)
-
-
-def test_a_dry_run_shows_everything_and_leaves_nothing(task, tmp_path):
-    out = tmp_path / "run"
-    shown = rapid_eval("--task", task, "--dry-run", "--out", str(out), "--batch", "3")
-    assert shown.exit_code == 0
-    for part in (
-        "tiny: two generated documents",
-        "2, 4 answers",
-        "rapid-boost: fused, drafts drafter, blocks of 10, eta 10, temperature 0",
-        "embedded:target",
-        "embedded:drafter",
-        "retrieval.tokens 160",
-        "batch 3",
-        "user: Document ",
-    ):
-        assert part in words(shown)
-    assert not out.exists()
 
 
 def test_a_run_is_answered_reported_and_resumed(task, tmp_path):
@@ -66,16 +32,6 @@ def test_a_run_is_answered_reported_and_resumed(task, tmp_path):
     other = rapid_eval(*command, "--batch", "2")
     assert other.exit_code == 1
     assert "settings.batch: 8 then, 2 now" in words(other)
-
-
-def test_a_mode_is_a_system_of_its_own(task):
-    shown = words(
-        rapid_eval(
-            "--task", task, "--dry-run", "--mode", "fused", "--eta", "3", "--transfer", "distill"
-        )
-    )
-    assert "fused-eta-3.0-transfer-distill: fused, drafts drafter" in shown
-    assert "eta 3, temperature 0" in shown
 
 
 @pytest.mark.parametrize(
@@ -148,14 +104,3 @@ def test_a_missing_extra_is_told_before_anything_is_answered(task, tmp_path, mon
     assert result.exit_code == 1
     assert "matplotlib cannot be imported: pip install 'rapid-serve[eval]'" in words(result)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_system_named_twice_answers_once(task):
-    shown = words(rapid_eval("--task", task, "--dry-run", "--system", "sd", "--system", "sd"))
-    assert "2, 2 answers" in shown
-
-
-def test_the_list_has_tasks_recipes_and_systems():
-    shown = rapid_eval("--list").output
-    for name in ("longbench-v2", "llama-3.1-8b-self", "magicdec"):
-        assert name in shown

@@ -1,0 +1,115 @@
+"""The options of ``rapid eval``, declared once and gathered into one value."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+TARGET, DRAFTER = "embedded:target", "embedded:drafter"
+
+_what = partial(typer.Option, rich_help_panel="What is asked", show_default=False)
+_who = partial(typer.Option, rich_help_panel="Who answers", show_default=False)
+_how = partial(typer.Option, rich_help_panel="How it is run", show_default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """What was asked on the command line; an option that was not given is None."""
+
+    task: Annotated[
+        str | None, _what(help="Name (--list shows them) or .yaml file.", metavar="NAME|FILE")
+    ] = None
+    data: Annotated[
+        Path | None,
+        _what(
+            help="The official file, or a folder that holds it, instead of the hub's copy.",
+            metavar="PATH",
+        ),
+    ] = None
+    recipe: Annotated[
+        str | None,
+        _what(help="One published row: its tasks, models, settings.", metavar="NAME"),
+    ] = None
+    system: Annotated[
+        list[str] | None,
+        _who(help="Which system answers; may be repeated. By default the task's.", metavar="NAME"),
+    ] = None
+    mode: Annotated[
+        str | None,
+        _who(help="One system instead: plain, lossless, fused, paper or rag.", metavar="MODE"),
+    ] = None
+    eta: Annotated[float | None, _who(help="With --mode fused or paper.", metavar="NUMBER")] = None
+    transfer: Annotated[
+        str | None, _who(help="With --mode fused: boost or distill.", metavar="RULE")
+    ] = None
+    max_draft: Annotated[
+        int | None, _who(help="With --mode: tokens per block.", metavar="NUMBER")
+    ] = None
+    target: Annotated[
+        str | None, _who(help=f"Checkpoint; by default {TARGET}.", metavar="MODEL")
+    ] = None
+    drafter: Annotated[
+        str | None, _who(help=f"Checkpoint; by default {DRAFTER}.", metavar="MODEL")
+    ] = None
+    url: Annotated[
+        str | None, _who(help="Ask a running server instead of loading models.", metavar="URL")
+    ] = None
+    api_key: Annotated[
+        str | None, _who(envvar="RAPID_API_KEY", help="If the server wants one.", metavar="KEY")
+    ] = None
+    embedder: Annotated[
+        str | None,
+        _who(
+            help="lexical or bge-m3, instead of the task's; lexical needs no weights.",
+            metavar="NAME",
+        ),
+    ] = None
+    judge_url: Annotated[
+        str | None,
+        _who(help="OpenAI-compatible endpoint of the metric judge.", metavar="URL"),
+    ] = None
+    judge_model: Annotated[str | None, _who(help="Its model.", metavar="MODEL")] = None
+    limit: Annotated[int | None, _what(min=1, help="Only the first items.", metavar="NUMBER")] = (
+        None
+    )
+    batch: Annotated[
+        int | None,
+        _how(
+            min=1,
+            help="Answers at once in a process; by default 8, on CUDA 1.",
+            metavar="NUMBER",
+        ),
+    ] = None
+    workers: Annotated[
+        int | None,
+        _how(min=1, help="Processes; by default one per core, on CUDA 1.", metavar="NUMBER"),
+    ] = None
+    out_dir: Annotated[
+        Path | None,
+        _how(
+            "--out",
+            file_okay=False,
+            help="Folder of the run; by default .eval/NAME. The same command goes on where it "
+            "was interrupted.",
+            metavar="DIR",
+        ),
+    ] = None
+    dry_run: Annotated[bool, _how("--dry-run", help="Only show what would be run.")] = False
+    is_list: Annotated[bool, _how("--list", help="Show tasks, recipes and systems.")] = False
+
+
+def gathered(command: Callable[[EvalOptions], None]) -> Callable[..., None]:
+    """Return a command whose parameters are the fields of `EvalOptions`, which Typer reads."""
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        command(EvalOptions(**given))
+
+    vars(called)["__signature__"] = inspect.signature(EvalOptions, eval_str=True)
+    return called

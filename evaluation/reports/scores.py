@@ -1,0 +1,123 @@
+"""Sections of a page on how good the answers are, under the first condition."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from evaluation.recipes import load_recipe
+from evaluation.reports.run_results import ByItem, RunResults, in_group, paired, won_and_lost
+from evaluation.reports.tables import by_system, table, with_interval, with_sign
+from evaluation.systems import System
+
+
+def scores(run: RunResults) -> str:
+    """Return the scores by system, with two checks: evidence retrieved, answers as plain's."""
+    found = by_system(run, lambda _, results, __: with_interval(run.scores(results)))
+    return found + _evidence(run) + _same_as_plain(run)
+
+
+def differences(run: RunResults) -> str:
+    """Compare every system with plain decoding and with the best RAG of each column."""
+    tables: list[str] = []
+    if (plain := run.plain) is not None:
+        told = by_system(
+            run,
+            lambda _, results, column: with_sign(
+                run.difference(results, run.headline(plain, column))
+            ),
+            [system for system in run.systems if system.method != "plain"],
+        )
+        tables.append(f"Minus {plain.name}:\n\n{told}")
+    condition = run.conditions[0]
+    if run.best_rag(condition) is not None:
+
+        def to_rag(system: System, results: ByItem, column: str) -> str:
+            rag = run.best_rag(condition, column)
+            if rag is None or rag == system:
+                return "is it"
+            return with_sign(run.difference(results, run.headline(rag, column)))
+
+        tables.append(f"Minus the better RAG of each column:\n\n{by_system(run, to_rag)}")
+    return "\n".join(tables)
+
+
+def by_other_groups(run: RunResults) -> str:
+    """Return a table of scores for every group but the first."""
+    tables: list[str] = []
+    for group in run.task.groups[1:]:
+        parts = {
+            value: [in_group(run.headline(system), group, value) for system in run.systems]
+            for value in run.values_of(group)
+        }
+        header = [f"{value} (n = {len(results[0])})" for value, results in parts.items()]
+        cells = [[with_interval(run.scores(each)) for each in part] for part in parts.values()]
+        rows = zip((system.name for system in run.systems), *cells, strict=True)
+        tables.append(table([group, *header], rows))
+    return "\n".join(tables)
+
+
+def other_scores(run: RunResults) -> str:
+    """Return a table of the scores by every metric but the first."""
+    others = run.task.metrics[1:]
+    if not others:
+        return ""
+    rows = [
+        [s.name, *(with_interval(run.scores(run.headline(s), metric)) for metric in others)]
+        for s in run.systems
+    ]
+    return table(["system", *others], rows)
+
+
+def items_won_and_lost(run: RunResults) -> str:
+    """Return the shares of items on which each system scores above and below plain decoding."""
+    if run.plain is None:
+        return ""
+    rows: list[list[str]] = []
+    for system in run.systems:
+        both = won_and_lost(run, run.headline(system), run.headline(run.plain))
+        if system != run.plain and both is not None:
+            rows.append([system.name, *map(with_interval, both)])
+    return table(["system", "scores above plain", "scores below plain"], rows)
+
+
+def published(run: RunResults) -> str:
+    """Show the authors' numbers of a recipe beside what was measured here."""
+    name = run.configuration.get("recipe")
+    if name is None:
+        return ""
+    rows = [[column, f"{value:g}"] for column, value in load_recipe(name).published.items()]
+    theirs = table(["column of the authors' table", "theirs, in percent"], rows)
+    ours = [
+        f"{system.name} {metric} {with_interval(run.scores(run.headline(system), metric))}"
+        for system in run.systems
+        for metric in run.task.metrics
+    ]
+    return f"Theirs: recipe `{name}`, not measured here. Ours: {', '.join(ours)}.\n\n{theirs}"
+
+
+def _evidence(run: RunResults) -> str:
+    """Return how often retrieval found all of the evidence."""
+    shares: list[str] = []
+    for column in run.columns:
+        known = {
+            item: each.evidence_found
+            for system in run.systems
+            for item, each in run.headline(system, column).items()
+            if each.evidence_found is not None
+        }
+        if known:
+            shares.append(f"{column} {fmean(known.values()):.2f}")
+    return f"\nAll evidence retrieved: {', '.join(shares)}.\n" if shares else ""
+
+
+def _same_as_plain(run: RunResults) -> str:
+    """Return how often lossless systems give another greedy answer than plain decoding."""
+    lossless = [system for system in run.systems if system.method == "lossless"]
+    if run.plain is None or not lossless or run.task.temperature > 0:
+        return ""
+    told: list[str] = []
+    for system in lossless:
+        pairs = paired(run.headline(system), run.headline(run.plain))
+        others = sum(a.prediction != b.prediction for a, b in pairs)
+        told.append(f"{system.name} {others} of {len(pairs)}")
+    return f"\nAnswers that are not plain's, letter for letter: {', '.join(told)}.\n"

@@ -1,0 +1,68 @@
+"""Markdown tables and the wording of estimates in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from evaluation.reports.run_results import ByItem, RunResults
+from evaluation.reports.statistics import Estimate
+from evaluation.systems import System
+
+_MARKS = {1: " ▲", -1: " ▼", 0: ""}
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table; bars and line breaks within cells are replaced."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(
+        f"| {' | '.join(cell.replace('|', '/').replace(chr(10), ' ') for cell in line)} |\n"
+        for line in lines
+    )
+
+
+def by_system(
+    run: RunResults,
+    cell: Callable[[System, ByItem, str], str],
+    systems: Sequence[System] | None = None,
+) -> str:
+    """Return a table of systems by the first group, under the first condition.
+
+    Args:
+        run: The results.
+        cell: Returns the text of a cell for a system, its results in a column, and the column.
+        systems: The systems of the rows; None takes all.
+    """
+    counts = {
+        column: max(len(run.headline(system, column)) for system in run.systems)
+        for column in run.columns
+    }
+    rows: list[list[str]] = []
+    for system in run.systems if systems is None else systems:
+        row = [system.name]
+        for column, count in counts.items():
+            results = run.headline(system, column)
+            missing = "" if len(results) == count else f" (n = {len(results)})"
+            row.append(cell(system, results, column) + missing)
+        rows.append(row)
+    return table(["system", *(f"{column} (n = {n})" for column, n in counts.items())], rows)
+
+
+def with_interval(found: Estimate | None, spec: str = ".3f") -> str:
+    """Return an estimate and its interval, with numbers as the format `spec` has them."""
+    if found is None:
+        return "-"
+    return f"{found.value:{spec}} ({found.low:{spec}}-{found.high:{spec}})"
+
+
+def with_sign(found: Estimate | None) -> str:
+    """Return an estimated difference and its interval, marked if it is on one side of zero."""
+    if found is None:
+        return "-"
+    interval = f"{found.low:+.3f} to {found.high:+.3f}"
+    return f"{found.value:+.3f} ({interval}){_MARKS[found.sign]}"
+
+
+def against(run: RunResults, ours: ByItem, theirs: ByItem) -> str:
+    """Return the score of `ours`, marked if it is above or below that of `theirs`."""
+    difference = run.difference(ours, theirs)
+    return with_interval(run.scores(ours)) + (_MARKS[difference.sign] if difference else "")

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from evaluation.systems import BASELINES, System, named
+
+
+def test_the_papers_rule_is_never_greedy():
+    assert BASELINES["rapid-paper"].temperature_in(0.0) == 0.1
+    assert BASELINES["rapid-paper"].temperature_in(1.0) == 1.0
+    assert BASELINES["rapid-boost"].temperature_in(0.0) == 0.0
+
+
+def test_runs_from_before_there_was_refresh_go_on():
+    assert "refresh" not in BASELINES["sd"].model_dump(mode="json")
+    system = System(name="x", method="lossless", refresh=True)
+    assert System.model_validate(system.model_dump(mode="json")) == system
+
+
+def test_a_conditions_eta_moves_only_systems_that_fuse():
+    assert named("rapid-boost").speculation(eta=5).eta == 5
+    assert named("sd").speculation(eta=5).eta == 0
+    assert named("rapid-boost").eta_in(None) == named("rapid-boost").speculation().eta
+
+
+def test_an_unknown_system_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match="unknown system 'rapid-bost'; did you mean rapid-boost"):
+        named("rapid-bost")
