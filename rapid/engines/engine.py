@@ -15,7 +15,10 @@ from dataclasses import replace
 from typing import TypeVar, cast
 
 from rapid.config import EngineConfig, WindowDrafting
-from rapid.engines.compute import ComputeThread
+from rapid.engines.execution.compute import ComputeThread
+from rapid.engines.execution.replies import Reply
+from rapid.engines.execution.scheduling import Scheduler
+from rapid.engines.execution.state import Ending, EngineState
 from rapid.engines.forward.cuda_graphs import GraphCapture
 from rapid.engines.forward.kernels import kernels_of
 from rapid.engines.forward.loading import LoadedModel, plan_kv_pages
@@ -24,9 +27,6 @@ from rapid.engines.forward.tiles import TiledRunner
 from rapid.engines.kv.cache import KVCache, PagePool
 from rapid.engines.kv.host_tier import HostTier
 from rapid.engines.kv.leases import Lease, LeaseLedger
-from rapid.engines.replies import Reply
-from rapid.engines.scheduling import Scheduler
-from rapid.engines.state import Ending, EngineState
 from rapid.engines.work.base import Commit, Work
 from rapid.engines.work.drafting import Decode, Draft
 from rapid.engines.work.prefill import Prefill

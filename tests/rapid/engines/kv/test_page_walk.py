@@ -21,12 +21,12 @@ import pytest
 import torch
 
 from rapid.config import SpeculationConfig
-from rapid.engines.compute import ComputeThread
 from rapid.engines.engine import Engine
+from rapid.engines.execution.compute import ComputeThread
+from rapid.engines.execution.scheduling import Scheduled
 from rapid.engines.kv.cache import KVCache, KVLayout, PageTable
 from rapid.engines.kv.host_tier import Move, RestorePace
 from rapid.engines.kv.prefix_cache import page_names
-from rapid.engines.scheduling import Scheduled
 from rapid.engines.work.base import Work
 from rapid.errors import RapidError
 from rapid.messages import Float32Array, LeaseRequest, PrefillReceipt, as_prompt
@@ -307,7 +307,9 @@ def requests(random: Random) -> Generator[LeaseRequest, None, None]:
 def test_every_page_handed_out_is_as_if_computed_now(
     seed: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.CRITICAL, "rapid.engines.compute")  # what breaks here is meant to
+    caplog.set_level(
+        logging.CRITICAL, "rapid.engines.execution.compute"
+    )  # what breaks here is meant to
     monkeypatch.setattr(ComputeThread, "_loop", lambda _: None)
     monkeypatch.setattr("rapid.engines.engine.Reply", Answer)
     walk = Walk(seed, NUM_STEPS // len(SEEDS))

@@ -18,11 +18,11 @@ from rapid.engines.attention.batch import Feed
 from rapid.engines.attention.rows import AttentionInputs
 from rapid.engines.attention.shared_prefixes import SharedPrefix
 from rapid.engines.engine import Engine
+from rapid.engines.execution.scheduling import Scheduled
 from rapid.engines.kv.cache import KVCache, KVLayout, PagePool, Run
 from rapid.engines.kv.host_tier import HostTier, Move
 from rapid.engines.kv.prefix_cache import PrefixCache, page_names, pages_of
 from rapid.engines.ports import EngineDrafter, EngineVerifier
-from rapid.engines.scheduling import Scheduled
 from rapid.errors import EngineFailed
 from rapid.messages import Int32Array, as_prompt
 from rapid.speculation.loop import speculate

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rapid.engines.attention.batch import Feed
+from rapid.engines.execution.timings import StepCosts
 from rapid.engines.kv.cache import PageTable
 from rapid.engines.kv.sequences import Gap
-from rapid.engines.timings import StepCosts
 
 
 def test_drafting_ahead_goes_no_further_than_the_gap_allows() -> None:

@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from rapid.engines.replies import Reply
+from rapid.engines.execution.replies import Reply
 
 
 def settle_elsewhere(reply: Reply, *args: object, **kwargs: object) -> None:

@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Literal
 
+from rapid.engines.execution.replies import Reply
+from rapid.engines.execution.scheduling import Scheduler
 from rapid.engines.kv.leases import Lease, LeaseLedger
 from rapid.engines.kv.sequences import Sequence
-from rapid.engines.replies import Reply
-from rapid.engines.scheduling import Scheduler
 from rapid.engines.work.base import Work
 from rapid.engines.work.drafting import Draft, DraftAhead
 from rapid.errors import EngineFailed, LeaseNotFound, OutOfStep

@@ -16,10 +16,10 @@ import time
 import torch
 
 from rapid.config import EngineConfig
+from rapid.engines.execution.scheduling import Scheduled
+from rapid.engines.execution.state import EngineState
 from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.host_tier import HostTier, Move
-from rapid.engines.scheduling import Scheduled
-from rapid.engines.state import EngineState
 from rapid.engines.work.base import Work
 from rapid.errors import EngineFailed, RapidError
 

@@ -10,8 +10,8 @@ import torch
 from typing_extensions import override
 
 from rapid.engines.attention.batch import Feed
+from rapid.engines.execution.scheduling import Scheduled, Scheduler
 from rapid.engines.kv.cache import PageTable
-from rapid.engines.scheduling import Scheduled, Scheduler
 from rapid.engines.work.base import Work
 
 ROW_S, KEY_S = 1e-3, 1e-6

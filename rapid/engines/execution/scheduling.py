@@ -7,7 +7,7 @@ import time
 from collections import deque
 
 from rapid.engines.attention.batch import Feed
-from rapid.engines.timings import StepCosts
+from rapid.engines.execution.timings import StepCosts
 from rapid.engines.work.base import MIN_CHUNK_TOKENS, Work
 from rapid.ports import Clock
 
