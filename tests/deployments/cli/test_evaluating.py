@@ -84,7 +84,7 @@ def test_an_ended_run_leaves_its_answers_and_no_worker(tmp_path, number):
     command = [sys.executable, "-c", "from deployments.cli import app; app()", "eval"]
     command += ["--task", str(path), "--workers", "2", "--out", str(results.parent)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        wait_until(lambda: results.exists() and results.read_text().count("\n") > 2, 60)
+        wait_until(lambda: results.exists() and results.read_text().count("\n") > 2, 180)
         workers = psutil.Process(process.pid).children(recursive=True)
         assert len(workers) >= 2
         process.send_signal(number)
