@@ -41,20 +41,20 @@ class Opening:
         return self.fake
 
 
-close = retriever.Retriever.__del__
+close = retriever.RetrieverReplica.__del__
 
 
 @pytest.fixture
 def opening(monkeypatch: pytest.MonkeyPatch) -> Opening:
     opening = Opening()
     monkeypatch.setattr(retriever, "open_retriever", opening)
-    monkeypatch.delattr(retriever.Retriever, "__del__")  # Serve awaits it, and Python would not
+    monkeypatch.delattr(retriever.RetrieverReplica, "__del__")  # Serve awaits it, and Python would not
     return opening
 
 
 async def test_calls_that_come_at_once_open_one_store(opening: Opening) -> None:
     config = RetrievalConfig()
-    replica = retriever.Retriever(config, "embedded:target")
+    replica = retriever.RetrieverReplica(config, "embedded:target")
     assert opening.configs == []
     documents = [Document("a", "text")]
     asked = [asyncio.create_task(replica.retrieve(tenant, documents, "who", 9)) for tenant in "xy"]
@@ -70,6 +70,6 @@ async def test_calls_that_come_at_once_open_one_store(opening: Opening) -> None:
 
 
 async def test_what_was_never_opened_is_not_closed(opening: Opening) -> None:
-    replica = retriever.Retriever(RetrievalConfig(), "embedded:target")
+    replica = retriever.RetrieverReplica(RetrievalConfig(), "embedded:target")
     await close(replica)
     assert opening.configs == []
