@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from rapid.config import MAX_DRAFT
-
 if TYPE_CHECKING:
     from rapid.planning.shapes import ModelShape
 
@@ -298,6 +296,8 @@ def fastest(
             return sequential_speedup(tokens, draft_length, verify_s=verify_s, **times)
         hits = how.acceptance**draft_length if how.hits is None else how.hits
         return draft_ahead_speedup(tokens, draft_length, hits, verify_s=verify_s, **times)
+
+    from rapid.config import MAX_DRAFT  # needs pydantic, which `benchmarks/gpu.py` does without
 
     length, best = _best(speedup, range(1, MAX_DRAFT + 1))
     gpus = target.num_gpus + drafter.num_gpus / targets_per_drafter

@@ -87,9 +87,10 @@ async def test_serve_sends_a_name_to_its_owner_until_that_is_busy(ray_cluster: s
         alone = {name: {await who(name) for _ in range(5)} for name in map(str, range(8))}
         assert all(len(owners) == 1 for owners in alone.values())
         assert len(set.union(*alone.values())) == 2
+        await asyncio.sleep(1.0)  # Serve's count of what is going on lags
         busy = [asyncio.ensure_future(who("0", 3.0)) for _ in range(2)]
         await asyncio.sleep(1.0)
-        elsewhere = {await who("0") for _ in range(5)}  # Serve's count of what is going on lags
+        elsewhere = {await who("0") for _ in range(5)}
         assert elsewhere - alone["0"]
         assert set(await asyncio.gather(*busy)) == alone["0"]
     finally:

@@ -48,7 +48,8 @@ close = retriever.RetrieverReplica.__del__
 def opening(monkeypatch: pytest.MonkeyPatch) -> Opening:
     opening = Opening()
     monkeypatch.setattr(retriever, "open_retriever", opening)
-    monkeypatch.delattr(retriever.RetrieverReplica, "__del__")  # Serve awaits it, and Python would not
+    # Serve awaits it, and Python would not
+    monkeypatch.delattr(retriever.RetrieverReplica, "__del__")
     return opening
 
 
