@@ -352,7 +352,7 @@ class Controller:
         return length if self._is_probe else 0
 
     def _best(self, bucket: Bucket, limit: int) -> tuple[int, float]:
-        """Return the length with the most tokens per second, the shortest if equal, and the rate."""
+        """Return the shortest length with the most tokens per second, and that rate."""
         lengths = range(1, limit + 1)
         rates = [
             tokens / seconds
