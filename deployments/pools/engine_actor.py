@@ -106,7 +106,7 @@ class EngineActor:
     async def wait_closed(self, lease_id: str) -> None:
         """Wait until the lease is released, or expires because it was not renewed.
 
-        In both cases the leases opened beside it are released too.
+        In both cases it then releases the lease and those opened beside it.
         """
         with contextlib.suppress(LeaseNotFound):
             await self._engine.wait_closed(lease_id)
