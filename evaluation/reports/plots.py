@@ -242,7 +242,7 @@ def _level(axis: Any, system: System, score: Estimate) -> None:
 
 
 def _acceptance(run: RunResults) -> Any:
-    """Draw the share of judged drafts that were kept, by position in the block."""
+    """Draw the share of judged drafts that were accepted, by position in the block."""
     curves: list[Curve] = []
     for system in run.systems:
         results = run.headline(system)
@@ -258,7 +258,7 @@ def _acceptance(run: RunResults) -> Any:
 
 
 def _won_and_lost(run: RunResults) -> Any:
-    """Draw the shares of items with scores above plain (right) and below it (left; Figure 2)."""
+    """Draw the shares of items scored above plain (right) and below (left), as Figure 2 does."""
     if run.plain is None:
         return None
     base = run.headline(run.plain)
