@@ -21,7 +21,7 @@ class RemoteOrchestrator:
     """A `GenerationService` that calls the orchestrator through a Serve handle.
 
     Streams use gRPC, so that requests are aborted if their ingress dies. A request too large for a
-    gRPC message goes through the object store instead, and is then completed even so.
+    gRPC message goes through the object store instead, and is not aborted.
     """
 
     def __init__(self, handle: DeploymentHandle) -> None:
