@@ -70,7 +70,7 @@ class Plan:
         return len(self.items) * len(self.task.systems) * len(self.task.conditions)
 
     def configuration(self) -> Json:
-        """Return all that the results depend on, and when and where they are made."""
+        """Return everything that the results depend on, with the time and the machine."""
         digest = hashlib.blake2b(digest_size=8)
         for item in self.items:
             digest.update(repr(item).encode("utf-8", "surrogatepass"))
