@@ -20,10 +20,10 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 
 class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types here
-    """The router that prefers the owner of what a request reads, as the module describes."""
+    """A Serve request router that prefers the replica that owns a request's ``session_id``."""
 
     def initialize_state(self, *, target_ongoing_requests: float, **_: Any) -> None:
-        """Take the router's configuration.
+        """Store the router's configuration, which Serve passes.
 
         Args:
             target_ongoing_requests: The autoscaler's target load of a replica.
@@ -49,5 +49,5 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
 
 
 def weight(name: str, replica: ReplicaID) -> bytes:
-    """Return the hash of a name and a replica; the owner of the name has the highest."""
+    """Return the hash of a name and a replica; the replica with the highest owns the name."""
     return blake2b(f"{name} {replica.unique_id}".encode(), digest_size=8).digest()

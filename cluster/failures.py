@@ -1,4 +1,4 @@
-"""Failures of remote calls as values: the one module that knows how Ray and Serve report them.
+"""Classification of failed remote calls; only this module knows how Ray and Serve report them.
 
 A call to one engine can fail because of another: when a block is passed by reference and its
 drafter died, ``verify`` fails with the *drafter's* actor id. So a failure names its actor.
@@ -74,8 +74,8 @@ class Failure:
         """Return the failure as a `RapidError`.
 
         This is the `RapidError` that was raised remotely, `lost` when the callee was lost, and
-        `EngineFailed` otherwise. The message of another exception may name hosts and hold text of
-        other requests, so it is logged and not returned.
+        `EngineFailed` otherwise. The messages of other exceptions may contain host names or text
+        of other requests, so they are logged and not returned.
 
         Args:
             who: Name of the callee, for messages.

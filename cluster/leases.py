@@ -36,7 +36,7 @@ _RETRY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class HeldLease:
-    """A held lease.
+    """A lease on an engine, as `hold` yields it.
 
     Attributes:
         lease_id: Id to pass in calls to the engine.
@@ -50,7 +50,7 @@ class HeldLease:
 
 
 class LeasingReplica:
-    """The pool's side of leasing: a replica that owns one engine actor and leases it out.
+    """A Serve replica that owns one engine actor and leases it out.
 
     The engine's actor class has ``open(request)``, ``wait_closed(lease_id)``, ``renew(lease_id)``,
     ``release(lease_id)``, ``ping()`` and ``live()``, which never returns. The engine ends a lease
@@ -137,7 +137,7 @@ async def hold_beside(
     renew_every_s: float,
     lost: type[RapidError],
 ) -> AsyncIterator[HeldLease]:
-    """Hold a second lease on the engine of `first`, which drafts for itself.
+    """Hold a second lease on the engine of `first`, for an engine that both drafts and verifies.
 
     The lease has no stream of its own, as it ends with `first`. So it does not wait for one of the
     replica's slots, which may be full of requests that wait for their first lease.

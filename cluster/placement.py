@@ -106,7 +106,7 @@ def deployment_options(pool: PoolConfig, max_leases: int | None = None) -> dict[
 
 
 def engine_options(pool: PoolConfig) -> dict[str, Any]:
-    """Return the resources of the engine beside its replica, for ``ray.remote(...)``.
+    """Return the resources of a replica's engine actor, as options of ``ray.remote(...)``.
 
     Without a GPU the engine reserves nothing: all engines share the machine's cores, and a logical
     share would only limit how many deployments fit on a laptop.
@@ -117,7 +117,7 @@ def engine_options(pool: PoolConfig) -> dict[str, Any]:
 
 
 def _gpus(pool: PoolConfig) -> dict[str, Any]:
-    """Return a pool's GPUs as the options of an actor."""
+    """Return the GPU options of an actor of the pool."""
     gpus: dict[str, Any] = {"num_gpus": pool.num_gpus}
     if pool.accelerator:
         gpus["accelerator_type"] = pool.accelerator

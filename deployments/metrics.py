@@ -43,8 +43,8 @@ class RequestMetrics:
     """Metrics of an orchestrator's requests, collected from their events.
 
     Times are measured in the orchestrator and exclude the transfer to the client. Counters of
-    tokens and drafts are incremented when an answer is complete; of an aborted request they count
-    nothing.
+    tokens and drafts are incremented when an answer is complete, so aborted requests add nothing to
+    them.
     """
 
     def __init__(self, model: str, *, clock: Clock = time.monotonic) -> None:
@@ -222,7 +222,7 @@ class EngineMetrics:
         self._reported: EngineStatus | None = None
 
     def report(self, status: EngineStatus) -> None:
-        """Update the metrics from the engine's ledger."""
+        """Update the metrics from the engine's status."""
         self._usage.set(status.kv_pages_in_use / status.kv_pages_total)
         before = self._reported
         _raise(self._ahead_hits, status.ahead_hits - (before.ahead_hits if before else 0))

@@ -1,4 +1,4 @@
-"""The common form of a benchmark's questions, before prompts are made of them."""
+"""The common form of a benchmark's questions, from which prompts are built."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ MAX_DRAFT = 10
 
 
 class Recipe(Frozen):
-    """A published row.
+    """A recipe: the models and tasks of one row of the published tables.
 
     Attributes:
         name: Name of the recipe.
@@ -48,7 +48,7 @@ class Recipe(Frozen):
     published: Mapping[str, float]
 
     def load_tasks(self) -> list[Task]:
-        """Load the tasks, each with the recipe's system alone."""
+        """Load the tasks, each with only the recipe's system."""
         return [
             load_task(name).model_copy(update={"systems": (self.system,)}) for name in self.tasks
         ]

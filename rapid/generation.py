@@ -1,7 +1,7 @@
 """In-process generation from token ids, without Ray, for research and tests.
 
 `generate` makes its engines for one call and closes them after it. `rapid.pair` keeps models open
-in one process, `deployments` serves them.
+in one process, and `deployments` serves them.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def generate(
 
     Raises:
         ConfigurationError: The two models do not share a vocabulary, `eta` is set for a drafter
-            that has nothing to transfer, `paper` has no drafter model, or `refresh` has no drafter
-            model or meets `paper`.
+            that has nothing to transfer, `paper` or `refresh` has no drafter model, or `refresh` is
+            combined with `paper`.
         BadRequest: `paper` was requested at temperature 0.
         PromptTooLong: Prompt and answer exceed a model's context.
     """
@@ -148,7 +148,7 @@ def generate(
 def _completed(
     sampling: SamplingConfig, speculation: SpeculationConfig, *, reads_alone: bool
 ) -> tuple[SamplingConfig, SpeculationConfig]:
-    """Return the settings with the defaults that depend on the call, for fields that were not set.
+    """Fill in settings that were left out and whose defaults depend on the call; see `generate`.
 
     The rule `paper` sets its coupling itself.
     """
@@ -189,7 +189,7 @@ async def _generate(
             await verifier.prefill
 
             async def reread(token_ids: tuple[int, ...]) -> Drafter[Any]:
-                """Return a drafter that has read the result of `refresh`, on a new engine."""
+                """Prefill a new engine with the result of `refresh` and return its drafter."""
                 assert refresh is not None
                 assert model is not None
                 assert isinstance(source, PoolSource)
@@ -213,7 +213,10 @@ async def _generate(
 
 
 def _source(drafter: Drafting | None, pool: Callable[[], EnginePool | None]) -> DraftSource | None:
-    """Return the source of drafts; `pool` makes the engine of a drafter model."""
+    """Return the draft source for `drafter`, or None for plain decoding.
+
+    `pool` returns the pool of the drafter model, or None if there is no drafter.
+    """
     if isinstance(drafter, PromptLookup):
         return LookupSource()
     if isinstance(drafter, WindowDrafting):

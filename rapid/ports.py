@@ -1,4 +1,4 @@
-"""The protocols between the method and its runtime: drafters, verifiers, leases and retrieval.
+"""Protocols between the method and its runtime: drafters, verifiers, leases and retrieval.
 
 `Block` is opaque to the loop. In process it is an awaitable of a `DraftBlock`; over Ray it is an
 object reference that travels from engine to engine without being resolved on the way. A drafter
@@ -53,7 +53,7 @@ class Verifier(Protocol[BlockIn]):
         `decode`, so that every round extends the answer.
 
         Raises:
-            DrafterUnavailable: The block never came; nothing was committed.
+            DrafterUnavailable: The drafter delivered no block; nothing was committed.
         """
         ...
 
@@ -79,7 +79,7 @@ class Pace(Protocol):
 
 
 class EngineLease(Protocol):
-    """A lease on one engine: the KV of one request, wherever that engine runs."""
+    """A lease on a local or remote engine, which holds the KV of one request."""
 
     @property
     def lease_id(self) -> str:
@@ -96,7 +96,7 @@ class EngineLease(Protocol):
         ...
 
     def forgo_companion(self) -> None:
-        """Free the room that is kept for a second lease beside this one."""
+        """Free the room reserved for a second lease on the same engine."""
         ...
 
     def drafter(self, choice: int) -> Drafter[Any]:
@@ -104,7 +104,7 @@ class EngineLease(Protocol):
         ...
 
     def window_drafter(self, choice: int, window: WindowDrafting) -> Drafter[Any]:
-        """Return a drafter for a choice on a part of this lease's own KV."""
+        """Return a drafter for a choice that attends to a window of this lease's own KV."""
         ...
 
     def verifier(self, choice: int, drafter: Callable[[], EngineLease | None]) -> Verifier[Any]:

@@ -148,7 +148,7 @@ def _ranges(
 
 
 def _bound(length: int, starts: Sequence[int], start: int, max_tokens: int, max_chars: int) -> int:
-    """Return the furthest end of a chunk that begins at `start`, a token's start where possible."""
+    """Return the largest end of a chunk that begins at `start`, on a token boundary if possible."""
     first = bisect_left(starts, start)
     by_tokens = starts[first + max_tokens] if first + max_tokens < len(starts) else length
     if by_tokens <= start:  # one character of more than `max_tokens` tokens: take it whole

@@ -23,7 +23,7 @@ class LexicalEmbedderConfig(_Config):
 
 
 class BGEM3EmbedderConfig(_Config):
-    """Settings of BGE-M3 through FlagEmbedding: a dense vector and learned term weights a chunk."""
+    """Settings of BGE-M3, which gives each chunk a dense vector and learned term weights."""
 
     kind: Literal["bge-m3"]
     model: str = Field("BAAI/bge-m3", description="A local folder or a hub name.")
@@ -35,7 +35,7 @@ class BGEM3EmbedderConfig(_Config):
 
 
 class LocalStoreConfig(_Config):
-    """Settings of Qdrant in memory in this process, for one retriever and thousands of chunks."""
+    """Settings of an in-memory Qdrant in this process, for thousands of chunks."""
 
     kind: Literal["local"] = "local"
 

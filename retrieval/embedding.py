@@ -70,7 +70,7 @@ class Embedder(Protocol):
 
     @property
     def floor(self) -> float:
-        """The least score of a passage that counts as relevant to the query.
+        """The lowest score at which a passage counts as relevant to the query.
 
         It is compared with the dense score where there is one, and with the sparse score otherwise.
         """
@@ -96,7 +96,7 @@ def make_embedder(config: EmbedderConfig) -> Embedder:
     return LexicalEmbedder()
 
 
-# Words that carry nothing of a question's topic. Inverse document frequency cannot replace the
+# Words that say nothing about a question's topic. Inverse document frequency cannot replace the
 # list: "what" and "please" are rare in documents, and would outweigh the names in the question.
 _FUNCTION_WORDS = frozenset(
     """
@@ -142,7 +142,7 @@ class LexicalEmbedder:
         ]
 
     def embed_query(self, text: str) -> Embedding:
-        """Return the counts of the content words, or of all words where there are none."""
+        """Return the counts of the query's content words, or of all its words if it has none."""
         terms = list(_terms(text))
         counts = Counter([term for term in terms if term not in _FUNCTION_WORDS] or terms)
         return Embedding(dense=None, sparse=_sparse({t: float(n) for t, n in counts.items()}))
@@ -163,7 +163,7 @@ def _terms(text: str) -> Iterator[str]:
 
 
 def _sparse(weights: dict[str, float]) -> SparseVector:
-    """Return weights by term number; those that share one (one in four billion) are added up."""
+    """Replace terms by 32-bit hashes; the weights of terms that collide are added up."""
     numbered: dict[int, float] = {}
     for term, weight in weights.items():
         number = zlib.crc32(term.encode())

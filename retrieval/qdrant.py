@@ -3,9 +3,9 @@
 One collection holds all tenants, as Qdrant advises; `_scope` builds the only filter, and every
 search, look-up and term statistic goes through it.
 
-Qdrant computes scores, and this module ranks them. Qdrant returns points of equal score in an order
-that depends on what else the collection holds or held, so a ranking that it cuts or fuses itself is
-not a function of the documents and the query.
+Qdrant computes scores, and this module ranks them. Qdrant orders points of equal score by whatever
+else the collection holds or held, so its own top-k and fusion would not be functions of the
+documents and the query alone.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class RetrievedContext:
 
     Attributes:
         chunks: The selected chunks, in document order.
-        cleared_floor: Whether any chunk cleared the floor, whether or not it fitted the budget.
+        cleared_floor: Whether any chunk scored above the floor, even if it did not fit the budget.
         budget_tokens: The most tokens of context.
         document_ids: Ids of the searched documents.
         timings: Durations of the steps.
@@ -264,7 +264,8 @@ class Retriever:
     async def _make_room(self) -> None:
         """Drop unused documents, least recently used first, until the rest fit the cache.
 
-        The latest stays even if it alone is too large: its next question would index it again.
+        The most recently used one stays even if it alone exceeds the cache; otherwise every
+        question about it would index it again.
         """
         excess = sum(e.num_chunks for e in self._entries.values()) - self._config.cache_size
         for (tenant, document_id), entry in list(self._entries.items())[:-1]:
@@ -290,7 +291,7 @@ async def open_retriever(
     Args:
         config: Settings of retrieval.
         token_offsets: Returns the character ranges of the target's tokens.
-        embedder: An embedder that is loaded already, in place of the configured one.
+        embedder: A loaded embedder to use instead of the configured one.
 
     Raises:
         EmbedderFailed: If the model cannot be loaded.

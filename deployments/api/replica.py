@@ -18,10 +18,10 @@ _MAX_GRPC_CHARS = 2**20  # up to 4 bytes each would pass gRPC's limit of 4 MiB
 
 
 class RemoteOrchestrator:
-    """The ingress's `GenerationService` over a Serve handle to the orchestrator.
+    """A `GenerationService` that calls the orchestrator through a Serve handle.
 
-    Streams use gRPC, so that the requests of an ingress that dies are aborted with it. A request
-    too large for a gRPC message goes through the object store; it then runs to its end instead.
+    Streams use gRPC, so that requests are aborted if their ingress dies. A request too large for a
+    gRPC message goes through the object store instead, and is not aborted.
     """
 
     def __init__(self, handle: DeploymentHandle) -> None:
@@ -64,7 +64,7 @@ class RemoteOrchestrator:
 
 
 def _num_chars(request: GenerateRequest) -> int:
-    """Return the total length of the request's texts whose length only the body limits."""
+    """Return the number of characters in all texts of a request."""
     texts = [request.query or "", request.tenant, *request.stop]
     for document in request.documents:
         texts += [document.name, document.text]
@@ -74,7 +74,7 @@ def _num_chars(request: GenerateRequest) -> int:
 
 
 class IngressReplica:
-    """The class of the ingress deployment, which builds its ASGI application for Serve."""
+    """The ingress deployment, which serves the HTTP API as an ASGI application."""
 
     def __init__(self, config: ApiConfig, orchestrator: DeploymentHandle) -> None:
         self._config = config

@@ -87,7 +87,7 @@ def _encodable(text: str) -> str:
 
 
 def _joined_parts(content: object) -> object:
-    """Return a list of text parts as one string, and other content as it is."""
+    """Join a list of text parts into one string; return other content unchanged."""
     if content is None:
         _refuse("content", "must be a string or a list of text parts")
     if not isinstance(content, list):
@@ -291,7 +291,7 @@ class ChatRequest(_Body):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def as_generate_request(self, request_id: str, tenant: str) -> GenerateRequest:
-        """Return the request in the orchestrator's form."""
+        """Convert the body to a `GenerateRequest`."""
         rapid = self.rapid or RapidOptions()
         return GenerateRequest(
             request_id=request_id,
@@ -349,7 +349,7 @@ def parse_chat_request(body: bytes, *, max_choices: int = MAX_CHOICES) -> ChatRe
 
 
 def _parse_json(body: bytes) -> object:
-    """Decode the body; NaN and Infinity pass, because validation refuses them with the field."""
+    """Decode the body; NaN and Infinity are left to validation, whose errors name the field."""
     try:
         return json.loads(body.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -393,6 +393,6 @@ def _bad_request(error: ErrorDetails) -> BadRequest:
 
 
 def _param(loc: tuple[int | str, ...]) -> str:
-    """Return a location such as ``("messages", 0, "content")`` as ``messages[0].content``."""
+    """Format a location such as ``("messages", 0, "content")`` as ``messages[0].content``."""
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
     return param.removeprefix(".")

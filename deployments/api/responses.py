@@ -38,7 +38,7 @@ class Timing:
 
 @dataclass(slots=True)
 class GrowingChoice:
-    """A choice that is collected for a response without streaming."""
+    """A choice whose text is collected for a response that is not streamed."""
 
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenText] = field(default_factory=list)
@@ -74,18 +74,18 @@ class ReplyFrame:
         }
 
     def role_chunk(self, choice: int) -> Json:
-        """Return the first chunk of a choice, which holds its role."""
+        """Return the first stream chunk of a choice, which has only its role."""
         return self._chunk(choice, {"role": "assistant", "content": ""}, None, None)
 
     def delta_chunk(self, delta: TextDelta) -> Json:
-        """Return the chunk of a round."""
+        """Return the stream chunk with the new text of one round."""
         content: Json = {"content": delta.text} if delta.text or not delta.finish_reason else {}
         return self._chunk(
             delta.choice, content, self._logprobs(delta.logprobs), delta.finish_reason
         )
 
     def usage_chunk(self, receipt: Receipt, timing: Timing) -> Json:
-        """Return the usage chunk, which follows the end of the last choice."""
+        """Return the stream chunk with the token usage, sent after the last choice has ended."""
         return self._envelope("chat.completion.chunk") | {
             "choices": [],
             "usage": usage(receipt),
@@ -144,7 +144,7 @@ def usage(receipt: Receipt) -> Json:
 
 
 def metrics(receipt: Receipt, timing: Timing) -> Json:
-    """Return vLLM's ``metrics``; all times but that of the queue are the ingress's."""
+    """Return vLLM's ``metrics``; the ingress measures all times except that of the queue."""
     done = timing.began if timing.done is None else timing.done
     first = done if timing.first_token is None else timing.first_token
     num_tokens = sum(choice.completion_tokens for choice in receipt.choices)
@@ -163,7 +163,7 @@ def metrics(receipt: Receipt, timing: Timing) -> Json:
 
 
 def rapid_receipt(receipt: Receipt) -> Json:
-    """Return the receipt: the answer's contract, its resolved settings and its statistics."""
+    """Return the ``rapid`` object of a response: resolved settings, statistics and timings."""
     rounds = sum(choice.rounds for choice in receipt.choices)
     drafted_rounds = sum(choice.drafted_rounds for choice in receipt.choices)
     drafted = sum(choice.drafted for choice in receipt.choices)
@@ -203,7 +203,10 @@ def model_card(model: str, created: int) -> Json:
 
 
 def _token(text: str, logprob: float) -> Json:
-    """Return a token's entry; part of a character has a replacement as text, and its bytes."""
+    """Return a token's log-probability entry.
+
+    Bytes that are not a whole character become U+FFFD in ``token``; ``bytes`` has them unchanged.
+    """
     spelled = text.encode("utf-8", "surrogateescape")
     return {
         "token": spelled.decode("utf-8", "replace"),

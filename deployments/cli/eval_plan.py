@@ -74,7 +74,7 @@ def _systems(task: Task, options: EvalOptions) -> tuple[System, ...]:
 
 
 def _retrieval(task: Task, options: EvalOptions) -> RetrievalSettings:
-    """Return the task's retrieval settings; another embedder comes with its own floor."""
+    """Return the task's retrieval settings; another embedder brings its own score floor."""
     if options.embedder not in (None, "lexical", "bge-m3"):
         fail(f"--embedder {options.embedder}: give lexical or bge-m3")
     if options.embedder in (None, task.retrieval.embedder):

@@ -22,8 +22,8 @@ _EXTRA = ("datasets", "matplotlib", "rouge_score")  # checked before, not after,
 def evaluate(options: EvalOptions) -> None:
     """Compare modes and baselines on a task: quality, speed and cost, with intervals.
 
-    Every answer is a line of OUT/results.jsonl; tables and plots in OUT/report.md are made of
-    these lines. With the embedded models, start with: rapid eval --task laptop-quick
+    Each answer is written as a line of OUT/results.jsonl; the tables and plots in OUT/report.md
+    are made from these lines. With the embedded models, start with: rapid eval --task laptop-quick
     """
     if options.is_list:
         from deployments.cli.eval_display import show_list
@@ -47,7 +47,7 @@ def evaluate(options: EvalOptions) -> None:
 
 
 def _run(plan: Plan, folder: Path, options: EvalOptions) -> None:
-    """Answer what is left of a run, and print the summary of its report."""
+    """Run or resume a plan, and print the summary of its report."""
     from evaluation.drivers import runner
     from evaluation.loaders import load_items
 

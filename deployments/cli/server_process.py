@@ -46,7 +46,7 @@ class AlreadyRunning(Exception):
 
 @dataclass
 class ServerProcess:
-    """A ``serve run`` process, owned from start to end.
+    """A ``serve run`` process that this process starts and stops.
 
     This process locks the lock file and the child inherits the lock: the file stays locked while
     either lives, even when process ids are reused. It holds the ids of both; `rapid stop` signals

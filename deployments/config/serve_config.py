@@ -64,7 +64,7 @@ class OrchestratorPoolConfig(AnsweringConfig):
 
 
 class ApiKey(Frozen):
-    """An API key, known by its hash.
+    """An API key, stored as its hash.
 
     Attributes:
         tenant: The tenant that the key identifies.
@@ -133,7 +133,7 @@ class ServeConfig(Frozen):
 
     @property
     def drafter_pool(self) -> EnginePoolConfig:
-        """The pool that drafts, or the target's where the drafter has none of its own."""
+        """The engine and pool that draft: the target's, if the drafter has none of its own."""
         return self.target if isinstance(self.drafter, str) else self.drafter
 
     @property

@@ -24,7 +24,7 @@ def check(path: str | Path) -> ServeConfig:
     """Validate all that can be checked without a start: keys, ranges, checkpoints and bind address.
 
     Raises:
-        ConfigurationError: If a check fails; violations of the schema come one a line.
+        ConfigurationError: If a check fails; schema violations are listed one per line.
     """
     settings = read_yaml(Path(path), "serve_config.yaml")
     args = _application(settings).get("args") or {}

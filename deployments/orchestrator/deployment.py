@@ -1,4 +1,4 @@
-"""The orchestrator deployment, which runs every request between drafter and target engines."""
+"""The orchestrator deployment, which runs each request on target and drafter engines."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Orchestrator:
                 yield event
 
     async def ready(self) -> dict[str, Any]:
-        """Return the pools' replicas and the engines' ledgers, for ``GET /ready``."""
+        """Return the status of the pools' replicas and engines, for ``GET /ready``."""
         may_rest = {name for name, pool in self._pools.items() if pool.min_replicas == 0}
         return await readiness(serve.get_replica_context().app_name, may_rest)
 

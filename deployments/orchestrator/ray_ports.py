@@ -274,10 +274,11 @@ class RayVerifier:
             raise self._classified(error) from None
 
     def _classified(self, error: Exception) -> RapidError:
-        """Return the error of the engine that failed: a failed draft fails the target's call too.
+        """Attribute the failure of a call on the target to the target or the drafter.
 
-        A lost drafter raises `DrafterUnavailable` itself, or its actor has died. Any other error of
-        its call is a bug and stays one, so that no answer continues after it.
+        A call that was passed a failed draft fails too. If the drafter is lost, the result is
+        `DrafterUnavailable`, after which the answer continues. Any other error of the drafter is a
+        bug, after which no answer should continue.
         """
         failure = failure_of(error)
         drafter = self._drafter()

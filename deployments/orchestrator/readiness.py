@@ -1,4 +1,4 @@
-"""Readiness of an application: the replicas of every pool and the ledger of every engine."""
+"""Readiness of an application: the replicas of every pool and the status of every engine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def readiness(app: str, may_rest: Container[str] = ()) -> dict[str, Any]:
 
 
 def metrics_urls() -> list[str]:
-    """Return the metrics URL of every living node's Ray agent; blocks on Ray's directory."""
+    """Return the metrics URL of the Ray agent on every live node; blocks while it asks Ray."""
     return [
         f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
         for node in ray.nodes()

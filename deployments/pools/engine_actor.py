@@ -73,7 +73,7 @@ class EngineActor:
         return os.getpid()
 
     async def live(self) -> None:
-        """Wait forever: a pending call fails as soon as the actor dies."""
+        """Wait forever; the pending call fails as soon as the actor dies."""
         await asyncio.Event().wait()
 
     async def open(self, request: LeaseRequest) -> None:
@@ -104,9 +104,9 @@ class EngineActor:
             raise LeaseNotFound(f"Lease {lease_id!r} was given up before it was opened.")
 
     async def wait_closed(self, lease_id: str) -> None:
-        """Wait until the lease is released, or not renewed for its time-to-live.
+        """Wait until the lease is released, or expires because it was not renewed.
 
-        In both cases it counts as released from then on, and so do the leases opened beside it.
+        In both cases it then releases the lease and those opened beside it.
         """
         with contextlib.suppress(LeaseNotFound):
             await self._engine.wait_closed(lease_id)
@@ -169,11 +169,11 @@ class EngineActor:
         return await self._engine.decode(lease_id, choice, num_tokens)
 
     async def status(self) -> EngineStatus:
-        """Return the ledger."""
+        """Return the engine's counts of leases, pages and drafts ahead."""
         return self._engine.status()
 
     async def check_integrity(self) -> None:
-        """Raise an error if the ledger does not balance."""
+        """Raise AssertionError unless every page and lease is accounted for."""
         self._engine.check_integrity()
 
 
@@ -196,9 +196,9 @@ def start_engine(
 
 
 def engines_of(app: str) -> dict[str, ActorHandle]:
-    """Return an application's engines by their names, ``app/deployment/replica``.
+    """Return an application's engines by name, ``app/deployment/replica``.
 
-    The call blocks on Ray's directory.
+    The call blocks while it asks Ray for the named actors.
     """
     prefix = f"{app}/"
     engines: dict[str, ActorHandle] = {}

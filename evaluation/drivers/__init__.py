@@ -1,1 +1,1 @@
-"""What answers items: engines in this process, a server by HTTP."""
+"""Drivers that answer items with engines in this process, or with a server over HTTP."""

@@ -23,7 +23,7 @@ Emit = Callable[[Result], None]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One answer to be given: an item by a system under a condition.
+    """One answer to produce: that of a system to an item under a condition.
 
     Attributes:
         item: The question.
@@ -52,7 +52,7 @@ def trials_left(
     task: Task,
     done: frozenset[tuple[str, str, str]] = frozenset(),
 ) -> Iterator[list[Trial]]:
-    """Yield the trials that are left of each item, skipping items without any.
+    """Yield the remaining trials of each item, skipping items that have none.
 
     Args:
         items: The items of the run.
@@ -136,7 +136,7 @@ def result_of(trial: Trial, task: Task, **measured: Any) -> Result:
 
 
 def seed_of(task: Task, item: Item) -> int:
-    """Return the item's seed, the same for every system: those that sample alike answer alike."""
+    """Return an item's seed, which is the same for every system."""
     digest = hashlib.blake2b(f"{task.seed} {item.id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -145,8 +145,8 @@ def by_position(histogram: Mapping[int, Sequence[int]]) -> tuple[tuple[int, int]
     """Count how often the draft at each position of a block was judged, and how often it was kept.
 
     Args:
-        histogram: By block length, counts of which the i-th is the number of rounds that kept
-            exactly i drafts.
+        histogram: For each block length, a list whose i-th entry is the number of rounds that
+            accepted exactly i drafts.
     """
     longest = max(histogram, default=0)
     judged, kept = [0] * longest, [0] * longest

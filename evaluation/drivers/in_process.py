@@ -1,4 +1,4 @@
-"""The backend with engines in this process: every system runs through one loop and its ports."""
+"""A backend with engines in this process, which runs every system through the same loop."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class InProcess:
         text: ChatText,
         kept_prompts: int,
     ) -> None:
-        """Take engines, which the caller closes.
+        """Create a backend; the caller closes the engines.
 
         Args:
             task: Sets the templates and the lengths of answers.
@@ -63,7 +63,7 @@ class InProcess:
             target: The target's engine.
             drafter: The drafter's engine; the target's own where there is no other.
             text: Decodes token ids into text.
-            kept_prompts: Number of prompts to keep, because the systems of an item share them.
+            kept_prompts: Number of prompts to cache for the systems that share them.
         """
         self._task = task
         self._prompter = prompter
@@ -120,7 +120,7 @@ class InProcess:
         retrieved: Int32Array | None,
         ms: dict[str, float],
     ) -> RoundStatistics:
-        """Draft with the system's source and verify with the target."""
+        """Answer by drafting with the system's draft source and verifying with the target."""
         short = context if trial.system.drafts == "naive" else retrieved
         source = self._source(trial.system, short)
         async with Session(self._terms(trial)) as session:
@@ -141,7 +141,7 @@ class InProcess:
         ms: dict[str, float],
         max_tokens: int | None = None,
     ) -> RoundStatistics:
-        """Decode one prompt without drafts: the target's, or the one that a drafter would read."""
+        """Answer by decoding `prompt_ids` without drafts, with the model behind `pool`."""
         async with Session(self._terms(trial, max_tokens)) as session:
             verifier = await session.take(pool, role, prompt_ids)
             await verifier.prefill
@@ -180,7 +180,7 @@ class InProcess:
         ms: dict[str, float],
         token_ids: tuple[int, ...],
     ) -> Port:
-        """Retrieve for the answer so far and return a drafter that reads the result."""
+        """Retrieve with the answer so far and return a drafter that has read the result."""
         began = perf_counter()
         so_far = self._text.decode(token_ids)
         found = await self._prompter.retrieve(trial.item, trial.condition, so_far)

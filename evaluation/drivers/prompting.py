@@ -53,7 +53,7 @@ class ShortContext:
 
 
 class Prompter:
-    """A maker of the prompts of a task's items, for use on one event loop."""
+    """A builder of prompts for a task's items, for use on one event loop."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class Prompter:
         drafter: ChatText,
         retriever: Retriever,
     ) -> None:
-        """Take what all prompts share.
+        """Create a prompter for the items of one run.
 
         Args:
-            task: Has the retrieval settings, templates and limits.
+            task: Sets retrieval, templates and limits.
             items: All items of the run, from which unrelated chunks are taken.
             target: Counts tokens and renders the target's prompts.
             drafter: Renders what the drafter reads.
@@ -155,10 +155,12 @@ class Prompter:
     def extraction_prompt(
         self, item: Item, condition: Condition, reasoning: str, found: ShortContext | None
     ) -> Int32Array:
-        """Return the prompt of the second pass, with the whole context or only that of `found`.
+        """Return the prompt that asks the target to extract its answer from `reasoning`.
+
+        It has the whole context, or only that of `found` if given.
 
         Raises:
-            ValueError: The task has no second pass.
+            ValueError: The task has no such second pass.
         """
         extraction = self._task.extraction
         if extraction is None:

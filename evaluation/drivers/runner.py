@@ -52,7 +52,7 @@ class Plan:
         batch: Number of answers at once, in each worker.
         workers: Number of processes.
         judge: The judge, for a task with the metric `judge`.
-        recipe: Name of the published row that the run repeats; the report shows its numbers too.
+        recipe: Name of the recipe that the run repeats; the report shows its published numbers.
     """
 
     task: Task
@@ -70,7 +70,7 @@ class Plan:
         return len(self.items) * len(self.task.systems) * len(self.task.conditions)
 
     def configuration(self) -> Json:
-        """Return all that the results depend on, and when and where they are made."""
+        """Return everything that the results depend on, with the time and the machine."""
         digest = hashlib.blake2b(digest_size=8)
         for item in self.items:
             digest.update(repr(item).encode("utf-8", "surrogatepass"))
@@ -95,7 +95,7 @@ class Plan:
 
 
 def run(plan: Plan, out: Path, console: Console) -> None:
-    """Answer what is left of a run and append the results to its file in the directory `out`.
+    """Run or resume a plan and append the results to its file in the directory `out`.
 
     Raises:
         ConfigurationError: `out` holds another run, or the plan cannot be executed.
@@ -122,7 +122,7 @@ def run(plan: Plan, out: Path, console: Console) -> None:
 
 
 async def _answer(plan: Plan, trials: Sequence[Sequence[Trial]], emit: Emit) -> None:
-    """Answer in this process."""
+    """Answer and score `trials` in this process."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # the run's own progress bar says more

@@ -79,7 +79,7 @@ def load(source: Source, data: Path | None) -> Iterator[Item]:
 
 
 def _of_length(split: str, num_tokens: int, options: GeneratedOptions) -> Iterator[Item]:
-    """Yield items of one length endlessly."""
+    """Yield items of about `num_tokens` tokens without end."""
     pairs = [
         (document, question)
         for question in options.questions

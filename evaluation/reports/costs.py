@@ -1,4 +1,4 @@
-"""Sections of a page on what the answers cost: drafts, time and floating-point operations."""
+"""Report sections on the cost of answers: drafts, time and floating-point operations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def drafts_accepted(run: RunResults) -> str:
 
 
 def speed(run: RunResults) -> str:
-    """Return tokens per second of decoding, and those over plain decoding."""
+    """Return tokens per second of decoding, and the speedup over plain decoding."""
     if not run.is_timed:
         return "Not told: several answers were made at once, so that none has a time of its own.\n"
     speeds = by_system(run, lambda _, found, __: with_interval(tokens_per_second(found), ".3g"))
@@ -57,7 +57,7 @@ def speed(run: RunResults) -> str:
 
 
 def phases(run: RunResults) -> str:
-    """Return the mean milliseconds of an answer by phase."""
+    """Return the mean milliseconds per answer spent in each phase."""
     if not run.is_timed:
         return ""
     rows: list[list[str]] = []
@@ -71,7 +71,7 @@ def phases(run: RunResults) -> str:
 
 
 def operations(run: RunResults) -> str:
-    """Return the FLOPs of an answer, and those of a block by the paper's formulas."""
+    """Return the FLOPs per answer as counted here, and per block by the paper's formulas."""
     if run.shapes is None:
         return ""
     ours = by_system(run, lambda system, found, _: with_interval(run.flops(system, found), ".2e"))

@@ -33,17 +33,18 @@ def paper_speculative(
     block: float,
     acceptance: float,
 ) -> float:
-    """Return those of Table 4, "SD" and "RAPID": ``(2 g D L_R + g^2 D + 2 T (L + g)) / beta``."""
+    """Return the FLOPs of "SD" and "RAPID": ``(2 g D L_R + g^2 D + 2 T (L + g)) / beta``."""
     step = paper_rag(drafter_weights, retrieved, block) + 2 * target_weights * (context + block)
     return step / acceptance
 
 
 def of_answer(result: Result, system: System, target: ModelShape, drafter: ModelShape) -> float:
-    """Return the FLOPs of an answer's prefills, drafts and verification, without a second pass.
+    """Return the FLOPs of an answer's prefills, drafting and verification.
 
     Every draft is verified, and a round without one decodes one token; the rule `paper` computes
-    one position more per round, for its bonus token. The generated text is taken to be read at half
-    its length on average, and the text of a refresh to be as long as that of the first retrieval.
+    one position more per round, for its bonus token. Two lengths are estimates: on average a
+    position attends to half of the generated text, and a refreshed prompt is as long as the first.
+    The task's extraction prompt is not counted.
     """
     context, tokens = result.context_tokens, result.tokens
     drafting = target if system.drafts == "target" else drafter

@@ -78,14 +78,14 @@ def draw(run: RunResults, out_dir: Path) -> dict[str, Path]:
 
 
 def _accuracy(run: RunResults) -> Any:
-    """Draw the score by the first group, without lossless systems, which `plain` stands for."""
+    """Draw the score by the first group, without lossless systems, whose curve is `plain`'s."""
     shown = [system for system in run.systems if system.method != "lossless"]
     curves = _by_column(run, shown, lambda _, results: run.scores(results))
     return _two_panels(run, curves, run.task.metrics[0])
 
 
 def _speed(run: RunResults) -> Any:
-    """Draw tokens per second by the first group, over those of plain decoding if it was run."""
+    """Draw tokens per second by the first group, relative to plain decoding if it was run."""
     plain = run.plain
     if not run.is_timed:
         return None
@@ -117,7 +117,7 @@ def _by_column(
 
 
 def _two_panels(run: RunResults, curves: Sequence[Curve], what: str) -> Any:
-    """Draw systems of one model on the left, those with a drafter on the right, `plain` in both."""
+    """Draw systems with one model on the left, with two on the right, and `plain` in both."""
     panels = {
         "one model": [curve for curve in curves if curve[0].drafts not in _UPWARD],
         "target and drafter": [curve for curve in curves if curve[0].drafts in _UPWARD],
@@ -168,7 +168,7 @@ def _line(axis: Any, system: System, places: Sequence[float], found: Sequence[Es
 
 
 def _spread(found: Sequence[Estimate]) -> list[list[float]]:
-    """Return how far error bars reach down and up, `[2, points]`."""
+    """Return the lengths of the error bars below and above each point, `[2, points]`."""
     return [
         [max(0.0, each.value - each.low) for each in found],
         [max(0.0, each.high - each.value) for each in found],
@@ -242,7 +242,7 @@ def _level(axis: Any, system: System, score: Estimate) -> None:
 
 
 def _acceptance(run: RunResults) -> Any:
-    """Draw the share of judged drafts that were kept, by position in the block."""
+    """Draw the share of judged drafts that were accepted, by position in the block."""
     curves: list[Curve] = []
     for system in run.systems:
         results = run.headline(system)
@@ -258,7 +258,7 @@ def _acceptance(run: RunResults) -> Any:
 
 
 def _won_and_lost(run: RunResults) -> Any:
-    """Draw the shares of items with scores above plain (right) and below it (left; Figure 2)."""
+    """Draw the shares of items scored above plain (right) and below (left), as Figure 2 does."""
     if run.plain is None:
         return None
     base = run.headline(run.plain)

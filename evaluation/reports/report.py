@@ -1,4 +1,4 @@
-"""Pages of tables and plots, made from results alone.
+"""Reports of tables and plots, made only from the results of runs.
 
 `write` makes the page of one run beside its results. `merge` makes one page of several runs, with
 their plots and their compressed results::
@@ -78,13 +78,18 @@ def merge(run_dirs: Sequence[Path], out_dir: Path) -> Path:
 
 
 def summary(out_dir: Path) -> str:
-    """Return the beginning of a run's page, which is its description and scores, and its errors."""
+    """Return a short form of a run's page: its description, scores and errors."""
     run = RunResults.read(out_dir)
     return "\n".join(part for part in (_made(run), scores(run), _errors(run)) if part)
 
 
 def body(run: RunResults, pictures: Mapping[str, str]) -> str:
-    """Return a run's page without its title; `pictures` are links by the names of `plots.draw`."""
+    """Return a run's page without its title.
+
+    Args:
+        run: The results.
+        pictures: Links to the plots, by the names that `plots.draw` returns.
+    """
     metric = run.task.metrics[0]
     by = f" by {run.task.groups[0]}" if run.task.groups else ""
     sections = [

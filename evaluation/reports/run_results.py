@@ -112,7 +112,7 @@ class RunResults:
         return [ALL, *self.values_of(self.task.groups[0])] if self.task.groups else [ALL]
 
     def values_of(self, group: str) -> list[str]:
-        """Return the values of a group, ascending if all are numbers, else as first met."""
+        """Return the values of a group, ascending if all are numbers, else as they first appear."""
         values = list(dict.fromkeys(r.groups[group] for r in self.results if group in r.groups))
         return sorted(values, key=int) if all(value.isdigit() for value in values) else values
 
@@ -183,7 +183,7 @@ class RunResults:
     def paper_flops(self, system: System, results: ByItem) -> float | None:
         """Return the FLOPs of a block by the paper's formulas, at the mean lengths of `results`.
 
-        The result is None for systems that the paper has no formula for.
+        Return None for systems without a formula in the paper, and where a number is unknown.
         """
         has_none = system.refresh or system.drafts in ("naive", "window", "lookup")
         if self.shapes is None or not results or has_none:
@@ -227,7 +227,7 @@ def acceptance(results: ByItem) -> Estimate | None:
 
 
 def acceptance_at(results: ByItem, position: int) -> Estimate | None:
-    """Estimate the share kept of the drafts judged at a position (from 0) of their block."""
+    """Estimate the accepted share of the drafts judged at a position (from 0) of their block."""
     long = [each for each in results.values() if len(each.by_position) > position]
     return _ratio(long, lambda r: r.by_position[position][1], lambda r: r.by_position[position][0])
 
@@ -243,7 +243,7 @@ def tokens_per_second(results: ByItem) -> Estimate | None:
 
 
 def speedup(ours: ByItem, theirs: ByItem) -> Estimate | None:
-    """Estimate tokens per second over those of another system on the same items."""
+    """Estimate the ratio of tokens per second to another system's, on the same items."""
     pairs = [(a, b) for a, b in paired(ours, theirs) if _decode_s(a) and _decode_s(b)]
     if not pairs:
         return None

@@ -1,4 +1,4 @@
-"""Sections of a page on how good the answers are, under the first condition."""
+"""Report sections on the quality of answers, under the first condition."""
 
 from __future__ import annotations
 
@@ -11,13 +11,20 @@ from evaluation.systems import System
 
 
 def scores(run: RunResults) -> str:
-    """Return the scores by system, with two checks: evidence retrieved, answers as plain's."""
+    """Return a table of scores by system, with two checks.
+
+    The checks are how often all evidence was retrieved, and how often a lossless system's answer
+    differs from plain decoding's.
+    """
     found = by_system(run, lambda _, results, __: with_interval(run.scores(results)))
     return found + _evidence(run) + _same_as_plain(run)
 
 
 def differences(run: RunResults) -> str:
-    """Compare every system with plain decoding and with the best RAG of each column."""
+    """Return tables of score differences from plain decoding and from the best RAG system.
+
+    The best RAG system is chosen for each column.
+    """
     tables: list[str] = []
     if (plain := run.plain) is not None:
         told = by_system(
@@ -42,7 +49,7 @@ def differences(run: RunResults) -> str:
 
 
 def by_other_groups(run: RunResults) -> str:
-    """Return a table of scores for every group but the first."""
+    """Return a table of scores for each of the task's groups after the first."""
     tables: list[str] = []
     for group in run.task.groups[1:]:
         parts = {
@@ -57,7 +64,7 @@ def by_other_groups(run: RunResults) -> str:
 
 
 def other_scores(run: RunResults) -> str:
-    """Return a table of the scores by every metric but the first."""
+    """Return a table of scores by each of the task's metrics after the first."""
     others = run.task.metrics[1:]
     if not others:
         return ""
@@ -81,7 +88,7 @@ def items_won_and_lost(run: RunResults) -> str:
 
 
 def published(run: RunResults) -> str:
-    """Show the authors' numbers of a recipe beside what was measured here."""
+    """Return the published numbers of the run's recipe next to those measured here."""
     name = run.configuration.get("recipe")
     if name is None:
         return ""
@@ -96,7 +103,7 @@ def published(run: RunResults) -> str:
 
 
 def _evidence(run: RunResults) -> str:
-    """Return how often retrieval found all of the evidence."""
+    """Return the share of items for which retrieval found all of the evidence, by column."""
     shares: list[str] = []
     for column in run.columns:
         known = {
@@ -111,7 +118,7 @@ def _evidence(run: RunResults) -> str:
 
 
 def _same_as_plain(run: RunResults) -> str:
-    """Return how often lossless systems give another greedy answer than plain decoding."""
+    """Return how often a lossless system's greedy answer differs from plain decoding's."""
     lossless = [system for system in run.systems if system.method == "lossless"]
     if run.plain is None or not lossless or run.task.temperature > 0:
         return ""

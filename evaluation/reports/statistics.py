@@ -53,7 +53,7 @@ def mean(values: Sequence[float]) -> Estimate:
 
 
 def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
-    """Estimate the mean of ``ours - theirs``, both of the same items in the same order.
+    """Estimate the mean of ``ours - theirs``, given for the same items in the same order.
 
     Raises:
         ValueError: There are no items.
@@ -89,7 +89,7 @@ def ratio_of_ratios(
 
 
 def _columns(*columns: Sequence[float]) -> Floats:
-    """Return the columns as an array `[items, columns]`."""
+    """Stack sequences of one number per item into an array, `[items, columns]`."""
     if not columns[0]:
         raise ValueError("an estimate needs at least one item")
     return np.array(list(zip(*columns, strict=True)), dtype=np.float64)

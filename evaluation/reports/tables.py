@@ -1,4 +1,4 @@
-"""Markdown tables and the wording of estimates in them."""
+"""Markdown tables, and the format of estimates in them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def by_system(
     cell: Callable[[System, ByItem, str], str],
     systems: Sequence[System] | None = None,
 ) -> str:
-    """Return a table of systems by the first group, under the first condition.
+    """Return a table with a row per system and a column per value of the task's first group.
+
+    It covers results under the first condition; the first column is over all items.
 
     Args:
         run: The results.
@@ -48,14 +50,14 @@ def by_system(
 
 
 def with_interval(found: Estimate | None, spec: str = ".3f") -> str:
-    """Return an estimate and its interval, with numbers as the format `spec` has them."""
+    """Format an estimate and its interval, with the format `spec` for each number."""
     if found is None:
         return "-"
     return f"{found.value:{spec}} ({found.low:{spec}}-{found.high:{spec}})"
 
 
 def with_sign(found: Estimate | None) -> str:
-    """Return an estimated difference and its interval, marked if it is on one side of zero."""
+    """Format an estimated difference and its interval, marked if the interval excludes zero."""
     if found is None:
         return "-"
     interval = f"{found.low:+.3f} to {found.high:+.3f}"
@@ -63,6 +65,6 @@ def with_sign(found: Estimate | None) -> str:
 
 
 def against(run: RunResults, ours: ByItem, theirs: ByItem) -> str:
-    """Return the score of `ours`, marked if it is above or below that of `theirs`."""
+    """Format the score of `ours`, marked if the interval of its difference excludes zero."""
     difference = run.difference(ours, theirs)
     return with_interval(run.scores(ours)) + (_MARKS[difference.sign] if difference else "")

@@ -104,7 +104,7 @@ class RequestPrompts:
         budget_tokens: int | None,
         budget_for: BudgetFor,
     ) -> None:
-        """Initialise with the settings of all requests.
+        """Create a builder with the settings that all requests share.
 
         Args:
             target: Tokenizer and chat template of the target.
@@ -127,11 +127,11 @@ class RequestPrompts:
     async def drafter_prompt(self, request: GenerateRequest, answer: str = "") -> DrafterPrompt:
         """Return the drafter's prompt: the chat with retrieved chunks in place of its long parts.
 
-        A failure of retrieval is not raised; the evidence then says that it was lost.
+        If retrieval fails, nothing is raised; `Evidence.is_lost` is then true.
 
         Args:
             request: The request with the chat.
-            answer: The answer so far, to retrieve for it as well.
+            answer: The answer so far, with which retrieval searches as well.
         """
         search = await asyncio.to_thread(
             plan_search,

@@ -22,12 +22,12 @@ from rapid.speculation.statistics import RoundStatistics
 
 @dataclass(slots=True)
 class Record:
-    """The facts about a request that neither its session nor its answers count.
+    """What a receipt reports besides the timings of the session and the statistics of the answers.
 
     Attributes:
         prompts: Prompts of target and drafter, by role.
         chunks: Retrieved chunks in the drafter's prompt.
-        prefill: Receipt for the prompt that the answer continues.
+        prefill: Prefill receipt of the model that answers.
         failovers: Failures after which the answer was continued, in order.
         retrieval_ms: Milliseconds spent on retrieval.
     """
@@ -39,7 +39,7 @@ class Record:
     retrieval_ms: float = 0.0
 
     def drop_drafter(self) -> None:
-        """Remove the drafter's prompt and chunks, when no drafter could be had."""
+        """Remove the drafter's prompt and chunks, because no drafter is available."""
         self.prompts.pop("drafter", None)
         self.chunks = ()
 
@@ -52,7 +52,7 @@ def receipt_of(
     timings_ms: Mapping[str, float],
     counters: Sequence[RoundStatistics],
 ) -> Receipt:
-    """Return the receipt; where nothing was fused its eta is 0, whatever was requested.
+    """Build a request's receipt; its eta is 0 if nothing was fused, whatever was requested.
 
     Args:
         request: The request.

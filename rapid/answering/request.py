@@ -1,4 +1,4 @@
-"""The course of one request from its chat to its receipt, wherever its engines run.
+"""Processing of one request, from its chat to its receipt, on local or remote engines.
 
 ::
 
@@ -75,7 +75,7 @@ _HINT_OF_LOOKUP = " Shorten it or lower max_tokens."
 
 
 class RequestRun:
-    """The run of one request from its chat to its receipt."""
+    """One request in progress, from its chat to its receipt."""
 
     def __init__(self, services: Services, request: GenerateRequest) -> None:
         self._config, self._pools = services.config, services.pools
@@ -140,7 +140,7 @@ class RequestRun:
     # --- opening: all refusals happen here --------------------------------------------------------
 
     async def _read(self, role: Role) -> Decision | None:
-        """Make the verifier's prompt; return the decision if it does not need the drafter's."""
+        """Build the verifier's prompt; return the decision, or None while it is open."""
         decision = decide_lookup(self._asked) if self._looks_up else None
         if role == "drafter":
             found = await self._found()
@@ -177,8 +177,10 @@ class RequestRun:
         """Take the drafter's lease; return `decision`, or the fallback without a drafter.
 
         Raises:
-            PromptTooLong: The drafter's prompt does not fit, in an explicit `fused` or `paper`.
-            DrafterUnavailable: No lease could be had, in an explicit `fused` or `paper`.
+            PromptTooLong: The mode is an explicit `fused` or `paper`, and the drafter's prompt does
+                not fit.
+            DrafterUnavailable: The mode is an explicit `fused` or `paper`, and no lease is
+                available.
         """
         assert self._source is not None
         try:
@@ -260,7 +262,7 @@ class RequestRun:
         )
 
     def _fit(self, role: Role, num_prompt: int, max_tokens: int | None) -> int:
-        """Return the longest answer, in tokens, on an engine of this role.
+        """Return the longest answer, in tokens, that fits on an engine of this role.
 
         Raises:
             PromptTooLong: The prompt does not fit.
@@ -337,7 +339,7 @@ class RequestRun:
     def _refresh(
         self, session: Session, verifier: Holding, answer: GrowingAnswer
     ) -> Refresh | None:
-        """Return the function that renews the drafter's prompt, if the request wants that."""
+        """Return the function that retrieves again for the drafter, or None if that is off."""
         if not self._request.speculation.refresh or not isinstance(self._source, PoolSource):
             return None
         return functools.partial(self._reread, session, verifier, answer, self._source)
@@ -350,10 +352,10 @@ class RequestRun:
         source: PoolSource,
         _: tuple[int, ...],
     ) -> Drafter[Any]:
-        """Retrieve for the question and the answer so far, and prefill the drafter with it.
+        """Retrieve with the question and the answer so far, and prefill the drafter again.
 
         Raises:
-            DrafterUnavailable: Retrieval failed, or no lease for the new prompt could be had.
+            DrafterUnavailable: Retrieval failed, or no lease is available for the new prompt.
         """
         token_ids = answer.statistics.token_ids
         found = await self._found(self._prompts.target.decode(token_ids))
@@ -389,7 +391,7 @@ class RequestRun:
     # --- losing the drafter -----------------------------------------------------------------------
 
     def _forgo_drafter(self, verifier: Holding) -> None:
-        """Drop the source of drafts from the start, and the room that is kept for its lease."""
+        """Remove the draft source before the first round and free the room kept for its lease."""
         if self._source is not None and self._source.companion_tokens:
             verifier.lease.forgo_companion()
         self._source = None
@@ -401,7 +403,7 @@ class RequestRun:
         return any(answer.statistics.plain_from is not None for answer in self._answers)
 
     def _lose_drafter(self, how: Failover) -> None:
-        """Leave the rest of every answer to the target."""
+        """Continue every unfinished answer without a drafter."""
         for answer in self._answers:
             if not answer.is_finished:
                 self._lose_drafter_of(answer, how)
@@ -413,9 +415,9 @@ class RequestRun:
         self._lose_drafter_of(answer, "drafter lost")
 
     def _lose_drafter_of(self, answer: GrowingAnswer, how: Failover) -> None:
-        """Leave the rest of one answer to the target.
+        """Record that the target continues one answer without a drafter.
 
-        All answers share one drafter, so its loss is recorded as a failover only once.
+        All answers share the drafter, so only the first of them adds a failover to the receipt.
         """
         if not self._has_lost_drafter():
             self._record.failovers.append(how)
@@ -423,10 +425,10 @@ class RequestRun:
 
 
 def affinity_of(request: GenerateRequest) -> str:
-    """Return a name for the long text of a request: its documents, or a long first user message.
+    """Return a routing key for a request's long text: its documents, or a long first user message.
 
-    Requests of one tenant with the same text have the same name, by which a pool finds the replica
-    that has read it. The name is empty if there is no such text.
+    Requests of one tenant with the same text have the same key, so a pool can send them to the
+    replica that has already read it. The key is empty if there is no such text.
     """
     long = [document.text for document in request.documents]
     if not long:

@@ -5,7 +5,7 @@ All functions are pure, except that `sampling_of` draws a missing seed.
 Evidence chooses the contract: `auto` is `fused` when retrieval found something, else the target's
 own distribution. So an `auto` request with a seed gives the same answer on an idle and on a busy
 system, as long as both have a drafter for it. There is one exception, which the receipt names: when
-no drafter can be had (none within `drafter_wait_s`, none alive, or retrieval does not answer),
+no drafter is available (none within `drafter_wait_s`, none alive, or retrieval does not answer),
 `auto` is answered as `plain`, even where it would have been `fused`. `lossless` promises the same
 distribution either way; an explicit `fused` or `paper` is refused instead. When a drafter is lost
 during the answer, the target decodes the rest; ``plain_from`` is the first such token.
@@ -47,7 +47,7 @@ class Decision:
 
     Attributes:
         is_drafted: Whether the answer is drafted.
-        is_fallback: Whether a drafter was wanted and could not be had.
+        is_fallback: Whether a drafter was wanted but none is available.
     """
 
     mode: Mode
@@ -113,7 +113,7 @@ def check_refresh(request: GenerateRequest, *, looks_up: bool) -> None:
 
 
 def decide(asked: Mode, evidence: Evidence) -> Decision:
-    """Return the mode of a request that may use retrieval."""
+    """Choose the mode from the requested one and the outcome of retrieval."""
     if asked == "plain":
         return Decision("plain", "asked for", "target", is_drafted=False)
     if asked == "rag":
@@ -137,7 +137,7 @@ def decide(asked: Mode, evidence: Evidence) -> Decision:
 
 
 def decide_lookup(asked: Mode) -> Decision:
-    """Return the mode of a request where drafts come from prompt lookup.
+    """Choose the mode of a request whose drafts come from prompt lookup.
 
     Raises:
         BadRequest: The mode needs a drafter that reads retrieved text.
@@ -159,7 +159,7 @@ def decide_lookup(asked: Mode) -> Decision:
 
 
 def without_drafter(why: str) -> Decision:
-    """Return the decision for `auto` and `lossless` when no drafter can be had."""
+    """Return the decision for `auto` and `lossless` when no drafter is available."""
     return Decision("plain", f"{why}: {_ALONE}", "target", is_drafted=False, is_fallback=True)
 
 

@@ -1,4 +1,4 @@
-"""The life of a request on its engines: lease, prefill, draft and verify, release.
+"""Sessions: the leases, prefills and rounds of one request on its engines.
 
 ::
 
@@ -37,13 +37,13 @@ Committed = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The terms that all leases of one request share.
+    """Settings that all leases of one request share.
 
     Attributes:
         max_tokens: Longest answer, in tokens.
         num_logprobs: Number of alternatives beside each committed token; None for no
             log-probabilities.
-        affinity: Name of what the target reads (`rapid.messages.LeaseRequest`).
+        affinity: Routing key of the text that the target reads (`rapid.messages.LeaseRequest`).
         is_streamed: Whether the answer is read while it grows.
     """
 
@@ -75,7 +75,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class DraftNeeds:
-    """The lease and prompts from which a source of drafts takes what it must hold.
+    """What a draft source needs to take its leases: session, target lease and prompt.
 
     Attributes:
         session: The session that takes the lease.
@@ -97,7 +97,7 @@ class DraftSource(ABC):
 
     Attributes:
         companion_tokens: Length, in tokens, of the prompt for which the target's engine keeps room,
-            because the source will take a second lease there; 0 where it will not.
+            because the source will take a second lease there; 0 if it will not.
     """
 
     companion_tokens = 0
@@ -109,10 +109,10 @@ class DraftSource(ABC):
 
     @abstractmethod
     async def hold(self, needs: DraftNeeds) -> None:
-        """Take what drafting needs, and release what was held for it before.
+        """Take the lease that drafting needs, if any, and release the previous one.
 
         Raises:
-            RapidError: No lease could be had, as in `Session.take`.
+            RapidError: No lease is available; see `Session.take`.
         """
 
     @abstractmethod
@@ -123,7 +123,7 @@ class DraftSource(ABC):
         """Wait for the prefill of the source's own prompt."""
 
     async def release(self) -> None:  # noqa: B027 (most sources hold no lease of their own)
-        """Release the source's own lease; it drafts no more."""
+        """Release the source's own lease, after which it cannot draft."""
 
 
 class Session:

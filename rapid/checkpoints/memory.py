@@ -1,8 +1,8 @@
 """Memory for weights, KV and the largest step, planned before anything is allocated.
 
-What does not fit is refused with numbers: a checkpoint before its weights are read, a KV pool
-before it is allocated. `rapid plan` does the same arithmetic for GPUs that are not present
-(`rapid.planning.shapes`).
+What does not fit is refused with an error that lists the sizes: a checkpoint before its weights are
+read, a KV pool before it is allocated. `rapid plan` does the same arithmetic for GPUs that are not
+present (`rapid.planning.shapes`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def memory_needs(
     Args:
         config: settings of the engine.
         facts: facts of the model.
-        on_gpu: decides `dtype` auto, how attention computes, and where the host cache counts.
+        on_gpu: whether the device is a GPU; it decides the dtype `auto`, the workspace of
+            attention, and where the host cache is counted.
         with_pools: whether an engine of these settings will be made, with KV pool and host cache.
     """
     width = _DTYPE_BYTES.get(config.dtype, 2 if on_gpu else 4)
@@ -127,7 +128,7 @@ def free_bytes(device: str) -> int:
 
 
 def _weight_bytes(config: EngineConfig, facts: ModelFacts, width: int) -> float:
-    """Return the weights' size by the safetensors headers, the hub's index, or else the shape."""
+    """Return the bytes of the weights from safetensors headers, the hub's index or the shape."""
     if config.quantization is None or facts.quantization is not None:
         source = checkpoint_source(config.model)
         stored = _bytes_in_headers(Path(source), width) or _bytes_in_index(source, facts, width)
@@ -141,7 +142,7 @@ def _weight_bytes(config: EngineConfig, facts: ModelFacts, width: int) -> float:
 def quantized_bits(quantization: Mapping[str, Any]) -> float:
     """Return the bits of a weight in the layers; 4, a common minimum, for unknown methods.
 
-    The scales that come on top are left out: a plan may refuse only what is certain not to fit.
+    Scales are not counted: a plan may refuse only what is certain not to fit.
     """
     for name in ("bits", "nbits", "w_bit"):
         if isinstance(quantization.get(name), (int, float)):

@@ -77,8 +77,8 @@ class ChatText:
 
         Args:
             messages: messages of the chat.
-            day: day whose midnight a template that reads the time gets (by ``strftime_now``, as
-                Llama 3.2's does). The clock would make another prompt of the same chat every day.
+            day: date that templates get as the current time (from ``strftime_now``, as in Llama
+                3.2). With the real clock the same chat would give a new prompt every day.
             add_generation_prompt: whether the prompt ends where the answer begins.
 
         Raises:
@@ -134,7 +134,7 @@ class ChatText:
         return self._pieces[token_id].decode("utf-8", "surrogateescape")
 
     def stream(self, stop: Sequence[str] = ()) -> TextStream:
-        """Return a stream that turns the ids of one answer into text and ends before a `stop`."""
+        """Return a decoder of one answer's ids, whose text ends before the first `stop` string."""
         return TextStream(self._pieces, self._hidden, tuple(stop))
 
 
@@ -286,7 +286,7 @@ def _decoder_kinds(backend: Any) -> set[str]:
 
 
 def _control_tokens(tokenizer: Any) -> re.Pattern[str]:
-    """Return a pattern of what a message must not contain: special tokens and the template's."""
+    """Return a pattern that matches special tokens and the template's control tokens."""
     template = str(tokenizer.chat_template)
     control = [
         token.content

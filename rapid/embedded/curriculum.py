@@ -1,4 +1,4 @@
-"""What the embedded target and drafter are, and the stages in which each learns."""
+"""Model sizes of the embedded target and drafter, and the stages of their training."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class TrainingConfig:
-    """The size and the training of one of the two models.
+    """Model size and training settings of the embedded target or drafter.
 
     Attributes:
         path: Directory of the checkpoint.

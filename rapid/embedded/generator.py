@@ -202,7 +202,7 @@ def _draft(writer: Writer, num_characters: float, mix: DocumentMix) -> _Draft:
 
 
 def _paragraphs(rng: random.Random, draft: _Draft) -> list[str]:
-    """Return paragraphs with the sentences in random order; deposits of one name keep theirs."""
+    """Return paragraphs of the sentences in random order; those of one group stay in sequence."""
     owners: list[int] = [-1] * len(draft.loose)
     for group, parts in enumerate(draft.grouped):
         owners += [group] * len(parts)

@@ -57,7 +57,7 @@ GPUS = {
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """The bytes that a replica of a model holds in one place, divided by what makes them grow.
+    """Memory of a model's replica on its devices or on the host, by purpose, in bytes.
 
     Attributes:
         weights: weights of the model.
@@ -77,17 +77,17 @@ class MemoryNeed:
 
     @property
     def pools(self) -> float:
-        """Bytes whose number the settings determine."""
+        """Bytes of the KV pool and the host cache, whose sizes are configured."""
         return self.kv_pool + self.host_cache
 
     @property
     def work(self) -> float:
-        """Bytes that computing takes, either at the start or in steps, whichever are more."""
+        """Bytes that computing needs: the larger of the start-up check and the largest step."""
         return max(self.workspace + self.graphs, self.check)
 
     @property
     def total(self) -> float:
-        """Bytes that are held at once, at most."""
+        """Peak number of bytes."""
         return self.weights + self.work + self.pools
 
 
@@ -126,7 +126,7 @@ class Replica:
         return self.num_gpus * self.gpu.memory * USABLE
 
     def need(self, num_sequences: int) -> MemoryNeed:
-        """Return the memory for so many sequences; every GPU needs its own workspace."""
+        """Return the memory for `num_sequences`; every GPU needs its own workspace."""
         workspace = self.shape.workspace_bytes(STEP_TOKENS, num_sequences, on_gpu=True)
         return MemoryNeed(
             self.shape.weight_bytes(self.layer_bits, self.other_bits),
@@ -138,7 +138,7 @@ class Replica:
 
     @property
     def max_sequences(self) -> int:
-        """Number of sequences that fit; 0 where not even the weights and one sequence do."""
+        """Largest number of sequences that fit; 0 if not even one does."""
         candidates = range(1, int(self.usable // self.kv_per_sequence) + 1)
         return bisect_right(candidates, self.usable, key=lambda num: self.need(num).total)
 
@@ -153,18 +153,18 @@ class Replica:
         )
 
     def prefill_s(self) -> float:
-        """Return the seconds of computing the KV of one sequence."""
+        """Return the seconds that computing the KV of one sequence takes."""
         work = self.shape.prefill_flops(self.context)
         return work / (self.num_gpus * self.gpu.flops * COMPUTE_SHARE)
 
     def free_rows(self, batch: int) -> int:
-        """Return the rows per sequence up to which a step computes no longer than it reads."""
+        """Return the most rows per sequence for which reading memory still bounds a step."""
         one = batch * self.shape.decode_flops(1, self.context)
         return int(self.step_s(batch) * self.num_gpus * self.gpu.flops * COMPUTE_SHARE / one)
 
 
 def expected_tokens(acceptance: float, draft_length: int, *, extra_position: bool = False) -> float:
-    """Return the tokens that a round commits if each draft is accepted with the same probability.
+    """Return the expected tokens per round if each draft is accepted with the same probability.
 
     A block of K drafts is scored at its K positions: ``(1 - a^K) / (1 - a)``. An `extra_position`
     after the last adds the token that other systems call the bonus token:
@@ -211,7 +211,7 @@ def draft_ahead_speedup(
     The other arguments are those of `sequential_speedup`.
 
     Args:
-        hits: share of rounds in which the block drafted ahead continues the right prefix; after the
+        hits: share of rounds in which the block drafted ahead continues the right prefix; in the
             others it is drafted again.
     """
     drafting = draft_length * draft_s
@@ -221,14 +221,13 @@ def draft_ahead_speedup(
 
 @dataclass(frozen=True, slots=True)
 class Speculating:
-    """The conditions that decide a speedup, beside the two replicas.
+    """Conditions of speculation that determine its speedup, besides the two replicas.
 
     Attributes:
         batch: sequences that the target decodes at once.
         acceptance: probability that a drafted token is accepted.
-        hits: see `draft_ahead_speedup`. None takes the share of drafting on as if all drafts were
-            accepted: exactly ``a^K``, since a block has no extra position whose token would be a
-            guess.
+        hits: see `draft_ahead_speedup`. None takes ``a^K``, the probability that the whole
+            last block is accepted, which the block drafted ahead relies on.
         extra_position: see `expected_tokens`; for the sequential schedule only.
         round_s: see `sequential_speedup`.
     """
@@ -271,7 +270,7 @@ def fastest(
     schedule: Schedule,
     targets_per_drafter: int = 1,
 ) -> Operation:
-    """Return the operation of a schedule at its fastest draft length.
+    """Return the speed and cost of a schedule at its fastest draft length.
 
     Args:
         target: replica of the target.
@@ -306,7 +305,7 @@ def fastest(
 
 
 def cheapest(target: Replica, drafter: Replica, how: Speculating, schedule: Schedule) -> Operation:
-    """Return the operation with the targets per drafter that cost the fewest GPU-seconds per token.
+    """Choose the number of targets per drafter that needs the fewest GPU-seconds per token.
 
     More targets share the drafter's GPUs but make its steps longer. Their number is limited by the
     drafter's memory and by `MAX_TARGETS`.
@@ -319,7 +318,7 @@ def cheapest(target: Replica, drafter: Replica, how: Speculating, schedule: Sche
 
 
 def group_sizes(replica: Replica, num_sequences: int) -> list[int]:
-    """Return the sizes in `GROUP_SIZES` that hold a model and so many sequences."""
+    """Return the `GROUP_SIZES` that hold a model and `num_sequences` sequences."""
     return [n for n in GROUP_SIZES if replace(replica, num_gpus=n).max_sequences >= num_sequences]
 
 

@@ -1,15 +1,21 @@
 """Verification of draft blocks: which tokens are accepted, and what replaces the first rejected.
 
+Notation: p is the target's distribution at a position, q the proposal that the drafter drew from,
+and p_hat the fused distribution that the answer should follow (`rapid.speculation.fusion`; with
+eta = 0 it is p).
+
 A block's positions are judged left to right. Under `maximal` coupling a drafted token x is accepted
 with probability ``min(1, p_hat(x) / q(x))``, else the token is drawn from the residual
 ``norm(max(p_hat - q, 0))``: standard speculative sampling (Leviathan et al. 2023; Chen et al. 2023)
-with p_hat in place of p, so each position follows p_hat exactly. Under `shared_noise` the result is
-the winner of p_hat's race on the same noise that the drafter used for q's race; greedy takes the
-best token of p_hat. Both accept the drafted token exactly when it is that token. There is no bonus
-token: every committed position was offered by the drafter and went through this rule.
+with p_hat in place of p, so each position follows p_hat exactly. Under `shared_noise` a token is
+drawn from p_hat with the same random numbers that the drafter drew from q with
+(`rapid.speculation.noise`); greedy takes the best token of p_hat. In both cases the drafted token
+is accepted if it equals that token. There is no bonus token: every committed position was proposed
+by the drafter and judged by this rule.
 
-The rule `paper` is the reference code's: the residual of a rejection is that of p instead of p_hat,
-and a block that was accepted whole is followed by a bonus token from p (``docs/algorithm.md``).
+The rule `paper` is the reference code's: after a rejection the token is drawn from the residual of
+p instead of p_hat, and a fully accepted block is followed by a bonus token from p
+(``docs/algorithm.md``).
 
 Under `maximal` every random decision is one call of `accepts` or of `race`; the tests of exactness
 replace them with an oracle that takes every branch in turn.
@@ -102,12 +108,12 @@ def residual(wanted: Float64Array, kept: Float64Array) -> Float64Array:
 
 
 def propose(candidate_ids: Int32Array, candidate_probs: Float32Array, draw: Draw) -> int:
-    """Draw one draft token from the proposal exactly as it is sent; greedy takes its best token.
+    """Draw a draft token from the proposal exactly as it is sent; greedy takes its best token.
 
     Args:
         candidate_ids: Tokens with non-zero probability [m].
         candidate_probs: Probabilities of the candidates [m].
-        draw: Settings and place of the token.
+        draw: Sampling settings, and the position of the token.
     """
     if draw.is_greedy:
         return int(candidate_ids[candidate_probs.argmax()])
@@ -155,22 +161,22 @@ def judge(
     eos_ids: Set[int],
     num_logprobs: int | None = None,
 ) -> Judgement:
-    """Judge a block against the target's logits for its positions.
+    """Decide which tokens of a block are accepted, given the target's logits for its positions.
 
-    If the whole block was accepted, a row beyond its positions gives a token of the target's own
-    distribution: the bonus token of `paper`, or the one token that an empty block commits.
+    If the whole block is accepted and `logits` has a further row, one more token is drawn from the
+    target's own distribution: the bonus token of `paper`, or the only token of an empty block.
 
     Args:
         block: k drafted tokens with their proposals.
-        logits: The target's rows for the same positions, as many as `num_rows` returns, on any
-            device [rows, vocab].
-        draw: Settings, and the place of the block's first token.
+        logits: The target's logits for the same positions, as many rows as `num_rows` returns, on
+            any device [rows, vocab].
+        draw: Sampling settings, and the position of the block's first token.
         eos_ids: Tokens that end the answer; rows after one are ignored.
         num_logprobs: Number of alternatives beside each committed token; None for no
             log-probabilities.
 
     Raises:
-        EngineFailed: The logits are not numbers.
+        EngineFailed: The logits contain NaN or +inf.
     """
     further = logits[len(block) :]
     token_ids: list[int] = []
@@ -206,14 +212,14 @@ def decode_token(
 
     Args:
         logits: One row [vocab].
-        draw: Settings and place of the token.
+        draw: Sampling settings, and the position of the token.
         num_logprobs: Number of alternatives beside the token; None for no log-probabilities.
 
     Returns:
         The token, and its log-probabilities if they were requested.
 
     Raises:
-        EngineFailed: The logits are not numbers.
+        EngineFailed: The logits contain NaN or +inf.
     """
     if draw.is_greedy and num_logprobs is None:
         return best_token(logits), None
@@ -234,7 +240,7 @@ def _distributions(logits: torch.Tensor, draft: torch.Tensor, draw: Draw) -> _Di
     Args:
         logits: The target's row [vocab].
         draft: q [vocab].
-        draw: The settings; the place is not used.
+        draw: Sampling settings; the position is not used.
     """
     sampling, speculation, temperature = draw.sampling, draw.speculation, draw.temperature
 
@@ -262,7 +268,8 @@ def _distributions(logits: torch.Tensor, draft: torch.Tensor, draw: Draw) -> _Di
 def _settle(drafted: int, distributions: _Distributions, draw: Draw) -> tuple[int, bool]:
     """Return the committed token of one position, and whether the drafted one was accepted.
 
-    Whole rows leave the device only for a race, not for a best token or an accepted draft token.
+    A whole row is copied to the host only to draw from it, not for a greedy token or an accepted
+    draft.
     """
     draft, fused = distributions.draft, distributions.fused
     if draw.is_greedy:
@@ -283,7 +290,7 @@ def _dense(block: DraftBlock, row: int, logits: torch.Tensor) -> torch.Tensor:
     """Return a position's proposal over the whole vocabulary, float64 [vocab]; padding adds zero.
 
     The proposal was made in float32 and sums to one within 1e-7. It is normalised again in float64,
-    so that it is judged as the distribution that the race drew from.
+    so that it is judged as the distribution that was drawn from.
     """
     ids = torch.as_tensor(block.candidate_ids[row].astype(np.int64), device=logits.device)
     probs = torch.as_tensor(block.candidate_probs[row].astype(np.float64), device=logits.device)

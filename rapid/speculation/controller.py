@@ -72,8 +72,8 @@ _MOST_TOKENS_SHARED = 400.0  # and those of all requests
 class Line:
     """A least-squares line of seconds over tokens that forgets old rounds.
 
-    Where all rounds had one length, it takes the slope that is supplied with each round. Neither
-    its intercept nor its slope is ever negative.
+    While all rounds have the same length, it uses the slope that is supplied with each of them.
+    Neither its intercept nor its slope is ever negative.
     """
 
     weight: float = 0.0
@@ -352,7 +352,7 @@ class Controller:
         return length if self._is_probe else 0
 
     def _best(self, bucket: Bucket, limit: int) -> tuple[int, float]:
-        """Return the length with the most tokens a second, shortest of equals, and that rate."""
+        """Return the shortest length with the most tokens per second, and that rate."""
         lengths = range(1, limit + 1)
         rates = [
             tokens / seconds
@@ -364,17 +364,23 @@ class Controller:
         return lengths[rates.index(rate)], rate
 
     def _tokens(self, lengths: Sequence[int]) -> list[float]:
-        """Return the tokens that rounds commit: ``E``, or one where nothing is proposed."""
+        """Return ``E``, the expected tokens that a drafted round of each length commits.
+
+        Rounds in which nothing is proposed commit one token.
+        """
         accepted, offered = self._own.rate(self._prior), self._own.offer_rate(self._offer_prior)
         share = offered / (1 - accepted)
         return [1 + share * (accepted - accepted**length) for length in lengths]
 
     def _seconds(self, bucket: Bucket, lengths: Sequence[int]) -> list[float]:
-        """Return the seconds that rounds take: ``R`` of the expected number of proposed tokens."""
+        """Return ``R``, the expected seconds of a drafted round of each length.
+
+        Rounds in which nothing is proposed count as drafts of no tokens.
+        """
         offered, slope = self._own.offer_rate(self._offer_prior), bucket.drafted.slope
         start = bucket.drafted.at(0)
         return [start + slope * offered * length for length in lengths]
 
     def _plain(self, bucket: Bucket) -> float:
-        """Return ``P``, the seconds a token of plain decoding."""
+        """Return ``P``, the seconds per token of plain decoding."""
         return bucket.plain.at(self._max_draft) / self._max_draft

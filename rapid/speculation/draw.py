@@ -1,6 +1,7 @@
-"""The draw of one token: what shapes its distribution and keys its random numbers.
+"""Settings and position of a token, which determine its distribution and random numbers.
 
-The logits and the draw determine a token, so it is the same on any engine, whatever else runs.
+A token is a function of the logits and its `Draw`, so it is the same on any engine, whatever else
+runs there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The settings and the place by which one token is proposed, judged or decoded.
+    """The settings and position with which one token is proposed, judged or decoded.
 
     Attributes:
         sampling: Temperature, filters and seed of the request.
@@ -32,7 +33,7 @@ class Draw:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the best token is taken instead of a random one."""
+        """Whether the most likely token is taken instead of a random one."""
         return self.sampling.temperature == 0
 
     @property
@@ -48,5 +49,5 @@ class Draw:
         return Draw(self.sampling, self.speculation, self.choice, self.position + num_tokens)
 
     def noise(self, purpose: Purpose, count: int) -> Float64Array:
-        """Return this draw's numbers in (0, 1) for one decision, one per token id [count]."""
+        """Return uniform numbers in (0, 1) for one decision, one per token id [count]."""
         return uniforms(self.sampling.seed, self.choice, self.position, purpose, count)

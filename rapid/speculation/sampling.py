@@ -22,7 +22,7 @@ def probabilities(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 
 
 def best_token(scores: torch.Tensor) -> int:
-    """Return the token of the highest logit or probability; of equal ones the lowest id.
+    """Return the token with the highest logit or probability; ties go to the lowest id.
 
     Args:
         scores: Logits or probabilities of one position [vocab].
@@ -37,7 +37,7 @@ def best_token(scores: torch.Tensor) -> int:
 
 
 def filter_probs(probs: torch.Tensor, top_k: int | None, top_p: float) -> torch.Tensor:
-    """Keep the `top_k` best tokens, then the smallest set that holds `top_p`; renormalise.
+    """Keep the `top_k` best tokens, then the fewest with total mass `top_p`, and renormalise.
 
     Of equal tokens the lower id is kept. The best token always survives.
 
@@ -73,7 +73,7 @@ def proposal(logits: torch.Tensor, draw: Draw) -> tuple[Int32Array, Float32Array
         token first.
 
     Raises:
-        EngineFailed: The logits are not numbers.
+        EngineFailed: The logits contain NaN or +inf.
     """
     probs = probabilities(logits, draw.temperature)
     probs = filter_probs(probs, draw.sampling.top_k, draw.sampling.top_p)

@@ -39,7 +39,7 @@ class Batch:
         input_ids: token ids, [1, rows].
         position_ids: positions, [1, rows].
         wanted: indices of the rows whose logits are computed, [num_wanted].
-        rows: the same rows in the form that attention takes.
+        rows: the same rows with the cache slots that attention reads and writes.
     """
 
     input_ids: torch.Tensor

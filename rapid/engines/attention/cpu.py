@@ -4,7 +4,7 @@ The kernel gives each thread one head of one batch element and up to 32 of its q
 the keys. It reads any strided view, so the forms differ only in which dimension is passed as heads
 and which as the batch:
 
-* `packed`: all rows of a KV head at once, as they come. It is the fastest but in two cases.
+* `packed`: all rows of a KV head at once, as they come. It is the fastest except in two cases.
 * `row_by_row`: two rows in bfloat16 become two heads that share their keys by a zero stride. A
   single row takes a matrix-vector product. Several are multiplied as a matrix, for which the keys
   are repacked; that costs more than reading the keys twice, the second time from the CPU's cache.
@@ -38,14 +38,14 @@ Form = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], "Partial"]
 def partial(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
 ) -> Partial:
-    """Compute `rapid.engines.attention.ragged.partial` in the fastest form."""
+    """Compute `rapid.engines.attention.ragged.partial` in the fastest form for the shapes."""
     if is_causal:
         return _flash(query, key, value, scale, is_causal=True)
     return form_for(query, key)(query, key, value, scale)
 
 
 def attend_single_rows(inputs: AttentionInputs, spans: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """Attend for sequences that each have one row and one run of keys, as in plain decoding.
+    """Compute attention for sequences with one row and one run of keys, as in plain decoding.
 
     Args:
         inputs: see `AttentionInputs`.
@@ -82,14 +82,14 @@ def form_for(query: torch.Tensor, key: torch.Tensor) -> Form:
 
 
 def packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> Partial:
-    """Attend with one call on the tensors as they are."""
+    """Compute attention in one call, on the tensors as they are."""
     return _flash(query, key, value, scale)
 
 
 def row_by_row(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
 ) -> Partial:
-    """Attend with rows as heads and KV heads as the batch; the query is [1, h, rows, d]."""
+    """Compute attention with rows as heads and KV heads as batch; query is [1, h, rows, d]."""
     rows = query.shape[2]
     output, lse = _flash(
         query[0, :, :, None],
@@ -101,7 +101,7 @@ def row_by_row(
 
 
 def split(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> Partial:
-    """Attend to parts of the keys and merge them; the query is [1, h, rows, d].
+    """Compute attention over equal parts of the keys and merge them; query is [1, h, rows, d].
 
     The number of parts gives every thread the same amount of work.
     """

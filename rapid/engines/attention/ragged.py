@@ -81,7 +81,7 @@ def ragged_attention(
 
 
 def attend_by_runs(inputs: AttentionInputs, kernel: PartialKernel | None = None) -> torch.Tensor:
-    """Attend (see `Attend`) sequence by sequence and run by run, and to shared prefixes once.
+    """Compute `Attend` by sequence and by run of keys, reading each shared prefix once.
 
     Args:
         inputs: see `AttentionInputs`.
@@ -98,12 +98,12 @@ def attend_by_runs(inputs: AttentionInputs, kernel: PartialKernel | None = None)
 
 
 def _attend_together(inputs: AttentionInputs, prefix: SharedPrefix) -> dict[int, torch.Tensor]:
-    """Attend for the sequences of a shared prefix.
+    """Compute attention for the sequences that share a prefix.
 
-    The rows of all of them are packed as those of one sequence to read the prefix once.
+    Their rows are packed as if they were one sequence, so that the prefix is read once.
 
     Returns:
-        By the sequence's index, [1, rows, heads, d].
+        The output of each sequence, [1, rows, heads, d], by the sequence's index.
     """
     query = inputs.query
     num_kv_heads, _, head_dim = inputs.keys.shape
@@ -249,7 +249,7 @@ def _blockwise_causal(
 def plain_partial(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
 ) -> Partial:
-    """Compute `partial` by its formula: the specification, and the path of other devices."""
+    """Compute `partial` from its formula, as the reference and for devices without a kernel."""
     scores = torch.matmul(query, key.transpose(-1, -2)).float() * scale
     if is_causal:
         rows = scores.shape[-1]

@@ -1,4 +1,4 @@
-"""What every attention kernel takes: the rows of a forward and one layer's tensors of them."""
+"""Inputs of the attention kernels: the rows of a forward, and the tensors of one layer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PartialKernel(Protocol):
 
 
 class Attend(Protocol):
-    """Attention of ragged rows whose keys and values are already stored in the cache."""
+    """Attention kernel for ragged rows whose keys and values are already in the cache."""
 
     def __call__(self, inputs: AttentionInputs) -> torch.Tensor:
         """Attend for all rows and return [1, rows, heads, head_dim]."""
@@ -56,14 +56,14 @@ class Kernels:
 
 @dataclass(slots=True)
 class RaggedRows:
-    """The rows of a batch as attention takes them.
+    """Rows of the sequences in a batch, with the cache slots that they read and write.
 
     Attributes:
         cache: KV cache of the batch.
         segments: one per sequence, together covering all rows.
         slots: slot of the cache that each row's key and value go to, int64 [rows].
-        kernels: attention kernels; None attends run by run with `partial`.
-        memo: values that the layers derive from the batch and share (see `once`).
+        kernels: attention kernels; None computes each run of keys with `partial`.
+        memo: values computed once per batch and shared by its layers (see `once`).
     """
 
     cache: KVCache
@@ -73,7 +73,7 @@ class RaggedRows:
     memo: dict[Hashable, object] = field(default_factory=dict)
 
     def once(self, name: Hashable, make: Callable[[], Made]) -> Made:
-        """Return what `make` returned on the first call with this name; layers share it."""
+        """Return the result of `make`, which is called once per name and shared by all layers."""
         if name not in self.memo:
             self.memo[name] = make()
         return cast(Made, self.memo[name])
@@ -93,14 +93,14 @@ class RaggedRows:
         return [one.all_spans[0] for one in self.segments] if is_plain else []
 
     def prefixes(self) -> list[SharedPrefix]:
-        """Return the prefixes that several of the sequences share."""
+        """Return the prefixes that two or more of the sequences share."""
         return self.once("prefixes", lambda: shared_prefixes(self.segments))
 
     def stretches(self) -> list[tuple[slice, RaggedRows]]:
-        """Split the batch into stretches of neighbouring sequences, all steps or all chunks.
+        """Split the batch into neighbouring sequences that are all steps or all prefill chunks.
 
         Returns:
-            Per stretch its rows in the batch, and the stretch as a batch of its own.
+            For each part, its rows in this batch and a `RaggedRows` of its own.
         """
         if len({segment.is_step for segment in self.segments}) == 1:
             return [(slice(None), self)]
@@ -122,7 +122,7 @@ class RaggedRows:
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """What one layer's attention computes over: the batch's rows, and the KV of all slots.
+    """Inputs of one layer's attention: the rows of a batch and the KV of all slots.
 
     Attributes:
         query: queries of the rows, [1, heads, rows, head_dim].
@@ -143,7 +143,7 @@ class AttentionInputs:
     scale: float
 
     def stretches(self) -> list[AttentionInputs]:
-        """Return the inputs of each stretch of the batch (see `RaggedRows.stretches`), in order."""
+        """Split the inputs into steps and prefill chunks, as `RaggedRows.stretches` does."""
         stretches = self.rows.stretches()
         if len(stretches) == 1:
             return [self]

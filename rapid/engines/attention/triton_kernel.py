@@ -58,7 +58,7 @@ def key_table(segments: list[Segment], num_blocks: int | None = None) -> np.ndar
 
 
 def _blocks(spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first slot of each block, and the keys before each with the total at the end."""
+    """Return the first slot of each block, and the cumulative key counts from 0 to the total."""
     slots = [np.arange(start, stop, BLOCK_KEYS) for start, stop in spans]
     counts = [
         np.minimum(stop - first, BLOCK_KEYS) for first, (_, stop) in zip(slots, spans, strict=True)
@@ -67,9 +67,9 @@ def _blocks(spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def attend_by_blocks(inputs: AttentionInputs) -> torch.Tensor:
-    """Attend (see `Attend`) for steps.
+    """Compute attention for a batch of steps, as `Attend` defines it.
 
-    The table (`key_table`) is taken from `rows.memo` if it is there, already on the device.
+    The `key_table` is built on the first call for a batch and kept on the device in `rows.memo`.
     """
     rows, device = inputs.rows, inputs.keys.device
     table = rows.once(
@@ -81,7 +81,7 @@ def attend_by_blocks(inputs: AttentionInputs) -> torch.Tensor:
 def attend_to_table(
     inputs: AttentionInputs, table: torch.Tensor, splits: int | None = None
 ) -> torch.Tensor:
-    """Attend causally from the rows of each sequence, its last positions, to all its keys.
+    """Compute causal attention of each sequence's rows, its last positions, to all its keys.
 
     Args:
         inputs: see `AttentionInputs`; `query` is contiguous in its head_dim, `keys` and `values`
@@ -155,7 +155,7 @@ def attend_to_table(
 def _splits(device: torch.device, num_programs: int, num_blocks: int) -> int:
     """Return the number of programs per sequence and KV head.
 
-    Programs of unequal work then fill the device; no program is without a block to read.
+    It is large enough to fill the device, but leaves every program at least one block.
     """
     processors = 8
     if device.type == "cuda":
@@ -190,7 +190,7 @@ def _attend_to_split(
     HEADER: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Attend for one KV head of one sequence over one share of its blocks."""
+    """Compute attention for one KV head of one sequence over one share of its blocks."""
     split, kv_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     line = table + sequence * width
     first_row, own_rows, own_blocks = tl.load(line), tl.load(line + 1), tl.load(line + 2)

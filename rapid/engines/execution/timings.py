@@ -18,9 +18,9 @@ _SWEEPS = 4  # Gauss-Seidel sweeps for each step
 
 
 class StepCosts:
-    """Seconds that a step takes without prefill rows, and that each such row adds at its depth.
+    """Model of a step's seconds: a base without prefill rows, plus a cost per prefill row.
 
-    The model is::
+    The depth of a row is the number of tokens before it. The model is::
 
         seconds = base + rows * (a + b * depth)    beside other rows
         seconds = start + rows * (a + b * depth)   alone
@@ -48,16 +48,16 @@ class StepCosts:
         return self.base_s.value is None or self._num_chunks >= _STEPS_BETWEEN_PROBES
 
     def forget_base(self) -> None:
-        """Discard the base, so that it is measured anew before prefill goes on beside others."""
+        """Discard the base, so that it is measured again before prefill runs beside other work."""
         self.base_s.clear()
 
     @property
     def start_s(self) -> float:
-        """Fixed seconds of a step of prefill rows alone; the base until one was observed."""
+        """Fixed seconds of a step with prefill rows only; the base until one was observed."""
         return self._fitted[0] if self._products[0][0] else self.base_s.value or 0.0
 
     def row_s(self, depth: int) -> float:
-        """Return the seconds that a prefill row at `depth` adds; 0 if unknown or too small."""
+        """Return the seconds that a prefill row at `depth` adds; 0 before one was observed."""
         return self._fitted[1] + self._fitted[2] * depth
 
     def observe(self, seconds: float, prefills: Iterable[Feed], *, is_alone: bool) -> None:

@@ -186,7 +186,7 @@ class StepGraphs:
 
 
 def _timed(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:
-    """Return the result of the last run and the seconds of the fastest; steps can be repeated."""
+    """Call `run` several times; return the last result and the seconds of the fastest call."""
     times = []
     for _ in range(REPEATS):
         start = time.perf_counter()
@@ -202,7 +202,7 @@ def _stored(batch: Batch) -> torch.Tensor:
 
 
 def _difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Return the norm of the error as a share of that of `wanted`; NaN if either holds NaN."""
+    """Return the relative error of `found`, ``|found - wanted| / |wanted|``; NaN if any is NaN."""
     return float((found.float() - wanted.float()).norm() / wanted.float().norm())
 
 
@@ -225,7 +225,7 @@ def shape_of(batch: Batch) -> Shape | None:
 
 
 class GraphCapture:
-    """A `Capture` on the current CUDA device; other threads may go on computing meanwhile.
+    """A `Capture` on the current CUDA device, during which other threads may keep computing.
 
     Its graphs share one pool of memory: they run one at a time, and the result of one is read
     before the next runs.

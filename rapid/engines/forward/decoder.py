@@ -94,7 +94,7 @@ class Decoder:
         Args:
             input_ids: [1, rows].
             position_ids: [1, rows].
-            rows: the same rows in the form that attention takes.
+            rows: the same rows with the cache slots that attention reads and writes.
 
         Returns:
             [1, rows, hidden].

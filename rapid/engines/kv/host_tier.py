@@ -38,8 +38,9 @@ class Move:
 class HostTier:
     """Least-recently-used cache, in host memory, of pages evicted from the engine's pool.
 
-    The engine guards it like `PrefixCache`, except for `make`, which runs on the compute thread
-    between two forwards, so that a page is copied out before its next holder writes into it.
+    Like those of `PrefixCache`, its methods are called with the engine's lock held, except for
+    `make`, which runs on the compute thread between two forwards, so that a page is copied out
+    before its next holder writes into it.
 
     Attributes:
         pace: Measured pace of restoring and of computing pages.
@@ -65,13 +66,13 @@ class HostTier:
                 self._page_of.move_to_end(name)
 
     def forget(self) -> None:
-        """Drop all pages and ordered copies, after a failed copy left the content unknown."""
+        """Drop all pages and queued copies, after a failed copy left the content unknown."""
         self._page_of.clear()
         self._moves.clear()
         self._free = list(range(self._num_pages))
 
     def keep(self, name: bytes, page: int) -> None:
-        """Order the copy of a page that leaves the engine's pool, if there is room for it.
+        """Queue the copy of a page that leaves the engine's pool, if there is room for it.
 
         Pages named in the last `want` are not evicted for it.
         """
@@ -85,7 +86,7 @@ class HostTier:
         self._moves.append(Move(name, page, host_page, is_restore=False))
 
     def restore(self, name: bytes, page: int) -> None:
-        """Order the copy of a page back into the engine's pool, if it is here and that is faster.
+        """Queue the copy of a page into the engine's pool, if it is held and copying is faster.
 
         See `RestorePace.is_restoring_faster`.
         """

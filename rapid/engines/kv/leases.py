@@ -36,7 +36,7 @@ from rapid.ports import Clock
 
 @dataclass(eq=False)
 class Lease:
-    """Room of one request on an engine.
+    """A lease: the KV pages and sequences of one request on an engine.
 
     Attributes:
         request: The request that the lease was opened for.
@@ -87,7 +87,7 @@ def _line_of(waiter: Waiter) -> str | None:
 class LeaseLedger:
     """Open leases, and the queue of those that wait for pages or for one of `max_leases` places.
 
-    The ledger is not thread-safe by itself: the engine guards it.
+    The ledger is not thread-safe: its methods are called with the engine's lock held.
 
     Attributes:
         pool: The pages.
@@ -117,7 +117,7 @@ class LeaseLedger:
     def prepare(self, request: LeaseRequest, on_open: Callable[[Lease | None], None]) -> Waiter:
         """Return a waiter for a request, with its prompt's pages named.
 
-        Naming takes a while for a long prompt, and needs no guard.
+        Naming takes a while for a long prompt and does not need the engine's lock.
         """
         names = page_names(request.prompt_ids, self.page_tokens, request.tenant)
         return Waiter(request, on_open, names)
@@ -176,7 +176,7 @@ class LeaseLedger:
         return lease
 
     def is_open(self, lease: Lease) -> bool:
-        """Return whether this very lease, and not a later one of its id, is open."""
+        """Return whether this lease, and not a later one with the same id, is open."""
         return self._open.get(lease.lease_id) is lease
 
     def touch(self, lease: Lease) -> None:
@@ -302,7 +302,7 @@ class LeaseLedger:
         return is_place_left and self.prefixes.fits(waiter.page_names, num_pages, num_kept)
 
     def _capacity(self, request: LeaseRequest, num_prompt: int) -> int:
-        """Return the most tokens one choice may hold; its last block may pass the answer's end."""
+        """Return the most tokens of one choice: prompt, answer and a last block beyond its end."""
         longest = num_prompt + request.max_tokens + request.speculation.max_draft
         return min(longest, self.max_context)
 

@@ -3,7 +3,7 @@
 A call is a small state machine over one sequence (prefill: over all sequences of a lease). In every
 step the engine takes the next rows of the selected work (`feed`) and hands back their logits
 (`take`), until the work is done. All of this runs on the engine's compute thread. A call is checked
-against the state of its sequence in `begin`, because only then is that state at rest.
+against the state of its sequence in `begin`, because only then does no other call change it.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ class Work(ABC):
         self._began = time.perf_counter()
 
     def advance(self) -> None:  # noqa: B027 (most work does not depend on other work)
-        """Take over KV that other work computed; called for prefills before every forward.
+        """Use KV that other work has computed; called for prefills before every forward.
 
-        The engine holds its guard.
+        The caller holds the engine's lock.
         """
 
     def share(self) -> None:  # noqa: B027 (most work computes nothing that others could use)
-        """Publish KV that other work may use; called after every forward with the work's rows.
+        """Publish KV for other work to use; called after every forward that had rows of this work.
 
-        The engine holds its guard.
+        The caller holds the engine's lock.
         """
 
     @property
@@ -71,7 +71,7 @@ class Work(ABC):
 
     @abstractmethod
     def feed(self, limit: int) -> Feed:
-        """Return the rows for the next forward; only a prefill is sure to keep to `limit` rows."""
+        """Return the rows for the next forward; only prefills keep to `limit` rows."""
 
     @abstractmethod
     def take(self, logits: torch.Tensor) -> None:
@@ -84,7 +84,7 @@ class Work(ABC):
 
     @property
     def depth(self) -> int:
-        """Number of tokens before the next row; only a prefill has it."""
+        """Number of tokens before the next row; 0 except for prefills."""
         return 0
 
     @property
@@ -96,8 +96,8 @@ class Work(ABC):
 class SequenceWork(Work):
     """Work on one choice, which must be prefilled.
 
-    Rows whose logits it does not need, of tokens committed elsewhere meanwhile, come first and in
-    chunks.
+    Tokens that were committed elsewhere in the meantime are computed first, in chunks; their logits
+    are not needed.
     """
 
     def __init__(self, lease: Lease, choice: int) -> None:

@@ -1,4 +1,4 @@
-"""Prefill of a lease: the KV of its prompt, for all its choices."""
+"""Prefill: computation of the KV of a lease's prompt, for every choice."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Prefill(Work):
 
     @override
     def advance(self) -> None:
-        """Take over the pages that other prefills computed; may finish the work."""
+        """Use the pages that other prefills have computed since; may finish the work."""
         first, pages = self.lease.sequences[0], self.lease.prompt_pages
         page = first.num_computed // self._page_tokens
         page += self._prefixes.num_in_a_row(pages, page, computed=True)
@@ -76,7 +76,7 @@ class Prefill(Work):
         self._current().num_computed += self._num_fed
 
     def _end_of_gap(self) -> int:
-        """Return where the next computed page begins, else where the prompt ends, in tokens."""
+        """Return the token at which the next computed page begins, or the end of the prompt."""
         pages = self.lease.prompt_pages
         page = self.lease.sequences[0].num_computed // self._page_tokens
         page += self._prefixes.num_in_a_row(pages, page, computed=False)
