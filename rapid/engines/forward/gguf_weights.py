@@ -63,7 +63,8 @@ def read_weights(
         stored = data[place.start : place.start + place.num_bytes]
         kind = GGMLQuantizationType(place.type_id)
         try:
-            numbers = dequantize(_typed(stored, kind, place.shape), kind).reshape(place.shape)
+            rows = stored.reshape((*place.shape[:-1], -1))  # of bytes
+            numbers = dequantize(rows, kind).reshape(place.shape)
         except (NotImplementedError, ValueError) as error:
             raise ConfigurationError(
                 f"{header.path}: the tensor {name} is stored as {kind.name}, which cannot be "
@@ -75,12 +76,6 @@ def read_weights(
         # `dequantize` may return a view of the read-only file.
         weights[_renamed(header, name)] = torch.from_numpy(np.array(numbers)).to(dtype)
     return weights
-
-
-def _typed(stored: Any, kind: Any, shape: tuple[int, ...]) -> Any:
-    """Return stored bytes as `gguf.quants.dequantize` takes them: rows of blocks, or of numbers."""
-    width = {"F32": np.float32, "F16": np.float16}.get(kind.name)
-    return stored.view(width) if width else stored.reshape((*shape[:-1], -1))
 
 
 def _halves_apart(numbers: Any, num_heads: int) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from rapid.checkpoints.facts import ModelFacts, read_model_facts
 from rapid.checkpoints.files import checkpoint_source, load_tokenizer, read_eos_ids
@@ -141,11 +141,12 @@ def _load_weights(
         settings["device_map"] = "auto"
     elif is_quantized:
         settings["device_map"] = {"": device}
-    weights = None
+    weights, model_class = None, AutoModelForCausalLM
     if is_gguf(source):
         weights = read_weights(read_header(source), read_settings(source), dtype)
+        model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
     try:
-        model, read = AutoModelForCausalLM.from_pretrained(
+        model, read = model_class.from_pretrained(
             source if weights is None else None,
             state_dict=weights,
             config=model_config,
