@@ -1,4 +1,4 @@
-"""The catalogue: models with a short name, where they come from, and where they lie on this machine.
+"""The catalogue: models with a short name, where they come from, and where they lie here.
 
 A model is fetched by ``rapid models get`` only (`rapid.checkpoints.fetching`); nothing else
 downloads one of these files.

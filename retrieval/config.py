@@ -146,8 +146,9 @@ class RetrievalConfig(_Config):
     @model_validator(mode="after")
     def _embedder_reads_whole_chunks(self) -> Self:
         embedder = self.embedder
-        cuts = not isinstance(embedder, LexicalEmbedderConfig)
-        if cuts and embedder.max_length < self.chunk_tokens:
+        if isinstance(embedder, LexicalEmbedderConfig):
+            return self
+        if embedder.max_length < self.chunk_tokens:
             raise ValueError(
                 f"chunks of {self.chunk_tokens} tokens would be cut at {embedder.max_length}: "
                 "raise embedder.max_length or lower chunk_tokens"

@@ -31,8 +31,9 @@ def list_models() -> None:
     table.add_column("tokens", justify="right")
     table.add_column("here")
     for entry in CATALOGUE:
-        is_file = isinstance(entry, CatalogueFile)
-        here = ("yes" if entry.path.exists() else "no") if is_file else "in the hub's cache"
+        here = "by the hub's cache"
+        if isinstance(entry, CatalogueFile):
+            here = "yes" if entry.path.exists() else "no"
         table.add_row(
             entry.name,
             entry.summary,

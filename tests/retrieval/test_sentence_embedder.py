@@ -17,7 +17,12 @@ from retrieval.embedding import SentenceEmbedder
 from tests.retrieval.tokens import words
 
 VOCABULARY = ["[PAD]", "[UNK]", "the", "harbor", "of", "belaron", "is", "tessin", "mayor", "vael"]
-PASSAGES = ["the harbor of belaron is tessin", "the mayor is vael", "of the of", "mayor harbor vael"]
+PASSAGES = [
+    "the harbor of belaron is tessin",
+    "the mayor is vael",
+    "of the of",
+    "mayor harbor vael",
+]
 HIDDEN = 16
 
 

@@ -114,16 +114,18 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     path = tiny_gguf.write(tmp_path / "m.gguf", **changes)
-    with pytest.raises(ConfigurationError, match=message) as refused:
+
+    def look_at_it() -> None:
         facts(path)
         ChatText.load(str(path))
+
+    with pytest.raises(ConfigurationError, match=message) as refused:
+        look_at_it()
     assert "\n" not in str(refused.value)
 
 
 def test_stored_frequencies_are_fine_beside_their_configuration(tmp_path: Path) -> None:
-    path = tiny_gguf.write(
-        tmp_path / "m.gguf", extra={"rope_freqs.weight": np.ones(8, np.float32)}
-    )
+    path = tiny_gguf.write(tmp_path / "m.gguf", extra={"rope_freqs.weight": np.ones(8, np.float32)})
     assert facts(path, rope_scaling={"rope_type": "linear", "factor": 2}).num_positions == 1024
 
 
@@ -161,7 +163,8 @@ def test_torch_is_not_needed(tmp_path: Path) -> None:
     path = tiny_gguf.write(tmp_path / "m.gguf")
     code = (
         "import sys; from rapid.checkpoints.text import ChatText;"
-        "from rapid.checkpoints.facts import read_model_facts; from rapid.config import EngineConfig;"
+        "from rapid.checkpoints.facts import read_model_facts;"
+        "from rapid.config import EngineConfig;"
         f"ChatText.load({str(path)!r}); read_model_facts(EngineConfig(model={str(path)!r}));"
         "sys.exit('torch' in sys.modules)"
     )
