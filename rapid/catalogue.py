@@ -111,7 +111,7 @@ class CatalogueRepository:
 CATALOGUE: tuple[CatalogueFile | CatalogueRepository, ...] = (
     CatalogueFile(
         name="smollm2-135m",
-        summary="SmolLM2-135M-Instruct, Q4_1: English, on any CPU",
+        summary="SmolLM2-135M-Instruct, English, Q4_1",
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
         num_bytes=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
@@ -128,7 +128,7 @@ CATALOGUE: tuple[CatalogueFile | CatalogueRepository, ...] = (
     ),
     CatalogueFile(
         name="all-minilm-l6-v2",
-        summary="embedder: finds passages by meaning, English",
+        summary="embedder: finds passages by meaning",
         file="all-MiniLM-L6-v2.zip",
         num_bytes=83_319_212,
         sha256="0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592",
@@ -138,7 +138,7 @@ CATALOGUE: tuple[CatalogueFile | CatalogueRepository, ...] = (
     ),
     CatalogueRepository(
         name="qwen2.5-0.5b",
-        summary="Qwen2.5-0.5B-Instruct: a small target",
+        summary="Qwen2.5-0.5B-Instruct, a target",
         repository="Qwen/Qwen2.5-0.5B-Instruct",
         num_bytes=990_000_000,
         licence="Apache-2.0",
@@ -146,7 +146,7 @@ CATALOGUE: tuple[CatalogueFile | CatalogueRepository, ...] = (
     ),
     CatalogueRepository(
         name="qwen2.5-1.5b",
-        summary="Qwen2.5-1.5B-Instruct: drafts for the 0.5B",
+        summary="Qwen2.5-1.5B-Instruct, its drafter",
         repository="Qwen/Qwen2.5-1.5B-Instruct",
         num_bytes=3_090_000_000,
         licence="Apache-2.0",
@@ -154,7 +154,7 @@ CATALOGUE: tuple[CatalogueFile | CatalogueRepository, ...] = (
     ),
     CatalogueRepository(
         name="qwen2.5-coder-0.5b",
-        summary="Qwen2.5-Coder-0.5B-Instruct: a small target for code",
+        summary="Qwen2.5-Coder-0.5B-Instruct, a target",
         repository="Qwen/Qwen2.5-Coder-0.5B-Instruct",
         num_bytes=990_000_000,
         licence="Apache-2.0",
@@ -162,7 +162,7 @@ CATALOGUE: tuple[CatalogueFile | CatalogueRepository, ...] = (
     ),
     CatalogueRepository(
         name="qwen2.5-coder-1.5b",
-        summary="Qwen2.5-Coder-1.5B-Instruct: drafts for the 0.5B",
+        summary="Qwen2.5-Coder-1.5B-Instruct, its drafter",
         repository="Qwen/Qwen2.5-Coder-1.5B-Instruct",
         num_bytes=3_090_000_000,
         licence="Apache-2.0",

@@ -25,13 +25,14 @@ def list_models() -> None:
     from rapid.catalogue import CATALOGUE, CatalogueFile
 
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("name", "what it is", "licence"):
+    table.add_column("name", no_wrap=True)
+    for heading in ("what it is", "licence"):
         table.add_column(heading)
     table.add_column("MB", justify="right")
     table.add_column("tokens", justify="right")
     table.add_column("here")
     for entry in CATALOGUE:
-        here = "by the hub's cache"
+        here = "hub"
         if isinstance(entry, CatalogueFile):
             here = "yes" if entry.path.exists() else "no"
         table.add_row(
@@ -43,7 +44,7 @@ def list_models() -> None:
             here,
         )
     out.print(table)
-    note("tokens: the longest text that a model reads")
+    note("tokens: the longest text that a model reads. hub: kept in the model hub's own cache")
 
 
 @app.command("get")
