@@ -5,7 +5,7 @@ BIN := .venv/bin
 CONFIG ?= serve_config.yaml
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: install lint check test test-gpu test-mutants run stop bench bench-quick eval eval-quick clean
+.PHONY: install lint check test test-gpu test-mutants run run-text stop bench bench-quick eval eval-quick clean
 
 install: .venv/.installed
 
@@ -35,7 +35,11 @@ test-mutants: install  # a quarter of an hour; makes mistakes in copies, and say
 run: install         # until Ctrl-C or `make stop`
 	@$(BIN)/rapid serve $(CONFIG)
 
-stop:                # ends what `make run` started, nothing else
+run-text: install    # your own English text; fetches two small models (182 MB) the first time
+	@$(BIN)/rapid models get smollm2-135m all-minilm-l6-v2
+	@$(BIN)/rapid serve cluster/configs/own-text.yaml
+
+stop:                # ends what `make run` or `make run-text` started, nothing else
 	@test ! -x $(BIN)/rapid || $(BIN)/rapid stop
 
 # Each script says what it measures and how long it takes, and keeps its results.

@@ -138,7 +138,8 @@ class EngineConfig(Frozen):
     """Settings of one engine: its model and the memory for its sequences.
 
     Attributes:
-        model: A checkpoint directory, a hub name, ``embedded:target`` or ``embedded:drafter``.
+        model: A checkpoint directory, a GGUF file (``*.gguf``), a hub name, a name that
+            ``rapid models list`` shows, ``embedded:target`` or ``embedded:drafter``.
         dtype: Data type of weights and KV; ``auto`` is bfloat16 on CUDA and float32 on a CPU.
         device: ``cpu``, ``cuda`` or an index such as ``cuda:1``. ``auto`` takes CUDA when present;
             ``balanced`` spreads the layers with accelerate.

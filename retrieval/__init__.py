@@ -1,8 +1,8 @@
 """Retrieval of context from documents: chunking, embedding, storage and ranking.
 
 The package needs neither Ray nor a language model. A script calls `retrieve_context`; a service
-opens a `Retriever` with `open_retriever`. Qdrant, torch and FlagEmbedding are imported only where
-they are used.
+opens a `Retriever` with `open_retriever`. Qdrant, torch, FlagEmbedding and
+sentence-transformers are imported only where they are used.
 """
 
 from rapid.messages import Document
@@ -13,6 +13,7 @@ from retrieval.embedding import (
     Embedder,
     Embedding,
     LexicalEmbedder,
+    SentenceEmbedder,
     make_embedder,
 )
 from retrieval.errors import (
@@ -47,6 +48,7 @@ __all__ = [
     "RetrievedChunk",
     "RetrievedContext",
     "Retriever",
+    "SentenceEmbedder",
     "StoreUnavailable",
     "UnknownDocument",
     "chunk_text",

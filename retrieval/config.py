@@ -34,6 +34,21 @@ class BGEM3EmbedderConfig(_Config):
     batch_size: int = Field(16, ge=1, description="Chunks in one forward pass.")
 
 
+class SentenceEmbedderConfig(_Config):
+    """Settings of a small sentence-transformers model with BM25 beside it, which a CPU can run."""
+
+    kind: Literal["sentence-transformers"]
+    model: str = Field(
+        "all-minilm-l6-v2",
+        description="A name of 'rapid models list', a local folder, or a hub name.",
+    )
+    device: str = Field("cpu", description="One device.")
+    max_length: int = Field(
+        256, ge=16, le=8192, description="Tokens of the embedder; longer chunks are cut there."
+    )
+    batch_size: int = Field(16, ge=1, description="Chunks in one forward pass.")
+
+
 class LocalStoreConfig(_Config):
     """Settings of an in-memory Qdrant in this process, for thousands of chunks."""
 
@@ -83,7 +98,10 @@ class ServerStoreConfig(_Config):
         return os.environ[self.api_key_env]
 
 
-EmbedderConfig = Annotated[LexicalEmbedderConfig | BGEM3EmbedderConfig, Field(discriminator="kind")]
+EmbedderConfig = Annotated[
+    LexicalEmbedderConfig | BGEM3EmbedderConfig | SentenceEmbedderConfig,
+    Field(discriminator="kind"),
+]
 StoreConfig = Annotated[LocalStoreConfig | ServerStoreConfig, Field(discriminator="kind")]
 
 
@@ -128,7 +146,9 @@ class RetrievalConfig(_Config):
     @model_validator(mode="after")
     def _embedder_reads_whole_chunks(self) -> Self:
         embedder = self.embedder
-        if isinstance(embedder, BGEM3EmbedderConfig) and embedder.max_length < self.chunk_tokens:
+        if isinstance(embedder, LexicalEmbedderConfig):
+            return self
+        if embedder.max_length < self.chunk_tokens:
             raise ValueError(
                 f"chunks of {self.chunk_tokens} tokens would be cut at {embedder.max_length}: "
                 "raise embedder.max_length or lower chunk_tokens"

@@ -1,4 +1,4 @@
-"""Embedders behind one protocol: BM25 term counts (no model weights), or BGE-M3.
+"""Embedders behind one protocol: BM25 term counts (no model weights), BGE-M3, or a small model.
 
 Embedders block while they compute; asynchronous callers run them in a thread.
 """
@@ -18,7 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.config import BGEM3EmbedderConfig, EmbedderConfig
+from rapid.catalogue import local_path
+from rapid.errors import ConfigurationError
+from retrieval.config import BGEM3EmbedderConfig, EmbedderConfig, SentenceEmbedderConfig
 from retrieval.errors import EmbedderFailed
 
 
@@ -86,13 +88,15 @@ class Embedder(Protocol):
 
 
 def make_embedder(config: EmbedderConfig) -> Embedder:
-    """Build the configured embedder; for BGE-M3 this loads the model.
+    """Build the configured embedder, and load its model where it has one.
 
     Raises:
         EmbedderFailed: If the model cannot be loaded.
     """
     if isinstance(config, BGEM3EmbedderConfig):
         return BGEM3Embedder(config)
+    if isinstance(config, SentenceEmbedderConfig):
+        return SentenceEmbedder(config)
     return LexicalEmbedder()
 
 
@@ -246,6 +250,76 @@ class BGEM3Embedder:
                 encoded["dense_vecs"], encoded["lexical_weights"], strict=True
             )
         ]
+
+
+class SentenceEmbedder:
+    """A sentence-transformers embedder: dense vectors (cosine), and BM25 term weights beside them.
+
+    The dense vectors find a passage that says the same in other words, the term weights find names
+    and numbers, which small models confuse; the store fuses both rankings.
+
+    Attributes:
+        floor: The least dense cosine, 0.25.
+        space: Dense vectors of the model's size, and term weights with IDF.
+    """
+
+    floor = 0.25
+
+    def __init__(self, config: SentenceEmbedderConfig) -> None:
+        """Load the model; importing sentence-transformers alone takes seconds.
+
+        Raises:
+            EmbedderFailed: If the model is missing, has not been fetched, or cannot be loaded.
+        """
+        self._config = config
+        self._lock = threading.Lock()
+        self._words = LexicalEmbedder()
+        try:
+            folder = local_path(config.model)
+        except ConfigurationError as error:
+            raise EmbedderFailed(str(error)) from error
+        try:
+            from sentence_transformers import SentenceTransformer
+
+            self._model: Any = SentenceTransformer(folder, device=config.device)
+        except Exception as error:
+            raise EmbedderFailed(
+                f"cannot load the embedder {config.model!r}: {error}. Give embedder.model a folder "
+                "of sentence-transformers, or a hub name"
+            ) from error
+        self._model.max_seq_length = config.max_length
+        size = int(self._model.get_embedding_dimension())
+        self.space = VectorSpace(dense_size=size, sparse=True, idf=True)
+
+    def embed_passages(self, texts: Sequence[str]) -> list[Embedding]:
+        """Embed passages, `batch_size` of them in a forward pass.
+
+        Raises:
+            EmbedderFailed: If the model raises.
+        """
+        step = self._config.batch_size
+        dense = [d for i in range(0, len(texts), step) for d in self._dense(texts[i : i + step])]
+        words = self._words.embed_passages(texts)
+        return [Embedding(d, each.sparse) for d, each in zip(dense, words, strict=True)]
+
+    def embed_query(self, text: str) -> Embedding:
+        """Embed a query.
+
+        Raises:
+            EmbedderFailed: If the model raises.
+        """
+        return Embedding(self._dense([text])[0], self._words.embed_query(text).sparse)
+
+    def _dense(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return unit vectors, [len(texts), dense_size]."""
+        try:
+            with self._lock:
+                vectors: NDArray[np.float32] = self._model.encode(
+                    list(texts), normalize_embeddings=True, show_progress_bar=False
+                )
+        except Exception as error:
+            raise EmbedderFailed(f"the embedder failed on {len(texts)} texts: {error}") from error
+        return vectors
 
 
 def _checkpoint(model: str) -> str:

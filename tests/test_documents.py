@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rapid.catalogue import find
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -22,6 +24,23 @@ def test_the_way_from_the_paper_code_runs(capsys):
     answer, kept = capsys.readouterr().out.strip().splitlines()
     assert answer
     assert re.fullmatch(r"\d+ of \d+ drafted tokens kept", kept)
+
+
+def test_the_readme_stays_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_every_short_name_that_a_page_shows_is_in_the_catalogue():
+    pages = [ROOT / "README.md", ROOT / "Makefile", *(ROOT / "docs").glob("*.md")]
+    shown = {
+        name
+        for page in pages
+        for line in re.findall(r"rapid models (?:get|path) ([a-z0-9. -]+)", page.read_text())
+        for name in line.split()
+    }
+    assert {"smollm2-135m", "all-minilm-l6-v2"} <= shown
+    for name in shown:
+        find(name)
 
 
 def test_the_plan_is_printed_as_shown():

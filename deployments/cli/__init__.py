@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli import asking, evaluating, keys, planning, samples, serving
+from deployments.cli import asking, evaluating, keys, models, planning, samples, serving
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -49,6 +49,7 @@ app.command("sample-document")(samples.sample_document)
 app.command("serve")(serving.serve)
 app.command("stop")(serving.stop)
 app.command("check-config")(serving.check_config)
+app.add_typer(models.app, name="models")
 app.command("plan")(planning.plan)
 app.command("eval")(evaluating.evaluate)
 app.command("hash-key")(keys.hash_key)

@@ -33,7 +33,7 @@ def plan(
     target: Annotated[
         str,
         _who(
-            help="llama-3.1-8b, ...: a wrong name lists them; or a checkpoint directory.",
+            help="llama-3.1-8b, ...: a wrong name lists them; or a directory or GGUF file.",
             metavar="MODEL",
         ),
     ],
@@ -158,14 +158,16 @@ def _gpu(name: str) -> GPU:
 
 
 def _shape(model: str) -> ModelShape:
+    from rapid.catalogue import CATALOGUE
     from rapid.planning.shapes import KNOWN_SHAPES
 
     if model.lower() in KNOWN_SHAPES:
         return KNOWN_SHAPES[model.lower()][1]
-    if not (Path(model).expanduser().is_dir() or model.startswith("embedded:")):
+    is_path = Path(model).expanduser().exists() or model.startswith("embedded:")
+    if not (is_path or any(entry.name == model.lower() for entry in CATALOGUE)):
         fail(
-            f"no model {model!r} is known: take one of {', '.join(KNOWN_SHAPES)}, or a directory "
-            "with a config.json"
+            f"no model {model!r} is known: take one of {', '.join(KNOWN_SHAPES)}, a name of "
+            "'rapid models list', a GGUF file, or a directory with a config.json"
         )
     from rapid.checkpoints.facts import read_model_facts
     from rapid.config import EngineConfig

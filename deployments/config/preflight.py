@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cluster.placement import PoolConfig
 from deployments.config.serve_config import EnginePoolConfig, ServeConfig
+from rapid.catalogue import local_path
 from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.files import checkpoint_source
 from rapid.checkpoints.memory import check_fits, free_bytes, memory_needs, plan_pages
@@ -15,6 +16,7 @@ from rapid.checkpoints.vocabulary import check_same_vocabulary
 from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError
 from rapid.planning.plan import MemoryNeed
+from retrieval.config import LexicalEmbedderConfig
 
 
 def preflight(config: ServeConfig, *, runs_here: bool = False) -> ServeConfig:
@@ -36,6 +38,9 @@ def preflight(config: ServeConfig, *, runs_here: bool = False) -> ServeConfig:
     if not isinstance(config.drafter, str):
         filled["drafter"] = _checked("drafter", config.drafter)
         check_same_vocabulary(target_text, ChatText.load(config.drafter.engine.model))
+    embedder = config.retriever.retrieval.embedder
+    if not isinstance(embedder, LexicalEmbedderConfig):
+        local_path(embedder.model)  # refuses a model of the catalogue that has not been fetched
     if runs_here:
         _check_memory(filled)
     return config.model_copy(update=filled)

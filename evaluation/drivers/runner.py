@@ -279,6 +279,8 @@ def _weights(config: EngineConfig) -> str | None:
     """Return a digest of a local checkpoint's weights, for large files of their names and sizes."""
     source = Path(checkpoint_source(config.model))
     files = sorted(source.glob("*.safetensors")) if source.is_dir() else []
+    if source.suffix == ".gguf":
+        files = [source]
     if not files:
         return None
     digest = hashlib.blake2b(digest_size=8)

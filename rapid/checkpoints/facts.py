@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rapid.checkpoints.files import checkpoint_source, read_json
+from rapid.checkpoints.gguf import has_own_frequencies
 from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError
 from rapid.planning.shapes import ModelShape
@@ -73,6 +74,11 @@ def read_model_facts(config: EngineConfig) -> ModelFacts:
     positions = settings.get("max_position_embeddings")
     if not isinstance(positions, int):
         raise ConfigurationError(f"{model}: its config.json has no max_position_embeddings")
+    if config.rope_scaling is None and has_own_frequencies(checkpoint_source(config.model)):
+        raise ConfigurationError(
+            f"{model} stores its RoPE frequencies as a tensor, which is not read: set rope_scaling "
+            "to what the config.json of the original says"
+        )
     own = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     num_positions, rope = _reach(config.rope_scaling, own, positions, model)
     num_positions = _seen(settings, config.max_context or num_positions, num_positions, model)

@@ -1,4 +1,4 @@
-"""Location of a checkpoint and its small files; usable without torch."""
+"""Location of a checkpoint, its small files and its tokenizer; usable without torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerFast
 from transformers.utils.hub import cached_file
 
+from rapid.catalogue import local_path
+from rapid.checkpoints.gguf import SUFFIX, is_gguf, read_settings, read_tokenizer
 from rapid.embedded import DRAFTER, TARGET
 from rapid.errors import ConfigurationError
 
@@ -15,25 +18,37 @@ EMBEDDED = {"embedded:target": TARGET, "embedded:drafter": DRAFTER}
 
 
 def checkpoint_source(model: str) -> str:
-    """Return the directory or hub name that transformers loads a model from.
+    """Return the directory, GGUF file or hub name that a model is loaded from.
 
     Raises:
-        ConfigurationError: the name is that of a missing directory or unknown embedded model.
+        ConfigurationError: the name is that of a missing directory or file, of an unknown embedded
+            model, or of a model of the catalogue that has not been fetched.
     """
     if model.startswith("embedded:"):
         if model not in EMBEDDED:
             raise ConfigurationError(f"model {model!r}: embedded models are {', '.join(EMBEDDED)}")
         model = str(EMBEDDED[model])
+    model = local_path(model)
     path = Path(model).expanduser()
-    if path.is_dir():
+    if path.is_dir() or (is_gguf(model) and path.is_file()):
         return str(path)
+    if is_gguf(model):
+        raise ConfigurationError(f"model {model!r}: there is no such {SUFFIX} file")
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ConfigurationError(f"model {model!r}: there is no such checkpoint directory")
     return model
 
 
 def read_json(source: str, filename: str) -> dict[str, Any] | None:
-    """Return the content of one of the checkpoint's JSON files, or None if it has no such file."""
+    """Return the content of one of the checkpoint's JSON files, or None if it has no such file.
+
+    A GGUF file has a ``config.json`` only: its metadata.
+
+    Raises:
+        ConfigurationError: the source is a GGUF file that cannot be used.
+    """
+    if is_gguf(source):
+        return read_settings(source) if filename == "config.json" else None
     try:
         found = cached_file(source, filename)
     except OSError:
@@ -42,6 +57,22 @@ def read_json(source: str, filename: str) -> dict[str, Any] | None:
         return None
     content: dict[str, Any] = json.loads(Path(found).read_text(encoding="utf-8"))
     return content
+
+
+def load_tokenizer(model: str) -> Any:
+    """Load a checkpoint's tokenizer, without its weights.
+
+    Raises:
+        ConfigurationError: the checkpoint has no usable tokenizer.
+    """
+    source = checkpoint_source(model)
+    try:
+        if is_gguf(source):
+            return read_tokenizer(source)
+        return PreTrainedTokenizerFast.from_pretrained(source)
+    except (OSError, ValueError, TypeError) as error:
+        reason = (str(error).strip().splitlines() or [error.__class__.__name__])[0]
+        raise ConfigurationError(f"model {model!r} has no usable tokenizer: {reason}") from error
 
 
 def read_eos_ids(source: str, tokenizer: Any) -> frozenset[int]:

@@ -15,10 +15,9 @@ from datetime import date, datetime, time
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from rapid.checkpoints.files import checkpoint_source, read_eos_ids
+from rapid.checkpoints.files import checkpoint_source, load_tokenizer, read_eos_ids
 from rapid.errors import BadRequest, ConfigurationError
 from rapid.messages import Message
 
@@ -48,24 +47,17 @@ class ChatText:
 
     @classmethod
     def load(cls, model: str) -> ChatText:
-        """Load the tokenizer of a directory, a hub name or an ``embedded:`` model.
+        """Load the tokenizer of a model, named as in `rapid.config.EngineConfig`.
 
         Raises:
             ConfigurationError: the tokenizer or its chat template is missing or unusable.
         """
-        source = checkpoint_source(model)
-        try:
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
-        except (OSError, ValueError, TypeError) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise ConfigurationError(
-                f"model {model!r} has no usable tokenizer: {reason}"
-            ) from error
+        tokenizer = load_tokenizer(model)
         if not tokenizer.chat_template:
             raise ConfigurationError(
                 f"model {model!r} has no chat template: take its instruction-tuned variant"
             )
-        return cls(tokenizer, read_eos_ids(source, tokenizer))
+        return cls(tokenizer, read_eos_ids(checkpoint_source(model), tokenizer))
 
     def encode_chat(
         self, messages: Sequence[Message], *, day: date, add_generation_prompt: bool = True

@@ -1,7 +1,7 @@
 """Loading of checkpoints: their weights, device and dtype.
 
-Device and dtype are decided here and nowhere else. Weights come from safetensors only, and no code
-of a checkpoint is ever run.
+Device and dtype are decided here and nowhere else. Weights come from safetensors, or from a GGUF
+file, whose numbers are dequantized at every start. No code of a checkpoint is ever run.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from rapid.checkpoints.facts import ModelFacts, read_model_facts
-from rapid.checkpoints.files import checkpoint_source, read_eos_ids
+from rapid.checkpoints.files import checkpoint_source, load_tokenizer, read_eos_ids
+from rapid.checkpoints.gguf import is_gguf, read_header, read_settings
 from rapid.checkpoints.memory import _size, check_fits, free_bytes, memory_needs, plan_pages
 from rapid.checkpoints.vocabulary import num_ids
 from rapid.config import EngineConfig
 from rapid.engines.attention import ragged as attention
 from rapid.engines.forward.decoder import decoder_of
+from rapid.engines.forward.gguf_weights import read_weights
 from rapid.engines.forward.quantization import quantization_config
 from rapid.engines.kv.cache import KVLayout
 from rapid.errors import ConfigurationError
@@ -70,7 +72,7 @@ def load_model(config: EngineConfig, *, with_pools: bool = False) -> LoadedModel
     source = checkpoint_source(config.model)
     facts = read_model_facts(config)
     model_config = _transformers_config(source, facts)
-    tokenizer = load_tokenizer(config)
+    tokenizer = load_tokenizer(config.model)
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
     quantization = quantization_config(config.quantization) if config.quantization else None
@@ -139,12 +141,18 @@ def _load_weights(
         settings["device_map"] = "auto"
     elif is_quantized:
         settings["device_map"] = {"": device}
+    weights, model_class = None, AutoModelForCausalLM
+    if is_gguf(source):
+        weights = read_weights(read_header(source), read_settings(source), dtype)
+        model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source,
+        model, read = model_class.from_pretrained(
+            source if weights is None else None,
+            state_dict=weights,
             config=model_config,
             dtype=dtype,
             use_safetensors=True,
+            output_loading_info=True,
             attn_implementation=attention.NAME,
             **settings,
         )
@@ -158,27 +166,20 @@ def _load_weights(
         raise ConfigurationError(
             f"model {config.model!r} cannot be loaded quantized: {_first_line(error)}"
         ) from error
-    return model if "device_map" in settings else model.to(device)
-
-
-def load_tokenizer(config: EngineConfig) -> Any:
-    """Load the checkpoint's tokenizer, without its weights.
-
-    Raises:
-        ConfigurationError: the checkpoint has no usable tokenizer.
-    """
-    try:
-        return PreTrainedTokenizerFast.from_pretrained(checkpoint_source(config.model))
-    except (OSError, ValueError, TypeError) as error:
+    if weights is not None and read["missing_keys"]:
         raise ConfigurationError(
-            f"model {config.model!r} has no usable tokenizer: {_first_line(error)}"
-        ) from error
+            f"model {config.model!r}: the file does not hold {min(read['missing_keys'])}"
+        )
+    return model if "device_map" in settings else model.to(device)
 
 
 def _transformers_config(source: str, facts: ModelFacts) -> Any:
     """Load transformers' configuration and replace its rope (`rope_parameters` in version 5)."""
     try:
-        model_config = AutoConfig.from_pretrained(source)
+        if is_gguf(source):
+            model_config = AutoConfig.for_model(**read_settings(source))
+        else:
+            model_config = AutoConfig.from_pretrained(source)
         if facts.rope_override is not None:
             theta = model_config.rope_parameters["rope_theta"]
             model_config.rope_parameters = {"rope_theta": theta} | facts.rope_override

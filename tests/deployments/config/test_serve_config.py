@@ -9,8 +9,12 @@ from pydantic import ValidationError
 
 from deployments.app import compose
 from deployments.config.serve_config import ServeConfig
+from deployments.config.serve_file import check
+from rapid.catalogue import CatalogueFile, find
+from rapid.errors import ConfigurationError
 from rapid.planning.shapes import KNOWN_SHAPES
 from tests.deployments.test_app import graph
+from tests.rapid import tiny_gguf
 
 ROOT = Path(__file__).parents[3]
 FILES = [ROOT / "serve_config.yaml", *sorted((ROOT / "cluster" / "configs").glob("*.yaml"))]
@@ -31,9 +35,9 @@ def test_every_configuration_of_the_repository_is_valid(path: Path) -> None:
     assert ("Drafter" in deployments) == (config.drafter != "target")
 
 
-def test_the_four_configurations_are_what_they_say() -> None:
+def test_the_configurations_are_what_they_say() -> None:
     configs = {path.stem: ServeConfig.model_validate(args_of(path)) for path in FILES}
-    assert len(configs) == 4
+    assert len(configs) == 5
     upward = configs["llama-3.1-8b-with-70b-drafter"]
     assert upward.target.pool.num_gpus == 1
     assert upward.drafter_pool.pool.num_gpus == 4
@@ -42,6 +46,31 @@ def test_the_four_configurations_are_what_they_say() -> None:
     assert upward.drafter_pool.engine.device == "balanced"
     assert configs["one-gpu-self-speculation"].drafter == "target"
     assert configs["laptop-qwen2.5"].target.pool.num_gpus == 0
+    own = configs["own-text"]
+    assert own.drafter == "target"
+    for name in (own.target.engine.model, own.retriever.retrieval.embedder.model):
+        entry = find(name)
+        assert isinstance(entry, CatalogueFile)
+        assert f"rapid models get {own.target.engine.model}" in (ROOT / "Makefile").read_text()
+        assert name in (ROOT / "Makefile").read_text()
+    assert own.target.pool.num_gpus == 0
+
+
+def test_own_text_passes_the_door_once_its_models_are_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAPID_HOME", str(tmp_path))
+    path = ROOT / "cluster" / "configs" / "own-text.yaml"
+    target, embedder = find("smollm2-135m"), find("all-minilm-l6-v2")
+    with pytest.raises(ConfigurationError, match="run `rapid models get smollm2-135m`"):
+        check(path)
+    target.path.parent.mkdir(parents=True)
+    long = {"llama.context_length": target.context_tokens}
+    tiny_gguf.write(target.path, more=long)
+    with pytest.raises(ConfigurationError, match="run `rapid models get all-minilm-l6-v2`"):
+        check(path)
+    embedder.path.mkdir(parents=True)
+    assert check(path).target.engine.max_context == 8192
 
 
 def test_the_embedded_configuration_fits_two_cores() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+from evaluation.drivers import runner
 from evaluation.drivers.runner import Plan
 from evaluation.loaders import load_items
 from evaluation.results import RESULTS, differences
+from rapid.config import EngineConfig
 from tests.evaluation.embedded_run import MODELS, answered
 from tests.evaluation.tiny_task import tiny_task
+from tests.rapid import tiny_gguf
 
 
 def test_a_run_that_is_finished_is_not_run_again(tmp_path):
@@ -42,3 +46,12 @@ def test_the_configuration_tells_runs_of_other_items_models_and_settings_apart()
         changes = [told.split(":")[0] for told in differences(known, other.configuration())]
         assert key in changes
     assert differences(known, plan.configuration()) == []
+
+
+def test_gguf_files_of_other_weights_are_told_apart(tmp_path: Path) -> None:
+    whole = tiny_gguf.write(tmp_path / "whole.gguf")
+    tied = tiny_gguf.write(tmp_path / "tied.gguf", without="output.weight")
+    described = [runner._model(EngineConfig(model=str(path))) for path in (whole, tied)]
+    assert described[0]["weights"]
+    assert described[0]["weights"] != described[1]["weights"]
+    assert described[0]["shape"]["layers"] == tiny_gguf.LAYERS

