@@ -175,8 +175,8 @@ class TextStream:
                 break
             self.num_tokens += 1
             if token_id not in self._hidden:
-                first, self._begun = not self._begun, True
-                piece = self._pieces.first(token_id) if first else self._pieces[token_id]
+                piece = self._pieces[token_id] if self._begun else self._pieces.first(token_id)
+                self._begun = self._begun or not self._pieces.is_padding(token_id)
                 texts.append(self._release(self._decoder.decode(piece)))
         return "".join(texts)
 
@@ -222,7 +222,7 @@ class _Pieces(dict[int, bytes]):
 
     def __missing__(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id)
-        if token is None:  # padding of the logits
+        if token is None:
             piece = b""
         elif self._is_byte_level:
             piece = _spelled_bytes(token)
@@ -233,6 +233,10 @@ class _Pieces(dict[int, bytes]):
             piece = whole[len(self._decode(self._anchor)) :].encode()
         self[token_id] = piece
         return piece
+
+    def is_padding(self, token_id: int) -> bool:
+        """Return whether the id is beyond the vocabulary: padding of the logits, without text."""
+        return self._backend.id_to_token(token_id) is None
 
     def first(self, token_id: int) -> bytes:
         """Return the token's bytes where it begins the text."""
