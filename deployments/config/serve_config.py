@@ -137,6 +137,11 @@ class ServeConfig(Frozen):
         return self.target if isinstance(self.drafter, str) else self.drafter
 
     @property
+    def drafts_with_model(self) -> bool:
+        """Whether a model drafts, which reads what retrieval finds."""
+        return self.drafter != "prompt_lookup"
+
+    @property
     def pools(self) -> dict[str, PoolConfig]:
         """The pool settings of every deployment, by its name in lower case."""
         pools = {
@@ -144,16 +149,16 @@ class ServeConfig(Frozen):
             "orchestrator": self.orchestrator.pool,
             "ingress": self.api.pool,
         }
-        if self.drafter != "prompt_lookup":
+        if self.drafts_with_model:
             pools |= {"drafter": self.drafter_pool.pool, "retriever": self.retriever.pool}
         return pools
 
     @model_validator(mode="after")
-    def _prompt_lookup_retrieves_nothing(self) -> Self:
-        if self.drafter == "prompt_lookup" and "retriever" in self.model_fields_set:
+    def _only_a_model_reads_what_is_retrieved(self) -> Self:
+        if not self.drafts_with_model and "retriever" in self.model_fields_set:
             raise ValueError(
-                "drafter: prompt_lookup retrieves nothing: leave retriever out, or give drafter an "
-                "engine"
+                f"drafter: {self.drafter} retrieves nothing: leave retriever out, or give drafter "
+                "an engine"
             )
         return self
 
