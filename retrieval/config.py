@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
@@ -37,12 +37,14 @@ class BGEM3EmbedderConfig(_Config):
 class LocalStoreConfig(_Config):
     """Settings of Qdrant in memory in this process, for one retriever and thousands of chunks."""
 
+    is_shared: ClassVar[bool] = False  # by several retrievers
     kind: Literal["local"] = "local"
 
 
 class ServerStoreConfig(_Config):
     """Connection settings of a Qdrant server, 1.19 or later."""
 
+    is_shared: ClassVar[bool] = True
     kind: Literal["server"]
     url: str = Field(description="For instance https://qdrant.example.org:6333")
     api_key: SecretStr | None = None

@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from cluster.placement import PoolConfig
 from rapid.config import AnsweringConfig, EngineConfig, Finite, Frozen, SpeculationConfig
-from retrieval.config import LocalStoreConfig, RetrievalConfig
+from retrieval.config import RetrievalConfig
 
 
 class EnginePoolConfig(Frozen):
@@ -40,7 +40,7 @@ class RetrieverPoolConfig(Frozen):
 
     @model_validator(mode="after")
     def _a_local_store_has_one_owner(self) -> Self:
-        if isinstance(self.retrieval.store, LocalStoreConfig) and self.pool.max_replicas > 1:
+        if not self.retrieval.store.is_shared and self.pool.max_replicas > 1:
             raise ValueError(
                 "a local store lives in one retriever: set retriever.pool.max_replicas to 1, or "
                 "retrieval.store to a Qdrant server"
