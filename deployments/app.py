@@ -45,8 +45,8 @@ def compose(
     drafter = retriever = None
     if config.drafter == "target":
         drafter = target
-    elif config.drafter != "prompt_lookup":
-        drafter = _engines("Drafter", config.drafter, load_drafter)
+    elif config.drafts_with_model:
+        drafter = _engines("Drafter", config.drafter_pool, load_drafter)
     if drafter is not None:
         retriever = _deployment("Retriever", RetrieverReplica, config.retriever.pool).bind(
             config.retriever.retrieval, config.target.engine.model

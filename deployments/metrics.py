@@ -6,7 +6,7 @@ Ray prefixes every name with ``ray_`` and allows no colon: ``vllm:num_requests_r
 ``ray_vllm_num_requests_running``, as when vLLM runs under Ray.
 
 Every label has few values: a configured name, a mode, one of the fixed sentences of
-`rapid.answering.resolution`, or a position in a block. Labels never hold a tenant, a request or its
+`rapid.answering`, or a position in a block. Labels never hold a tenant, a request or its
 content.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
@@ -52,12 +52,14 @@ class SentenceEmbedderConfig(_Config):
 class LocalStoreConfig(_Config):
     """Settings of an in-memory Qdrant in this process, for thousands of chunks."""
 
+    is_shared: ClassVar[bool] = False  # by several retrievers
     kind: Literal["local"] = "local"
 
 
 class ServerStoreConfig(_Config):
     """Connection settings of a Qdrant server, 1.19 or later."""
 
+    is_shared: ClassVar[bool] = True
     kind: Literal["server"]
     url: str = Field(description="For instance https://qdrant.example.org:6333")
     api_key: SecretStr | None = None

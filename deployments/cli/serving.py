@@ -29,8 +29,9 @@ Config = Annotated[Path, typer.Argument(help="A Ray Serve configuration file.")]
 def check_config(config: Config = Path("serve_config.yaml")) -> None:
     """Check a configuration without starting it: keys, ranges, checkpoints and bind address."""
     checked = _checked(config)
-    looks_up = checked.drafter == "prompt_lookup"
-    drafter = "prompt lookup" if looks_up else checked.drafter_pool.engine.model
+    drafter = checked.drafter_pool.engine.model
+    if not checked.drafts_with_model:
+        drafter = str(checked.drafter).replace("_", " ")
     typer.echo(
         f"{config} is fine: {checked.target.engine.model} answers as {checked.api.model!r}, "
         f"{drafter} drafts, {len(checked.api.keys) or 'no'} API keys"

@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from cluster.placement import PoolConfig
 from rapid.config import AnsweringConfig, EngineConfig, Finite, Frozen, SpeculationConfig
-from retrieval.config import LocalStoreConfig, RetrievalConfig
+from retrieval.config import RetrievalConfig
 
 
 class EnginePoolConfig(Frozen):
@@ -40,7 +40,7 @@ class RetrieverPoolConfig(Frozen):
 
     @model_validator(mode="after")
     def _a_local_store_has_one_owner(self) -> Self:
-        if isinstance(self.retrieval.store, LocalStoreConfig) and self.pool.max_replicas > 1:
+        if not self.retrieval.store.is_shared and self.pool.max_replicas > 1:
             raise ValueError(
                 "a local store lives in one retriever: set retriever.pool.max_replicas to 1, or "
                 "retrieval.store to a Qdrant server"
@@ -137,6 +137,11 @@ class ServeConfig(Frozen):
         return self.target if isinstance(self.drafter, str) else self.drafter
 
     @property
+    def drafts_with_model(self) -> bool:
+        """Whether a model drafts, which reads what retrieval finds."""
+        return self.drafter != "prompt_lookup"
+
+    @property
     def pools(self) -> dict[str, PoolConfig]:
         """The pool settings of every deployment, by its name in lower case."""
         pools = {
@@ -144,16 +149,16 @@ class ServeConfig(Frozen):
             "orchestrator": self.orchestrator.pool,
             "ingress": self.api.pool,
         }
-        if self.drafter != "prompt_lookup":
+        if self.drafts_with_model:
             pools |= {"drafter": self.drafter_pool.pool, "retriever": self.retriever.pool}
         return pools
 
     @model_validator(mode="after")
-    def _prompt_lookup_retrieves_nothing(self) -> Self:
-        if self.drafter == "prompt_lookup" and "retriever" in self.model_fields_set:
+    def _only_a_model_reads_what_is_retrieved(self) -> Self:
+        if not self.drafts_with_model and "retriever" in self.model_fields_set:
             raise ValueError(
-                "drafter: prompt_lookup retrieves nothing: leave retriever out, or give drafter an "
-                "engine"
+                f"drafter: {self.drafter} retrieves nothing: leave retriever out, or give drafter "
+                "an engine"
             )
         return self
 
