@@ -156,9 +156,18 @@ def drafter_messages(plan: DrafterPlan, chunks: Iterable[ChunkText]) -> tuple[Me
     """Return the drafter's chat, with `chunks` (in document order) in place of the long parts.
 
     A document without a chunk is left out, and so is a system message that consisted of it alone.
+
+    Raises:
+        ValueError: A chunk is of no document of the plan, so the chat has no place for it.
     """
+    names = [document.name for document in plan.documents]
     found: dict[str, list[str]] = {}
     for chunk in chunks:
+        if chunk.document not in names:
+            raise ValueError(
+                f"a chunk is of document {chunk.document!r}, and the plan's documents are {names}: "
+                "retrieve from documents of these names"
+            )
         found.setdefault(chunk.document, []).append(chunk.text.strip())
     chat: list[Message] = []
     for turn in plan.turns:

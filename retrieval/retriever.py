@@ -311,6 +311,7 @@ def retrieve_context(
     query: str,
     *,
     tokenizer: Any,
+    name: str = "document",
     budget_tokens: int | None = None,
     chunk_tokens: int = 512,
     embedder: Embedder | None = None,
@@ -324,6 +325,7 @@ def retrieve_context(
         text: The document.
         query: The text to search for.
         tokenizer: A fast Hugging Face tokenizer: the target's, so that budgets count its tokens.
+        name: The document's name, which every chunk carries and prompts state.
         budget_tokens: The most tokens of context. Defaults to ``max(4096, document tokens / 24)``.
         chunk_tokens: The most tokens of a chunk.
         embedder: Defaults to a new `LexicalEmbedder`; pass a `BGEM3Embedder` to reuse its model.
@@ -333,7 +335,7 @@ def retrieve_context(
     async def retrieve() -> RetrievedContext:
         retriever = await open_retriever(config, hf_token_offsets(tokenizer), embedder)
         try:
-            documents = [Document("document", text)]
+            documents = [Document(name, text)]
             return await retriever.retrieve("local", documents, query, budget_tokens)
         finally:
             await retriever.close()

@@ -82,6 +82,12 @@ def test_nothing_retrieved_leaves_no_trace():
     assert drafter_messages(taken_apart, []) == (user("Second?"),)
 
 
+def test_a_chunk_of_a_document_that_the_chat_has_not_is_refused():
+    taken_apart = plan(user("Second?"), documents=(NOTES,))
+    with pytest.raises(ValueError, match=r"of document 'book', and .* are \['notes'\]"):
+        drafter_messages(taken_apart, [Chunk("notes", "One."), Chunk("book", "Two.")])
+
+
 def test_older_turns_become_a_document():
     chat = [user("one two three four"), assistant("five six seven"), user("eight"), user("Last?")]
     taken_apart = plan(*chat, documents=(NOTES,), budget_tokens=16)

@@ -28,7 +28,8 @@ def test_a_researcher_gets_a_context_in_one_call():
             chunk_tokens=32,
         )
     )
-    whole = retrieve_context("Belaron is a town.", "Belaron?", tokenizer=TOKENIZER)
+    whole = retrieve_context("Belaron is a town.", "Belaron?", tokenizer=TOKENIZER, name="guide")
+    assert {chunk.document for chunk in whole.chunks} == {"guide"}
     assert (whole.text, whole.budget_tokens) == ("Belaron is a town.", 4096)
 
 
