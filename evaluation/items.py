@@ -18,8 +18,7 @@ class Item:
             history of a dialogue.
         document: The long text to read, or None when the history is the long text.
         answers: The right answers; any of them counts.
-        query: What retrieval searches with; None takes the question. (The paper leaves multiple
-            choices out of it.)
+        query: What retrieval searches with; None takes the question.
         fields: Values that the task's templates name besides the context: question, choice_A, ...
         groups: Properties that reports split by: difficulty, length, domain, kind, ...
         evidence: Character spans of `document` that the answer is made of, where they are known.

@@ -29,7 +29,9 @@ class LongBenchOptions(Frozen):
 def load(source: Source, data: Path | None) -> Iterator[Item]:
     """Yield the items of ``data.json``.
 
-    Texts are stripped, and retrieval searches with the question without its choices.
+    Texts are stripped. Retrieval searches with the question and its choices up to the first blank
+    line, as ``eval/pred_longbench.py`` of RAPID's code does: it takes what follows ``</text>`` in
+    the prompt, where no blank line stands between question and choices.
 
     Raises:
         ConfigurationError: The options are not valid.
@@ -46,7 +48,12 @@ def load(source: Source, data: Path | None) -> Iterator[Item]:
             messages=(Message("user", f"{fields['question']}\n{choices}"),),
             document=Document("text", record["context"].strip()),
             answers=(record["answer"],),
-            query=fields["question"],
+            query=_query(fields["question"], choices),
             fields=fields,
             groups={key: record[key] for key in GROUPS},
         )
+
+
+def _query(question: str, choices: str) -> str:
+    """Return what RAPID's code searches with; a question of several paragraphs loses the rest."""
+    return f"{question}\nChoices:\n{choices}".split("\n\n")[0]

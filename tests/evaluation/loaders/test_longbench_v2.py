@@ -18,7 +18,6 @@ def test_longbench_items_in_the_official_format():
     assert first.document is not None
     assert first.document.text == record["context"]
     assert first.answers == (record["answer"],)
-    assert first.query == record["question"]  # without the choices
     assert first.messages[-1].content.startswith(f"{record['question']}\n(A) {record['choice_A']}")
     assert first.groups == {
         "difficulty": "easy",
@@ -26,6 +25,21 @@ def test_longbench_items_in_the_official_format():
         "domain": "Single-Document QA",
         "sub_domain": "Legal",
     }
+
+
+@pytest.mark.parametrize(
+    ("question", "query"),
+    [
+        ("Who?", "Who?\nChoices:\n(A) Ada\n(B) Bea\n(C) Cid\n(D) Dan"),
+        ("Read on.\n\nWho?", "Read on."),  # a blank line ends it, whatever comes after
+    ],
+)
+def test_retrieval_searches_with_the_question_and_its_choices(tmp_path, question, query):
+    record = json.loads((BENCHMARKS / "data.json").read_text())[0]
+    choices = {"choice_A": "Ada ", "choice_B": "Bea", "choice_C": "Cid", "choice_D": "Dan"}
+    (tmp_path / "data.json").write_text(json.dumps([record | choices | {"question": question}]))
+    (item,) = load_items(load_task("longbench-v2"), tmp_path / "data.json")
+    assert item.query == query
 
 
 def test_the_robustness_task_takes_the_long_items_alone():
