@@ -92,7 +92,8 @@ class Condition(Frozen):
             of them is replaced by such chunks, or chunks that contradict the evidence are added.
         share: Share of the chunks that is replaced.
         eta: Overrides the eta of systems that fuse.
-        context_tokens: Length to which the context is cut in its middle, in tokens.
+        context_tokens: Length to which the context is cut in its middle, in tokens, for the target
+            and for retrieval.
         retrieval_tokens: Overrides the budget of retrieved tokens.
     """
 
@@ -117,7 +118,8 @@ class Task(Frozen):
         extraction_tokens: Maximum length of an answer of the second pass.
         temperature: Sampling temperature; 0 is greedy.
         seed: Seed, with the item's id, of all randomness; it is the same for every system.
-        context_tokens: Maximum length of the context in tokens; longer ones lose their middle.
+        context_tokens: Maximum length in tokens of the context that the target reads; longer ones
+            lose their middle. Retrieval in process searches all of it.
         retrieval: RetrievalSettings settings.
         groups: Keys of the items' groups to report by.
         systems: Names of `BASELINES`, or systems written out.

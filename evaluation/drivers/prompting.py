@@ -79,12 +79,15 @@ class Prompter:
         self._retriever = retriever
 
     def context(self, item: Item, condition: Condition) -> Document | None:
-        """Return the item's document, cut to the limits of task and condition.
+        """Return the item's document as the target reads it, cut to task's and condition's limits.
 
         Raises:
             ConfigurationError: The item is a dialogue that exceeds the limit.
         """
-        limit = self._task.context_limit(condition)
+        return self._cut(item, self._task.context_limit(condition))
+
+    def _cut(self, item: Item, limit: int | None) -> Document | None:
+        """Return the item's document without the middle beyond `limit` tokens."""
         if limit is None:
             return item.document
         if item.document is None:
@@ -111,6 +114,10 @@ class Prompter:
     async def retrieve(self, item: Item, condition: Condition, answer: str = "") -> ShortContext:
         """Retrieve chunks for an item and corrupt them as the condition says.
 
+        The task's limit is what the target can read. Retrieval searches beyond it, as RAPID's code
+        does, with the budget of what the target reads. A condition's limit shortens the document
+        itself, for retrieval as well.
+
         Args:
             item: The item, whose question retrieval searches with.
             condition: Sets the corruption, the budget and the length of the context.
@@ -129,7 +136,7 @@ class Prompter:
             answer=answer,
         )
         plan, budget = search.plan, search.budget_tokens
-        searched = self._searched(plan, document)
+        searched = self._searched(plan, self._cut(item, condition.context_tokens))
         chunks: Sequence[RetrievedChunk] = ()
         if searched:
             found = await self._retriever.retrieve(_TENANT, searched, search.query, budget)
@@ -175,14 +182,19 @@ class Prompter:
         await self._retriever.close()
 
     def _searched(self, plan: DrafterPlan, document: Document | None) -> tuple[Document, ...]:
-        """Return the documents to search: the item's own where templates show a single context."""
-        if self._task.templates is None or document is None:
+        """Return the documents to search: the item's own where templates show a single context.
+
+        Args:
+            plan: The drafter's chat, whose first document is the item's as the target reads it.
+            document: The item's document as retrieval searches it.
+        """
+        if document is None:
             return plan.documents
-        return (document,)
+        return (document,) if self._task.templates else (document, *plan.documents[1:])
 
     def _chunks(self, item: Item, condition: Condition) -> list[Chunk]:
         """Return all chunks of an item's text."""
-        document = self.context(item, condition)
+        document = self._cut(item, condition.context_tokens)
         texts = [message.content for message in item.messages] if document is None else []
         return chunk_text(
             "\n\n".join(texts) if document is None else document.text,

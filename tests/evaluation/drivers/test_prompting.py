@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -80,6 +81,27 @@ async def test_evidence_in_the_middle_that_is_cut_out_cannot_be_found(prompter):
         prompter.target_prompt(buried, each) for each in (Condition(), Condition(context_tokens=64))
     )
     assert len(short) < 130 < len(long)
+
+
+@pytest.mark.parametrize("templates", [None, {"target": "{context}", "drafter": "{context}"}])
+async def test_retrieval_finds_what_is_in_the_middle_that_the_target_does_not_read(templates):
+    filler = "Nobody asked about the vault of Rowi. " * 40
+    buried = replace(
+        ITEM,
+        document=Document("notes", filler + TEXT),
+        evidence=((len(filler), len(filler) + 38),),
+    )
+    text = ChatText.load("embedded:target")
+    opened = await open_prompter(
+        tiny_task(context_tokens=64, templates=templates), [buried], text, text
+    )
+    try:
+        found = await opened.retrieve(buried, Condition())
+        assert len(opened.target_prompt(buried, Condition())) < 130
+    finally:
+        await opened.close()
+    assert found.evidence_found
+    assert "dolu maki 482" in found.chat[-1].content
 
 
 async def test_of_a_dialogue_the_drafter_reads_the_turns_that_matter(prompter):
