@@ -57,6 +57,13 @@ class EvalOptions:
     drafter: Annotated[
         str | None, _who(help=f"Checkpoint; by default {DRAFTER}.", metavar="MODEL")
     ] = None
+    dtype: Annotated[
+        str | None,
+        _who(
+            help="Of both models: float32, bfloat16 or float16; by default float32 on a CPU.",
+            metavar="NAME",
+        ),
+    ] = None
     url: Annotated[
         str | None, _who(help="Ask a running server instead of loading models.", metavar="URL")
     ] = None

@@ -118,7 +118,7 @@ def _judge(options: EvalOptions) -> JudgeConfig | None:
 def _server(task: Task, url: str, options: EvalOptions) -> Server:
     from evaluation.drivers.over_http import Server, check_can_serve
 
-    for name in ("drafter", "embedder", "workers"):
+    for name in ("drafter", "dtype", "embedder", "workers"):
         if getattr(options, name) is not None:
             fail(f"--{name} and --url do not go together: a server has its own")
     check_can_serve(task.systems, task.conditions)
@@ -127,7 +127,7 @@ def _server(task: Task, url: str, options: EvalOptions) -> Server:
 
 
 def _models(task: Task, recipe: Recipe | None, options: EvalOptions) -> Models:
-    """Return the named checkpoints, the recipe's, or the embedded ones."""
+    """Return the named checkpoints, the recipe's, or the embedded ones, in the named dtype."""
     from evaluation.drivers.in_process import Models
 
     target = EngineConfig(model=TARGET)
@@ -138,8 +138,18 @@ def _models(task: Task, recipe: Recipe | None, options: EvalOptions) -> Models:
         target = EngineConfig(model=options.target)
     if options.drafter is not None:
         drafter = EngineConfig(model=options.drafter)
+    if options.dtype is not None:
+        target = _in_dtype(target, options.dtype)
+        drafter = drafter and _in_dtype(drafter, options.dtype)
     is_needed = drafter != target and any(system.needs_drafter for system in task.systems)
     return Models(target, drafter if is_needed else None)
+
+
+def _in_dtype(config: EngineConfig, dtype: str) -> EngineConfig:
+    try:
+        return EngineConfig.model_validate(config.model_dump(exclude_unset=True) | {"dtype": dtype})
+    except ValidationError as error:
+        fail(f"--dtype {dtype}: {error.errors()[0]['msg']}")
 
 
 def _has_cuda() -> bool:

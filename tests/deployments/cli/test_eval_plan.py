@@ -76,3 +76,16 @@ def test_a_named_target_replaces_the_recipes_and_a_drafter_that_is_not_needed_is
     ((plan, _),) = plans(EvalOptions(recipe=recipe.name, system=["plain"]))
     assert plan.models is not None
     assert (plan.models.target, plan.models.drafter) == (recipe.target, None)
+
+
+def test_a_dtype_is_that_of_both_models_wherever_they_were_named():
+    named = EvalOptions(task="laptop", target="/models/a", dtype="bfloat16")
+    ((plan, _),) = plans(named)
+    assert plan.models is not None
+    assert plan.models.target == EngineConfig(model="/models/a", dtype="bfloat16")
+    assert plan.models.drafter == EngineConfig(model="embedded:drafter", dtype="bfloat16")
+    recipe = load_recipe("qwen2.5-7b-self")
+    ((plan, _),) = plans(EvalOptions(recipe=recipe.name, dtype="float16"))
+    assert plan.models is not None
+    assert plan.models.target == recipe.target.model_copy(update={"dtype": "float16"})
+    assert plan.models.drafter is None

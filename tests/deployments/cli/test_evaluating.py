@@ -52,6 +52,11 @@ def test_a_run_is_answered_reported_and_resumed(task, tmp_path):
             ("--task", "TASK", "--url", "http://127.0.0.1:9", "--embedder", "lexical"),
             "--embedder and --url do not go together",
         ),
+        (
+            ("--task", "TASK", "--url", "http://127.0.0.1:9", "--dtype", "bfloat16"),
+            "--dtype and --url do not go together",
+        ),
+        (("--task", "TASK", "--dtype", "int8"), "--dtype int8: Input should be 'auto', 'float32'"),
         (("--task", "TASK", "--mode", "plain", "--eta", "3"), "eta changes nothing"),
         (("--task", "TASK", "--target", "./nowhere"), "no such checkpoint directory"),
         (("--task", "TASK", "--out", "/dev/null/run"), "Not a directory"),
