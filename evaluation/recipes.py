@@ -5,8 +5,8 @@ eta, and the published numbers, which reports show beside ours. The wording of t
 task files.
 
 RAPID's rows run with method `paper`, the reference code's own rule, and draft blocks of at most ten
-tokens. Retrieval differs: the reference takes the best chunks by dense vectors up to a number, and
-the recipes fill a budget of tokens by BGE-M3's dense and lexical scores.
+tokens. ``docs/evaluation.md`` ("The paper's own numbers") has a table of what differs from the
+reference code.
 """
 
 from __future__ import annotations
