@@ -85,7 +85,7 @@ def evaluate(
     transfer: Annotated[
         str | None,
         typer.Option(
-            help="With --mode fused: boost or distill.",
+            help="With --mode fused: boost, distill or adaptive.",
             show_default=False,
             rich_help_panel=_WHO,
             metavar="RULE",

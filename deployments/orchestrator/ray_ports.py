@@ -314,6 +314,7 @@ class JudgingVerifier(RayVerifier):
     ) -> None:
         super().__init__(target, drafter, patience, choice)
         self._rule = (request.sampling, request.speculation, eos_ids, request.num_logprobs)
+        self._log_odds = request.log_odds[choice] if request.log_odds else 0.0
 
     async def verify(self, block: ObjectRef | DraftBlock) -> Verdict:
         """Judge a block in this process, then commit the verdict on the target's engine."""
@@ -321,6 +322,7 @@ class JudgingVerifier(RayVerifier):
         drafted = block if isinstance(block, DraftBlock) else await self._answered(block)
         verdict = await asyncio.to_thread(self._judge, drafted, scored)
         await self._ask(self._target.engine.commit, verdict)
+        self._log_odds = verdict.log_odds
         return verdict
 
     def _judge(self, block: DraftBlock, scored: TargetLogits) -> Verdict:
@@ -329,4 +331,4 @@ class JudgingVerifier(RayVerifier):
         from rapid.speculation.acceptance import judge
 
         logits = torch.from_numpy(scored.logits.copy())  # Ray's arrays are read-only
-        return judge(block, logits, *self._rule).verdict(block, scored.verify_ms)
+        return judge(block, logits, *self._rule, self._log_odds).verdict(block, scored.verify_ms)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from rapid.messages import DraftBlock, Float32Array, Int32Array, TokenLogprobs, Verdict
-from rapid.speculation.fusion import fused_probs
+from rapid.speculation.fusion import fused_probs, observed
 from rapid.speculation.noise import Float64Array, Purpose, accepts, race, uniforms
 from rapid.speculation.sampling import (
     best_token,
@@ -42,12 +42,16 @@ _SURE = 0.1  # the reference's evaluation script: assistant_confidence_threshold
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The committed tokens of one block, of which the first `num_accepted` were drafted."""
+    """The committed tokens of one block, of which the first `num_accepted` were drafted.
+
+    `log_odds` is what the next block of the answer is judged with under `adaptive`.
+    """
 
     token_ids: tuple[int, ...]
     num_accepted: int
     is_finished: bool
     logprobs: tuple[TokenLogprobs, ...] = ()
+    log_odds: float = 0.0
 
     def verdict(self, block: DraftBlock, verify_ms: float = 0.0) -> Verdict:
         """Return the judgement as the message that answers `block`."""
@@ -60,6 +64,7 @@ class Judgement:
             num_accepted=self.num_accepted,
             is_finished=self.is_finished,
             logprobs=self.logprobs,
+            log_odds=self.log_odds,
             draft_ms=block.draft_ms,
             verify_ms=verify_ms,
         )
@@ -150,6 +155,7 @@ def judge(
     speculation: SpeculationConfig,
     eos_ids: Set[int],
     num_logprobs: int | None = None,
+    log_odds: float = 0.0,
 ) -> Judgement:
     """Judge a block against the target's logits for its positions.
 
@@ -165,6 +171,7 @@ def judge(
         eos_ids: Tokens that end the answer; rows after one are ignored.
         num_logprobs: Number of alternatives beside each committed token; None for no
             log-probabilities.
+        log_odds: Those of the verdict before, or 0 for the first block of an answer.
 
     Raises:
         EngineFailed: The logits are not numbers.
@@ -177,7 +184,9 @@ def judge(
     for row, drafted in enumerate(block.token_ids.tolist()):
         # Going row by row stops at the first rejection and keeps a row's float64 in the CPU cache.
         draft = _dense(block, row, logits[row])
-        unfiltered, fused, wanted = _distributions(logits[row], draft, sampling, speculation)
+        unfiltered, fused, wanted = _distributions(
+            logits[row], draft, sampling, speculation, log_odds
+        )
         token, accepted = _settle(
             drafted,
             draft,
@@ -189,6 +198,9 @@ def judge(
             block.position + row,
         )
         token_ids.append(token)
+        if speculation.transfer == "adaptive":
+            target = probabilities(logits[row], distribution_temperature(sampling, speculation))
+            log_odds = observed(log_odds, float(target[token]), float(draft[token]))
         if num_logprobs is not None:
             logprobs.append(_logprobs(unfiltered, token, num_logprobs))
         num_accepted += accepted
@@ -207,7 +219,7 @@ def judge(
         token_ids.append(token)
         logprobs += [entry] if entry else []
         is_finished = token in eos_ids
-    return Judgement(tuple(token_ids), num_accepted, is_finished, tuple(logprobs))
+    return Judgement(tuple(token_ids), num_accepted, is_finished, tuple(logprobs), log_odds)
 
 
 def decode_token(
@@ -252,6 +264,7 @@ def _distributions(
     draft: torch.Tensor,
     sampling: SamplingConfig,
     speculation: SpeculationConfig,
+    log_odds: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute the distributions that a position is judged by.
 
@@ -270,6 +283,7 @@ def _distributions(
             transfer=speculation.transfer,
             eta=speculation.eta,
             plausibility=speculation.plausibility,
+            log_odds=log_odds,
         )
 
     if speculation.rule == "exact":

@@ -85,6 +85,8 @@ class Verify(Judging):
             request.speculation,
             self._eos_ids,
             request.num_logprobs,
+            self.sequence.log_odds,
         )
+        self.sequence.log_odds = judgement.log_odds
         self.sequence.commit(judgement.token_ids)
         self.finish(judgement.verdict(self._block, self.elapsed_ms))
