@@ -1,4 +1,4 @@
-"""Deliberately corrupted retrieval: unrelated, partly replaced, or contradicted chunks.
+"""Deliberately corrupted retrieval: unrelated, partly replaced, contradicted or missed chunks.
 
 The functions are pure and seeded by the item alone, so that every system and every eta gets the
 same corrupted chunks.
@@ -14,7 +14,9 @@ from math import ceil
 
 from evaluation.items import Item
 from evaluation.tasks import Condition
+from rapid.errors import ConfigurationError
 from retrieval import Chunk, RetrievedChunk
+from retrieval.ranking import select
 
 Span = tuple[int, int]
 
@@ -37,16 +39,20 @@ def corrupt(
     """Return what the drafter reads instead of `chunks`, in the same order and budget.
 
     Args:
-        chunks: The chunks retrieved for `item`, in document order.
+        chunks: The chunks retrieved for `item`, in document order; for `missed`, more of them
+            than the budget holds.
         condition: `unrelated` replaces every chunk, `replaced` a share of them (rounded up,
             whatever they hold), and `contradicting` adds copies of the item's evidence with other
             values. Where the evidence is not known, the sentences with a number in the chunk of
-            highest score are taken for it.
+            highest score are taken for it. `missed` takes the best chunks without evidence.
         item: The item, whose id seeds every choice.
         spare: All chunks of the item that `unrelated_item` chose.
         budget_tokens: The maximum number of tokens of the result. Replacements that would exceed
             it are skipped; additions push out the chunks of lowest score.
         count_tokens: Counts tokens with the target's tokenizer.
+
+    Raises:
+        ConfigurationError: The evidence of `item` is not known, and the condition is `missed`.
     """
     rng = random.Random(item.id)
     match condition.corruption:
@@ -59,6 +65,8 @@ def corrupt(
             return _replaced(rng, chunks, number, spare, budget_tokens)
         case "contradicting":
             return _contradicted(rng, chunks, item, budget_tokens, count_tokens)
+        case "missed":
+            return _missed(chunks, item, budget_tokens)
 
 
 def unrelated_item(item: Item, items: Sequence[Item]) -> Item:
@@ -144,10 +152,24 @@ def _contradicted(
     return [chunk for _, chunk in sorted(order.items(), key=lambda entry: entry[0])]
 
 
+def _missed(
+    chunks: Sequence[RetrievedChunk], item: Item, budget_tokens: int
+) -> list[RetrievedChunk]:
+    if not item.evidence:
+        raise ConfigurationError(
+            "corruption missed takes away the chunks that hold evidence, and that of item "
+            f"{item.id} is not known"
+        )
+    return select([c for c in chunks if not _holds_evidence(c, item.evidence)], budget_tokens)
+
+
 def _worth(chunk: RetrievedChunk, evidence: Sequence[Span], *, added: bool) -> tuple[bool, float]:
     """Return the key by which chunks are dropped: by score, the evidence and its copies last."""
-    holds = any(chunk.start < end and start < chunk.end for start, end in evidence)
-    return added or holds, chunk.score
+    return added or _holds_evidence(chunk, evidence), chunk.score
+
+
+def _holds_evidence(chunk: RetrievedChunk, evidence: Sequence[Span]) -> bool:
+    return any(chunk.start < end and start < chunk.end for start, end in evidence)
 
 
 def _numbers_of(chunk: RetrievedChunk) -> list[tuple[int, int, str]]:

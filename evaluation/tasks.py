@@ -18,7 +18,7 @@ DAY = date(2026, 1, 1)
 """The date given to chat templates that name the day, fixed so that runs are repeatable."""
 
 Options = TypeVar("Options", bound=Frozen)
-Corruption = Literal["none", "unrelated", "replaced", "contradicting"]
+Corruption = Literal["none", "unrelated", "replaced", "contradicting", "missed"]
 
 
 class Source(Frozen):
@@ -89,7 +89,8 @@ class Condition(Frozen):
     Attributes:
         name: Name in tables.
         corruption: Corruption of the retrieved chunks: all are from an unrelated document, a share
-            of them is replaced by such chunks, or chunks that contradict the evidence are added.
+            of them is replaced by such chunks, chunks that contradict the evidence are added, or
+            chunks that hold evidence are passed over, as if the search had missed them.
         share: Share of the chunks that is replaced.
         eta: Overrides the eta of systems that fuse.
         context_tokens: Length to which the context is cut in its middle, in tokens, for the target

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Mode = Literal["plain", "lossless", "fused", "paper", "rag", "auto"]
-Transfer = Literal["distill", "boost"]
+Transfer = Literal["distill", "boost", "adaptive"]
 Coupling = Literal["maximal", "shared_noise"]
 Rule = Literal["exact", "paper"]
 Contract = Literal["target", "fused", "paper", "drafter"]
@@ -51,8 +51,10 @@ class SpeculationConfig(Frozen):
     """Settings of the speculation method (``docs/algorithm.md`` defines the symbols).
 
     Attributes:
-        transfer: How the drafter's distribution moves the target's: `distill` or `boost`.
-        eta: Strength of the move; 0 samples the target's own distribution.
+        transfer: How the drafter's distribution moves the target's: `distill`, `boost`, or
+            `adaptive`, which is boost with a strength that follows the committed text.
+        eta: Strength of the move; 0 samples the target's own distribution. `adaptive` begins with
+            it; it was chosen at 8.
         max_draft: Tokens requested from the drafter per block (gamma).
         coupling: How draft and result share randomness.
         plausibility: Only tokens whose draft probability is at least this share of the best one's

@@ -116,6 +116,7 @@ class LeaseRequest:
             log-probabilities.
         committed: Per choice, tokens already generated elsewhere, when this lease replaces a failed
             one.
+        log_odds: Per choice, the last verdict's log odds, where `committed` is given.
         companion_tokens: Approximate length of the drafter's prompt, in tokens, on an engine that
             drafts for itself; the engine keeps room for a second lease of this request. 0 if there
             will be none.
@@ -132,6 +133,7 @@ class LeaseRequest:
     num_choices: int = 1
     num_logprobs: int | None = None
     committed: tuple[tuple[int, ...], ...] = ()
+    log_odds: tuple[float, ...] = ()
     companion_tokens: int = 0
     beside: str | None = None
     affinity: str = ""
@@ -205,6 +207,7 @@ class Verdict:
         token_ids: Tokens that the round committed.
         num_drafted: Number of drafted tokens in the block; 0 for plain decoding.
         num_accepted: Number of leading tokens of ``token_ids`` that the drafter proposed.
+        log_odds: Log odds of drafter against target on the answer so far (``adaptive`` only).
         draft_ms: Milliseconds that drafting took.
         verify_ms: Milliseconds that verification took.
     """
@@ -217,6 +220,7 @@ class Verdict:
     num_accepted: int
     is_finished: bool
     logprobs: tuple[TokenLogprobs, ...] = ()
+    log_odds: float = 0.0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
 

@@ -36,15 +36,17 @@ class Settings:
     @property
     def tie(self) -> float:
         """Below this margin two correct forwards may differ (``docs/algorithm.md``, ties)."""
-        return 1e-3 * max(1, self.eta / 10) * max(1, 0.1 / (self.temperature or 1))
+        eta = 4 * self.eta if self.transfer == "adaptive" else self.eta
+        return 1e-3 * max(1, eta / 10) * max(1, 0.1 / (self.temperature or 1))
 
 
 @dataclass
 class Step:
-    """One reference token, and how close another outcome was (log space)."""
+    """One reference token, how close another outcome was (log space), and the log odds after it."""
 
     token: int
     margin: float
+    log_odds: float
 
 
 @dataclass
@@ -108,18 +110,26 @@ def proposal(logits: np.ndarray, settings: Settings) -> tuple[np.ndarray, float]
     return cut.astype(np.float64) / cut.sum(dtype=np.float64), distance
 
 
-def step(target: np.ndarray, draft: np.ndarray | None, position: int, settings: Settings) -> Step:
+def step(
+    target: np.ndarray,
+    draft: np.ndarray | None,
+    position: int,
+    settings: Settings,
+    log_odds: float = 0.0,
+) -> Step:
     """Sample one token of p (no drafter logits, or eta 0) or p_hat."""
     temperature = settings.temperature or settings.transfer_temperature
     scaled, distance = target / temperature, np.inf
+    p = q = softmax(scaled)
     if draft is not None and settings.eta:
         q, distance = proposal(draft, settings)
-        p = softmax(scaled)
-        move = q - p
-        if settings.transfer == "boost":
+        eta, move = settings.eta, q - p
+        if settings.transfer != "distill":
             move = np.maximum(move, 0) * 2 * q.max() / (q.max() + p.max())
+        if settings.transfer == "adaptive":
+            eta *= min(4.0, np.exp(0.3 * log_odds))
         move[q < settings.plausibility * q.max()] = 0
-        scaled = scaled + settings.eta * move
+        scaled = scaled + eta * move
     fused = softmax(scaled)
     with np.errstate(divide="ignore"):
         if settings.temperature == 0:
@@ -130,7 +140,9 @@ def step(target: np.ndarray, draft: np.ndarray | None, position: int, settings: 
             noise = uniforms(settings.seed, settings.choice, position, Purpose.RESULT, len(fused))
             scores = np.log(fused) - np.log(-np.log(noise))
     best, second = np.sort(scores)[::-1][:2]
-    return Step(int(scores.argmax()), min(float(best - second), distance))
+    token = int(scores.argmax())
+    told = np.log(max(q[token], 1e-3) / max(p[token], 1e-3))
+    return Step(token, min(float(best - second), distance), 0.9 * log_odds + told)
 
 
 def answer(
@@ -151,7 +163,9 @@ def answer(
     logits = [reader.feed(prompt) for reader, prompt in zip(readers, prompts, strict=False)]
     steps: list[Step] = []
     while len(steps) < num_tokens:
-        steps.append(step(logits[0], logits[1] if drafter else None, len(steps), settings))
+        log_odds = steps[-1].log_odds if steps else 0.0
+        draft = logits[1] if drafter else None
+        steps.append(step(logits[0], draft, len(steps), settings, log_odds))
         if steps[-1].token in eos_ids:
             break
         logits = [reader.feed([steps[-1].token]) for reader in readers]

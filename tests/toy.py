@@ -89,6 +89,7 @@ class ToyVerifier:
         self.model, self.sampling, self.speculation = model, sampling, speculation
         self.choice, self.eos_ids, self.max_tokens = choice, eos_ids, max_tokens
         self.committed: list[int] = []
+        self.log_odds = 0.0
 
     async def verify(self, block: DraftBlock | Awaitable[DraftBlock]) -> Verdict:
         drafted = block if isinstance(block, DraftBlock) else await block
@@ -97,7 +98,8 @@ class ToyVerifier:
         first = drafted.position
         num_wanted = num_rows(len(drafted), self.max_tokens - first, self.speculation)
         rows = [self.model.logits(prefix[: first + i]) for i in range(num_wanted)]
-        judgement = judge(drafted, torch.stack(rows), self._draw(), self.eos_ids, 2)
+        judgement = judge(drafted, torch.stack(rows), self._draw(), self.eos_ids, 2, self.log_odds)
+        self.log_odds = judgement.log_odds
         self.committed.extend(judgement.token_ids)
         return judgement.verdict(drafted)
 

@@ -319,6 +319,7 @@ class JudgingVerifier(RayVerifier):
         super().__init__(target, drafter, patience, choice)
         self._request = request
         self._eos_ids = eos_ids
+        self._log_odds = request.log_odds[choice] if request.log_odds else 0.0
 
     async def verify(self, block: ObjectRef | DraftBlock) -> Verdict:
         """Judge a block in this process, then commit the verdict on the target's engine."""
@@ -326,6 +327,7 @@ class JudgingVerifier(RayVerifier):
         drafted = block if isinstance(block, DraftBlock) else await self._answered(block)
         verdict = await asyncio.to_thread(self._judge, drafted, scored)
         await self._ask(self._target.engine.commit, verdict)
+        self._log_odds = verdict.log_odds
         return verdict
 
     def _judge(self, block: DraftBlock, scored: TargetLogits) -> Verdict:
@@ -337,5 +339,5 @@ class JudgingVerifier(RayVerifier):
         request = self._request
         draw = Draw(request.sampling, request.speculation, block.choice, block.position)
         logits = torch.from_numpy(scored.logits.copy())  # Ray's arrays are read-only
-        judgement = judge(block, logits, draw, self._eos_ids, request.num_logprobs)
+        judgement = judge(block, logits, draw, self._eos_ids, request.num_logprobs, self._log_odds)
         return judgement.verdict(block, scored.verify_ms)

@@ -32,6 +32,8 @@ from retrieval.chunking import TokenOffsets
 
 _FIELD = re.compile(r"\{(\w+)\}")
 _TENANT = "evaluation"
+MISSED_SPARE = 4
+"""How many times the budget is retrieved before the chunks with evidence are taken away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class ShortContext:
 
     Attributes:
         chat: The messages that the drafter reads.
+        chunks: The chunks in them, corrupted if the condition says so, in document order.
         context: The chunks joined by blank lines, for templates.
         evidence_found: Whether all of the item's evidence is in `context`; None where it is
             unknown.
@@ -47,6 +50,7 @@ class ShortContext:
     """
 
     chat: tuple[Message, ...]
+    chunks: tuple[RetrievedChunk, ...]
     context: str
     evidence_found: bool | None
     retrieval_ms: float
@@ -139,7 +143,9 @@ class Prompter:
         searched = self._searched(plan, self._cut(item, condition.context_tokens))
         chunks: Sequence[RetrievedChunk] = ()
         if searched:
-            found = await self._retriever.retrieve(_TENANT, searched, search.query, budget)
+            # Where chunks will be taken away, others must be at hand to fill the budget.
+            searched_for = budget * (MISSED_SPARE if condition.corruption == "missed" else 1)
+            found = await self._retriever.retrieve(_TENANT, searched, search.query, searched_for)
             chunks = found.chunks
         retrieval_ms = (perf_counter() - began) * 1e3
         if condition.corruption != "none":
@@ -157,7 +163,9 @@ class Prompter:
             chat = drafter_messages(plan, chunks)
         else:
             chat = _one_message(self._task.templates.drafter, item, {"context": context})
-        return ShortContext(chat, context, evidence_found(item, context), retrieval_ms)
+        return ShortContext(
+            chat, tuple(chunks), context, evidence_found(item, context), retrieval_ms
+        )
 
     def extraction_prompt(
         self, item: Item, condition: Condition, reasoning: str, found: ShortContext | None

@@ -4,7 +4,7 @@ The documents are those of `rapid.embedded.generator`. An item is the first ques
 about a document of its own. Items alternate between lengths and between pairs of document kind and
 question kind, so that the first n are balanced too. ``Source.split`` is part of every document's
 seed: eta is chosen on ``dev``, results are measured on ``test``, and the training of the models
-draws from neither.
+draws from none. ``test 2`` is for what was chosen after ``test`` had been looked at.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rapid.errors import ConfigurationError
 from rapid.messages import Document, Message
 from rapid.prompts import target_messages
 
-SPLITS = ("dev", "test")
+SPLITS = ("dev", "test", "test 2")
 DOCUMENT_SHARE = 0.6
 """The document's share of a conversation. Earlier questions and answers fill the rest, as in the
 models' training."""
@@ -66,7 +66,9 @@ def load(source: Source, data: Path | None) -> Iterator[Item]:
     if data is not None:
         raise ConfigurationError(f"generated documents are read from no file: leave out {data}")
     if source.split not in SPLITS:
-        raise ConfigurationError(f"source.split is {source.split!r}; use {' or '.join(SPLITS)}")
+        raise ConfigurationError(
+            f"source.split is {source.split!r}; use one of {', '.join(SPLITS)}"
+        )
     options = source.checked_options(GeneratedOptions, "generated documents")
     lengths = [_of_length(source.split, n, options) for n in options.lengths]
     left = dict(enumerate(options.lengths.values()))

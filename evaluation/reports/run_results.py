@@ -283,6 +283,7 @@ def _name_of(condition: Condition) -> str:
         "unrelated": "unrelated",
         "replaced": f"{condition.share:.0%} replaced",
         "contradicting": "contradicted",
+        "missed": "missed",
     }
     lengths = [
         f"{what} {tokens}"

@@ -223,6 +223,7 @@ class RequestRun:
             self._record.prompts[role],
             timeout_s=self._config.target_wait_s,
             committed=self._committed(),
+            log_odds=[answer.statistics.log_odds for answer in self._answers],
             companion_tokens=self._source.companion_tokens if self._source else 0,
         )
 

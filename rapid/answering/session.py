@@ -158,6 +158,7 @@ class Session:
         *,
         timeout_s: float | None = None,
         committed: Committed = (),
+        log_odds: Sequence[float] = (),
         companion_tokens: int = 0,
         beside: Holding | None = None,
     ) -> Holding:
@@ -169,6 +170,7 @@ class Session:
             prompt_ids: Token ids of the prompt.
             timeout_s: Longest wait for room, in seconds; None waits without limit.
             committed: For each choice, tokens generated on a lease that was lost or released.
+            log_odds: For each choice, those of its last verdict, where blocks are judged.
             companion_tokens: Approximate length, in tokens, of the prompt of a second lease on this
                 engine.
             beside: The request's first lease on this engine.
@@ -189,6 +191,7 @@ class Session:
             num_choices=terms.num_choices,
             num_logprobs=terms.num_logprobs,
             committed=tuple(tuple(each) for each in committed),
+            log_odds=tuple(log_odds),
             companion_tokens=companion_tokens,
             beside=beside.lease.lease_id if beside else None,
             affinity=terms.affinity if role == "target" else "",

@@ -32,7 +32,7 @@ import torch
 
 from rapid.messages import DraftBlock, Float32Array, Int32Array, TokenLogprobs, Verdict
 from rapid.speculation.draw import Draw
-from rapid.speculation.fusion import fused_probs
+from rapid.speculation.fusion import fused_probs, observed
 from rapid.speculation.noise import Float64Array, Purpose, accepts, race
 from rapid.speculation.sampling import best_token, filter_probs, probabilities
 
@@ -44,12 +44,16 @@ _SURE = 0.1  # the reference's evaluation script: assistant_confidence_threshold
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The committed tokens of one block, of which the first `num_accepted` were drafted."""
+    """The committed tokens of one block, of which the first `num_accepted` were drafted.
+
+    `log_odds` is what the next block of the answer is judged with under `adaptive`.
+    """
 
     token_ids: tuple[int, ...]
     num_accepted: int
     is_finished: bool
     logprobs: tuple[TokenLogprobs, ...] = ()
+    log_odds: float = 0.0
 
     def verdict(self, block: DraftBlock, verify_ms: float = 0.0) -> Verdict:
         """Return the judgement as the message that answers `block`."""
@@ -62,6 +66,7 @@ class Judgement:
             num_accepted=self.num_accepted,
             is_finished=self.is_finished,
             logprobs=self.logprobs,
+            log_odds=self.log_odds,
             draft_ms=block.draft_ms,
             verify_ms=verify_ms,
         )
@@ -160,6 +165,7 @@ def judge(
     draw: Draw,
     eos_ids: Set[int],
     num_logprobs: int | None = None,
+    log_odds: float = 0.0,
 ) -> Judgement:
     """Decide which tokens of a block are accepted, given the target's logits for its positions.
 
@@ -174,6 +180,7 @@ def judge(
         eos_ids: Tokens that end the answer; rows after one are ignored.
         num_logprobs: Number of alternatives beside each committed token; None for no
             log-probabilities.
+        log_odds: Those of the verdict before, or 0 for the first block of an answer.
 
     Raises:
         EngineFailed: The logits contain NaN or +inf.
@@ -186,9 +193,12 @@ def judge(
     for row, drafted in enumerate(block.token_ids.tolist()):
         # Going row by row stops at the first rejection and keeps a row's float64 in the CPU cache.
         draft = _dense(block, row, logits[row])
-        distributions = _distributions(logits[row], draft, draw)
+        distributions = _distributions(logits[row], draft, draw, log_odds)
         token, accepted = _settle(drafted, distributions, draw.after(row))
         token_ids.append(token)
+        if draw.speculation.transfer == "adaptive":
+            target = probabilities(logits[row], draw.temperature)
+            log_odds = observed(log_odds, float(target[token]), float(draft[token]))
         if num_logprobs is not None:
             logprobs.append(_logprobs(distributions.unfiltered, token, num_logprobs))
         num_accepted += accepted
@@ -200,7 +210,7 @@ def judge(
         token_ids.append(token)
         logprobs += [entry] if entry else []
         is_finished = token in eos_ids
-    return Judgement(tuple(token_ids), num_accepted, is_finished, tuple(logprobs))
+    return Judgement(tuple(token_ids), num_accepted, is_finished, tuple(logprobs), log_odds)
 
 
 def decode_token(
@@ -232,7 +242,9 @@ def decode_token(
     return token, None if num_logprobs is None else _logprobs(probs, token, num_logprobs)
 
 
-def _distributions(logits: torch.Tensor, draft: torch.Tensor, draw: Draw) -> _Distributions:
+def _distributions(
+    logits: torch.Tensor, draft: torch.Tensor, draw: Draw, log_odds: float
+) -> _Distributions:
     """Return the distributions that a position is judged by.
 
     Under the rule `paper` p is filtered before it is fused, as in the reference code.
@@ -241,6 +253,7 @@ def _distributions(logits: torch.Tensor, draft: torch.Tensor, draw: Draw) -> _Di
         logits: The target's row [vocab].
         draft: q [vocab].
         draw: Sampling settings; the position is not used.
+        log_odds: Those of the tokens before, for `adaptive`.
     """
     sampling, speculation, temperature = draw.sampling, draw.speculation, draw.temperature
 
@@ -252,6 +265,7 @@ def _distributions(logits: torch.Tensor, draft: torch.Tensor, draw: Draw) -> _Di
             transfer=speculation.transfer,
             eta=speculation.eta,
             plausibility=speculation.plausibility,
+            log_odds=log_odds,
         )
 
     if speculation.rule == "exact":

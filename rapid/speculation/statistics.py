@@ -14,6 +14,7 @@ class RoundStatistics:
     Attributes:
         refreshes: Number of times that the drafter's context was retrieved again; counted by the
             code that does so.
+        log_odds: Those of the last judged block, with which another lease continues the answer.
         plain_from: Position from which the answer continued without its drafter; None while the
             drafter is not lost, even in rounds without a draft.
         plain_reason: Cause of that loss; empty while the drafter is not lost.
@@ -25,6 +26,7 @@ class RoundStatistics:
     drafted: int = 0
     accepted: int = 0
     refreshes: int = 0
+    log_odds: float = 0.0
     plain_from: int | None = None
     plain_reason: str = ""
     draft_ms: float = 0.0
@@ -43,6 +45,7 @@ class RoundStatistics:
         self.token_ids.extend(verdict.token_ids)
         self.origins.extend(verdict.origins)
         if verdict.num_drafted:
+            self.log_odds = verdict.log_odds
             length = verdict.num_drafted
             counts = self.histogram.setdefault(length, [0] * (length + 1))
             counts[verdict.num_accepted] += 1

@@ -8,6 +8,7 @@ import pytest
 from evaluation.corruption import contradiction, corrupt, unrelated_item
 from evaluation.items import Item
 from evaluation.tasks import Condition
+from rapid.errors import ConfigurationError
 from rapid.messages import Document, Message
 from retrieval import Chunk, RetrievedChunk
 
@@ -118,6 +119,17 @@ def test_words_of_the_question_and_words_that_come_twice_stay():
     said = contradiction(random.Random(0), item(text=TEXT + " kiro"), SENTENCES[2])
     assert said.startswith("The salt due from Tozemi is kiro ")
     assert said != SENTENCES[2]
+
+
+def test_missed_is_the_best_text_of_the_document_that_does_not_hold_the_evidence():
+    budget = words(SENTENCES[2]) + words(SENTENCES[3])
+    texts = [chunk.text for chunk in corrupted("missed", budget=budget)]
+    assert texts == [SENTENCES[2], SENTENCES[3]]
+
+
+def test_what_holds_no_known_evidence_cannot_be_missed():
+    with pytest.raises(ConfigurationError, match=r"missed .* item one is not known"):
+        corrupted("missed", of=replace(item(), evidence=()))
 
 
 def test_the_budget_holds_whatever_replaces():

@@ -271,6 +271,8 @@ class LeaseLedger:
             )
         if request.committed and len(request.committed) != request.num_choices:
             raise BadRequest("`committed` needs one entry per choice", "n")
+        if request.log_odds and len(request.log_odds) != request.num_choices:
+            raise BadRequest("`log_odds` needs one entry per choice", "n")
         if any(len(ids) > request.max_tokens for ids in request.committed):
             raise BadRequest("more tokens are committed than max_tokens allows", "max_tokens")
         over = num_prompt + request.max_tokens - self.max_context
@@ -332,9 +334,10 @@ class LeaseLedger:
             held.append((*shared, *self.prefixes.take((), num_pages - num_shared)))
         prompt_ids = request.prompt_ids.tolist()
         committed = request.committed or ((),) * request.num_choices
+        log_odds = request.log_odds or (0.0,) * request.num_choices
         sequences = [
-            Sequence(prompt_ids, ids, PageTable(runs, self.page_tokens), capacity)
-            for runs, ids in zip(held, committed, strict=True)
+            Sequence(prompt_ids, ids, PageTable(runs, self.page_tokens), capacity, odds)
+            for runs, ids, odds in zip(held, committed, log_odds, strict=True)
         ]
         expects_companion = request.companion_tokens > 0
         prompt_pages = pages_of(first, len(waiter.page_names))

@@ -40,10 +40,16 @@ class Sequence:
         num_offered: Number of leading `draft_ids` that were handed out as a block.
         num_computed: Number of leading tokens whose KV is valid.
         gap: Measured time between a block and the next call.
+        log_odds: Result of judging so far, under `adaptive` (`rapid.speculation.fusion.observed`).
     """
 
     def __init__(
-        self, prompt_ids: TokenIds[int], committed: TokenIds[int], table: PageTable, capacity: int
+        self,
+        prompt_ids: TokenIds[int],
+        committed: TokenIds[int],
+        table: PageTable,
+        capacity: int,
+        log_odds: float = 0.0,
     ) -> None:
         self.table = table
         self.capacity = capacity
@@ -54,6 +60,7 @@ class Sequence:
         self.num_offered = 0
         self.num_computed = 0
         self.gap = Gap()
+        self.log_odds = log_odds
 
     @property
     def num_generated(self) -> int:

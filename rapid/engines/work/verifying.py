@@ -78,6 +78,9 @@ class Verify(Judging):
     @override
     def _use(self, logits: torch.Tensor) -> None:
         draw, num_logprobs = self._draw_after(0), self.lease.request.num_logprobs
-        judgement = judge(self._block, logits, draw, self._eos_ids, num_logprobs)
+        judgement = judge(
+            self._block, logits, draw, self._eos_ids, num_logprobs, self.sequence.log_odds
+        )
+        self.sequence.log_odds = judgement.log_odds
         self.sequence.commit(judgement.token_ids)
         self.finish(judgement.verdict(self._block, self.elapsed_ms))

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RayTaskError
 
@@ -21,7 +23,14 @@ from rapid.errors import (
     TargetUnavailable,
 )
 from rapid.estimators import Patience
-from rapid.messages import LeaseRequest, TokenLogprobs, Verdict, as_prompt
+from rapid.messages import (
+    DraftBlock,
+    LeaseRequest,
+    TargetLogits,
+    TokenLogprobs,
+    Verdict,
+    as_prompt,
+)
 
 DRAFTER, TARGET = bytes(range(16)), bytes(range(16, 32))
 
@@ -97,6 +106,31 @@ async def test_a_block_that_is_lost_on_its_way_here_is_a_lost_drafter(failure: E
     )
     with pytest.raises(DrafterUnavailable):
         await judging.verify(ScriptedEngine(DRAFTER, failure).remote())
+
+
+async def test_judged_in_the_orchestrator_too_a_block_meets_the_log_odds_of_the_text_before() -> (
+    None
+):
+    logits = TargetLogits("t", 0, 0, np.zeros((1, 4), dtype=np.float32), 0.0)
+    target = ScriptedEngine(TARGET, logits)
+    target.score = target.commit = target
+    adaptive = SpeculationConfig(transfer="adaptive")
+    request = LeaseRequest(
+        "t", "acme", as_prompt([1]), 8, SamplingConfig(temperature=0), adaptive, log_odds=(10.0,)
+    )
+    judging = JudgingVerifier(
+        HeldLease("t", target, 0.0), drafting, Patience(30), 0, request, set()
+    )
+    sure = DraftBlock(
+        lease_id="d",
+        choice=0,
+        position=0,
+        token_ids=np.array([3], dtype=np.int32),
+        candidate_ids=np.array([[3]], dtype=np.int32),
+        candidate_probs=np.ones((1, 1), dtype=np.float32),
+    )
+    told = [(await judging.verify(sure)).log_odds for _ in range(2)]
+    assert told == pytest.approx([9 + math.log(4), 0.9 * (9 + math.log(4)) + math.log(4)])
 
 
 async def test_a_caller_that_leaves_in_mid_round_leaves_nothing_behind() -> None:

@@ -65,6 +65,27 @@ async def test_the_drafter_reads_what_was_found_within_the_budget(prompter):
     assert len(prompter.encode(found, by_target=True)) < 130
 
 
+async def test_where_the_search_missed_the_budget_is_filled_from_the_same_document():
+    text = ChatText.load("embedded:target")
+    lines = [f"A pilot visited the harbor of Bakeno {day}." for day in ("last winter", "at dusk")]
+    facts = [f"The vault of {name} is kiro 17." for name in ("Rowi", "Tozemi", "Zaso", "Luma")]
+    document = Document("notes", "\n\n".join([TEXT[:38], *facts, *lines]))
+    item, other = (
+        replace(ITEM, document=document),
+        replace(ITEM, id="other", document=Document("b", "x")),
+    )
+    prompter = await open_prompter(
+        tiny_task(retrieval={"chunk_tokens": 24, "tokens": 48, "embedder": "lexical"}),
+        [item, other],
+        text,
+        text,
+    )
+    found = await prompter.retrieve(item, Condition(corruption="missed"))
+    await prompter.close()
+    assert [chunk.text.strip() for chunk in found.chunks] == lines
+    assert found.evidence_found is False
+
+
 async def test_evidence_in_the_middle_that_is_cut_out_cannot_be_found(prompter):
     text = "Nobody asked about the vault of Rowi. " * 40
     buried = Item(

@@ -57,7 +57,7 @@ def test_the_long_text_of_a_dialogue_is_the_dialogue():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (source("train"), "dev or test"),
+        (source("train"), "dev, test, test 2"),
         (source(lengths={}), "lengths"),
         (source(number=4), "number"),
         (source(documents=["contract"], questions=["recite"]), "chronicles"),

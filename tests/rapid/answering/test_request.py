@@ -23,7 +23,15 @@ from rapid.errors import (
     OutOfStep,
     PromptTooLong,
 )
-from rapid.messages import Document, Finished, GenerationEvent, LeaseRequest, Receipt, TextDelta
+from rapid.messages import (
+    Document,
+    Finished,
+    GenerationEvent,
+    LeaseRequest,
+    Receipt,
+    TextDelta,
+    Verdict,
+)
 from tests.fakes import FakeEngine, scripted_token
 from tests.local_pools import FOUND, LocalApplication, QueueingEngine
 from tests.ray_cluster import question
@@ -136,6 +144,34 @@ async def test_a_target_that_dies_costs_no_text_of_any_choice() -> None:
     for choice in range(3):
         assert tokens(events, choice) == script(5, 60, choice)
         assert text(events, choice) == text(whole, choice)
+
+
+async def test_a_target_that_is_replaced_is_told_the_log_odds_of_the_text_so_far() -> None:
+    opened: list[LeaseRequest] = []
+
+    class Weighs(FakeEngine):
+        """Its log odds are the number of tokens that it has committed."""
+
+        async def open(self, request: LeaseRequest) -> None:
+            opened.append(request)
+            await super().open(request)
+
+        async def verify(self, *args: Any) -> Verdict:
+            verdict = await super().verify(*args)
+            return replace(verdict, log_odds=float(verdict.position + len(verdict.token_ids)))
+
+    app = LocalApplication(load=Weighs)
+    request = question("r", mode="fused", documents=ATLAS, seed=2_005, max_tokens=60, num_choices=2)
+    count = 0
+    async for _ in app.generate(request):
+        count += 1
+        if count == 3:
+            dead = app.target.engine
+            app.target.start()
+            dead.kill()
+    told = [each for each in opened if each.committed and any(each.committed)]
+    judged = [each.log_odds for each in told if each.log_odds]
+    assert judged == [tuple(float(len(ids)) for ids in told[0].committed)]
 
 
 class Hangs(FakeEngine):

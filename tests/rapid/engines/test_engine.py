@@ -321,6 +321,38 @@ async def test_committed_tokens_are_replayed_into_a_new_lease(engine: Engine) ->
     assert (await engine.decode("a", 1, 1)).position == 2
 
 
+async def test_an_adaptive_answer_goes_on_in_another_lease_as_if_it_had_stayed(
+    engine: Engine,
+) -> None:
+    common = {
+        "temperature": 1.0,
+        "max_tokens": 24,
+        "speculation": SpeculationConfig(transfer="adaptive", eta=8, coupling="shared_noise"),
+    }
+
+    async def verdicts(name: str, committed=(), log_odds: float = 0.0) -> list[Verdict]:
+        """Answer from one context, drafted from another; the lease continues `committed`."""
+        settings = common | {"committed": (committed,), "log_odds": (log_odds,)}
+        await opened(engine, f"{name} target", **settings)
+        await opened(engine, f"{name} drafter", **settings, prompt=random_prompt(9, seed=4))
+        rounds = speculate(
+            EngineDrafter(engine, f"{name} drafter"),
+            EngineVerifier(engine, f"{name} target"),
+            max_tokens=24 - len(committed),
+            max_draft=4,
+        )
+        return [verdict async for verdict in rounds]
+
+    whole = await verdicts("whole")
+    half = len(whole) // 2
+    committed = tuple(token for verdict in whole[:half] for token in verdict.token_ids)
+    rest = await verdicts("rest", committed, whole[half - 1].log_odds)
+    assert [v.token_ids for v in rest] == [v.token_ids for v in whole[half:]]
+    log_odds = [verdict.log_odds for verdict in rest]
+    assert log_odds == pytest.approx([verdict.log_odds for verdict in whole[half:]], abs=1e-3)
+    assert len(set(log_odds)) == len(log_odds)
+
+
 async def test_judging_elsewhere_commits_the_same(engine: Engine) -> None:
     expected = reference_greedy(PROMPT.tolist(), 8)
     await opened(engine)

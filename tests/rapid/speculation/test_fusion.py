@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import get_args
 
+import pytest
 import torch
 
 from rapid.config import Transfer
-from rapid.speculation.fusion import fused_probs
+from rapid.speculation.fusion import adapted_eta, fused_probs, observed
 from rapid.speculation.sampling import probabilities
 
 
@@ -47,3 +49,35 @@ def test_the_fused_distribution_by_hand():
     only_second = fused_probs(z, q, temperature=1.0, transfer="distill", eta=4, plausibility=0.5)
     want = torch.softmax(z.double() + 4 * move * torch.tensor([[0.0, 1.0]]), -1)
     torch.testing.assert_close(only_second, want)
+
+
+def test_the_strength_follows_which_reader_foretold_the_text():
+    target, drafter = case(4, 6)
+    draft = probabilities(drafter, 1.0)
+
+    def fused(transfer, eta, log_odds=0.0):
+        return fused_probs(
+            target,
+            draft,
+            temperature=1.0,
+            transfer=transfer,
+            eta=eta,
+            plausibility=0.1,
+            log_odds=log_odds,
+        )
+
+    torch.testing.assert_close(fused("adaptive", 8), fused("boost", 8))
+    drafter_knew = observed(0.0, target_prob=0.1, draft_prob=0.9)
+    target_knew = observed(0.0, target_prob=0.9, draft_prob=0.1)
+    strength = 8 * 9**0.3
+    torch.testing.assert_close(fused("adaptive", 8, drafter_knew), fused("boost", strength))
+    torch.testing.assert_close(fused("adaptive", 8, target_knew), fused("boost", 8 / 9**0.3))
+    assert torch.equal(fused("boost", 8, drafter_knew), fused("boost", 8))
+
+
+def test_the_strength_is_bounded_and_what_was_foretold_is_forgotten():
+    assert adapted_eta(8, 60.0) == pytest.approx(32)
+    assert adapted_eta(8, -60.0) < 1e-6
+    sure = observed(0.0, target_prob=0.0, draft_prob=1.0)
+    assert sure == pytest.approx(math.log(1000))  # whatever is less likely than 0.001
+    assert observed(sure, target_prob=0.5, draft_prob=0.5) == pytest.approx(0.9 * sure)

@@ -70,6 +70,17 @@ def target_probs(target, prefix, sampling) -> np.ndarray:
     return keep(softmax(logits / sampling.temperature), sampling.top_k, sampling.top_p)[0]
 
 
+def log_odds_after(target, drafter, text, sampling, speculation) -> float:
+    """Sum of 0.9^age * log(q / p) over `text`, p before filters, both at least 0.001."""
+    told = 0.0
+    for age, token in zip(reversed(range(len(text))), text, strict=True):
+        before = text[: len(text) - age - 1]
+        p = softmax(target.logits(before).double().numpy() / sampling.temperature)[token]
+        q = draft_probs(drafter, before, sampling, speculation)[token]
+        told += 0.9**age * float(np.log(max(q, 1e-3)) - np.log(max(p, 1e-3)))
+    return told
+
+
 def promised(target, drafter, prefix, sampling, speculation) -> np.ndarray:
     """What `fused` samples after `prefix`."""
     fused = fused_probs(
@@ -79,6 +90,7 @@ def promised(target, drafter, prefix, sampling, speculation) -> np.ndarray:
         transfer=speculation.transfer,
         eta=speculation.eta,
         plausibility=speculation.plausibility,
+        log_odds=log_odds_after(target, drafter, prefix, sampling, speculation),
     )
     return filter_probs(fused, sampling.top_k, sampling.top_p)[0].numpy()
 
