@@ -73,7 +73,7 @@ class System(Frozen):
                 )
         if self.method == "paper" and self.temperature == 0:
             raise ValueError(f"system {self.name}: method paper samples: raise its temperature")
-        if self.method == "paper" and self.transfer == "boost":
+        if self.method == "paper" and self.transfer not in (None, "distill"):
             raise ValueError(f"system {self.name}: method paper has one transfer, distill")
         return self
 
