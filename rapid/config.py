@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Mode = Literal["plain", "lossless", "fused", "paper", "rag", "auto"]
-Transfer = Literal["distill", "boost", "adaptive"]
+Transfer = Literal["distill", "boost", "adaptive", "mixture"]
 Coupling = Literal["maximal", "shared_noise"]
 Rule = Literal["exact", "paper"]
 Contract = Literal["target", "fused", "paper", "drafter"]
@@ -51,14 +51,15 @@ class SpeculationConfig(Frozen):
     """Settings of the speculation method (``docs/algorithm.md`` defines the symbols).
 
     Attributes:
-        transfer: How the drafter's distribution moves the target's: `distill`, `boost`, or
-            `adaptive`, which is boost with a strength that follows the committed text.
+        transfer: How the drafter's distribution moves the target's: `distill`, `boost`, `adaptive`,
+            which is boost with a strength that follows the committed text, or `mixture`, the
+            speculative ensemble of both distributions.
         eta: Strength of the move; 0 samples the target's own distribution. `adaptive` begins with
-            it; it was chosen at 8.
+            it; it was chosen at 8. For `mixture` it is the drafter's weight, and the target's is 1.
         max_draft: Tokens requested from the drafter per block (gamma).
         coupling: How draft and result share randomness.
         plausibility: Only tokens whose draft probability is at least this share of the best one's
-            are moved.
+            are moved; a `mixture` has no such limit.
         draft_top_k: Number of best tokens that the drafter's proposal keeps; None keeps all.
         transfer_temperature: Temperature of the distributions when the request is greedy.
         rule: `exact` samples the distribution that the contract names. `paper` is the rule of the

@@ -129,7 +129,8 @@ def step(
         if settings.transfer == "adaptive":
             eta *= min(4.0, np.exp(0.3 * log_odds))
         move[q < settings.plausibility * q.max()] = 0
-        scaled = scaled + eta * move
+        mixed = settings.transfer == "mixture"
+        scaled = np.log(p + eta * q) if mixed else scaled + eta * move
     fused = softmax(scaled)
     with np.errstate(divide="ignore"):
         if settings.temperature == 0:

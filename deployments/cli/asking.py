@@ -60,7 +60,9 @@ def ask(
         float | None,
         typer.Option(help="How far the drafter moves the target; fused, paper."),
     ] = None,
-    transfer: Annotated[str | None, typer.Option(help="boost, distill or adaptive.")] = None,
+    transfer: Annotated[
+        str | None, typer.Option(help="boost, distill, adaptive or mixture.")
+    ] = None,
     max_draft: Annotated[int | None, typer.Option(help="Tokens drafted per round.")] = None,
     retrieval_tokens: Annotated[
         int | None, typer.Option(help="Tokens retrieved for the drafter.")

@@ -46,7 +46,8 @@ class EvalOptions:
     ] = None
     eta: Annotated[float | None, _who(help="With --mode fused or paper.", metavar="NUMBER")] = None
     transfer: Annotated[
-        str | None, _who(help="With --mode fused: boost, distill or adaptive.", metavar="RULE")
+        str | None,
+        _who(help="With --mode fused: boost, distill, adaptive or mixture.", metavar="RULE"),
     ] = None
     max_draft: Annotated[
         int | None, _who(help="With --mode: tokens per block.", metavar="NUMBER")

@@ -37,20 +37,25 @@ def fused_probs(
     with the eta that `adapted_eta` makes of the committed text. eta = 0 gives the target's own p,
     bit for bit.
 
+    `mixture` moves probabilities instead of logits: ``p_hat = (p + eta q) / (1 + eta)``, which is
+    the speculative ensemble (Fu et al., arXiv 2502.01662), the plain mean of both at eta = 1.
+
     Args:
         target_logits: z [k, vocab].
         draft_probs: q, dense, zero where the proposal was cut [k, vocab].
         temperature: T of p and q.
-        transfer: The form of g.
-        eta: Strength of the move.
+        transfer: The form of g, or `mixture`.
+        eta: Strength of the move; in a `mixture` the weight of q beside p's 1.
         plausibility: a; tokens whose draft probability is below this share of the best one's are
-            not moved.
+            not moved. A `mixture` takes q whole.
         log_odds: Result of `observed` for the tokens committed so far; only `adaptive` uses it.
     """
     target_probs = probabilities(target_logits, temperature)
     if eta == 0:
         return target_probs
     draft_probs = draft_probs.double()
+    if transfer == "mixture":
+        return (target_probs + eta * draft_probs) / (1 + eta)
     best = draft_probs.amax(dim=-1, keepdim=True)
     move = draft_probs - target_probs
     if transfer == "adaptive":

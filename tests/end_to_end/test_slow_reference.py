@@ -106,6 +106,7 @@ async def test_lossless_is_plain(application: str) -> None:
     {"transfer": "boost", "eta": 10},
     {"transfer": "distill", "eta": 10, "draft_top_k": None},
     {"transfer": "adaptive", "eta": 8},
+    {"transfer": "mixture", "eta": 1},
     {"transfer": "boost", "eta": 40, "plausibility": 0.0, "draft_top_k": 16},
 ])  # fmt: skip
 async def test_fused_is_the_fused_distribution_at_every_position(application, settings) -> None:

@@ -46,7 +46,15 @@ def slow(drafter_seed: int | None, settings: reference.Settings) -> list[referen
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
-    ("transfer", "eta"), [("boost", 10.0), ("distill", 10.0), ("boost", 50.0), ("adaptive", 20.0)]
+    ("transfer", "eta"),
+    [
+        ("boost", 10.0),
+        ("distill", 10.0),
+        ("boost", 50.0),
+        ("adaptive", 20.0),
+        ("mixture", 1.0),
+        ("mixture", 3.0),
+    ],
 )
 def test_fused_equals_the_slow_reference_at_every_draft_length(temperature, transfer, eta):
     settings = reference.Settings(

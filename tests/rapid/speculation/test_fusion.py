@@ -51,6 +51,19 @@ def test_the_fused_distribution_by_hand():
     torch.testing.assert_close(only_second, want)
 
 
+def test_a_mixture_is_the_weighted_mean_of_both_distributions_by_hand():
+    z, q = torch.log(torch.tensor([[0.5, 0.5, 0.0]])), torch.tensor([[0.1, 0.0, 0.9]])
+
+    def mixed(eta, plausibility):
+        return fused_probs(
+            z, q, temperature=1.0, transfer="mixture", eta=eta, plausibility=plausibility
+        )[0].tolist()
+
+    for plausibility in (0.0, 0.5):  # what the drafter finds unlikely counts as well
+        assert mixed(1.0, plausibility) == pytest.approx([0.3, 0.25, 0.45])
+        assert mixed(3.0, plausibility) == pytest.approx([0.2, 0.125, 0.675])
+
+
 def test_the_strength_follows_which_reader_foretold_the_text():
     target, drafter = case(4, 6)
     draft = probabilities(drafter, 1.0)
