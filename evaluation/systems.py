@@ -12,6 +12,7 @@ from rapid.config import MAX_DRAFT, Finite, Frozen, SpeculationConfig, Transfer,
 
 Method = Literal["plain", "rag", "lossless", "fused", "paper"]
 DraftKind = Literal["drafter", "target", "naive", "window", "lookup"]
+Reading = Literal["everything", "retrieved"]
 
 LEAST_PAPER_TEMPERATURE = 0.1
 """The temperature at which the paper (arXiv 2502.20330, appendix C) runs LongBench v2."""
@@ -27,7 +28,8 @@ class System(Frozen):
         drafts: The source of drafts (with `rag`, of the answer). `drafter` and `target`: that model
             on the retrieved text (upward or self-speculation); `naive`: the drafter on the whole
             context; `window`: the target on sinks and a recent window of its own KV (MagicDec);
-            `lookup`: n-grams of the prompt. The last three are `lossless` only.
+            `lookup`: n-grams of the prompt. The last three are `lossless` only, except that
+            `naive` with `plain` is the drafter alone.
         transfer: Transfer rule. None takes the default of `rapid.config.SpeculationConfig`, as it
             does for `eta` and `max_draft`.
         eta: How strongly the drafter moves the target's distribution.
@@ -36,6 +38,9 @@ class System(Frozen):
             be greedy, then takes 0.1 for a greedy task's 0, as the paper does on LongBench v2.
         window: Tokens of the window for `drafts: window`; None takes the default of
             `rapid.config.WindowDrafting`. The paper's is 4096.
+        target_reads: What the target reads. `retrieved` gives it the drafter's text instead of the
+            whole context, for both models without any long context. A run's file omits it where it
+            is `everything`.
         refresh: Whether to retrieve again, for the question and the answer so far, after rejected
             drafts (`rapid.speculation.refreshing`). A run's file omits it where it is not set.
     """
@@ -48,12 +53,13 @@ class System(Frozen):
     max_draft: int | None = Field(None, ge=1, le=MAX_DRAFT)
     temperature: Finite | None = Field(None, ge=0, le=2)
     window: int | None = Field(None, ge=1)
+    target_reads: Reading = Field("everything", exclude_if="everything".__eq__)
     refresh: bool = Field(False, exclude_if=operator.not_)
 
     @model_validator(mode="after")
     def _can_be(self) -> Self:
         reads_nothing = self.drafts in ("naive", "window", "lookup")
-        if reads_nothing and self.method != "lossless":
+        if reads_nothing and self.method != "lossless" and not self.is_drafter_alone:
             raise ValueError(
                 f"system {self.name}: {self.drafts} reads nothing that the target does not: "
                 "its method is lossless"
@@ -64,6 +70,12 @@ class System(Frozen):
             raise ValueError(
                 f"system {self.name}: refresh goes with a drafter that reads what was retrieved, "
                 "and with method lossless or fused"
+            )
+        is_upward = self.method in ("fused", "paper") and self.drafts == "drafter"
+        if self.target_reads == "retrieved" and (not is_upward or self.refresh):
+            raise ValueError(
+                f"system {self.name}: target_reads: retrieved goes with method fused or paper, "
+                "drafts: drafter and no refresh; the target alone on that text is rag-target"
             )
         counts = {"eta": self.fuses, "transfer": self.fuses, "max_draft": self.is_drafted}
         for key, does_count in counts.items():
@@ -83,9 +95,24 @@ class System(Frozen):
         return self.method not in ("plain", "rag")
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the target alone answers, from everything."""
+        return self.method == "plain" and not self.is_drafter_alone
+
+    @property
+    def is_drafter_alone(self) -> bool:
+        """Whether the drafter alone answers, from everything."""
+        return self.method == "plain" and self.drafts == "naive"
+
+    @property
+    def needs_target(self) -> bool:
+        """Whether the target answers or verifies."""
+        return self.is_plain or self.is_drafted
+
+    @property
     def needs_drafter(self) -> bool:
         """Whether a model other than the target drafts or answers."""
-        return self.method != "plain" and self.drafts in ("drafter", "naive")
+        return not self.is_plain and self.drafts in ("drafter", "naive")
 
     @property
     def fuses(self) -> bool:
@@ -96,6 +123,11 @@ class System(Frozen):
     def reads_retrieved(self) -> bool:
         """Whether a model reads the retrieved text."""
         return self.method != "plain" and self.drafts in ("drafter", "target")
+
+    @property
+    def reads_everything(self) -> bool:
+        """Whether a model reads the whole context."""
+        return self.method != "rag" and self.target_reads == "everything"
 
     @property
     def block(self) -> int:
@@ -136,6 +168,7 @@ BASELINES: dict[str, System] = {
     system.name: system
     for system in (
         System(name="plain", method="plain"),
+        System(name="plain-drafter", method="plain", drafts="naive"),
         System(name="rag-target", method="rag", drafts="target"),
         System(name="rag-drafter", method="rag", drafts="drafter"),
         System(name="sd", method="lossless", drafts="drafter"),
@@ -149,9 +182,17 @@ BASELINES: dict[str, System] = {
         System(name="rapid-paper", method="paper", drafts="drafter"),
         System(name="rapid-distill", method="fused", drafts="drafter", transfer="distill"),
         System(name="rapid-boost", method="fused", drafts="drafter", transfer="boost"),
+        System(name="rapid-adaptive", method="fused", transfer="adaptive", eta=8),
+        System(name="rag-both", method="fused", transfer="boost", target_reads="retrieved"),
+        System(name="mixture", method="fused", transfer="mixture", eta=1),
     )
 }
-"""Every baseline of the paper, and RAPID in its three forms, each with self and upward drafting."""
+"""Every baseline of the paper, RAPID in its forms, and controls.
+
+RAPID drafts with the target itself and, upward, with a drafter. The controls tell what two models
+do without it: `plain-drafter` is the drafter alone, `rag-both` fuses both without any long context,
+and `mixture` is the plain mean of both, a speculative ensemble.
+"""
 
 
 def named(name: str) -> System:

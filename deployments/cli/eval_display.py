@@ -76,7 +76,7 @@ def show_list() -> None:
         "tasks": [(name, load_task(name).description) for name in task_names()],
         "recipes": [(name, ", ".join(load_recipe(name).tasks)) for name in recipe_names()],
         "systems": [
-            (each.name, each.method + ("" if each.method == "plain" else f", {each.drafts}"))
+            (each.name, each.method + ("" if each.is_plain else f", {each.drafts}"))
             for each in BASELINES.values()
         ],
     }
@@ -91,7 +91,7 @@ def _settings_of(system: System, plan: Plan) -> str:
     told = f"{system.name}: {system.method}"
     if system.is_drafted:
         told += f", drafts {system.drafts}, blocks of {system.block}"
-    elif system.method == "rag":
+    elif not system.is_plain:
         told += f", answers {system.drafts}"
     if system.fuses:
         etas = {system.eta_in(each.eta) for each in plan.task.conditions}

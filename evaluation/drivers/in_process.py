@@ -79,19 +79,18 @@ class InProcess:
         retrieved = (
             None if found is None else self._prompter.encode(found, system.drafts == "target")
         )
-        context = None if system.method == "rag" else await self._context(item, condition)
+        read = await self._read(trial, found)
         ms: dict[str, float] = {"retrieval": found.retrieval_ms if found else 0.0}
-        if context is None:
-            assert retrieved is not None
-            statistics = await self._decode(self._own(system), "drafter", retrieved, trial, ms)
-        elif system.is_drafted:
-            statistics = await self._speculate(trial, context, retrieved, ms)
+        if system.is_drafted:
+            statistics = await self._speculate(trial, read, retrieved, ms)
+        elif system.is_plain:
+            statistics = await self._decode(self._target, "target", read, trial, ms)
         else:
-            statistics = await self._decode(self._target, "target", context, trial, ms)
+            statistics = await self._decode(self._own(system), "drafter", read, trial, ms)
         reasoning, prediction = None, self._text.decode(statistics.token_ids)
         if self._task.extraction is not None:
             reasoning = prediction
-            shown = found if system.method == "rag" else None
+            shown = None if system.reads_everything else found
             prompt = self._prompter.extraction_prompt(item, condition, reasoning, shown)
             length = self._task.extraction_tokens
             extracted = await self._decode(self._target, "target", prompt, trial, {}, length)
@@ -101,7 +100,7 @@ class InProcess:
             self._task,
             prediction=prediction,
             reasoning=reasoning,
-            context_tokens=0 if context is None else len(context),
+            context_tokens=len(read) if system.reads_everything else 0,
             retrieved_tokens=0 if retrieved is None else len(retrieved),
             tokens=len(statistics.token_ids),
             rounds=statistics.rounds,
@@ -116,16 +115,19 @@ class InProcess:
     async def _speculate(
         self,
         trial: Trial,
-        context: Int32Array,
+        read: Int32Array,
         retrieved: Int32Array | None,
         ms: dict[str, float],
     ) -> RoundStatistics:
-        """Answer by drafting with the system's draft source and verifying with the target."""
-        short = context if trial.system.drafts == "naive" else retrieved
+        """Answer by drafting with the system's draft source and verifying with the target.
+
+        The target's prompt is `read`.
+        """
+        short = read if trial.system.drafts == "naive" else retrieved
         source = self._source(trial.system, short)
         async with Session(self._terms(trial)) as session:
             verifier = await session.take(
-                self._target, "target", context, companion_tokens=source.companion_tokens
+                self._target, "target", read, companion_tokens=source.companion_tokens
             )
             await verifier.prefill  # prefills run one after the other, so that each is timed alone
             await source.hold(DraftNeeds(session, verifier, short))
@@ -216,10 +218,17 @@ class InProcess:
         """Return the pool of the model that drafts for `system` or answers without a target."""
         return self._drafter if system.drafts in ("drafter", "naive") else self._target
 
-    async def _context(self, item: Item, condition: Condition) -> Int32Array:
+    async def _read(self, trial: Trial, found: ShortContext | None) -> Int32Array:
+        """Return the prompt of the target, or of the model that answers without it."""
+        item, system, condition = trial.item, trial.system, trial.condition
+        if not system.reads_everything:
+            assert found is not None
+            return self._prompter.encode(found, system.needs_target or system.drafts == "target")
+        alone = system.is_drafter_alone
+        prompt = self._prompter.drafter_prompt if alone else self._prompter.target_prompt
         return await self._prompts.get(
-            (item.id, condition.context_tokens),
-            lambda: asyncio.to_thread(self._prompter.target_prompt, item, condition),
+            (item.id, condition.context_tokens, alone),
+            lambda: asyncio.to_thread(prompt, item, condition),
         )
 
     async def _found(self, item: Item, condition: Condition) -> ShortContext:
@@ -321,8 +330,8 @@ def _room(task: Task, lengths: tuple[int, int], *, has_drafter: bool) -> _Room:
         answer += task.extraction_tokens + _WORDING_TOKENS
     target = drafter = drafted_by_target = 0
     for system in task.systems:
-        if system.method != "rag":
-            target = longest + answer
+        if system.needs_target or task.extraction is not None:
+            target = max(target, (longest if system.reads_everything else retrieved) + answer)
         read = retrieved if system.reads_retrieved else longest if system.drafts == "naive" else 0
         if not read:
             continue

@@ -57,15 +57,13 @@ def check_can_serve(systems: Sequence[System], conditions: Sequence[Condition]) 
         ConfigurationError: A system or condition is not supported; the message names it and says
             what to do.
     """
-    if refused := [each.name for each in systems if each.drafts in ("naive", "window")]:
+    refused: dict[str, list[str]] = {}
+    for system in systems:
+        if reason := _beyond_servers(system):
+            refused.setdefault(reason, []).append(system.name)
+    for reason, names in refused.items():
         raise ConfigurationError(
-            f"{', '.join(refused)}: no server drafts in this way: leave out --url, or choose "
-            "other systems with --system"
-        )
-    if refused := [each.name for each in systems if each.refresh]:
-        raise ConfigurationError(
-            f"{', '.join(refused)}: no server retrieves again within an answer: leave out --url, "
-            "or choose other systems with --system"
+            f"{', '.join(names)}: {reason}: leave out --url, or choose other systems with --system"
         )
     for condition in conditions:
         if condition.corruption != "none":
@@ -75,11 +73,24 @@ def check_can_serve(systems: Sequence[System], conditions: Sequence[Condition]) 
             )
 
 
+def _beyond_servers(system: System) -> str | None:
+    """Return why no server can be `system`, or None."""
+    if system.is_drafter_alone:
+        return "no server's drafter answers from everything"
+    if system.drafts in ("naive", "window"):
+        return "no server drafts in this way"
+    if system.target_reads == "retrieved":
+        return "the target of a server reads everything"
+    if system.refresh:
+        return "no server retrieves again within an answer"
+    return None
+
+
 def _check_drafts(systems: Sequence[System], drafts: DraftKind) -> None:
     """Refuse systems that draft or answer with another source than this server's."""
 
     def can_serve(system: System) -> bool:
-        return system.method == "plain" or system.drafts == drafts
+        return not _beyond_servers(system) and (system.is_plain or system.drafts == drafts)
 
     if refused := [each.name for each in systems if not can_serve(each)]:
         able = [each.name for each in BASELINES.values() if can_serve(each)]

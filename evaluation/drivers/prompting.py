@@ -110,6 +110,11 @@ class Prompter:
         chat = target_chat(self._task, item, self.context(item, condition))
         return as_prompt(self._target.encode_chat(chat, day=DAY))
 
+    def drafter_prompt(self, item: Item, condition: Condition) -> Int32Array:
+        """Return the same for a drafter that answers alone."""
+        chat = target_chat(self._task, item, self.context(item, condition))
+        return as_prompt(self._drafter.encode_chat(chat, day=DAY))
+
     def encode(self, found: ShortContext, by_target: bool) -> Int32Array:
         """Return the retrieved text as a prompt for the drafter, or for the target to read."""
         reader = self._target if by_target else self._drafter

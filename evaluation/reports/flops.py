@@ -49,8 +49,11 @@ def of_answer(result: Result, system: System, target: ModelShape, drafter: Model
     context, tokens = result.context_tokens, result.tokens
     drafting = target if system.drafts == "target" else drafter
     read = result.retrieved_tokens
+    if system.target_reads == "retrieved":
+        context = read
     if system.method == "plain":
-        return target.prefill_flops(context) + target.decode_flops(tokens, context + tokens / 2)
+        alone = drafter if system.is_drafter_alone else target
+        return alone.prefill_flops(context) + alone.decode_flops(tokens, context + tokens / 2)
     if system.method == "rag":
         return drafting.prefill_flops(read) + drafting.decode_flops(tokens, read + tokens / 2)
     with_draft = result.by_position[0][0] if result.by_position else 0

@@ -134,7 +134,7 @@ class RunResults:
     @cached_property
     def plain(self) -> System | None:
         """The system that decodes plainly with the target, if it was run."""
-        return next((each for each in self.systems if each.method == "plain"), None)
+        return next((each for each in self.systems if each.is_plain), None)
 
     def best_rag(self, condition: Condition, column: str = ALL) -> System | None:
         """Return the best system that answers from the retrieved text alone, in this column."""
@@ -186,6 +186,7 @@ class RunResults:
         Return None for systems without a formula in the paper, and where a number is unknown.
         """
         has_none = system.refresh or system.drafts in ("naive", "window", "lookup")
+        has_none = has_none or system.target_reads == "retrieved"
         if self.shapes is None or not results or has_none:
             return None
         target, drafter = (shape.weights for shape in self.shapes)

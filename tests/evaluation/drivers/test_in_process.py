@@ -24,8 +24,13 @@ from tests.rapid.tiny_models import out_of_memory
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> ByKey:
-    """Two items by every baseline, retrieval as it is and unrelated."""
-    conditions = [Condition(), Condition(name="unrelated", corruption="unrelated")]
+    """Two items by every baseline, retrieval as it is and unrelated, and the drafter left out."""
+    conditions = [
+        Condition(),
+        Condition(name="unrelated", corruption="unrelated"),
+        Condition(name="eta 0", eta=0),
+        Condition(name="eta 1000", eta=1000),
+    ]
     task = tiny_task(systems=list(BASELINES), conditions=conditions)
     return answered(task, tmp_path_factory.mktemp("run"))
 
@@ -51,17 +56,51 @@ def test_every_system_answers_and_counts(results):
         for each in of(results, name):
             assert each.error is None
             assert 0 < each.tokens <= 24
-            assert (each.context_tokens == 0) == (system.method == "rag")
+            drafter_alone = name in ("plain-drafter", "rag-drafter", "rag-target")
+            assert (each.context_tokens == 0) == (system.method == "rag" or name == "rag-both")
             assert (each.retrieved_tokens > 0) == system.reads_retrieved
-            assert ("target_prefill" in each.ms) == (system.method != "rag")
+            assert ("target_prefill" in each.ms) == (not drafter_alone)
             reads_two = system.is_drafted and system.drafts not in ("window", "lookup")
-            assert ("drafter_prefill" in each.ms) == (system.method == "rag" or reads_two)
+            assert ("drafter_prefill" in each.ms) == (drafter_alone or reads_two)
             assert each.ms["decode"] >= each.ms["draft"] + each.ms["verify"] - 1
             judged = sum(judged for judged, _ in each.by_position)
             kept = sum(kept for _, kept in each.by_position)
             assert kept == each.accepted <= judged <= each.drafted
-            if name not in ("plain", "rag-target", "rag-drafter", "prompt-lookup"):
+            if not drafter_alone and name not in ("plain", "prompt-lookup"):
                 assert each.drafted > 0
+
+
+def said(results: ByKey, system: str, condition: str = "as is") -> list[str]:
+    return [each.prediction for each in of(results, system, condition)]
+
+
+def test_the_drafter_alone_says_what_it_says_as_a_target(results, tmp_path):
+    drafter = Models(MODELS.drafter, None)
+    alone = answered(tiny_task(systems=["plain"]), tmp_path, models=drafter)
+    assert said(results, "plain-drafter") == said(alone, "plain") != said(results, "plain")
+    lengths = [each.context_tokens for each in of(results, "plain-drafter")]
+    assert lengths == [each.context_tokens for each in of(results, "plain")]
+
+
+def test_both_on_retrieved_text_without_the_drafter_are_the_targets_rag(results):
+    assert said(results, "rag-both", "eta 0") == said(results, "rag-target")
+    assert said(results, "rapid-boost", "eta 0") == said(results, "plain")
+    assert said(results, "rag-target") != said(results, "plain")
+
+
+def test_a_mixture_goes_from_plain_to_the_drafters_rag(results):
+    assert said(results, "mixture", "eta 0") == said(results, "plain")
+    assert said(results, "mixture", "eta 1000") == said(results, "rag-drafter")
+    assert said(results, "plain") != said(results, "rag-drafter")
+
+
+def test_a_context_that_the_drafter_cannot_read_is_told_with_numbers(tmp_path):
+    task = tiny_task(systems=["plain", "plain-drafter", "naive-sd"])
+    small = Models(MODELS.target, EngineConfig(model="embedded:drafter", max_context=64))
+    told = answered(task, tmp_path, models=small)
+    assert all(each.error is None for each in of(told, "plain"))
+    for name in ("plain-drafter", "naive-sd"):
+        assert all("this model's context of 64" in str(each.error) for each in of(told, name))
 
 
 def test_unrelated_retrieval_hides_the_evidence_and_leaves_the_target_alone(results):
@@ -121,7 +160,11 @@ def test_a_second_pass_reads_the_first(tmp_path):
         "extraction": "It was said: {reasoning}\n\n{question}",
     }
     task = tiny_task(systems=["sd", "rag-drafter"], templates=templates, extraction_tokens=5)
-    for each in answered(task, tmp_path).values():
+    without_target = tiny_task(systems=["plain-drafter"], templates=templates)
+    for each in [
+        *answered(task, tmp_path / "both").values(),
+        *answered(without_target, tmp_path / "drafter").values(),
+    ]:
         assert each.error is None
         assert each.reasoning
         assert each.prediction != each.reasoning

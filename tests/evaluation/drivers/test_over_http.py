@@ -114,6 +114,13 @@ async def test_a_server_without_room_is_asked_again_when_it_says():
     assert len(orchestrator.requests) == 1
 
 
+@pytest.mark.parametrize(("system", "eta"), [("mixture", 1), ("rapid-adaptive", 8)])
+async def test_a_server_is_asked_for_the_systems_own_transfer(system, eta):
+    _, orchestrator = await asked(tiny_task(), system, Condition())
+    speculation = orchestrator.requests[0].speculation
+    assert (speculation.transfer, speculation.eta) == (system.removeprefix("rapid-"), eta)
+
+
 async def test_a_refusal_is_told_and_not_repeated():
     refused = httpx.Response(400, json={"error": {"message": "the prompt is too long"}})
     with pytest.raises(ServerRefused, match="400, the prompt is too long"):
@@ -134,6 +141,8 @@ async def test_the_papers_rule_is_asked_for_with_what_is_its_own():
     ("system", "drafts"),
     [
         ("rapid-boost", "drafter"),
+        ("rapid-adaptive", "drafter"),
+        ("mixture", "drafter"),
         ("rag-target", "target"),
         ("rapid-self-boost", "target"),
         ("prompt-lookup", "lookup"),
@@ -151,7 +160,8 @@ async def test_a_server_is_asked_for_what_its_own_drafter_does(system, drafts):
         cannot, _, can = str(refused.value).partition("cannot be asked of this server")
         assert system in cannot
         assert "plain" in can
-        assert system not in can.split("from ")[1].split(", ")
+        able = can.split("from ")[1].split(", ")
+        assert not {system, "plain-drafter", "rag-both"} & set(able)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +184,13 @@ async def test_an_answer_without_its_drafter_is_no_answer_of_the_system(instead,
 def test_what_no_server_can_do_is_refused():
     with pytest.raises(ConfigurationError) as refused:
         check_can_serve(list(BASELINES.values()), [])
-    assert str(refused.value).startswith("naive-sd, magicdec: no server drafts in this way")
+    told = "plain-drafter: no server's drafter answers from everything: leave out --url"
+    assert str(refused.value).startswith(told)
+    servable = {name: each for name, each in BASELINES.items() if name != "plain-drafter"}
+    with pytest.raises(ConfigurationError, match="^naive-sd, magicdec: no server drafts in this"):
+        check_can_serve(list(servable.values()), [])
+    with pytest.raises(ConfigurationError, match="^rag-both: the target of a server reads every"):
+        check_can_serve([BASELINES["mixture"], BASELINES["rag-both"]], [])
     system = System(name="again", method="fused", refresh=True)
     with pytest.raises(ConfigurationError, match=r"again: no server retrieves again"):
         check_can_serve([system], [])
