@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 from evaluation.reports.run_results import (
     ByItem,
@@ -23,17 +23,18 @@ def conditions(run: RunResults) -> str:
         return ""
 
     def by_condition(
-        what: str, systems: Sequence[System], cell: Callable[[ByItem, ByItem], str]
+        what: str, systems: Mapping[str, System], cell: Callable[[ByItem, ByItem], str]
     ) -> str:
         rows: list[list[str]] = []
         for condition in shown:
             base = run.of(run.plain, condition) if run.plain else {}
-            cells = [cell(run.of(system, condition), base) for system in systems]
+            cells = [cell(run.of(system, condition), base) for system in systems.values()]
             rows.append([condition.name, *cells])
-        return table([what, *(system.name for system in systems)], rows)
+        return table([what, *systems], rows)
 
-    tables = [by_condition("score", run.systems, lambda ours, plain: against(run, ours, plain))]
-    if drafted := [system for system in run.systems if system.is_drafted]:
+    tables = [by_condition("score", run.score_rows, lambda ours, plain: against(run, ours, plain))]
+    named = {system.name: system for system in run.systems}
+    if drafted := {name: system for name, system in named.items() if system.is_drafted}:
 
         def accepted(ours: ByItem, _: ByItem) -> str:
             return with_interval(acceptance(ours))
@@ -44,13 +45,13 @@ def conditions(run: RunResults) -> str:
         def speed(ours: ByItem, _: ByItem) -> str:
             return with_interval(tokens_per_second(ours), ".3g")
 
-        tables.append(by_condition("tokens per second", run.systems, speed))
+        tables.append(by_condition("tokens per second", named, speed))
         if run.plain is not None:
 
             def over_plain(ours: ByItem, plain: ByItem) -> str:
                 return with_interval(speedup(ours, plain), ".3g")
 
-            others = [system for system in run.systems if system != run.plain]
+            others = {name: system for name, system in named.items() if system != run.plain}
             tables.append(by_condition(f"speed over {run.plain.name}", others, over_plain))
     return "\n".join(tables)
 

@@ -19,11 +19,11 @@ PHASES = ("retrieval", "target_prefill", "drafter_prefill", "draft", "verify", "
 
 def drafts_accepted(run: RunResults) -> str:
     """Return the acceptance rates, the mean acceptance lengths, and the rates by position."""
-    drafted = [system for system in run.systems if system.is_drafted]
+    drafted = {system.name: system for system in run.systems if system.is_drafted}
     if not drafted:
         return ""
     rate = by_system(run, lambda _, results, __: with_interval(acceptance(results)), drafted)
-    found = {system.name: run.headline(system) for system in drafted}
+    found = {name: run.headline(system) for name, system in drafted.items()}
     answers = [each for results in found.values() for each in results.values()]
     longest = max((len(each.by_position) for each in answers), default=0)
     rows = [
@@ -51,7 +51,7 @@ def speed(run: RunResults) -> str:
         lambda _, results, column: with_interval(
             speedup(results, run.headline(plain, column)), ".3g"
         ),
-        [system for system in run.systems if system != plain],
+        {system.name: system for system in run.systems if system != plain},
     )
     return f"{told}\nOver {plain.name}, on the same items:\n\n{ratios}"
 

@@ -50,6 +50,9 @@ _LOOKS: dict[str, tuple[str, str, str]] = {  # by what a system does: colour, li
     "paper": ("#D55E00", "--", "P"),
     "distill": ("#0072B2", "-", "X"),
     "boost": ("#009E73", "-", "*"),
+    "adaptive": ("#009E73", "--", "p"),
+    "mixture": ("#0072B2", ":", "h"),
+    "retrieved": ("#E69F00", "-.", "<"),
 }
 _UPWARD = ("drafter", "naive")
 
@@ -179,6 +182,8 @@ def _look(system: System) -> tuple[str, str, str]:
     kind: str = system.drafts if system.drafts in _LOOKS else system.method
     if system.method == "fused":
         kind = system.speculation().transfer
+    if system.target_reads == "retrieved":
+        kind = "retrieved"
     return _LOOKS.get(kind, ("#F0E442", "-", "d"))
 
 

@@ -26,6 +26,7 @@ from evaluation.reports.scores import (
     items_won_and_lost,
     other_scores,
     published,
+    right_where_neither_was,
     scores,
 )
 from evaluation.reports.tables import table
@@ -80,7 +81,8 @@ def merge(run_dirs: Sequence[Path], out_dir: Path) -> Path:
 def summary(out_dir: Path) -> str:
     """Return a short form of a run's page: its description, scores and errors."""
     run = RunResults.read(out_dir)
-    return "\n".join(part for part in (_made(run), scores(run), _errors(run)) if part)
+    parts = (_made(run), scores(run), right_where_neither_was(run), _errors(run))
+    return "\n".join(part for part in parts if part)
 
 
 def body(run: RunResults, pictures: Mapping[str, str]) -> str:
@@ -96,6 +98,7 @@ def body(run: RunResults, pictures: Mapping[str, str]) -> str:
         ("", _made(run), ""),
         (f"{metric}{by}", scores(run), "accuracy"),
         ("Against plain and against the best RAG", differences(run), ""),
+        ("Right where neither was", right_where_neither_was(run), ""),
         (f"{metric} by other groups", by_other_groups(run), ""),
         ("Other scores", other_scores(run), ""),
         ("Conditions", conditions(run), ""),

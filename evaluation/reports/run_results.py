@@ -18,6 +18,7 @@ from rapid.errors import ConfigurationError
 from rapid.planning.shapes import ModelShape
 
 ALL = "all"
+FOUND, MISSED = "evidence found", "evidence missed"
 
 ByItem = Mapping[str, Result]
 
@@ -111,6 +112,29 @@ class RunResults:
         """`ALL` and the values of the first group."""
         return [ALL, *self.values_of(self.task.groups[0])] if self.task.groups else [ALL]
 
+    @cached_property
+    def score_columns(self) -> list[str]:
+        """The columns of scores: `columns`, and `FOUND` and `MISSED` where there are both.
+
+        The two split all items, for every system, by what retrieval found for the drafter. They
+        tell what the long context adds: where evidence was missed, only the target has read it.
+        """
+        known = {self.evidence_found(item) for item in {each.item for each in self.results}}
+        return [*self.columns, FOUND, MISSED] if {True, False} <= known else self.columns
+
+    def evidence_found(self, item: str) -> bool | None:
+        """Return whether all of an item's evidence was retrieved, under the first condition."""
+        return self._evidence.get((item, self.conditions[0].name))
+
+    @cached_property
+    def _evidence(self) -> dict[tuple[str, str], bool]:
+        """Whether all evidence was retrieved, by item and condition; the same for all systems."""
+        return {
+            (each.item, each.condition): each.evidence_found
+            for each in self.results
+            if each.evidence_found is not None
+        }
+
     def values_of(self, group: str) -> list[str]:
         """Return the values of a group, ascending if all are numbers, else as they first appear."""
         values = list(dict.fromkeys(r.groups[group] for r in self.results if group in r.groups))
@@ -119,7 +143,12 @@ class RunResults:
     def of(self, system: System, condition: Condition, column: str = ALL) -> ByItem:
         """Return the results of a system by item, under a condition and in a column."""
         found = self._table.get((system.name, condition.name), {})
-        return found if column == ALL else in_group(found, self.task.groups[0], column)
+        if column == ALL:
+            return found
+        if column in (FOUND, MISSED):
+            wanted = column == FOUND
+            return {k: each for k, each in found.items() if self.evidence_found(k) is wanted}
+        return in_group(found, self.task.groups[0], column)
 
     def headline(self, system: System, column: str = ALL) -> ByItem:
         """Return the results of a system by item, under the first condition and in a column."""
@@ -135,6 +164,38 @@ class RunResults:
     def plain(self) -> System | None:
         """The system that decodes plainly with the target, if it was run."""
         return next((each for each in self.systems if each.is_plain), None)
+
+    @cached_property
+    def score_rows(self) -> dict[str, System]:
+        """The systems of a table of scores, by what their row is called.
+
+        Lossless systems whose answers and scores are plain's on every item share its row.
+        """
+        plain, rows = self.plain, {each.name: each for each in self.systems}
+        if plain is None:
+            return rows
+        lossless = (each for each in self.systems if each.method == "lossless")
+        same = [each for each in lossless if self._answers(each) == self._answers(plain)]
+        if not same:
+            return rows
+        many = f"{len(same)} lossless system{'s' if len(same) > 1 else ''}"
+        return {
+            f"{each.name} (and {many}, same answers)" if each == plain else each.name: each
+            for each in self.systems
+            if each not in same
+        }
+
+    def _answers(self, system: System) -> list[dict[str, tuple[str, dict[str, float]]]]:
+        """Return what a system answered and scored on each item, by condition."""
+        return [
+            {item: (each.prediction, each.scores) for item, each in self.of(system, under).items()}
+            for under in self.conditions
+        ]
+
+    def rag_of(self, system: System) -> System | None:
+        """Return the system whose answers are those of the drafting model of `system` alone."""
+        rags = (each for each in self.systems if each.method == "rag")
+        return next((each for each in rags if each.drafts == system.drafts), None)
 
     def best_rag(self, condition: Condition, column: str = ALL) -> System | None:
         """Return the best system that answers from the retrieved text alone, in this column."""

@@ -6,6 +6,7 @@ from statistics import fmean
 
 from evaluation.recipes import load_recipe
 from evaluation.reports.run_results import ByItem, RunResults, in_group, paired, won_and_lost
+from evaluation.reports.statistics import mean
 from evaluation.reports.tables import by_system, table, with_interval, with_sign
 from evaluation.systems import System
 
@@ -14,9 +15,14 @@ def scores(run: RunResults) -> str:
     """Return a table of scores by system, with two checks.
 
     The checks are how often all evidence was retrieved, and how often a lossless system's answer
-    differs from plain decoding's.
+    differs from plain decoding's. The table splits the items by the first of them as well.
     """
-    found = by_system(run, lambda _, results, __: with_interval(run.scores(results)))
+    found = by_system(
+        run,
+        lambda _, results, __: with_interval(run.scores(results)),
+        run.score_rows,
+        run.score_columns,
+    )
     return found + _evidence(run) + _same_as_plain(run)
 
 
@@ -26,13 +32,16 @@ def differences(run: RunResults) -> str:
     The best RAG system is chosen for each column.
     """
     tables: list[str] = []
-    if (plain := run.plain) is not None:
+    plain = run.plain
+    others = {name: system for name, system in run.score_rows.items() if system != plain}
+    if plain is not None and others:
         told = by_system(
             run,
             lambda _, results, column: with_sign(
                 run.difference(results, run.headline(plain, column))
             ),
-            [system for system in run.systems if system.method != "plain"],
+            others,
+            run.score_columns,
         )
         tables.append(f"Minus {plain.name}:\n\n{told}")
     condition = run.conditions[0]
@@ -44,8 +53,41 @@ def differences(run: RunResults) -> str:
                 return "is it"
             return with_sign(run.difference(results, run.headline(rag, column)))
 
-        tables.append(f"Minus the better RAG of each column:\n\n{by_system(run, to_rag)}")
+        told = by_system(run, to_rag, run.score_rows, run.score_columns)
+        tables.append(f"Minus the better RAG of each column:\n\n{told}")
     return "\n".join(tables)
+
+
+def right_where_neither_was(run: RunResults) -> str:
+    """Count the items on which a system that fuses does better, and worse, than both its parts.
+
+    The parts are plain and the drafting model alone on the retrieved text. No choice between their
+    answers scores more than the better of them.
+    """
+    if run.plain is None:
+        return ""
+    rows: list[list[str]] = []
+    for system in run.systems:
+        rag = run.rag_of(system)
+        if not system.fuses or rag is None:
+            continue
+        plain, alone = run.headline(run.plain), run.headline(rag)
+        gaps = [
+            run.score(each) - max(run.score(plain[item]), run.score(alone[item]))
+            for item, each in run.headline(system).items()
+            if item in plain and item in alone
+        ]
+        if gaps:
+            shares = [[gap > 0 for gap in gaps], [gap < 0 for gap in gaps]]
+            counts = [f"{sum(of)} of {len(of)}: {with_interval(mean(of))}" for of in shares]
+            rows.append([system.name, rag.name, *counts])
+    if not rows:
+        return ""
+    told = table(["system", "its own RAG", "above both", "below the better of both"], rows)
+    return (
+        f"Items scored above both {run.plain.name} and the system's own RAG (right where neither "
+        f"was), and below the better of both (wrong where one of them was right):\n\n{told}"
+    )
 
 
 def by_other_groups(run: RunResults) -> str:
@@ -53,12 +95,12 @@ def by_other_groups(run: RunResults) -> str:
     tables: list[str] = []
     for group in run.task.groups[1:]:
         parts = {
-            value: [in_group(run.headline(system), group, value) for system in run.systems]
+            value: [in_group(run.headline(s), group, value) for s in run.score_rows.values()]
             for value in run.values_of(group)
         }
         header = [f"{value} (n = {len(results[0])})" for value, results in parts.items()]
         cells = [[with_interval(run.scores(each)) for each in part] for part in parts.values()]
-        rows = zip((system.name for system in run.systems), *cells, strict=True)
+        rows = zip(run.score_rows, *cells, strict=True)
         tables.append(table([group, *header], rows))
     return "\n".join(tables)
 
@@ -69,8 +111,8 @@ def other_scores(run: RunResults) -> str:
     if not others:
         return ""
     rows = [
-        [s.name, *(with_interval(run.scores(run.headline(s), metric)) for metric in others)]
-        for s in run.systems
+        [name, *(with_interval(run.scores(run.headline(system), metric)) for metric in others)]
+        for name, system in run.score_rows.items()
     ]
     return table(["system", *others], rows)
 
@@ -80,11 +122,11 @@ def items_won_and_lost(run: RunResults) -> str:
     if run.plain is None:
         return ""
     rows: list[list[str]] = []
-    for system in run.systems:
+    for name, system in run.score_rows.items():
         both = won_and_lost(run, run.headline(system), run.headline(run.plain))
         if system != run.plain and both is not None:
-            rows.append([system.name, *map(with_interval, both)])
-    return table(["system", "scores above plain", "scores below plain"], rows)
+            rows.append([name, *map(with_interval, both)])
+    return table(["system", "scores above plain", "scores below plain"], rows) if rows else ""
 
 
 def published(run: RunResults) -> str:
@@ -106,14 +148,10 @@ def _evidence(run: RunResults) -> str:
     """Return the share of items for which retrieval found all of the evidence, by column."""
     shares: list[str] = []
     for column in run.columns:
-        known = {
-            item: each.evidence_found
-            for system in run.systems
-            for item, each in run.headline(system, column).items()
-            if each.evidence_found is not None
-        }
+        items = {item for system in run.systems for item in run.headline(system, column)}
+        known = [found for item in items if (found := run.evidence_found(item)) is not None]
         if known:
-            shares.append(f"{column} {fmean(known.values()):.2f}")
+            shares.append(f"{column} {fmean(known):.2f}")
     return f"\nAll evidence retrieved: {', '.join(shares)}.\n" if shares else ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from evaluation.reports.run_results import ByItem, RunResults
 from evaluation.reports.statistics import Estimate
@@ -23,7 +23,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def by_system(
     run: RunResults,
     cell: Callable[[System, ByItem, str], str],
-    systems: Sequence[System] | None = None,
+    rows: Mapping[str, System] | None = None,
+    columns: Sequence[str] | None = None,
 ) -> str:
     """Return a table with a row per system and a column per value of the task's first group.
 
@@ -32,21 +33,22 @@ def by_system(
     Args:
         run: The results.
         cell: Returns the text of a cell for a system, its results in a column, and the column.
-        systems: The systems of the rows; None takes all.
+        rows: The systems by what their row is called; None takes all, by name.
+        columns: The columns; None takes `run.columns`.
     """
     counts = {
         column: max(len(run.headline(system, column)) for system in run.systems)
-        for column in run.columns
+        for column in (run.columns if columns is None else columns)
     }
-    rows: list[list[str]] = []
-    for system in run.systems if systems is None else systems:
-        row = [system.name]
+    lines: list[list[str]] = []
+    for name, system in ({s.name: s for s in run.systems} if rows is None else rows).items():
+        row = [name]
         for column, count in counts.items():
             results = run.headline(system, column)
             missing = "" if len(results) == count else f" (n = {len(results)})"
             row.append(cell(system, results, column) + missing)
-        rows.append(row)
-    return table(["system", *(f"{column} (n = {n})" for column, n in counts.items())], rows)
+        lines.append(row)
+    return table(["system", *(f"{column} (n = {n})" for column, n in counts.items())], lines)
 
 
 def with_interval(found: Estimate | None, spec: str = ".3f") -> str:

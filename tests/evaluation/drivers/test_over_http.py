@@ -187,9 +187,9 @@ def test_what_no_server_can_do_is_refused():
     told = "plain-drafter: no server's drafter answers from everything: leave out --url"
     assert str(refused.value).startswith(told)
     servable = {name: each for name, each in BASELINES.items() if name != "plain-drafter"}
-    with pytest.raises(ConfigurationError, match="^naive-sd, magicdec: no server drafts in this"):
+    with pytest.raises(ConfigurationError, match=r"^naive-sd, magicdec: no server drafts in this"):
         check_can_serve(list(servable.values()), [])
-    with pytest.raises(ConfigurationError, match="^rag-both: the target of a server reads every"):
+    with pytest.raises(ConfigurationError, match=r"^rag-both: the target of a server reads every"):
         check_can_serve([BASELINES["mixture"], BASELINES["rag-both"]], [])
     system = System(name="again", method="fused", refresh=True)
     with pytest.raises(ConfigurationError, match=r"again: no server retrieves again"):

@@ -72,6 +72,21 @@ def test_a_bonus_token_is_one_more_position_for_the_target():
     assert paper - boost == shape.decode_flops(3, 505)
 
 
+def test_the_controls_read_with_the_models_that_they_name():
+    target = ModelShape.model_validate(SHAPE)
+    drafter = ModelShape.model_validate(SHAPE | {"layers": 4})
+    answer = result(0, "x", 1.0, rounds=3, drafted=12, by_position=((3, 3), (3, 3)))
+    boost, both, plain, alone = (
+        of_answer(answer, BASELINES[name], target, drafter)
+        for name in ("rapid-boost", "rag-both", "plain", "plain-drafter")
+    )
+    assert plain == target.prefill_flops(500) + target.decode_flops(10, 505)
+    assert alone == drafter.prefill_flops(500) + drafter.decode_flops(10, 505)
+    drafting = drafter.prefill_flops(100) + drafter.decode_flops(12, 105)
+    assert boost == target.prefill_flops(500) + target.decode_flops(12, 505) + drafting
+    assert both == target.prefill_flops(100) + target.decode_flops(12, 105) + drafting
+
+
 def test_a_refresh_is_one_more_prefill_for_the_drafter():
     shape = ModelShape.model_validate(SHAPE)
     once = result(0, "x", 1.0)

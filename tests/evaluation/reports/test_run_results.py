@@ -32,7 +32,7 @@ def test_rounds_in_which_nothing_is_drafted_are_prompt_lookups_and_a_servers_own
 def test_equal_answers_have_equal_intervals_in_whatever_order_they_came(tmp_path):
     scores = [float(number % 3 == 0) for number in range(30)]
     lines = [result(n, "plain", score) for n, score in enumerate(scores)]
-    lines += reversed([result(n, "sd", score) for n, score in enumerate(scores)])
+    lines += reversed([result(n, "sd", s, prediction="other") for n, s in enumerate(scores)])
     text = section(
         write(run_dir(tmp_path, task("plain", "sd"), lines)).read_text(), "exact by length"
     )

@@ -1,15 +1,82 @@
 from __future__ import annotations
 
-from evaluation.reports.report import write
+from evaluation.reports.report import summary, write
 from tests.evaluation.reports.handmade import result, row, run_dir, section, task
 
 
 def test_scores_stand_by_length_with_interval_and_items(small):
     text = section(write(small).read_text(), "exact by length")
-    assert row(text, "system") == ["system", "all (n = 40)", "500 (n = 20)", "1000 (n = 20)"]
+    assert row(text, "system")[:4] == ["system", "all (n = 40)", "500 (n = 20)", "1000 (n = 20)"]
     assert row(text, "plain")[1].startswith("0.250 (0.1")
     assert row(text, "rapid-boost")[2].startswith("0.750 (0.5")
     assert "All evidence retrieved: all 0.75, 500 0.75, 1000 0.75." in text
+
+
+def test_scores_stand_by_what_retrieval_found_for_every_system(small):
+    page = write(small).read_text()
+    text = section(page, "exact by length")
+    assert row(text, "system")[4:] == ["evidence found (n = 30)", "evidence missed (n = 10)"]
+    assert [cell[:5] for cell in row(text, "plain")[4:]] == ["0.333", "0.000"]
+    assert [cell[:5] for cell in row(text, "rapid-boost")[4:]] == ["1.000", "0.000"]
+    minus_plain = section(page, "Against plain and against the best RAG").split("Minus the")[0]
+    assert row(minus_plain, "rapid-boost")[4].startswith("+0.667 (")
+    assert row(minus_plain, "rapid-boost")[5] == "+0.000 (+0.000 to +0.000)"
+
+
+def test_items_are_not_split_where_all_evidence_was_retrieved(tmp_path):
+    lines = [result(n, "rag-drafter", 1.0, evidence_found=True) for n in range(4)]
+    page = write(run_dir(tmp_path, task("rag-drafter"), lines)).read_text()
+    assert "All evidence retrieved: all 1.00" in page
+    assert "evidence missed" not in page
+
+
+def test_what_neither_part_got_right_is_counted_against_the_systems_own_rag(tmp_path):
+    names = ("plain", "rag-target", "rag-drafter", "rapid-boost", "rapid-self-boost", "rag-both")
+    right = {  # of each name, on four items
+        "plain": (1, 0, 0, 0),
+        "rag-target": (0, 0, 0, 1),
+        "rag-drafter": (0, 1, 0, 0),
+        "rapid-boost": (0, 1, 1, 1),
+        "rapid-self-boost": (1, 0, 1, 0),
+        "rag-both": (0, 0, 0, 0),
+    }
+    lines = [result(n, name, float(right[name][n])) for n in range(4) for name in names]
+    out = run_dir(tmp_path, task(*names), lines)
+    for text in (section(write(out).read_text(), "Right where neither was"), summary(out)):
+        told = text.split("below the better of both |\n")[1]
+        cells = {name: row(told, name)[1:] for name in names[3:]}
+        assert [each[0] for each in cells.values()] == ["rag-drafter", "rag-target", "rag-drafter"]
+        counts = {name: [cell.split(":")[0] for cell in each[1:]] for name, each in cells.items()}
+        assert counts == {
+            "rapid-boost": ["2 of 4", "1 of 4"],
+            "rapid-self-boost": ["1 of 4", "1 of 4"],
+            "rag-both": ["0 of 4", "2 of 4"],
+        }
+        assert cells["rapid-boost"][1].startswith("2 of 4: 0.500 (0.")
+
+
+def test_without_plain_or_rag_no_part_is_compared(tmp_path):
+    lines = [result(0, name, 1.0) for name in ("plain", "rag-target", "rapid-boost")]
+    names = ("plain", "rag-target", "rapid-boost")
+    assert "neither was" not in write(run_dir(tmp_path, task(*names), lines)).read_text()
+
+
+def test_lossless_systems_that_say_what_plain_says_share_its_row(tmp_path):
+    names = ("plain", "sd", "magicdec", "naive-sd")
+    lines = [result(n, name, 1.0, prediction="yes") for n in range(3) for name in names[:3]]
+    lines += [result(n, "naive-sd", 1.0, prediction="no" if n else "yes") for n in range(3)]
+    page = write(run_dir(tmp_path, task(*names), lines)).read_text()
+    shared = "plain (and 2 lossless systems, same answers)"
+    for title in ("exact by length", "exact by other groups"):
+        text = section(page, title)
+        assert row(text, shared)[1] == row(text, "naive-sd")[1] == "1.000 (1.000-1.000)"
+        assert "| sd |" not in text
+        assert "| magicdec |" not in text
+    for title in ("Against plain and against the best RAG", "Items won and lost"):
+        assert row(section(page, title), "naive-sd")
+        assert "| sd |" not in section(page, title)
+    assert "letter for letter: sd 0 of 3, magicdec 0 of 3, naive-sd 2 of 3." in page
+    assert row(section(page, "Drafts accepted").split("By position")[0], "sd")
 
 
 def test_differences_are_marked_when_their_whole_interval_is_on_one_side(small):
