@@ -33,8 +33,18 @@ def test_wrong_retrieval_is_met_at_every_eta():
     kinds = {(each.corruption, each.share) for each in conditions}
     assert len(kinds) == 4
     assert {(each.corruption, each.share, each.eta) for each in conditions} == {
-        (*kind, eta) for kind in kinds for eta in (0, 5, 10, 20, 50)
-    }
+        (*kind, eta) for kind in kinds for eta in (0, 5, 10, 20, 50, None)
+    } - {("none", 1.0, None)}
+
+
+@pytest.mark.parametrize("name", ["laptop", "laptop-quick", "laptop-dialogue"])
+def test_the_controls_stand_beside_what_they_control(name):
+    systems = {system.name: system for system in load_task(name).systems}
+    assert systems["plain-drafter"].is_drafter_alone
+    assert systems["mixture"].speculation() == BASELINES["mixture"].speculation()
+    boost, both = systems["rapid-boost"], systems["rag-both"]
+    assert (both.speculation(), both.drafts) == (boost.speculation(), boost.drafts)
+    assert (both.reads_everything, boost.reads_everything) == (False, True)
 
 
 def test_what_retrieves_again_is_compared_with_the_same_that_does_not():
