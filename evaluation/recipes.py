@@ -1,12 +1,13 @@
-"""Recipes that repeat the results which RAPID's authors publish beside their code, row by row.
+"""Recipes that repeat the results which RAPID's authors publish, row by row.
 
-The rows (20 of LongBench v2, 10 of InfiniteBench) are in ``recipe_files/published.yaml``: models,
-eta, and the published numbers, which reports show beside ours. The wording of the prompts is in the
-task files.
+The rows are in ``recipe_files/published.yaml``: models, eta, and the published numbers, which
+reports show beside ours. 30 of them are in the readme of the reference code; the baselines RAG, SD
+and MagicDec are in Table 1 of the paper (arXiv 2502.20330) alone. The wording of the prompts is in
+the task files.
 
 RAPID's rows run with method `paper`, the reference code's own rule, and draft blocks of at most ten
-tokens. ``docs/evaluation.md`` ("The paper's own numbers") has a table of what differs from the
-reference code.
+tokens; SD is the same at eta 0, as the paper defines it. ``docs/evaluation.md`` ("The paper's own
+numbers") has a table of what differs from the reference code.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import difflib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -81,11 +83,12 @@ class _Table(Frozen):
 
 
 class _Row(Frozen):
-    """A row of the recipe file; rows of a target alone have neither `drafter` nor `eta`."""
+    """A row of the recipe file; only those of RAPID and SD have `drafter` and `eta`."""
 
     name: str
     rows: str
     target: str
+    baseline: Literal["rag", "magicdec"] | None = None
     drafter: str | None = None
     eta: Finite | None = Field(None, ge=0)
     published: tuple[Finite, ...]
@@ -118,10 +121,21 @@ def _recipe(row: _Row, file: _File) -> Recipe:
 
 
 def _system(row: _Row, is_self: bool) -> System:
+    if row.baseline == "rag":
+        return System(name="rag-target", method="rag", drafts="target")
+    if row.baseline == "magicdec":
+        return System(
+            name="magicdec",
+            method="lossless",
+            drafts="window",
+            window=4096,  # the paper, section 3.2
+            max_draft=MAX_DRAFT,
+        )
     if row.drafter is None:
         return System(name="plain", method="plain")
+    method = "rapid" if row.eta else "sd"
     return System(
-        name="rapid-self-paper" if is_self else "rapid-paper",
+        name=f"{method}-self-paper" if is_self else f"{method}-paper",
         method="paper",
         drafts="target" if is_self else "drafter",
         eta=row.eta,

@@ -72,7 +72,7 @@ def test_a_judge_of_equality_is_asked_in_the_words_of_aa_lcr(reply, score):
 
 def test_a_judge_of_equality_without_a_verdict_is_an_error_not_a_score():
     judge, _ = judge_that_says("Yes.", metric="judge_equality")
-    with pytest.raises(JudgeFailed, match="no rating like CORRECT but 'Yes.'"):
+    with pytest.raises(JudgeFailed, match=r"no rating like CORRECT but 'Yes\.'"):
         judge("Ada.", item("Ada"))
 
 

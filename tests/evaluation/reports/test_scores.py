@@ -28,9 +28,33 @@ def test_answers_that_should_be_plains_and_are_not_are_counted(tmp_path):
     assert "letter for letter: sd 2 of 3." in page
 
 
-def test_published_numbers_are_marked_as_theirs(tmp_path):
-    out = run_dir(tmp_path, task("plain"), [result(0, "plain", 1.0)], recipe="llama-3.1-8b-self")
+def test_published_numbers_stand_beside_ours_of_the_same_items(tmp_path):
+    of = task("plain").model_copy(update={"groups": ("length", "difficulty")})
+    lines = [
+        result(n, "plain", float(n == 0), groups={"length": "short", "difficulty": level})
+        for n, level in enumerate(("easy", "hard", "hard", "hard"))
+    ]
+    out = run_dir(tmp_path, of, lines, recipe="llama-3.1-8b")
     text = section(write(out).read_text(), "Published")
-    assert "Ours: plain exact 1.000 (1.000-1.000)." in text
-    assert "not measured here" in text
-    assert len(text.splitlines()) > 4
+    assert "Theirs: recipe `llama-3.1-8b`, not measured here." in text
+    assert row(text, "column") == ["column", "n", "theirs", "plain exact"]
+    assert row(text, "overall")[:3] == ["overall", "4", "28%"]
+    assert row(text, "overall")[3].startswith("25.0% (")
+    assert row(text, "easy") == ["easy", "1", "29.2%", "100.0% (100.0%-100.0%)"]
+    assert row(text, "hard") == ["hard", "3", "27.3%", "0.0% (0.0%-0.0%)"]
+    assert row(text, "short")[3] == row(text, "overall")[3]
+    assert row(text, "long") == ["long", "-", "25%", "-"]  # the run has no such items
+
+
+def test_of_several_published_tasks_the_runs_own_is_compared(tmp_path):
+    of = task("plain").model_copy(update={"name": "infinitebench-mc"})
+    lines = [result(n, "plain", 1.0) for n in range(2)]
+    out = run_dir(tmp_path, of, lines, recipe="infinitebench-llama-3.1-8b")
+    text = section(write(out).read_text(), "Published")
+    assert row(text, "infinitebench-mc") == [
+        "infinitebench-mc",
+        "2",
+        "53.28%",
+        "100.0% (100.0%-100.0%)",
+    ]
+    assert row(text, "infinitebench-qa") == ["infinitebench-qa", "-", "34.58%", "-"]
