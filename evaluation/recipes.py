@@ -39,6 +39,7 @@ class Recipe(Frozen):
         target: The target model.
         drafter: The drafter model; None where nothing is drafted or the target drafts for itself.
         system: The one system that answers.
+        top_k: Number of best tokens that the reference code samples from with these models.
         published: The authors' numbers, in percent, by column of their table.
     """
 
@@ -47,13 +48,13 @@ class Recipe(Frozen):
     target: EngineConfig
     drafter: EngineConfig | None
     system: System
+    top_k: int
     published: Mapping[str, float]
 
     def load_tasks(self) -> list[Task]:
-        """Load the tasks, each with only the recipe's system."""
-        return [
-            load_task(name).model_copy(update={"systems": (self.system,)}) for name in self.tasks
-        ]
+        """Load the tasks, each with only the recipe's system and with its sampler."""
+        changes = {"systems": (self.system,), "top_k": self.top_k}
+        return [load_task(name).model_copy(update=changes) for name in self.tasks]
 
 
 def recipe_names() -> list[str]:
@@ -97,6 +98,7 @@ class _Row(Frozen):
 class _File(Frozen):
     rows: dict[str, _Table]
     models: dict[str, EngineConfig]
+    top_k: dict[str, int]
     recipes: tuple[_Row, ...]
 
 
@@ -116,6 +118,7 @@ def _recipe(row: _Row, file: _File) -> Recipe:
         target=file.models[row.target],
         drafter=None if is_self or row.drafter is None else file.models[row.drafter],
         system=_system(row, is_self),
+        top_k=file.top_k[row.target],
         published=dict(zip(table.columns, row.published, strict=True)),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from datetime import date
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -118,6 +119,8 @@ class Task(Frozen):
         max_tokens: Maximum length of an answer.
         extraction_tokens: Maximum length of an answer of the second pass.
         temperature: Sampling temperature; 0 is greedy.
+        top_k: Number of best tokens that are sampled from; None keeps all. A run's file omits it
+            where it is not set.
         seed: Seed, with the item's id, of all randomness; it is the same for every system.
         context_tokens: Maximum length in tokens of the context that the target reads; longer ones
             lose their middle. Retrieval in process searches all of it.
@@ -135,6 +138,7 @@ class Task(Frozen):
     max_tokens: int = Field(128, ge=1)
     extraction_tokens: int = Field(128, ge=1)
     temperature: Finite = Field(0.0, ge=0, le=2)
+    top_k: int | None = Field(None, ge=1, exclude_if=operator.not_)
     seed: int = 0
     context_tokens: int | None = Field(None, ge=16)
     retrieval: RetrievalSettings = RetrievalSettings()

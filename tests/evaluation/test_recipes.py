@@ -92,6 +92,8 @@ def test_its_tasks_are_asked_of_its_system_alone(recipe):
     assert all(task.systems == (recipe.system,) for task in tasks)
     temperature = 1.0 if recipe in INFINITEBENCH else 0.1
     assert {task.temperature for task in tasks} == {temperature}
+    top_k = 20 if "Qwen2.5" in recipe.target.model else 50
+    assert {task.top_k for task in tasks} == {top_k}
 
 
 @pytest.mark.parametrize("recipe", LONGBENCH, ids=lambda recipe: recipe.name)

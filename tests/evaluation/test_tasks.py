@@ -61,3 +61,8 @@ def test_a_mistake_is_named_by_file_and_key(tmp_path, changes, told):
 def test_a_task_that_is_not_there_comes_with_those_that_are():
     with pytest.raises(ConfigurationError, match=r"there is no task 'longbench'.*longbench-v2"):
         load_task("longbench")
+
+
+def test_runs_from_before_there_was_top_k_go_on(tmp_path):
+    assert "top_k" not in load_task(written(tmp_path)).model_dump(mode="json")
+    assert load_task(written(tmp_path, top_k=5)).model_dump(mode="json")["top_k"] == 5
