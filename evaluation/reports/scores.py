@@ -76,15 +76,26 @@ def other_scores(run: RunResults) -> str:
 
 
 def items_won_and_lost(run: RunResults) -> str:
-    """Return the shares of items on which each system scores above and below plain decoding."""
+    """Return the shares of items on which each system scores above and below plain decoding.
+
+    These are the relative success and failure of Figure 2 of RAPID's paper. Of them, the shares on
+    which it does so alone, above or below its drafting model's own answer too, are the parts that
+    the figure calls "SD only" and "RAPID only".
+    """
     if run.plain is None:
         return ""
+    plain = run.headline(run.plain)
     rows: list[list[str]] = []
     for system in run.systems:
-        both = won_and_lost(run, run.headline(system), run.headline(run.plain))
-        if system != run.plain and both is not None:
-            rows.append([system.name, *map(with_interval, both)])
-    return table(["system", "scores above plain", "scores below plain"], rows)
+        both = won_and_lost(run, run.headline(system), plain)
+        if system == run.plain or both is None:
+            continue
+        rag, alone = run.rag_of(system), None
+        if rag is not None and rag != system:
+            alone = won_and_lost(run, run.headline(system), plain, run.headline(rag))
+        rows.append([system.name, *map(with_interval, (*both, *(alone or (None, None))))])
+    header = ["scores above plain", "below plain", "above plain and its RAG", "below both"]
+    return table(["system", *header], rows)
 
 
 def published(run: RunResults) -> str:

@@ -28,6 +28,35 @@ def test_answers_that_should_be_plains_and_are_not_are_counted(tmp_path):
     assert "letter for letter: sd 2 of 3." in page
 
 
+def test_items_won_and_lost_alone_are_those_that_neither_part_gets_right_or_wrong(tmp_path):
+    """Figure 2 of the paper: of ten items each system wins or loses some with its RAG, or alone."""
+    right = {
+        "plain": (1, 1, 1, 1, 0, 0, 0, 0, 0, 0),
+        "rag-target": (0, 1, 1, 1, 1, 1, 0, 0, 0, 0),
+        "sd-self": (1, 1, 1, 1, 0, 0, 0, 0, 0, 1),  # sampled: it differs from plain by chance
+        "rapid-self-boost": (0, 0, 0, 1, 1, 1, 1, 1, 1, 0),
+        "rapid-boost": (1, 1, 1, 1, 1, 0, 0, 0, 0, 0),  # no rag-drafter was run
+    }
+    lines = [
+        result(number, name, float(score))
+        for name, scores in right.items()
+        for number, score in enumerate(scores)
+    ]
+    page = write(run_dir(tmp_path, task(*right), lines)).read_text()
+    text = section(page, "Items won and lost")
+
+    def shares(system: str) -> list[str]:
+        return [cell.split(" ")[0] for cell in row(text, system)[1:]]
+
+    assert shares("rag-target") == ["0.200", "0.100", "-", "-"]
+    assert shares("sd-self") == ["0.100", "0.000", "0.100", "0.000"]
+    assert shares("rapid-self-boost") == ["0.500", "0.300", "0.300", "0.200"]
+    assert shares("rapid-boost") == ["0.100", "0.000", "-", "-"]
+    picture = (tmp_path / "plots" / "won_and_lost.svg").read_text()
+    assert "hatched" in picture
+    assert "sd-self" in picture
+
+
 def test_published_numbers_stand_beside_ours_of_the_same_items(tmp_path):
     of = task("plain").model_copy(update={"groups": ("length", "difficulty")})
     lines = [
