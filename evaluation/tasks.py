@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 from datetime import date
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from evaluation.systems import System, named
 from rapid.config import Finite, Frozen
@@ -76,12 +76,22 @@ class RetrievalSettings(Frozen):
         tokens: Budget of retrieved tokens; None is the paper's ``max(4096, context / 24)``.
         embedder: `lexical` needs no download; `bge-m3` is the paper's.
         floor: Lowest score of a chunk; None takes the embedder's.
+        selection: `budget` ranks as the product does, by dense vectors and term weights, and fills
+            the budget. `top-k` takes, as RAPID's code does, the ``ceil(budget / chunk_tokens)``
+            best by dense vectors alone. A run's file omits it where it is `budget`.
     """
 
     chunk_tokens: int = Field(512, ge=8)
     tokens: int | None = Field(None, ge=16)
     embedder: Literal["lexical", "bge-m3"] = "bge-m3"
     floor: Finite | None = None
+    selection: Literal["budget", "top-k"] = Field("budget", exclude_if="budget".__eq__)
+
+    @model_validator(mode="after")
+    def _has_dense_vectors(self) -> Self:
+        if self.selection == "top-k" and self.embedder == "lexical":
+            raise ValueError("selection: top-k needs dense vectors, which lexical has none of")
+        return self
 
 
 class Condition(Frozen):

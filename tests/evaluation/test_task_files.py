@@ -134,7 +134,7 @@ def test_on_longbench_the_drafter_is_told_that_it_reads_retrieved_chunks(name):
 def test_retrieval_is_as_in_the_paper(name):
     retrieval = load_task(name).retrieval
     assert (retrieval.embedder, retrieval.chunk_tokens, retrieval.floor) == ("bge-m3", 512, 0.3)
-    assert retrieval.tokens is None
+    assert (retrieval.tokens, retrieval.selection) == (None, "top-k")
 
 
 def test_every_kind_of_wrong_retrieval_meets_every_eta():
