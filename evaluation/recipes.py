@@ -1,12 +1,13 @@
-"""Recipes that repeat the results which RAPID's authors publish beside their code, row by row.
+"""Recipes that repeat the results which RAPID's authors publish, row by row.
 
-The rows (20 of LongBench v2, 10 of InfiniteBench) are in ``recipe_files/published.yaml``: models,
-eta, and the published numbers, which reports show beside ours. The wording of the prompts is in the
-task files.
+The rows are in ``recipe_files/published.yaml``: models, eta, and the published numbers, which
+reports show beside ours. 30 of them are in the readme of the reference code; the baselines RAG, SD
+and MagicDec are in Table 1 of the paper (arXiv 2502.20330) alone. The wording of the prompts is in
+the task files.
 
 RAPID's rows run with method `paper`, the reference code's own rule, and draft blocks of at most ten
-tokens. ``docs/evaluation.md`` ("The paper's own numbers") has a table of what differs from the
-reference code.
+tokens; SD is the same at eta 0, as the paper defines it. ``docs/evaluation.md`` ("The paper's own
+numbers") has a table of what differs from the reference code.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import difflib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -37,6 +39,7 @@ class Recipe(Frozen):
         target: The target model.
         drafter: The drafter model; None where nothing is drafted or the target drafts for itself.
         system: The one system that answers.
+        top_k: Number of best tokens that the reference code samples from with these models.
         published: The authors' numbers, in percent, by column of their table.
     """
 
@@ -45,13 +48,13 @@ class Recipe(Frozen):
     target: EngineConfig
     drafter: EngineConfig | None
     system: System
+    top_k: int
     published: Mapping[str, float]
 
     def load_tasks(self) -> list[Task]:
-        """Load the tasks, each with only the recipe's system."""
-        return [
-            load_task(name).model_copy(update={"systems": (self.system,)}) for name in self.tasks
-        ]
+        """Load the tasks, each with only the recipe's system and with its sampler."""
+        changes = {"systems": (self.system,), "top_k": self.top_k}
+        return [load_task(name).model_copy(update=changes) for name in self.tasks]
 
 
 def recipe_names() -> list[str]:
@@ -81,11 +84,12 @@ class _Table(Frozen):
 
 
 class _Row(Frozen):
-    """A row of the recipe file; rows of a target alone have neither `drafter` nor `eta`."""
+    """A row of the recipe file; only those of RAPID and SD have `drafter` and `eta`."""
 
     name: str
     rows: str
     target: str
+    baseline: Literal["rag", "magicdec"] | None = None
     drafter: str | None = None
     eta: Finite | None = Field(None, ge=0)
     published: tuple[Finite, ...]
@@ -94,6 +98,7 @@ class _Row(Frozen):
 class _File(Frozen):
     rows: dict[str, _Table]
     models: dict[str, EngineConfig]
+    top_k: dict[str, int]
     recipes: tuple[_Row, ...]
 
 
@@ -113,15 +118,27 @@ def _recipe(row: _Row, file: _File) -> Recipe:
         target=file.models[row.target],
         drafter=None if is_self or row.drafter is None else file.models[row.drafter],
         system=_system(row, is_self),
+        top_k=file.top_k[row.target],
         published=dict(zip(table.columns, row.published, strict=True)),
     )
 
 
 def _system(row: _Row, is_self: bool) -> System:
+    if row.baseline == "rag":
+        return System(name="rag-target", method="rag", drafts="target")
+    if row.baseline == "magicdec":
+        return System(
+            name="magicdec",
+            method="lossless",
+            drafts="window",
+            window=4096,  # the paper, section 3.2
+            max_draft=MAX_DRAFT,
+        )
     if row.drafter is None:
         return System(name="plain", method="plain")
+    method = "rapid" if row.eta else "sd"
     return System(
-        name="rapid-self-paper" if is_self else "rapid-paper",
+        name=f"{method}-self-paper" if is_self else f"{method}-paper",
         method="paper",
         drafts="target" if is_self else "drafter",
         eta=row.eta,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from datetime import date
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from evaluation.systems import System, named
 from rapid.config import Finite, Frozen
@@ -75,12 +76,22 @@ class RetrievalSettings(Frozen):
         tokens: Budget of retrieved tokens; None is the paper's ``max(4096, context / 24)``.
         embedder: `lexical` needs no download; `bge-m3` is the paper's.
         floor: Lowest score of a chunk; None takes the embedder's.
+        selection: `budget` ranks as the product does, by dense vectors and term weights, and fills
+            the budget. `top-k` takes, as RAPID's code does, the ``ceil(budget / chunk_tokens)``
+            best by dense vectors alone. A run's file omits it where it is `budget`.
     """
 
     chunk_tokens: int = Field(512, ge=8)
     tokens: int | None = Field(None, ge=16)
     embedder: Literal["lexical", "bge-m3"] = "bge-m3"
     floor: Finite | None = None
+    selection: Literal["budget", "top-k"] = Field("budget", exclude_if="budget".__eq__)
+
+    @model_validator(mode="after")
+    def _has_dense_vectors(self) -> Self:
+        if self.selection == "top-k" and self.embedder == "lexical":
+            raise ValueError("selection: top-k needs dense vectors, which lexical has none of")
+        return self
 
 
 class Condition(Frozen):
@@ -114,10 +125,12 @@ class Task(Frozen):
         description: What reports say about the task.
         source: Where the items come from.
         templates: Wording of the prompts; None takes the product's own prompts (`rapid.prompts`).
-        metrics: Names in `evaluation.reports.metrics`; the first is the headline.
+        metrics: Names of `evaluation.reports.metrics.NAMES`; the first is the headline.
         max_tokens: Maximum length of an answer.
         extraction_tokens: Maximum length of an answer of the second pass.
         temperature: Sampling temperature; 0 is greedy.
+        top_k: Number of best tokens that are sampled from; None keeps all. A run's file omits it
+            where it is not set.
         seed: Seed, with the item's id, of all randomness; it is the same for every system.
         context_tokens: Maximum length in tokens of the context that the target reads; longer ones
             lose their middle. Retrieval in process searches all of it.
@@ -135,6 +148,7 @@ class Task(Frozen):
     max_tokens: int = Field(128, ge=1)
     extraction_tokens: int = Field(128, ge=1)
     temperature: Finite = Field(0.0, ge=0, le=2)
+    top_k: int | None = Field(None, ge=1, exclude_if=operator.not_)
     seed: int = 0
     context_tokens: int | None = Field(None, ge=16)
     retrieval: RetrievalSettings = RetrievalSettings()
@@ -192,12 +206,12 @@ def load_task(name_or_path: str | Path) -> Task:
             )
     settings = read_yaml(path, f"a file of {TASK_FILES}")
     task = validated(Task, settings, prefix=f"{path}: ", top="task")
-    from evaluation.reports.metrics import METRICS  # importing the scorers takes a second
+    from evaluation.reports.metrics import NAMES  # importing the scorers takes a second
 
     for index, metric in enumerate(task.metrics):
-        if metric not in METRICS:
+        if metric not in NAMES:
             raise ConfigurationError(
                 f"{path}: metrics.{index}: unknown metric {metric!r}; known: "
-                f"{', '.join(sorted(METRICS))}"
+                f"{', '.join(sorted(NAMES))}"
             )
     return task

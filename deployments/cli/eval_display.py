@@ -54,7 +54,9 @@ def show_plan(plan: Plan, folder: Path, options: EvalOptions) -> None:
         add("target", _model_of(plan.models.target))
         drafter = plan.models.drafter
         add("drafter", _model_of(drafter) if drafter else "none but the target")
-    settings = task.model_dump(include={"metrics", "max_tokens", "temperature", "context_tokens"})
+    settings = task.model_dump(
+        include={"metrics", "max_tokens", "temperature", "top_k", "context_tokens"}
+    )
     settings |= {f"retrieval.{key}": value for key, value in task.retrieval.model_dump().items()}
     add(
         "settings",

@@ -80,7 +80,7 @@ class EvalOptions:
     ] = None
     judge_url: Annotated[
         str | None,
-        _who(help="OpenAI-compatible endpoint of the metric judge.", metavar="URL"),
+        _who(help="OpenAI-compatible endpoint of the judge.", metavar="URL"),
     ] = None
     judge_model: Annotated[str | None, _who(help="Its model.", metavar="MODEL")] = None
     limit: Annotated[int | None, _what(min=1, help="Only the first items.", metavar="NUMBER")] = (

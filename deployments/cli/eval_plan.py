@@ -74,13 +74,13 @@ def _systems(task: Task, options: EvalOptions) -> tuple[System, ...]:
 
 
 def _retrieval(task: Task, options: EvalOptions) -> RetrievalSettings:
-    """Return the task's retrieval settings; another embedder brings its own score floor."""
+    """Return the task's retrieval settings; another embedder brings its own floor and ranking."""
     if options.embedder not in (None, "lexical", "bge-m3"):
         fail(f"--embedder {options.embedder}: give lexical or bge-m3")
     if options.embedder in (None, task.retrieval.embedder):
         return task.retrieval
-    settings = task.retrieval.model_dump() | {"embedder": options.embedder, "floor": None}
-    return RetrievalSettings.model_validate(settings)
+    settings = task.retrieval.model_dump(exclude={"floor", "selection"})
+    return RetrievalSettings.model_validate(settings | {"embedder": options.embedder})
 
 
 def _plan(task: Task, recipe: Recipe | None, options: EvalOptions) -> Plan:

@@ -205,11 +205,15 @@ class InProcess:
         return PoolSource(pool)
 
     def _terms(self, trial: Trial, max_tokens: int | None = None) -> Terms:
-        temperature = trial.system.temperature_in(self._task.temperature)
+        sampling = SamplingConfig(
+            temperature=trial.system.temperature_in(self._task.temperature),
+            top_k=self._task.top_k,
+            seed=seed_of(self._task, trial.item),
+        )
         return Terms(
             "/".join((trial.item.id, trial.system.name, trial.condition.name)),
             tenant=trial.system.name,  # so that no system reuses what another has read
-            sampling=SamplingConfig(temperature=temperature, seed=seed_of(self._task, trial.item)),
+            sampling=sampling,
             speculation=trial.system.speculation(trial.condition.eta),
             max_tokens=max_tokens or self._task.max_tokens,
         )

@@ -1,13 +1,17 @@
-"""A metric that rates answers with a language model behind any OpenAI-compatible endpoint.
+"""Metrics that rate answers with a language model behind any OpenAI-compatible endpoint.
 
-RAPID (arXiv 2502.20330) rates last turns of dialogues from 1 to 10 with GPT-4-Turbo, after
-MT-Bench-101 (arXiv 2402.14762), and publishes no prompt; the wording here is this project's own.
+`judge` rates from 1 to 10, as RAPID (arXiv 2502.20330) rates last turns of dialogues with
+GPT-4-Turbo after MT-Bench-101 (arXiv 2402.14762). RAPID publishes no prompt; the wording here is
+this project's own. `judge_equality` decides whether an answer is consistent with the official one,
+in the words of AA-LCR's card.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import httpx
 from pydantic import Field
@@ -16,11 +20,11 @@ from evaluation.items import Item
 from rapid.config import Finite, Frozen
 from rapid.errors import RapidError
 
-PROMPT = """\
+RATING = """\
 You rate the last reply of an assistant in a dialogue.
 
 <dialogue>
-{dialogue}
+{question}
 </dialogue>
 
 A reply that a person wrote down as good:
@@ -37,7 +41,16 @@ Consider whether the reply does what the last turn asks, agrees with what was sa
 and is clear. The reference shows one good way, not the only one. Give reasons in a few sentences,
 then end with the rating from 1 (useless) to 10 (nothing to improve) in this form: Rating: [[5]]"""
 
-RATING = re.compile(r"\[\[\s*(10|[1-9])(?:\.0+)?\s*\]\]")
+EQUALITY = """\
+Assess whether the following CANDIDATE ANSWER is CORRECT or INCORRECT.
+For the CANDIDATE ANSWER to be correct, it must be consistent with the OFFICIAL ANSWER.
+
+The question, for reference only: {question}
+The OFFICIAL ANSWER: {reference}
+CANDIDATE ANSWER TO ASSESS: {reply}
+
+Reply only with CORRECT or INCORRECT."""
+"""Source: "Scoring Approach" on the card of ArtificialAnalysis/AA-LCR, version 1.0."""
 
 
 class JudgeFailed(RapidError):
@@ -58,12 +71,49 @@ class JudgeConfig(Frozen):
     timeout_s: Finite = Field(120.0, gt=0)
 
 
-class Judge:
-    """A metric whose score is the judge's rating, 1 to 10, in tenths."""
+@dataclass(frozen=True, slots=True)
+class Rubric:
+    """What a judge is asked, and how its reply is read.
 
-    def __init__(self, config: JudgeConfig, transport: httpx.BaseTransport | None = None) -> None:
+    Attributes:
+        prompt: The wording, with places for ``{question}``, ``{reference}`` and ``{reply}``.
+        form: What every rating in a reply matches.
+        example: A rating, for the message about a reply that has none.
+        score: Returns the score, 0 to 1, of what `form` has matched.
+    """
+
+    prompt: str
+    form: re.Pattern[str]
+    example: str
+    score: Callable[[str], float]
+
+
+RUBRICS = {
+    "judge": Rubric(
+        RATING,
+        re.compile(r"\[\[\s*(10|[1-9])(?:\.0+)?\s*\]\]"),
+        "[[5]]",
+        lambda rating: int(rating) / 10,
+    ),
+    "judge_equality": Rubric(
+        EQUALITY,
+        re.compile(r"\b(CORRECT|INCORRECT)\b"),
+        "CORRECT",
+        lambda verdict: float(verdict == "CORRECT"),
+    ),
+}
+"""The rubrics by the name of their metric."""
+
+
+class Judge:
+    """A metric whose score is a judge's rating by one of `RUBRICS`."""
+
+    def __init__(
+        self, config: JudgeConfig, rubric: Rubric, transport: httpx.BaseTransport | None = None
+    ) -> None:
         key = os.environ.get("OPENAI_API_KEY")
         self._config = config
+        self._rubric = rubric
         self._client = httpx.Client(
             timeout=config.timeout_s,
             headers={"Authorization": f"Bearer {key}"} if key else {},
@@ -76,8 +126,8 @@ class Judge:
         Raises:
             JudgeFailed: There is no reply, or it has no rating.
         """
-        prompt = PROMPT.format(
-            dialogue=item.fields.get("dialogue", item.messages[-1].content),
+        prompt = self._rubric.prompt.format(
+            question=item.fields.get("dialogue", item.messages[-1].content),
             reference="\n\nor\n\n".join(item.answers),
             reply=prediction,
         )
@@ -93,7 +143,14 @@ class Judge:
             text = response.json()["choices"][0]["message"]["content"]
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
             raise JudgeFailed(f"the judge at {url} gave no answer: {error!r}") from error
-        ratings = RATING.findall(text or "")
+        ratings = self._rubric.form.findall(text or "")
         if not ratings:
-            raise JudgeFailed(f"the judge gave no rating like [[5]] but {(text or '')[-80:]!r}")
-        return int(ratings[-1]) / 10
+            raise JudgeFailed(
+                f"the judge gave no rating like {self._rubric.example} but {(text or '')[-80:]!r}"
+            )
+        return self._rubric.score(ratings[-1])
+
+
+def judges(config: JudgeConfig) -> dict[str, Judge]:
+    """Return a judge for each of `RUBRICS`, by the name of its metric."""
+    return {name: Judge(config, rubric) for name, rubric in RUBRICS.items()}

@@ -181,6 +181,7 @@ class OverHttp:
             "messages": [{"role": each.role, "content": each.content} for each in messages],
             "max_completion_tokens": max_tokens,
             "temperature": trial.system.temperature_in(self._task.temperature),
+            **({} if self._task.top_k is None else {"top_k": self._task.top_k}),
             "seed": seed_of(self._task, trial.item),
             "rapid": {key: value for key, value in rapid.items() if value is not None},
         }

@@ -6,9 +6,11 @@ With a task's templates a prompt is one user message. Without templates it is th
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from time import perf_counter
 from types import MappingProxyType
 
@@ -22,10 +24,13 @@ from rapid.messages import Document, Int32Array, Message, as_prompt
 from rapid.prompts import DrafterPlan, drafter_messages, target_messages
 from retrieval import (
     Chunk,
+    Embedder,
+    Embedding,
     RetrievalConfig,
     RetrievedChunk,
     Retriever,
     chunk_text,
+    make_embedder,
     open_retriever,
 )
 from retrieval.chunking import TokenOffsets
@@ -145,13 +150,17 @@ class Prompter:
             answer=answer,
         )
         plan, budget = search.plan, search.budget_tokens
+        most = None
+        if self._task.retrieval.selection == "top-k":
+            most = ceil(budget / self._task.retrieval.chunk_tokens)
+            budget = most * self._task.retrieval.chunk_tokens  # holds them, however long they are
         searched = self._searched(plan, self._cut(item, condition.context_tokens))
         chunks: Sequence[RetrievedChunk] = ()
         if searched:
             # Where chunks will be taken away, others must be at hand to fill the budget.
             searched_for = budget * (MISSED_SPARE if condition.corruption == "missed" else 1)
             found = await self._retriever.retrieve(_TENANT, searched, search.query, searched_for)
-            chunks = found.chunks
+            chunks = found.chunks if most is None else _best(found.chunks, most)
         retrieval_ms = (perf_counter() - began) * 1e3
         if condition.corruption != "none":
             spare = self._chunks(unrelated_item(item, self._items), condition)
@@ -220,8 +229,33 @@ async def open_prompter(
     task: Task, items: Sequence[Item], target: ChatText, drafter: ChatText
 ) -> Prompter:
     """Make a prompter with a retriever of its own; BGE-M3 takes a while to load."""
-    retriever = await open_retriever(retrieval_config(task.retrieval), target.token_offsets)
+    config = retrieval_config(task.retrieval)
+    embedder = await asyncio.to_thread(make_embedder, config.embedder)
+    if task.retrieval.selection == "top-k":
+        embedder = _DenseAlone(embedder)
+    retriever = await open_retriever(config, target.token_offsets, embedder)
     return Prompter(task, items, target, drafter, retriever)
+
+
+class _DenseAlone:
+    """An embedder without its term weights, so that chunks are ranked by dense vectors alone."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+        self.space = replace(embedder.space, sparse=False, idf=False)
+        self.floor = embedder.floor
+
+    def embed_passages(self, texts: Sequence[str]) -> list[Embedding]:
+        return [replace(each, sparse=None) for each in self._embedder.embed_passages(texts)]
+
+    def embed_query(self, text: str) -> Embedding:
+        return replace(self._embedder.embed_query(text), sparse=None)
+
+
+def _best(chunks: Sequence[RetrievedChunk], most: int) -> tuple[RetrievedChunk, ...]:
+    """Return the `most` chunks of highest score, in their order."""
+    best = sorted(chunks, key=lambda chunk: -chunk.score)[:most]
+    return tuple(chunk for chunk in chunks if chunk in best)
 
 
 def retrieval_config(settings: RetrievalSettings) -> RetrievalConfig:

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from evaluation.circumstances import circumstances
 from evaluation.drivers.answering import Backend, Emit, Trial, answer_all, trials_left
 from evaluation.drivers.in_process import Models, open_in_process
-from evaluation.drivers.judge import Judge, JudgeConfig
+from evaluation.drivers.judge import JudgeConfig, judges
 from evaluation.drivers.over_http import Server, open_over_http
 from evaluation.items import Item
 from evaluation.reports.metrics import Metric, scorers
@@ -51,7 +51,7 @@ class Plan:
         server: Server of a run over HTTP; `models` is then None.
         batch: Number of answers at once, in each worker.
         workers: Number of processes.
-        judge: The judge, for a task with the metric `judge`.
+        judge: The judge, for a task with a metric that needs one.
         recipe: Name of the recipe that the run repeats; the report shows its published numbers.
     """
 
@@ -139,7 +139,7 @@ async def _answer(plan: Plan, trials: Sequence[Sequence[Trial]], emit: Emit) -> 
 
 
 def _metrics(plan: Plan) -> dict[str, Metric]:
-    return scorers(plan.task.metrics, None if plan.judge is None else Judge(plan.judge))
+    return scorers(plan.task.metrics, {} if plan.judge is None else judges(plan.judge))
 
 
 @dataclass(slots=True)

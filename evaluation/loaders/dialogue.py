@@ -1,8 +1,9 @@
 """Loader of dialogues whose last turn follows a long history of other dialogues.
 
-It follows RAPID (arXiv 2502.20330), section 4: the last turns of 100 dialogues of MT-Bench-101
-(arXiv 2402.14762), each after a history padded from 500 other dialogues to about 122K tokens. The
-paper does not publish its choice of dialogues; here a seed draws them.
+It follows RAPID (arXiv 2502.20330), section 4.4: the last turns of the first 100 dialogues of
+MT-Bench-101 (arXiv 2402.14762), each after a history padded from 500 other dialogues to about 122K
+tokens. The paper does not say which 500, nor how it distributes a dialogue's own earlier turns
+among them; here a seed draws them, and the own turns come last.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ class DialogueOptions(Frozen):
     """The `options` of a source of dialogues.
 
     Attributes:
-        queries: Number of dialogues whose last turn is to be answered.
+        queries: Number of dialogues, the first ones, whose last turn is to be answered.
         padding: Number of other dialogues from which histories are padded.
         history_tokens: Length of the padded history in tokens, counted at `characters_per_token`
             because items are made before there is a tokenizer.
         characters_per_token: Mean length of a token in characters.
-        seed: Seed of the draw of queries and of each item's padding.
+        seed: Seed of the draw of the other dialogues and of each item's padding.
     """
 
     queries: int = Field(100, ge=1)
@@ -53,12 +54,10 @@ def load(source: Source, data: Path | None) -> Iterator[Item]:
     options = source.checked_options(DialogueOptions, "dialogues")
     records = list(read_records(source, data, ("task", "id", "history"), id_key="id"))
     turns = [_turns(record) for record in records]
-    order = list(range(len(records)))
-    random.Random(f"dialogues {options.seed}").shuffle(order)
-    queries, rest = order[: options.queries], order[options.queries :]
-    pool = [turns[index] for index in rest[: options.padding]]
-    for index in queries:
-        record, own = records[index], turns[index]
+    pool = turns[options.queries :]
+    random.Random(f"dialogues {options.seed}").shuffle(pool)
+    pool = pool[: options.padding]
+    for record, own in zip(records[: options.queries], turns, strict=False):
         name = f"{record['task']}-{record['id']}"
         characters = int(options.history_tokens * options.characters_per_token)
         padding = _padding(pool, characters - _size(own), f"{name} {options.seed}")

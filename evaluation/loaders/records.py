@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +24,8 @@ def read_records(
     """Yield every record, after checking that it has `keys`.
 
     A file that ends in ``.jsonl`` has one object per line; a line that is not an object is left out
-    with a warning. Any other file is one JSON list.
+    with a warning. One that ends in ``.csv`` has its keys in its first line. Any other file is one
+    JSON list.
 
     Args:
         source: The source, whose hub dataset is read if `data` is None.
@@ -31,7 +34,8 @@ def read_records(
         id_key: Key by which error messages name a record.
 
     Raises:
-        ConfigurationError: There is nothing to read from, a file is not JSON, or a key is missing.
+        ConfigurationError: There is nothing to read from, a file cannot be parsed, or a key is
+            missing.
     """
     needed = tuple(keys)
     records = _from_hub(source) if data is None else _from_file(data)
@@ -53,6 +57,9 @@ def _from_file(path: Path) -> Iterator[Record]:
         raise ConfigurationError(f"{path} cannot be read: {error}") from error
     if path.suffix == ".jsonl":
         yield from _lines(path, text)
+        return
+    if path.suffix == ".csv":
+        yield from csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline=""))
         return
     try:
         records = json.loads(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer
 
 Metric = Callable[[str, Item], float]
-
-_NO_JUDGE = "the metric judge needs an endpoint: give --judge-url and --judge-model"
 
 
 def exact(prediction: str, item: Item) -> float:
@@ -109,15 +107,6 @@ def _rouge() -> RougeScorer:
     return RougeScorer(["rougeLsum"])
 
 
-def judge(prediction: str, item: Item) -> float:
-    """Stand in for `evaluation.drivers.judge.Judge`, by which `scorers` replaces this function.
-
-    Raises:
-        ConfigurationError: Always.
-    """
-    raise ConfigurationError(_NO_JUDGE)
-
-
 METRICS: dict[str, Metric] = {
     metric.__name__: metric
     for metric in (
@@ -127,27 +116,34 @@ METRICS: dict[str, Metric] = {
         infinitebench_choice,
         f1,
         rouge_l_sum,
-        judge,
     )
 }
 
 
-def scorers(names: Iterable[str], judged_by: Metric | None = None) -> dict[str, Metric]:
+JUDGED = ("judge", "judge_equality")
+"""Names of the metrics that ask a language model (`evaluation.drivers.judge`)."""
+NAMES = (*METRICS, *JUDGED)
+"""Names of all metrics."""
+
+
+def scorers(names: Iterable[str], judges: Mapping[str, Metric]) -> dict[str, Metric]:
     """Return the metrics of `names`, checked before a run so that none is missing after it.
 
     Args:
-        names: Names in `METRICS`.
-        judged_by: The metric that replaces `judge`.
+        names: Names in `NAMES`.
+        judges: The metrics of `JUDGED` by name; empty where there is no judge.
 
     Raises:
-        ConfigurationError: A name is unknown, or it is `judge` and `judged_by` is None.
+        ConfigurationError: A name is unknown, or it needs a judge and there is none.
     """
     names = tuple(names)
-    if unknown := [name for name in names if name not in METRICS]:
+    if unknown := [name for name in names if name not in NAMES]:
         raise ConfigurationError(
-            f"unknown metric {', '.join(unknown)}; known are {', '.join(METRICS)}"
+            f"unknown metric {', '.join(unknown)}; known are {', '.join(NAMES)}"
         )
-    if "judge" in names and judged_by is None:
-        raise ConfigurationError(_NO_JUDGE)
-    known = METRICS | ({"judge": judged_by} if judged_by else {})
+    known = {**METRICS, **judges}
+    if missing := [name for name in names if name not in known]:
+        raise ConfigurationError(
+            f"the metric {missing[0]} needs an endpoint: give --judge-url and --judge-model"
+        )
     return {name: known[name] for name in names}

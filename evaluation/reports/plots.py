@@ -263,24 +263,33 @@ def _acceptance(run: RunResults) -> Any:
 
 
 def _won_and_lost(run: RunResults) -> Any:
-    """Draw the shares of items scored above plain (right) and below (left), as Figure 2 does."""
+    """Draw the shares of items scored above plain (right) and below (left), as Figure 2 does.
+
+    The hatched part of a bar are the items that its own RAG scores no better, or no worse, either.
+    """
     if run.plain is None:
         return None
     base = run.headline(run.plain)
     bars: list[tuple[System, Estimate, Estimate]] = []
     for system in run.systems:
-        if system.method not in ("plain", "lossless"):
-            both = won_and_lost(run, run.headline(system), base)
-            if both:
-                bars.append((system, *both))
+        both = won_and_lost(run, run.headline(system), base)
+        if both and system.method != "plain" and any(each.value for each in both):
+            bars.append((system, *both))
     if not bars:
         return None
     figure, axis = pyplot.subplots(figsize=(6.2, 0.6 + 0.33 * len(bars)))
-    for place, (_, won, lost) in enumerate(reversed(bars)):
+    for place, (system, won, lost) in enumerate(reversed(bars)):
         for side, estimate, colour in ((1, won, "#009E73"), (-1, lost, "#D55E00")):
             spread = _spread([estimate])[::side]
             axis.barh(place, side * estimate.value, color=colour, xerr=spread, ecolor="#444444")
+        rag = run.rag_of(system)
+        alone = rag and won_and_lost(run, run.headline(system), base, run.headline(rag))
+        for side, estimate in zip((1, -1), alone or (), strict=False):
+            axis.barh(place, side * estimate.value, fill=False, hatch="////", edgecolor="#FFFFFF")
     axis.set_yticks(range(len(bars)), [system.name for system, _, _ in reversed(bars)])
     axis.axvline(0, color="#000000", linewidth=0.8)
-    axis.set_xlabel("share of items: worse than plain (left), better than plain (right)")
+    axis.set_xlabel(
+        "share of items: worse than plain (left), better than plain (right)\n"
+        "hatched: also worse, or better, than its drafting model on the retrieved text"
+    )
     return figure

@@ -138,7 +138,9 @@ def _made(run: RunResults) -> str:
         f"{', split ' + run.task.source.split if run.task.source.split else ''})",
         f"- models: {models}",
         f"- retrieval: {how}",
-        f"- answers: temperature {run.task.temperature:g}, at most {run.task.max_tokens} tokens",
+        f"- answers: temperature {run.task.temperature:g}, "
+        + (f"top_k {run.task.top_k}, " if run.task.top_k else "")
+        + f"at most {run.task.max_tokens} tokens",
         f"- run: {made}; {told.get('settings')}",
         "- intervals: 95 % bootstrap over items; ▲ and ▼: the whole interval of the paired"
         " difference is above or below zero",

@@ -197,6 +197,11 @@ class RunResults:
         rags = (each for each in self.systems if each.method == "rag")
         return next((each for each in rags if each.drafts == system.drafts), None)
 
+    def rag_of(self, system: System) -> System | None:
+        """Return the system whose answers are those of the drafting model of `system` alone."""
+        rags = (each for each in self.systems if each.method == "rag")
+        return next((each for each in rags if each.drafts == system.drafts), None)
+
     def best_rag(self, condition: Condition, column: str = ALL) -> System | None:
         """Return the best system that answers from the retrieved text alone, in this column."""
         rags = [s for s in self.systems if s.method == "rag" and self.of(s, condition, column)]
@@ -316,12 +321,21 @@ def speedup(ours: ByItem, theirs: ByItem) -> Estimate | None:
     )
 
 
-def won_and_lost(run: RunResults, ours: ByItem, theirs: ByItem) -> tuple[Estimate, Estimate] | None:
-    """Estimate the shares of items on which `ours` scores higher, and lower, than `theirs`."""
-    pairs = [(run.score(a), run.score(b)) for a, b in paired(ours, theirs)]
-    if not pairs:
+def won_and_lost(
+    run: RunResults, ours: ByItem, *theirs: ByItem
+) -> tuple[Estimate, Estimate] | None:
+    """Estimate the shares of items on which `ours` scores above, and below, all of `theirs`."""
+    scores = [
+        (run.score(each), [run.score(others[item]) for others in theirs])
+        for item, each in ours.items()
+        if all(item in others for others in theirs)
+    ]
+    if not scores:
         return None
-    return mean([float(a > b) for a, b in pairs]), mean([float(a < b) for a, b in pairs])
+    return (
+        mean([float(own > max(others)) for own, others in scores]),
+        mean([float(own < min(others)) for own, others in scores]),
+    )
 
 
 def _decode_s(result: Result) -> float:

@@ -118,30 +118,55 @@ def other_scores(run: RunResults) -> str:
 
 
 def items_won_and_lost(run: RunResults) -> str:
-    """Return the shares of items on which each system scores above and below plain decoding."""
+    """Return the shares of items on which each system scores above and below plain decoding.
+
+    These are the relative success and failure of Figure 2 of RAPID's paper. Of them, the shares on
+    which it does so alone, above or below its drafting model's own answer too, are the parts that
+    the figure calls "SD only" and "RAPID only".
+    """
     if run.plain is None:
         return ""
+    plain = run.headline(run.plain)
     rows: list[list[str]] = []
     for name, system in run.score_rows.items():
-        both = won_and_lost(run, run.headline(system), run.headline(run.plain))
-        if system != run.plain and both is not None:
-            rows.append([name, *map(with_interval, both)])
-    return table(["system", "scores above plain", "scores below plain"], rows) if rows else ""
+        both = won_and_lost(run, run.headline(system), plain)
+        if system == run.plain or both is None:
+            continue
+        rag, alone = run.rag_of(system), None
+        if rag is not None and rag != system:
+            alone = won_and_lost(run, run.headline(system), plain, run.headline(rag))
+        rows.append([name, *map(with_interval, (*both, *(alone or (None, None))))])
+    header = ["scores above plain", "below plain", "above plain and its RAG", "below both"]
+    return table(["system", *header], rows)
 
 
 def published(run: RunResults) -> str:
-    """Return the published numbers of the run's recipe next to those measured here."""
+    """Return the published numbers of the run's recipe, each beside ours of the same items."""
     name = run.configuration.get("recipe")
     if name is None:
         return ""
-    rows = [[column, f"{value:g}"] for column, value in load_recipe(name).published.items()]
-    theirs = table(["column of the authors' table", "theirs, in percent"], rows)
-    ours = [
-        f"{system.name} {metric} {with_interval(run.scores(run.headline(system), metric))}"
-        for system in run.systems
-        for metric in run.task.metrics
-    ]
-    return f"Theirs: recipe `{name}`, not measured here. Ours: {', '.join(ours)}.\n\n{theirs}"
+    ours = [(system, metric) for system in run.systems for metric in run.task.metrics]
+    rows: list[list[str]] = []
+    for column, theirs in load_recipe(name).published.items():
+        found = [(_part(run, system, column), metric) for system, metric in ours]
+        number = max(len(results) for results, _ in found)
+        cells = [with_interval(run.scores(results, metric), ".1%") for results, metric in found]
+        rows.append([column, str(number or "-"), f"{theirs:g}%", *cells])
+    header = ["column", "n", "theirs", *(f"{system.name} {metric}" for system, metric in ours)]
+    return f"Theirs: recipe `{name}`, not measured here.\n\n{table(header, rows)}"
+
+
+def _part(run: RunResults, system: System, column: str) -> ByItem:
+    """Return the results that a column of the published tables is about; none if it is unknown.
+
+    A column is a whole task (`overall`, or its name) or a value of one of its groups.
+    """
+    results = run.headline(system)
+    if column in ("overall", run.task.name):
+        return results
+    groups = (group for group in run.task.groups if column in run.values_of(group))
+    group = next(groups, None)
+    return {} if group is None else in_group(results, group, column)
 
 
 def _evidence(run: RunResults) -> str:

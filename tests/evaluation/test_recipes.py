@@ -4,7 +4,8 @@ from evaluation.recipes import load_recipe, recipe_names
 from rapid.errors import ConfigurationError
 
 RECIPES = [load_recipe(name) for name in recipe_names()]
-LONGBENCH = [r for r in RECIPES if r.tasks[0].startswith("longbench")]
+BASELINES = [r for r in RECIPES if r.name.removesuffix("-cot").endswith(("rag", "sd", "magicdec"))]
+LONGBENCH = [r for r in RECIPES if r.tasks[0].startswith("longbench") and r not in BASELINES]
 INFINITEBENCH = [r for r in RECIPES if r.tasks[0].startswith("infinitebench")]
 
 ETAS = {  # as the README of the reference code has them
@@ -29,11 +30,42 @@ ETAS = {  # as the README of the reference code has them
 }
 
 
+# Table 1 of the paper: En.QA, En.MC, En.Sum and their average; LongBench v2; the same with CoT
+TABLE_1 = {
+    "llama-3.1-8b-rag": (31.91, 62.01, 27.27, 40.40, 29.2, 33.4),
+    "llama-3.1-8b-sd": (32.90, 55.90, 30.11, 39.64, 29.4, 31.0),
+    "llama-3.1-8b-magicdec": (29.83, 52.03, 30.18, 37.35, 29.2, 30.6),
+    "llama-3.1-70b-rag": (38.66, 76.86, 27.17, 47.56, 38.0, 39.4),
+    "qwen2.5-7b-rag": (20.28, 75.11, 25.60, 40.33, 31.2, 33.8),
+    "qwen2.5-72b-rag": (30.72, 80.22, 28.63, 46.52, 38.8, 39.8),
+}
+
+
 def test_one_recipe_per_published_row():
+    theirs = [r for r in RECIPES if r not in BASELINES]
     assert len(LONGBENCH) == 20
-    assert len(INFINITEBENCH) == 10
-    assert {r.name: r.system.eta for r in RECIPES if r.system.eta is not None} == ETAS
-    assert {r.system.method for r in RECIPES if r.name not in ETAS} == {"plain"}
+    assert len([r for r in INFINITEBENCH if r not in BASELINES]) == 10
+    assert {r.name: r.system.eta for r in theirs if r.system.eta is not None} == ETAS
+    assert {r.system.method for r in theirs if r.name not in ETAS} == {"plain"}
+
+
+def test_the_baselines_of_table_1_have_recipes_with_its_numbers():
+    assert len(BASELINES) == 3 * len(TABLE_1)
+    for name, theirs in TABLE_1.items():
+        on_infinitebench = load_recipe(f"infinitebench-{name}").published
+        overall = [load_recipe(each).published["overall"] for each in (name, f"{name}-cot")]
+        assert (*on_infinitebench.values(), *overall) == theirs
+
+
+def test_the_baselines_answer_as_the_paper_says():
+    rag = load_recipe("qwen2.5-72b-rag")
+    assert (rag.system.method, rag.system.drafts, rag.drafter) == ("rag", "target", None)
+    sd = load_recipe("llama-3.1-8b-sd-cot").system  # RAPID without its transfer
+    assert (sd.method, sd.drafts, sd.eta, sd.block) == ("paper", "target", 0, 10)
+    magicdec = load_recipe("infinitebench-llama-3.1-8b-magicdec").system
+    assert (magicdec.method, magicdec.drafts, magicdec.block) == ("lossless", "window", 10)
+    drafting = magicdec.window_drafting
+    assert (drafting.num_sinks, drafting.window) == (4, 4096)
 
 
 def test_a_recipe_says_who_answers_and_at_which_settings():
@@ -60,6 +92,8 @@ def test_its_tasks_are_asked_of_its_system_alone(recipe):
     assert all(task.systems == (recipe.system,) for task in tasks)
     temperature = 1.0 if recipe in INFINITEBENCH else 0.1
     assert {task.temperature for task in tasks} == {temperature}
+    top_k = 20 if "Qwen2.5" in recipe.target.model else 50
+    assert {task.top_k for task in tasks} == {top_k}
 
 
 @pytest.mark.parametrize("recipe", LONGBENCH, ids=lambda recipe: recipe.name)

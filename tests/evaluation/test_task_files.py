@@ -134,7 +134,7 @@ def test_on_longbench_the_drafter_is_told_that_it_reads_retrieved_chunks(name):
 def test_retrieval_is_as_in_the_paper(name):
     retrieval = load_task(name).retrieval
     assert (retrieval.embedder, retrieval.chunk_tokens, retrieval.floor) == ("bge-m3", 512, 0.3)
-    assert retrieval.tokens is None
+    assert (retrieval.tokens, retrieval.selection) == (None, "top-k")
 
 
 def test_every_kind_of_wrong_retrieval_meets_every_eta():
@@ -151,8 +151,11 @@ def test_every_kind_of_wrong_retrieval_meets_every_eta():
         assert each.corruption != "replaced" or f"{each.share:.0%}".replace("%", " %") in each.name
 
 
-def test_no_more_is_retrieved_than_there_is():
-    cells = {(c.context_tokens, c.retrieval_tokens) for c in load_task("lengths").conditions}
+def test_lengths_are_those_of_figures_1_and_3():
+    conditions = load_task("lengths").conditions
+    cells = {(each.context_tokens, each.retrieval_tokens) for each in conditions}
     lengths = (4096, 8192, 16384, 32768, 65536, 120000)
     budgets = (4096, 8192, 16384, 32768)
-    assert cells == {(n, budget) for n in lengths for budget in budgets if budget <= n}
+    figure_3 = {(n, budget) for n in lengths for budget in budgets if budget <= n}
+    figure_1 = {(120000, 2**exponent) for exponent in range(10, 17)}  # 1K to 64K; 128K is plain
+    assert cells == figure_1 | figure_3

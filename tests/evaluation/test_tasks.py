@@ -31,6 +31,10 @@ def test_systems_are_baselines_by_name_or_written_out(tmp_path):
         ({"metrics": ["exakt"]}, "metrics.0: unknown metric 'exakt'; known: .*exact"),
         ({"max_token": 5}, "max_token: unknown key; did you mean max_tokens?"),
         ({"retrieval": {"chunk": 5}}, "retrieval.chunk: unknown key"),
+        (
+            {"retrieval": {"embedder": "lexical", "selection": "top-k"}},
+            "retrieval: selection: top-k needs dense vectors, which lexical has none of",
+        ),
         ({"systems": ["rapid-bost"]}, "unknown system 'rapid-bost'; did you mean rapid-boost?"),
         ({"systems": ["sd", "sd"]}, "systems: two are named 'sd'"),
         (
@@ -61,3 +65,10 @@ def test_a_mistake_is_named_by_file_and_key(tmp_path, changes, told):
 def test_a_task_that_is_not_there_comes_with_those_that_are():
     with pytest.raises(ConfigurationError, match=r"there is no task 'longbench'.*longbench-v2"):
         load_task("longbench")
+
+
+def test_runs_from_before_there_were_top_k_and_selection_go_on(tmp_path):
+    settings = load_task(written(tmp_path)).model_dump(mode="json")
+    assert "top_k" not in settings
+    assert "selection" not in settings["retrieval"]
+    assert load_task(written(tmp_path, top_k=5)).model_dump(mode="json")["top_k"] == 5

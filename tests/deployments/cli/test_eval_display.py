@@ -29,6 +29,7 @@ def test_a_recipe_shows_its_models_and_settings_without_loading_anything():
     shown = words(rapid_eval("--dry-run", "--recipe", "llama-3.1-8b-by-70b-cot"))
     assert "THUDM/LongBench-v2 from the hub" in shown
     assert "rapid-paper: paper, drafts drafter, blocks of 10, eta 40, temperature 0.1" in shown
+    assert "top_k 50" in shown
     assert "meta-llama/Llama-3.1-8B-Instruct" in shown
     assert "meta-llama/Llama-3.1-70B-Instruct" in shown
 

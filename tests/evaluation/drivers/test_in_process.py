@@ -139,6 +139,14 @@ def test_an_answer_that_lost_its_drafter_is_an_error_and_is_answered_again(
     assert RunResults.read(tmp_path).without_drafter == []
 
 
+def test_sampling_from_the_best_token_alone_is_greedy(results, tmp_path):
+    systems = ["plain", "rag-drafter", "sd"]
+    sampled = answered(tiny_task(systems=systems, temperature=1.0, top_k=1), tmp_path)
+    for name in systems:
+        said = [each.prediction for each in of(results, name)]
+        assert [each.prediction for each in of(sampled, name)] == said
+
+
 def test_without_a_drafter_the_target_is_its_own(results, tmp_path):
     alone = answered(tiny_task(systems=["sd"]), tmp_path, models=Models(MODELS.target, None))
     drafts = [(each.drafted, each.accepted) for each in of(alone, "sd")]

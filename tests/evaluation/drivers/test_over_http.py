@@ -128,13 +128,13 @@ async def test_a_refusal_is_told_and_not_repeated():
 
 
 async def test_the_papers_rule_is_asked_for_with_what_is_its_own():
-    task = tiny_task(temperature=0.0)
+    task = tiny_task(temperature=0.0, top_k=50)
     _, orchestrator = await asked(task, "rapid-paper", Condition(eta=5))
     (request,) = orchestrator.requests
     speculation = request.speculation
     assert (speculation.mode, speculation.eta) == ("paper", 5)
     assert (speculation.transfer, speculation.draft_top_k) == ("distill", None)
-    assert request.temperature == 0.1
+    assert (request.temperature, request.top_k) == (0.1, 50)
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from evaluation.drivers import prompting
 from evaluation.drivers.prompting import evidence_found, open_prompter, target_chat, truncate_middle
 from evaluation.items import Item
 from evaluation.tasks import Condition
 from rapid.checkpoints.text import ChatText
 from rapid.errors import ConfigurationError
 from rapid.messages import Document, Message
+from retrieval.embedding import Embedding, SparseVector, VectorSpace
 from tests.evaluation.tiny_task import tiny_task
 
 TEXT = "The harbor of Bakeno is dolu maki 482. " + "Nobody asked about the vault of Rowi. " * 40
@@ -63,6 +67,53 @@ async def test_the_drafter_reads_what_was_found_within_the_budget(prompter):
     assert found.evidence_found
     assert found.chat[-1].content.startswith('Retrieved text chunks of "notes":\nThe harbor')
     assert len(prompter.encode(found, by_target=True)) < 130
+
+
+class TwoMinds:
+    """An embedder whose dense vectors like pilots, and whose term weights like vaults."""
+
+    space = VectorSpace(dense_size=2, sparse=True)
+    floor = 0.3
+
+    def embed_passages(self, texts: Sequence[str]) -> list[Embedding]:
+        return [self._embed("pilot" in text, "vault" in text) for text in texts]
+
+    def embed_query(self, text: str) -> Embedding:
+        return self._embed(True, True)
+
+    def _embed(self, is_pilot: bool, is_vault: bool) -> Embedding:
+        cosine = 1.0 if is_pilot else 0.5
+        dense = np.array([cosine, (1 - cosine**2) ** 0.5], dtype=np.float32)
+        return Embedding(dense, SparseVector((1,), (1.0,)) if is_vault else SparseVector((), ()))
+
+
+PILOTS = (
+    "A pilot visited the harbor of Bakeno.",
+    "A pilot wrote about the school.",
+    "A pilot visited the school at dusk.",
+)
+RAIN, VAULT = "Rain fell on the harbor of Bakeno.", "The vault of Rowi is kiro 17."
+
+
+@pytest.mark.parametrize(
+    ("selection", "found"),
+    [
+        ("budget", [PILOTS[0], PILOTS[1], VAULT]),  # the vault is first in one of two rankings
+        ("top-k", [*PILOTS]),  # three, which is 40 / 16, though the rain would fit as well
+    ],
+)
+async def test_chunks_are_chosen_as_the_product_does_or_as_rapids_code(
+    monkeypatch, selection, found
+):
+    monkeypatch.setattr(prompting, "make_embedder", lambda config: TwoMinds())
+    text = ChatText.load("embedded:target")
+    document = Document("notes", "\n\n".join([PILOTS[0], RAIN, PILOTS[1], VAULT, PILOTS[2]]))
+    item = replace(ITEM, document=document, evidence=())
+    retrieval = {"chunk_tokens": 16, "tokens": 40, "embedder": "bge-m3", "selection": selection}
+    prompter = await open_prompter(tiny_task(retrieval=retrieval), [item], text, text)
+    chunks = (await prompter.retrieve(item, Condition())).chunks
+    await prompter.close()
+    assert [chunk.text.strip() for chunk in chunks] == found
 
 
 async def test_where_the_search_missed_the_budget_is_filled_from_the_same_document():

@@ -14,7 +14,7 @@ def test_a_dialogue_ends_in_its_own_turns_under_others_as_history():
     items = load_items(task, BENCHMARKS)
     lines = (BENCHMARKS / "mtbench101.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
-    assert len(items) == 2
+    assert [item.id for item in items] == [f"{r['task']}-{r['id']}" for r in records[:2]]
     for item in items:
         own = next(r for r in records if item.id == f"{r['task']}-{r['id']}")
         assert item.messages[-1].role == "user"

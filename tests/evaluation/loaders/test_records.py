@@ -5,6 +5,7 @@ import json
 import pytest
 
 from evaluation.loaders import load_items
+from evaluation.loaders.records import read_records
 from evaluation.tasks import load_task
 from rapid.errors import ConfigurationError
 from tests.evaluation.benchmark_files import BENCHMARKS
@@ -46,6 +47,15 @@ def test_a_file_without_items_is_refused(tmp_path, text, complaint):
         file.write_text(text)
     with pytest.raises(ConfigurationError, match=complaint):
         load_items(load_task("longbench-v2"), file)
+
+
+def test_a_table_is_read_by_the_names_in_its_first_line(tmp_path):
+    file = tmp_path / "data.csv"
+    file.write_text('id,said\n1,"Two\n""lines"", one cell"\n', encoding="utf-8-sig")
+    source = load_task("dialogue").source
+    assert list(read_records(source, file, ("id", "said"), id_key="id")) == [
+        {"id": "1", "said": 'Two\n"lines", one cell'}
+    ]
 
 
 def test_without_data_the_one_file_of_the_hub_is_loaded(monkeypatch, tmp_path):

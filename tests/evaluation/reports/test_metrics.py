@@ -103,11 +103,11 @@ def test_rouge_l_sum(prediction, answers, score):
 
 def test_scorers_are_refused_before_anything_is_answered():
     with pytest.raises(ConfigurationError, match="unknown metric bleu; known are exact, "):
-        scorers(["f1", "bleu"])
-    with pytest.raises(ConfigurationError, match="--judge-url"):
-        scorers(["judge"])
+        scorers(["f1", "bleu"], {})
+    with pytest.raises(ConfigurationError, match=r"judge_equality needs an endpoint.*--judge-url"):
+        scorers(["f1", "judge_equality"], {})
 
     def judge(prediction: str, item: Item) -> float:
         return 1.0
 
-    assert scorers(["judge", "f1"], judge) == {"judge": judge, "f1": METRICS["f1"]}
+    assert scorers(["judge", "f1"], {"judge": judge}) == {"judge": judge, "f1": METRICS["f1"]}
