@@ -206,7 +206,8 @@ class InProcess:
         temperature = trial.system.temperature_in(self._task.temperature)
         return Terms(
             "/".join((trial.item.id, trial.system.name, trial.condition.name)),
-            tenant=trial.system.name,  # so that no system reuses what another has read
+            # A tenant reuses nothing of what another has read.
+            tenant="" if self._task.reuses_prefill else trial.system.name,
             sampling=SamplingConfig(temperature=temperature, seed=seed_of(self._task, trial.item)),
             speculation=trial.system.speculation(trial.condition.eta),
             max_tokens=max_tokens or self._task.max_tokens,

@@ -15,7 +15,7 @@ from evaluation.items import Item
 from evaluation.tasks import Source, Task
 from rapid.errors import ConfigurationError
 
-LOADERS = ("dialogue", "generated", "infinitebench", "longbench_v2")
+LOADERS = ("dialogue", "generated", "infinitebench", "longbench_v2", "real_text")
 
 Load = Callable[[Source, Path | None], Iterator[Item]]
 
