@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from itertools import product
-from math import log2
+from math import ceil, log2
 from pathlib import Path
 from typing import get_args
 
@@ -54,7 +54,8 @@ class RealTextOptions(Frozen):
 
     Attributes:
         kinds: Kinds of questions to ask.
-        per_document: Greatest number of questions about one document; None asks all.
+        per_document: Greatest number of questions about one document, evenly spread over the kinds;
+            None asks all.
     """
 
     kinds: tuple[Kind, ...] = Field(get_args(Kind), min_length=1)
@@ -75,7 +76,8 @@ def load(source: Source, data: Path | None) -> Iterator[Item]:
     for name in document_names():
         if split_of(name) == source.split:
             asked = [each for each in questions_of(name) if each.kind in options.kinds]
-            yield from (_item(each) for each in asked[: options.per_document])
+            step = 1 if options.per_document is None else ceil(len(asked) / options.per_document)
+            yield from (_item(each) for each in asked[::step])
 
 
 def split_of(document: str) -> str:
