@@ -41,10 +41,11 @@ def corrupt(
     Args:
         chunks: The chunks retrieved for `item`, in document order; for `missed`, more of them
             than the budget holds.
-        condition: `unrelated` replaces every chunk, `replaced` a share of them (rounded up,
-            whatever they hold), and `contradicting` adds copies of the item's evidence with other
-            values. Where the evidence is not known, the sentences with a number in the chunk of
-            highest score are taken for it. `missed` takes the best chunks without evidence.
+        condition: `empty` takes away every chunk, `unrelated` replaces every chunk, `replaced` a
+            share of them (rounded up, whatever they hold), and `contradicting` adds copies of the
+            item's evidence with other values. Where the evidence is not known, the sentences with a
+            number in the chunk of highest score are taken for it. `missed` takes the best chunks
+            without evidence.
         item: The item, whose id seeds every choice.
         spare: All chunks of the item that `unrelated_item` chose.
         budget_tokens: The maximum number of tokens of the result. Replacements that would exceed
@@ -58,6 +59,8 @@ def corrupt(
     match condition.corruption:
         case "none":
             return list(chunks)
+        case "empty":
+            return []
         case "unrelated":
             return _replaced(rng, chunks, len(chunks), spare, budget_tokens)
         case "replaced":

@@ -90,7 +90,7 @@ class Log:
     """
 
     def __init__(self, path: Path, configuration: Json) -> None:
-        """Begin a run, or resume it.
+        """Begin a run, resume it, or extend it by further systems and conditions.
 
         Raises:
             ConfigurationError: The file has another configuration; the message lists every
@@ -100,7 +100,9 @@ class Log:
         is_new = not path.exists() or path.stat().st_size == 0
         if not is_new:
             known, results = read(path)
-            if changes := differences(known, configuration):
+            if is_extended(known, configuration):
+                _replace_first_line(path, {"configuration": configuration})
+            elif changes := differences(known, configuration):
                 raise ConfigurationError(
                     f"{path} was made with another configuration; give another --out, or:\n"
                     + "\n".join(f"  {each}" for each in changes)
@@ -166,6 +168,27 @@ def read(path: Path) -> tuple[Json, list[Result]]:
         else:
             results[result.key] = result
     return configuration, list(results.values())
+
+
+def is_extended(old: Json, new: Json) -> bool:
+    """Return whether `new` is `old` with more systems or conditions, and otherwise the same."""
+    grown = ("systems", "conditions")
+    if not all(each in new.get(key, ()) for key in grown for each in old.get(key, ())):
+        return False
+    if all(len(old.get(key, ())) == len(new.get(key, ())) for key in grown):
+        return False
+    return not differences(
+        {key: value for key, value in old.items() if key not in grown},
+        {key: value for key, value in new.items() if key not in grown},
+    )
+
+
+def _replace_first_line(path: Path, line: Json) -> None:
+    """Write `path` anew with another first line; a crash leaves the old file or the new one."""
+    _, _, rest = path.read_text(encoding="utf-8").partition("\n")
+    written = path.with_suffix(".new")
+    written.write_text(f"{json.dumps(line, ensure_ascii=False)}\n{rest}", encoding="utf-8")
+    written.replace(path)
 
 
 def differences(old: object, new: object, key: str = "") -> list[str]:

@@ -19,7 +19,8 @@ DAY = date(2026, 1, 1)
 """The date given to chat templates that name the day, fixed so that runs are repeatable."""
 
 Options = TypeVar("Options", bound=Frozen)
-Corruption = Literal["none", "unrelated", "replaced", "contradicting", "missed"]
+Corruption = Literal["none", "empty", "unrelated", "replaced", "contradicting", "missed"]
+EmbedderKind = Literal["lexical", "sentence-transformers", "bge-m3"]
 
 
 class Source(Frozen):
@@ -74,7 +75,8 @@ class RetrievalSettings(Frozen):
     Attributes:
         chunk_tokens: Maximum size of a chunk, in tokens of the target's tokenizer.
         tokens: Budget of retrieved tokens; None is the paper's ``max(4096, context / 24)``.
-        embedder: `lexical` needs no download; `bge-m3` is the paper's.
+        embedder: `lexical` needs no download; `sentence-transformers` is all-MiniLM-L6-v2 with BM25
+            beside it, which `rapid models get all-minilm-l6-v2` fetches; `bge-m3` is the paper's.
         floor: Lowest score of a chunk; None takes the embedder's.
         selection: `budget` ranks as the product does, by dense vectors and term weights, and fills
             the budget. `top-k` takes, as RAPID's code does, the ``ceil(budget / chunk_tokens)``
@@ -83,7 +85,7 @@ class RetrievalSettings(Frozen):
 
     chunk_tokens: int = Field(512, ge=8)
     tokens: int | None = Field(None, ge=16)
-    embedder: Literal["lexical", "bge-m3"] = "bge-m3"
+    embedder: EmbedderKind = "bge-m3"
     floor: Finite | None = None
     selection: Literal["budget", "top-k"] = Field("budget", exclude_if="budget".__eq__)
 
@@ -99,9 +101,10 @@ class Condition(Frozen):
 
     Attributes:
         name: Name in tables.
-        corruption: Corruption of the retrieved chunks: all are from an unrelated document, a share
-            of them is replaced by such chunks, chunks that contradict the evidence are added, or
-            chunks that hold evidence are passed over, as if the search had missed them.
+        corruption: Corruption of the retrieved chunks: there are none, so that a model answers from
+            memory; all are from an unrelated document; a share of them is replaced by such chunks;
+            chunks that contradict the evidence are added; or chunks that hold evidence are passed
+            over, as if the search had missed them.
         share: Share of the chunks that is replaced.
         eta: Overrides the eta of systems that fuse.
         context_tokens: Length to which the context is cut in its middle, in tokens, for the target
@@ -136,6 +139,9 @@ class Task(Frozen):
             lose their middle. Retrieval in process searches all of it.
         retrieval: RetrievalSettings settings.
         groups: Keys of the items' groups to report by.
+        reuses_prefill: Whether an answer reuses what the engines have read for other answers. It
+            makes a run with many questions on one document several times faster. Then the times of
+            prefill say nothing.
         systems: Names of `BASELINES`, or systems written out.
         conditions: The conditions; the first is the headline's.
     """
@@ -153,6 +159,7 @@ class Task(Frozen):
     context_tokens: int | None = Field(None, ge=16)
     retrieval: RetrievalSettings = RetrievalSettings()
     groups: tuple[str, ...] = ()
+    reuses_prefill: bool = Field(False, exclude_if=operator.not_)
     systems: tuple[System, ...] = Field((named("plain"),), min_length=1)
     conditions: tuple[Condition, ...] = Field((Condition(),), min_length=1)
 

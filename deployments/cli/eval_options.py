@@ -74,7 +74,8 @@ class EvalOptions:
     embedder: Annotated[
         str | None,
         _who(
-            help="lexical or bge-m3, instead of the task's; lexical needs no weights.",
+            help="lexical, sentence-transformers or bge-m3, instead of the task's; lexical needs "
+            "no weights.",
             metavar="NAME",
         ),
     ] = None

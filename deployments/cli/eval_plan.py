@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from pydantic import SecretStr, ValidationError
 
@@ -18,7 +18,7 @@ from deployments.cli.terminal import fail
 from evaluation.drivers.judge import JudgeConfig
 from evaluation.recipes import Recipe, load_recipe
 from evaluation.systems import System, named
-from evaluation.tasks import RetrievalSettings, Task, load_task
+from evaluation.tasks import EmbedderKind, RetrievalSettings, Task, load_task
 from rapid.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -75,8 +75,9 @@ def _systems(task: Task, options: EvalOptions) -> tuple[System, ...]:
 
 def _retrieval(task: Task, options: EvalOptions) -> RetrievalSettings:
     """Return the task's retrieval settings; another embedder brings its own floor and ranking."""
-    if options.embedder not in (None, "lexical", "bge-m3"):
-        fail(f"--embedder {options.embedder}: give lexical or bge-m3")
+    kinds = get_args(EmbedderKind)
+    if options.embedder not in (None, *kinds):
+        fail(f"--embedder {options.embedder}: give {', '.join(kinds[:-1])} or {kinds[-1]}")
     if options.embedder in (None, task.retrieval.embedder):
         return task.retrieval
     settings = task.retrieval.model_dump(exclude={"floor", "selection"})

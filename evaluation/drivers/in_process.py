@@ -212,7 +212,8 @@ class InProcess:
         )
         return Terms(
             "/".join((trial.item.id, trial.system.name, trial.condition.name)),
-            tenant=trial.system.name,  # so that no system reuses what another has read
+            # A tenant reuses nothing of what another has read.
+            tenant="" if self._task.reuses_prefill else trial.system.name,
             sampling=sampling,
             speculation=trial.system.speculation(trial.condition.eta),
             max_tokens=max_tokens or self._task.max_tokens,

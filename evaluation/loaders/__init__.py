@@ -15,7 +15,7 @@ from evaluation.items import Item
 from evaluation.tasks import Source, Task
 from rapid.errors import ConfigurationError
 
-LOADERS = ("aa_lcr", "dialogue", "generated", "infinitebench", "longbench_v2")
+LOADERS = ("aa_lcr", "dialogue", "generated", "infinitebench", "longbench_v2", "real_text")
 
 Load = Callable[[Source, Path | None], Iterator[Item]]
 

@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from evaluation.items import Item
+from evaluation.texts.questions import holds
 from rapid.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -21,6 +22,13 @@ Metric = Callable[[str, Item], float]
 def exact(prediction: str, item: Item) -> float:
     """Score whether the whole answer is right to the last character, but for outer white space."""
     return float(prediction.strip() in {answer.strip() for answer in item.answers})
+
+
+def contains(prediction: str, item: Item) -> float:
+    """Score whether every line of a right answer is in the prediction, as whole words."""
+    return float(
+        any(all(holds(prediction, line) for line in answer.splitlines()) for answer in item.answers)
+    )
 
 
 def longbench_choice(prediction: str, item: Item) -> float:
@@ -111,6 +119,7 @@ METRICS: dict[str, Metric] = {
     metric.__name__: metric
     for metric in (
         exact,
+        contains,
         longbench_choice,
         longbench_choice_rapid,
         infinitebench_choice,

@@ -197,11 +197,6 @@ class RunResults:
         rags = (each for each in self.systems if each.method == "rag")
         return next((each for each in rags if each.drafts == system.drafts), None)
 
-    def rag_of(self, system: System) -> System | None:
-        """Return the system whose answers are those of the drafting model of `system` alone."""
-        rags = (each for each in self.systems if each.method == "rag")
-        return next((each for each in rags if each.drafts == system.drafts), None)
-
     def best_rag(self, condition: Condition, column: str = ALL) -> System | None:
         """Return the best system that answers from the retrieved text alone, in this column."""
         rags = [s for s in self.systems if s.method == "rag" and self.of(s, condition, column)]

@@ -137,7 +137,7 @@ def items_won_and_lost(run: RunResults) -> str:
             alone = won_and_lost(run, run.headline(system), plain, run.headline(rag))
         rows.append([name, *map(with_interval, (*both, *(alone or (None, None))))])
     header = ["scores above plain", "below plain", "above plain and its RAG", "below both"]
-    return table(["system", *header], rows)
+    return table(["system", *header], rows) if rows else ""
 
 
 def published(run: RunResults) -> str:

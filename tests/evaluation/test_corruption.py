@@ -63,6 +63,10 @@ def test_unrelated_keeps_nothing_but_the_name_under_which_chunks_are_shown():
     assert {chunk.document for chunk in chunks} == {"contract"}
 
 
+def test_empty_retrieval_leaves_a_model_its_memory():
+    assert corrupted("empty") == []
+
+
 def test_what_a_smaller_share_replaces_a_larger_one_replaces_too():
     kept = [
         {chunk.text for chunk in corrupted("replaced", share=share)} & set(SENTENCES)

@@ -153,6 +153,24 @@ def test_without_a_drafter_the_target_is_its_own(results, tmp_path):
     assert drafts == [(each.drafted, each.accepted) for each in of(results, "sd-self")]
 
 
+@pytest.mark.parametrize(
+    ("reuses", "tenants"), [(False, {"plain", "sd"}), (True, {""})], ids=["apart", "reused"]
+)
+def test_systems_read_apart_unless_the_task_reuses_what_was_read(
+    monkeypatch, tmp_path, reuses, tenants
+):
+    seen: set[str] = set()
+
+    class Recorded(in_process.Session):
+        def __init__(self, terms):
+            seen.add(terms.tenant)
+            super().__init__(terms)
+
+    monkeypatch.setattr(in_process, "Session", Recorded)
+    answered(tiny_task(systems=["plain", "sd"], reuses_prefill=reuses), tmp_path)
+    assert seen == tenants
+
+
 def test_a_window_that_leaves_everything_in_sight_drafts_what_the_target_says(tmp_path):
     wide = {"name": "wide", "method": "lossless", "drafts": "window", "window": 4096}
     narrow = wide | {"name": "narrow", "window": 8}

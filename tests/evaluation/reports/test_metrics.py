@@ -25,6 +25,21 @@ def test_exact_is_right_to_the_last_character(prediction, score):
 
 
 @pytest.mark.parametrize(
+    ("prediction", "score"),
+    [
+        ("They are `Path.rmdir()` and unlink.", 1),
+        ("unlink; RMDIR", 1),
+        ("rmdir", 0),  # the other part of the answer is missing
+        ("rmdirs and unlink", 0),
+        ("It is not stated.", 1),
+        ("", 0),
+    ],
+)
+def test_contains_wants_every_part_of_an_answer_as_whole_words(prediction, score):
+    assert METRICS["contains"](prediction, item("rmdir\nunlink", "not stated")) == score
+
+
+@pytest.mark.parametrize(
     ("prediction", "score", "score_of_rapid"),
     [
         ("The correct answer is (B).", 1, 1),

@@ -1,0 +1,1 @@
+"""Real texts and the questions about them, which the task `real-text` asks."""
