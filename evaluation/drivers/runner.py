@@ -168,7 +168,8 @@ def _share(plan: Plan, trials: Sequence[Sequence[Trial]], count: int, emit: Emit
     inbox: multiprocessing.Queue[tuple[int, Result | _Ended]] = spawn.Queue()
     workers: list[_Worker] = []
     for index in range(count):
-        share = trials[index::count]
+        # Neighbours stay together: they may be about one document, which is then read once.
+        share = trials[index * len(trials) // count : (index + 1) * len(trials) // count]
         process = spawn.Process(target=_work, args=(plan, share, index, inbox), daemon=True)
         process.start()
         left = Counter[str]()

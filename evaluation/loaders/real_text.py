@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from itertools import product
-from math import ceil, log2
+from math import log2
 from pathlib import Path
 from typing import get_args
 
@@ -76,8 +76,8 @@ def load(source: Source, data: Path | None) -> Iterator[Item]:
     for name in document_names():
         if split_of(name) == source.split:
             asked = [each for each in questions_of(name) if each.kind in options.kinds]
-            step = 1 if options.per_document is None else ceil(len(asked) / options.per_document)
-            yield from (_item(each) for each in asked[::step])
+            number = min(options.per_document or len(asked), len(asked))
+            yield from (_item(asked[i * len(asked) // number]) for i in range(number))
 
 
 def split_of(document: str) -> str:

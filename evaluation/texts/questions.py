@@ -23,17 +23,15 @@ FOLDER = Path(__file__).parent
 Kind = Literal["one place", "several places", "paraphrase", "unanswerable"]
 STEM = 5
 """Words that begin with the same letters, this many, count as one word."""
-NO_CONTENT = frozenset(
-    re.findall(
-        r"\w+",
-        """a about after all also an and any are as at be been before but by can cannot could did do
-    does each else for from get gets given gives had has have how i if in into is it its itself let
-    may me might more most must my no not of off on one only or other our out over own same shall
-    she should so some such than that the their them then there these they this those through to
-    too two under until up upon us use used was way we were what when where whether which while who
-    whom whose why will with within without would you your""",
-    )
-)
+_NO_CONTENT = """
+    a about after all also an and any are as at be been before but by can cannot could did do does
+    each else for from get gets given gives had has have how i if in into is it its itself let may
+    me might more most must my no not of off on one only or other our out over own same shall she
+    should so some such than that the their them then there these they this those through to too two
+    under until up upon us use used was way we were what when where whether which while who whom
+    whose why will with within without would you your
+"""
+NO_CONTENT = frozenset(_NO_CONTENT.split())
 
 
 class Question(Frozen):
@@ -148,6 +146,7 @@ def faults_of(name: str) -> Iterator[str]:
     for question in questions:
         if question.document != name or question.id in seen:
             yield f"{question.id}: the id is used twice, or names another document"
+            continue
         seen.add(question.id)
         yield from (f"{question.id}: {fault}" for fault in faults(question))
     for kind in get_args(Kind):

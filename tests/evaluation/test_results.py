@@ -70,6 +70,29 @@ def test_another_configuration_is_refused_with_what_differs(tmp_path):
     assert "name" not in str(refused.value).replace("task.name", "")
 
 
+def test_a_run_is_extended_by_systems_and_keeps_its_answers(tmp_path):
+    path = path_with(tmp_path, Result(item="a", system="plain", prediction="42"))
+    wider = CONFIGURATION | {"systems": [{"name": "sd"}, {"name": "plain"}]}
+    with Log(path, wider) as log:
+        assert log.done == {("a", "plain", "as is")}
+        log.append(Result(item="a", system="sd"))
+    configuration, results = read(path)
+    assert configuration == wider
+    assert [(each.system, each.prediction) for each in results] == [("plain", "42"), ("sd", "")]
+    with pytest.raises(ConfigurationError, match="systems: sd, plain then, plain now"):
+        Log(path, CONFIGURATION)
+
+
+def test_a_run_is_not_extended_where_anything_else_differs(tmp_path):
+    path = path_with(tmp_path, Result(item="a", system="plain"))
+    before = path.read_bytes()
+    wider = {"task": {"name": "tiny", "max_tokens": 9}}
+    systems = {"systems": [{"name": "plain"}, {"name": "sd"}]}
+    with pytest.raises(ConfigurationError, match="max_tokens: 8 then, 9 now"):
+        Log(path, wider | systems)
+    assert path.read_bytes() == before
+
+
 def test_another_day_is_no_other_configuration(tmp_path):
     path = tmp_path / "results.jsonl"
     Log(path, CONFIGURATION | {MADE: {"date": "2026-11-20"}}).close()
