@@ -35,7 +35,7 @@ test-mutants: install  # a quarter of an hour; makes mistakes in copies, and say
 run: install         # until Ctrl-C or `make stop`
 	@$(BIN)/rapid serve $(CONFIG)
 
-run-text: install    # your own English text; fetches two small models (182 MB) the first time
+run-text: install    # your own English text; fetches two small models (176 MB) the first time
 	@$(BIN)/rapid models get smollm2-135m all-minilm-l6-v2
 	@$(BIN)/rapid serve cluster/configs/own-text.yaml
 

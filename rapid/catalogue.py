@@ -208,9 +208,16 @@ def local_path(model: str) -> str:
 
 
 def models_folder() -> Path:
-    """Return the folder of fetched models: below RAPID_HOME, or else below the user's cache."""
+    """Return the folder of fetched models: below RAPID_HOME, or else below the user's cache.
+
+    Raises:
+        ConfigurationError: RAPID_HOME names a user that there is not.
+    """
     home = os.environ.get("RAPID_HOME")
     if home:
-        return Path(home).expanduser() / "models"
+        try:
+            return Path(home).expanduser() / "models"
+        except RuntimeError:
+            raise ConfigurationError(f"RAPID_HOME is {home}: there is no such user") from None
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "rapid" / "models"

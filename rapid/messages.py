@@ -302,6 +302,14 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """Progress of the prefill that a streamed answer waits for, in tokens of the prompt."""
+
+    num_read: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokenText:
     """A token as text with its log-probability and those of the best alternatives."""
 
@@ -387,7 +395,7 @@ class Finished:
     receipt: Receipt
 
 
-GenerationEvent = Started | TextDelta | Finished
+GenerationEvent = Started | Reading | TextDelta | Finished
 
 
 def as_prompt(token_ids: Sequence[int]) -> Int32Array:

@@ -95,6 +95,14 @@ class EngineLease(Protocol):
         """Compute the KV of the prompt and of tokens that were committed elsewhere."""
         ...
 
+    async def num_read(self) -> int:
+        """Return how many tokens of the prompt `prefill` has read so far.
+
+        Raises:
+            RapidError: The engine cannot be asked, or the lease has ended.
+        """
+        ...
+
     def forgo_companion(self) -> None:
         """Free the room reserved for a second lease on the same engine."""
         ...

@@ -102,6 +102,10 @@ class FakeEngine:
         await asyncio.sleep(self.prefill_s)
         return PrefillReceipt(lease_id, len(lease.request.prompt_ids), 0)
 
+    def num_read(self, lease_id: str) -> int:
+        self._lease(lease_id)
+        return 0
+
     async def draft(
         self, lease_id: str, choice: int, verdict: Verdict | None, num_tokens: int
     ) -> DraftBlock:

@@ -43,6 +43,23 @@ def test_every_short_name_that_a_page_shows_is_in_the_catalogue():
         find(name)
 
 
+def test_the_two_small_downloads_have_one_size():
+    pages = ["README.md", "Makefile", "cluster/configs/own-text.yaml", "docs/models.md"]
+    sizes = [
+        re.findall(r"(?:fetches|downloads)[^.;]*?\(?(\d+) MB", (ROOT / page).read_text())
+        for page in pages
+    ]
+    assert all(sizes)
+    assert {each[0] for each in sizes} == {"176"}
+
+
+def test_every_configuration_for_a_cpu_is_described():
+    page = (ROOT / "docs/models.md").read_text()
+    for path in (ROOT / "cluster" / "configs").glob("*.yaml"):
+        if "num_gpus" not in path.read_text():
+            assert f"cluster/configs/{path.name}" in page
+
+
 def test_the_plan_is_printed_as_shown():
     page = (ROOT / "docs/planning.md").read_text()
     command, shown = re.findall(r"```\n\$ rapid (.*?)\n(.*?)```", page, flags=re.DOTALL)[0]

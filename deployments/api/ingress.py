@@ -37,7 +37,14 @@ from deployments.api.responses import (
 from deployments.config.serve_config import ApiConfig
 from deployments.config.tenants import Tenants
 from rapid.errors import BadRequest, BodyTooLarge, EngineFailed, TargetUnavailable, UnknownModel
-from rapid.messages import Finished, GenerateRequest, GenerationEvent, Started, TextDelta
+from rapid.messages import (
+    Finished,
+    GenerateRequest,
+    GenerationEvent,
+    Reading,
+    Started,
+    TextDelta,
+)
 from rapid.ports import Clock
 
 _log = logging.getLogger(__name__)
@@ -70,6 +77,7 @@ class Ingress:
         service: GenerationService,
         config: ApiConfig,
         *,
+        is_embedded: bool = False,
         sends_request_id: bool = True,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -78,6 +86,7 @@ class Ingress:
         Args:
             service: Runs the requests.
             config: The model name, keys and limits.
+            is_embedded: Whether the model is an embedded one, which its card says.
             sends_request_id: Whether responses carry ``x-request-id``; False where the server in
                 front adds it itself.
             clock: Monotonic seconds.
@@ -87,7 +96,7 @@ class Ingress:
         self._config = config
         self._clock = clock
         self._tenants = Tenants(config.keys)
-        self._created = int(time.time())
+        self._card = model_card(config.model, int(time.time()), is_embedded=is_embedded)
         self._fingerprint = _fingerprint(config.model)
         self._app = Starlette(
             routes=[
@@ -174,10 +183,11 @@ class Ingress:
 
     async def _chunks(
         self, feed: EventFeed, asked: ChatRequest, frame: ReplyFrame, timing: Timing
-    ) -> AsyncIterator[Json | None]:
-        """Yield the stream's chunks, and None where a heartbeat is due.
+    ) -> AsyncIterator[Json | str]:
+        """Yield the stream's chunks and, as strings, its comments, which clients may pass over.
 
-        The chunk that ends the last choice is held back until the receipt, which it carries.
+        A comment says how far the document has been read, or fills a silence. The chunk that ends
+        the last choice is held back until the receipt, which it carries.
         """
         num_growing = asked.n or 1
         for choice in range(num_growing):
@@ -186,7 +196,9 @@ class Ingress:
         while True:
             event = await feed.next(self._config.heartbeat_s)
             if event is None:
-                yield None
+                yield "ping"
+            elif isinstance(event, Reading):
+                yield f"reading {event.num_read} of {event.num_tokens} tokens"
             elif isinstance(event, TextDelta):
                 self._observe(timing)
                 num_growing -= event.finish_reason is not None
@@ -208,12 +220,11 @@ class Ingress:
             timing.first_token = self._clock()
 
     async def _models(self, request: Request, tenant: str) -> Response:
-        card = model_card(self._config.model, self._created)
-        return JSONResponse({"object": "list", "data": [card]})
+        return JSONResponse({"object": "list", "data": [self._card]})
 
     async def _model(self, request: Request, tenant: str) -> Response:
         self._check_model(request.path_params["model"])
-        return JSONResponse(model_card(self._config.model, self._created))
+        return JSONResponse(self._card)
 
     async def _ready(self, request: Request, tenant: str) -> Response:
         try:
@@ -256,7 +267,7 @@ class _EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, chunks: AsyncIterator[Json | None], stack: AsyncExitStack, request_id: str
+        self, chunks: AsyncIterator[Json | str], stack: AsyncExitStack, request_id: str
     ) -> None:
         super().__init__(
             headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
@@ -278,7 +289,9 @@ class _EventStream(Response):
     async def _send_events(self, send: Send) -> None:
         try:
             async for chunk in self._chunks:
-                await _send(send, _body(b": ping\n\n" if chunk is None else _event(chunk)))
+                await _send(
+                    send, _body(_comment(chunk) if isinstance(chunk, str) else _event(chunk))
+                )
             await _send(send, _body(b"data: [DONE]\n\n"))
         except ClientLeft:
             raise
@@ -303,6 +316,11 @@ def _body(part: bytes, *, is_last: bool = False) -> MutableMapping[str, Any]:
 def _event(body: Json) -> bytes:
     """Return one event, in ASCII because some clients take U+2028 for the end of a line."""
     return b"data: %s\n\n" % json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _comment(text: str) -> bytes:
+    """Return a comment line, which every client of server-sent events ignores."""
+    return b": %s\n\n" % text.encode()
 
 
 async def _read_json_body(request: Request, max_bytes: int) -> bytes:

@@ -76,12 +76,17 @@ def _num_chars(request: GenerateRequest) -> int:
 class IngressReplica:
     """The ingress deployment, which serves the HTTP API as an ASGI application."""
 
-    def __init__(self, config: ApiConfig, orchestrator: DeploymentHandle) -> None:
+    def __init__(
+        self, config: ApiConfig, orchestrator: DeploymentHandle, is_embedded: bool
+    ) -> None:
         self._config = config
         self._orchestrator = orchestrator
+        self._is_embedded = is_embedded
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Build the ASGI application; Serve calls this hook when the replica's event loop runs."""
         orchestrator = RemoteOrchestrator(self._orchestrator)
         # Serve's proxy adds x-request-id to every request and response.
-        return Ingress(orchestrator, self._config, sends_request_id=False)
+        return Ingress(
+            orchestrator, self._config, is_embedded=self._is_embedded, sends_request_id=False
+        )

@@ -197,9 +197,10 @@ def rapid_receipt(receipt: Receipt) -> Json:
     return body
 
 
-def model_card(model: str, created: int) -> Json:
+def model_card(model: str, created: int, *, is_embedded: bool) -> Json:
     """Return an entry of ``GET /v1/models``."""
-    return {"id": model, "object": "model", "created": created, "owned_by": "rapid"}
+    card = {"id": model, "object": "model", "created": created, "owned_by": "rapid"}
+    return card | {"rapid": {"embedded": is_embedded}}
 
 
 def _token(text: str, logprob: float) -> Json:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.table import Table
 
-from deployments.cli.terminal import DEFAULT_URL, err, fail, note, out
+from deployments.cli.terminal import DEFAULT_URL, Waiting, fail, note, out
 
 if TYPE_CHECKING:
     import httpx
 
 _CONNECT_TIMEOUT_S = 5.0
 _SILENCE_TIMEOUT_S = 60.0  # the server sends a heartbeat every few seconds
-_EMBEDDED = "embedded"
+_FOREIGN = 0.2  # generated documents have no unknown words, other English 0.7
 _SETTINGS = (
     "seed",
     "coupling",
@@ -28,6 +28,8 @@ _SETTINGS = (
     "draft_top_k",
     "transfer_temperature",
 )
+
+_READING = ": reading "
 
 _Json = dict[str, Any]
 
@@ -73,8 +75,8 @@ def ask(
 ) -> None:
     """Ask a question about documents; the answer streams.
 
-    The server's embedded models understand only documents made by 'rapid sample-document'. For text
-    of your own, serve a configuration with real models.
+    The models of the default configuration understand only documents that 'rapid sample-document'
+    has made. For text of your own, start the server with 'make run-text'.
     """
     documents = _read(document or [])
     rapid = {
@@ -97,12 +99,12 @@ def ask(
     }
     body = {key: value for key, value in body.items() if value is not None}
     with _client(url, api_key) as client:
-        served = model or _only_model(client)
-        receipt, usage = _stream(client, body | {"model": served})
+        card = _card(client, model)
+        if card.get("rapid", {}).get("embedded"):
+            _warn_of_foreign(documents or [{"name": "the question", "text": question}])
+        receipt, usage = _stream(client, body | {"model": card["id"]})
     if stats:
         out.print(_table(receipt, usage))
-    if _EMBEDDED in served:
-        note(f"({served} understands only documents made by 'rapid sample-document')")
 
 
 def _read(paths: list[Path]) -> list[_Json]:
@@ -141,7 +143,22 @@ def _client(url: str, api_key: str | None) -> httpx.Client:
     )
 
 
-def _only_model(client: httpx.Client) -> str:
+def _warn_of_foreign(texts: list[_Json]) -> None:
+    """Say of texts that the embedded models cannot understand that they cannot."""
+    from rapid.embedded.wording import unknown_share
+
+    shares = {text["name"]: unknown_share(text["text"]) for text in texts}
+    name = max(shares, key=lambda each: shares[each])
+    if shares[name] > _FOREIGN:
+        note(
+            "this server's models understand only documents that 'rapid sample-document' has made, "
+            f"and {shares[name]:.0%} of the words of {name} are unknown to them: for English text "
+            "of your own, start the server with 'make run-text'"
+        )
+
+
+def _card(client: httpx.Client, model: str | None) -> _Json:
+    """Return the card of a model, or of the only one that the server has."""
     import httpx
 
     try:
@@ -150,10 +167,13 @@ def _only_model(client: httpx.Client) -> str:
         _unreachable(client, error)
     if response.status_code != 200:
         _refused(response.status_code, response.content)
-    models = [card["id"] for card in _parsed(response.content).get("data", [])]
-    if len(models) != 1:
-        fail(f"the server has {', '.join(models) or 'no model'}: choose with --model")
-    return str(models[0])
+    cards: list[_Json] = _parsed(response.content).get("data", [])
+    if model is not None:
+        return next((card for card in cards if card["id"] == model), {"id": model})
+    if len(cards) != 1:
+        names = ", ".join(card["id"] for card in cards)
+        fail(f"the server has {names or 'no model'}: choose with --model")
+    return cards[0]
 
 
 def _stream(client: httpx.Client, body: _Json) -> tuple[_Json, _Json]:
@@ -163,8 +183,7 @@ def _stream(client: httpx.Client, body: _Json) -> tuple[_Json, _Json]:
     receipt: _Json = {}
     final: _Json = {}
     num_characters = sum(len(document["text"]) for document in body["rapid"]["documents"])
-    waiting = err.status(f"reading {num_characters:,} characters" if num_characters else "thinking")
-    waiting.start()
+    waiting = Waiting(f"reading {num_characters:,} characters" if num_characters else "thinking")
     is_printing = False
     try:
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -172,6 +191,9 @@ def _stream(client: httpx.Client, body: _Json) -> tuple[_Json, _Json]:
                 waiting.stop()
                 _refused(response.status_code, response.read())
             for chunk in _chunks(response):
+                if isinstance(chunk, str):
+                    waiting.say(chunk)
+                    continue
                 if "error" in chunk:
                     waiting.stop()
                     fail(_advice(chunk["error"]))
@@ -195,10 +217,13 @@ def _stream(client: httpx.Client, body: _Json) -> tuple[_Json, _Json]:
     return receipt, final
 
 
-def _chunks(response: httpx.Response) -> Iterator[_Json]:
+def _chunks(response: httpx.Response) -> Iterator[_Json | str]:
+    """Yield the chunks and, as strings, the comments that say how far the server has read."""
     for line in response.iter_lines():
         if line.startswith("data: ") and line != "data: [DONE]":
             yield json.loads(line.removeprefix("data: "))
+        elif line.startswith(_READING):
+            yield line.removeprefix(": ")
 
 
 def _unreachable(client: httpx.Client, error: Exception) -> NoReturn:

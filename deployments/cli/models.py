@@ -22,7 +22,8 @@ Name = Annotated[str, typer.Argument(help="A name of 'rapid models list'.", show
 @app.command("list")
 def list_models() -> None:
     """List the models of the catalogue, and where those lie that are on this machine."""
-    from rapid.catalogue import CATALOGUE, CatalogueFile
+    from rapid.catalogue import CATALOGUE, CatalogueFile, models_folder
+    from rapid.errors import ConfigurationError
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("name", no_wrap=True)
@@ -31,6 +32,10 @@ def list_models() -> None:
     table.add_column("MB", justify="right")
     table.add_column("tokens", justify="right")
     table.add_column("here")
+    try:
+        models_folder()
+    except ConfigurationError as error:
+        fail(str(error))
     for entry in CATALOGUE:
         here = "hub"
         if isinstance(entry, CatalogueFile):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -163,7 +164,7 @@ def _shape(model: str) -> ModelShape:
 
     if model.lower() in KNOWN_SHAPES:
         return KNOWN_SHAPES[model.lower()][1]
-    is_path = Path(model).expanduser().exists() or model.startswith("embedded:")
+    is_path = Path(os.path.expanduser(model)).exists() or model.startswith("embedded:")
     if not (is_path or any(entry.name == model.lower() for entry in CATALOGUE)):
         fail(
             f"no model {model!r} is known: take one of {', '.join(KNOWN_SHAPES)}, a name of "

@@ -112,7 +112,7 @@ def _say_what_next(server: ServerProcess, config: ServeConfig, seconds: float) -
     note("In another shell:")
     if server.url != DEFAULT_URL:
         note(f"  export RAPID_URL={server.url}")
-    if "embedded:" in config.target.engine.model:
+    if config.is_embedded:
         note(f"  {rapid} sample-document     # these models understand generated documents only")
     else:
         note(f'  {rapid} ask --document FILE "question"')

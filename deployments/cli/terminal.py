@@ -28,6 +28,34 @@ def note(message: str) -> None:
     err.print(f"[dim]{escape(message)}[/]", soft_wrap=True, highlight=False)
 
 
+class Waiting:
+    """What a command waits for, shown on standard error until it stops.
+
+    A terminal shows one message in place of another. Elsewhere only the first call of `say` prints
+    its message, as a line, so that a log is not filled.
+    """
+
+    def __init__(self, message: str) -> None:
+        self._status = err.status(message)
+        self._is_said = self._is_over = False
+        self._status.start()
+
+    def say(self, message: str) -> None:
+        """Show what is waited for now; nothing once it is over."""
+        if self._is_over:
+            return
+        if err.is_terminal:
+            self._status.update(message)
+        elif not self._is_said:
+            note(message)
+        self._is_said = True
+
+    def stop(self) -> None:
+        """Stop showing anything."""
+        self._is_over = True
+        self._status.stop()
+
+
 def rapid_command() -> str:
     """Return the path of the ``rapid`` command as it can be typed in the current folder."""
     command = Path(sys.executable).parent / "rapid"

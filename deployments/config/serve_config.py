@@ -142,6 +142,11 @@ class ServeConfig(Frozen):
         return self.drafter != "prompt_lookup"
 
     @property
+    def is_embedded(self) -> bool:
+        """Whether the target is an embedded model, which understands generated documents only."""
+        return self.target.engine.model.startswith("embedded:")
+
+    @property
     def pools(self) -> dict[str, PoolConfig]:
         """The pool settings of every deployment, by its name in lower case."""
         pools = {

@@ -135,11 +135,19 @@ class RayLease:
 
     async def prefill(self) -> PrefillReceipt:
         """Prefill the prompt on the engine."""
+        receipt: PrefillReceipt = await self._answered(self.held.engine.prefill)
+        return receipt
+
+    async def num_read(self) -> int:
+        """Ask the engine how many tokens of the prompt it has read."""
+        num_read: int = await self._answered(self.held.engine.num_read)
+        return num_read
+
+    async def _answered(self, method: Any) -> Any:
         try:
-            receipt: PrefillReceipt = await self.held.engine.prefill.remote(self.lease_id)
+            return await method.remote(self.lease_id)
         except Exception as error:
             raise failure_of(error).as_rapid_error("engine", self._lost) from None
-        return receipt
 
     def forgo_companion(self) -> None:
         """Tell the engine, without waiting, that no second lease will be opened beside this one."""

@@ -137,6 +137,10 @@ class EngineActor:
         self._metrics.count(receipt)
         return receipt
 
+    async def num_read(self, lease_id: str) -> int:
+        """Return how many tokens of the lease's prompt have been read."""
+        return self._engine.num_read(lease_id)
+
     async def draft(
         self, lease_id: str, choice: int, verdict: Verdict | None, num_tokens: int
     ) -> DraftBlock:

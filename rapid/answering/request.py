@@ -54,6 +54,7 @@ from rapid.messages import (
     Finished,
     GenerateRequest,
     GenerationEvent,
+    Reading,
     Started,
     TextDelta,
     Verdict,
@@ -66,6 +67,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_FAILOVERS = 2
 _LONG_CHARACTERS = 4096
+_READING_S = 1.0
 _HINTS: dict[Role, str] = {
     "target": " Shorten it, lower max_tokens, or use `mode: rag`, which reads only what retrieval "
     "finds in attached documents.",
@@ -94,6 +96,9 @@ class RequestRun:
 
     async def events(self) -> AsyncGenerator[GenerationEvent]:
         """Yield `Started`, then the deltas, then `Finished`.
+
+        Before the deltas of a streamed answer, and after a failover among them, `Reading` says how
+        far a prefill has come that takes longer than `_READING_S` seconds.
 
         Raises:
             RapidError: The request was refused (before `Started`) or could not be completed.
@@ -290,8 +295,12 @@ class RequestRun:
 
     async def _deltas(
         self, session: Session, decision: Decision, verifier: Holding
-    ) -> AsyncGenerator[TextDelta]:
-        """Run the rounds of all unfinished choices."""
+    ) -> AsyncGenerator[Reading | TextDelta]:
+        """Wait for the prefills, then run the rounds of all unfinished choices."""
+        if self._request.is_streamed:
+            async with aclosing(self._readings(verifier)) as readings:
+                async for reading in readings:
+                    yield reading
         self._record.prefill = await verifier.prefill
         if self._source is not None:
             await self._read_by_drafter(self._source)
@@ -304,6 +313,18 @@ class RequestRun:
             async with aclosing(merged(rounds)) as deltas:
                 async for delta in deltas:
                     yield delta
+
+    async def _readings(self, verifier: Holding) -> AsyncGenerator[Reading]:
+        """Yield how far the verifier has read, every `_READING_S` seconds until it has read all.
+
+        An engine that cannot be asked is passed over: its prefill fails too, and says why.
+        """
+        while not (await asyncio.wait({verifier.prefill}, timeout=_READING_S))[0]:
+            try:
+                num_read = await verifier.lease.num_read()
+            except RapidError:
+                continue
+            yield Reading(num_read, len(verifier.prompt_ids))
 
     async def _read_by_drafter(self, source: DraftSource) -> None:
         """Wait for the drafter's prefill, at most as long as a round may take."""

@@ -119,7 +119,8 @@ def _read(model: str) -> dict[str, Any]:
         raise ConfigurationError(f"model {model!r}: the directory holds no config.json")
     if settings is None:
         raise ConfigurationError(
-            f"model {model!r} is neither a checkpoint directory nor a model the hub provides"
+            f"model {model!r} is neither a checkpoint directory nor a model that the hub gave: "
+            "check the name and the network"
         )
     return settings
 

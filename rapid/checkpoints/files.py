@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.hub import cached_file
 
-from rapid.catalogue import local_path
+from rapid.catalogue import find, local_path
 from rapid.checkpoints.gguf import SUFFIX, is_gguf, read_settings, read_tokenizer
 from rapid.embedded import DRAFTER, TARGET
 from rapid.errors import ConfigurationError
@@ -22,20 +23,23 @@ def checkpoint_source(model: str) -> str:
 
     Raises:
         ConfigurationError: the name is that of a missing directory or file, of an unknown embedded
-            model, or of a model of the catalogue that has not been fetched.
+            model, or of a model of the catalogue that has not been fetched; or it is neither a
+            path, a short name nor of the form of a hub name, ``owner/model``.
     """
     if model.startswith("embedded:"):
         if model not in EMBEDDED:
             raise ConfigurationError(f"model {model!r}: embedded models are {', '.join(EMBEDDED)}")
         model = str(EMBEDDED[model])
     model = local_path(model)
-    path = Path(model).expanduser()
-    if path.is_dir() or (is_gguf(model) and path.is_file()):
+    path = Path(os.path.expanduser(model))  # unlike Path's, it leaves unknown users as they are
+    if path.is_file() if is_gguf(model) else path.is_dir():
         return str(path)
     if is_gguf(model):
         raise ConfigurationError(f"model {model!r}: there is no such {SUFFIX} file")
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ConfigurationError(f"model {model!r}: there is no such checkpoint directory")
+    if "/" not in model:
+        find(model)
     return model
 
 

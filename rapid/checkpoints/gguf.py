@@ -8,6 +8,8 @@ like any other. `rapid.engines.forward.gguf_weights` reads the tensors.
 
 from __future__ import annotations
 
+import math
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -92,7 +94,8 @@ def read_settings(source: str) -> dict[str, Any]:
     """Return what the ``config.json`` of the same model would say.
 
     Raises:
-        ConfigurationError: as `read_header`, or a required entry is missing.
+        ConfigurationError: as `read_header`; or a required entry is missing or no such number; or a
+            tensor has another shape than the metadata say.
     """
     header = read_header(source)
     family, tensors = header.architecture, header.tensors
@@ -103,20 +106,32 @@ def read_settings(source: str) -> dict[str, Any]:
             raise ConfigurationError(f"{source}: its metadata have no {family}.{name}")
         return value
 
+    def count(name: str, *default: int) -> int:
+        value = entry(name, *default)
+        if type(value) is not int or value < 1:
+            raise _not_a(f"{family}.{name}", "a whole number from 1", value, source)
+        return value
+
+    def number(name: str, *default: float) -> float:
+        value = entry(name, *default)
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise _not_a(f"{family}.{name}", "a number above 0", value, source)
+        return float(value)
+
     if "token_embd.weight" not in tensors:
         raise ConfigurationError(f"{source} holds no token embeddings: it is no whole model")
-    hidden, heads = entry("embedding_length"), entry("attention.head_count")
-    return {
+    hidden, heads = count("embedding_length"), count("attention.head_count")
+    settings = {
         "model_type": family,
         "hidden_size": hidden,
-        "intermediate_size": entry("feed_forward_length"),
-        "num_hidden_layers": entry("block_count"),
+        "intermediate_size": count("feed_forward_length"),
+        "num_hidden_layers": count("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": entry("attention.head_count_kv", heads),
-        "head_dim": entry("attention.key_length", hidden // heads),
-        "max_position_embeddings": entry("context_length"),
-        "rms_norm_eps": entry("attention.layer_norm_rms_epsilon"),
-        "rope_parameters": _rope(entry),
+        "num_key_value_heads": count("attention.head_count_kv", heads),
+        "head_dim": count("attention.key_length", hidden // heads),
+        "max_position_embeddings": count("context_length"),
+        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": _rope(entry, number),
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_output.bias" in tensors,
@@ -124,6 +139,8 @@ def read_settings(source: str) -> dict[str, Any]:
         "eos_token_id": _ends(header.metadata),
         "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
     }
+    _check_shapes(header, settings)
+    return settings
 
 
 def read_tokenizer(source: str) -> Any:
@@ -148,6 +165,8 @@ def read_tokenizer(source: str) -> Any:
     if "model" not in own or "tokens" not in own:
         raise ValueError("the file holds no tokenizer")
     kind, splits = own["model"], own.get("pre", "default")
+    if (needed := {"gpt2": "merges", "llama": "scores"}.get(kind)) and needed not in own:
+        raise ValueError(f"the file holds no {needed} of its tokens")
     if kind == "gpt2" and splits not in (*GGUF_PRE_TOKENIZER_SPLITS, *_WORDS_OF_GPT2):
         raise ValueError(f"text is split in the way of {splits!r}, which is not supported")
     tokens, types = own["tokens"], own.get("token_type") or [1] * len(own["tokens"])
@@ -168,11 +187,13 @@ def read_tokenizer(source: str) -> Any:
             ]
         )
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    special = {
-        name: tokens[own[f"{key}_token_id"]]
-        for name, key in names.items()
-        if own.get(f"{key}_token_id") is not None
-    }
+    special = {}
+    for name, key in names.items():
+        id_ = own.get(f"{key}_token_id")
+        if id_ is not None and id_ not in range(len(tokens)):
+            raise ValueError(f"its {key}_token_id is {id_!r}, and it has {len(tokens)} tokens")
+        if id_ is not None:
+            special[name] = tokens[id_]
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         chat_template=header.metadata.get("tokenizer.chat_template"),
@@ -192,7 +213,7 @@ def _read(path: Path, size: int, _changed_ns: int) -> GGUFHeader:
             f"{path} is a GGUF file of the architecture {header.architecture!r}; "
             f"supported are {', '.join(ARCHITECTURES)}"
         )
-    if header.metadata.get("split.count", 1) > 1:
+    if header.metadata.get("split.count", 1) not in (0, 1):
         raise ConfigurationError(f"{path} is one part of several: join them (gguf-split --merge)")
     end = max((each.start + each.num_bytes for each in header.tensors.values()), default=0)
     if end > size:
@@ -226,6 +247,8 @@ class _Reader:
             raise ConfigurationError(f"{path} names no architecture in its metadata")
         table = [self._tensor() for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", _ALIGNMENT)
+        if type(alignment) is not int or alignment < 1:
+            raise _not_a("general.alignment", "a whole number from 1", alignment, path)
         data = -(-self._position // alignment) * alignment
         return GGUFHeader(
             path,
@@ -284,9 +307,70 @@ def _place(path: Path, name: str, shape: tuple[int, ...], type_id: int, start: i
     return TensorPlace(shape, type_id, start, prod(shape) // block * block_bytes)
 
 
-def _rope(entry: Any) -> dict[str, Any]:
+def _not_a(name: str, what: str, value: object, source: object) -> ConfigurationError:
+    return ConfigurationError(f"{source}: its {name} must be {what}, not {str(value)[:40]!r}")
+
+
+def _check_shapes(header: GGUFHeader, settings: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError unless the tensors have the shapes that the settings give them.
+
+    Tensors that no supported model has are left to `rapid.engines.forward.gguf_weights`.
+    """
+    vocabulary, hidden = settings["vocab_size"], settings["hidden_size"]
+    inner, width = settings["intermediate_size"], settings["head_dim"]
+    queries = width * settings["num_attention_heads"]
+    keys = width * settings["num_key_value_heads"]
+    if width % 2 or queries % keys:
+        raise ConfigurationError(
+            f"{header.path}: {settings['num_attention_heads']} heads of {width} numbers, and "
+            f"{settings['num_key_value_heads']} for keys, cannot be: the file contradicts itself"
+        )
+    shapes = {
+        "token_embd": (vocabulary, hidden),
+        "output_norm": (hidden,),
+        "output": (vocabulary, hidden),
+        "attn_norm": (hidden,),
+        "attn_q": (queries, hidden),
+        "attn_k": (keys, hidden),
+        "attn_v": (keys, hidden),
+        "attn_q_norm": (width,),
+        "attn_k_norm": (width,),
+        "attn_output": (hidden, queries),
+        "ffn_norm": (hidden,),
+        "ffn_gate": (inner, hidden),
+        "ffn_up": (inner, hidden),
+        "ffn_down": (hidden, inner),
+    }
+    for name, place in header.tensors.items():
+        stem, _, kind = name.rpartition(".")
+        _, layer, part = re.fullmatch(r"(blk\.(\d+)\.)?(.*)", stem).groups()  # type: ignore[union-attr]
+        shape = shapes.get(part, place.shape)
+        shape = shape[:1] if kind == "bias" else shape
+        if place.shape != shape:
+            raise ConfigurationError(
+                f"{header.path}: its tensor {name} has the shape {_by(place.shape)}, and its "
+                f"metadata say {_by(shape)}: the file contradicts itself"
+            )
+        if layer is not None and int(layer) >= settings["num_hidden_layers"]:
+            raise ConfigurationError(
+                f"{header.path}: its tensor {name} is of a layer that its metadata do not count: "
+                "the file is damaged"
+            )
+    num_tokens = len(header.metadata.get("tokenizer.ggml.tokens", ()))
+    if num_tokens > vocabulary:
+        raise ConfigurationError(
+            f"{header.path}: its tokenizer has {num_tokens:,} tokens, and its embeddings have "
+            f"{vocabulary:,} rows: the file contradicts itself"
+        )
+
+
+def _by(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _rope(entry: Any, number: Any) -> dict[str, Any]:
     """Return the RoPE parameters as a `config.json` names them."""
-    rope = {"rope_theta": entry("rope.freq_base", 10000.0), "rope_type": "default"}
+    rope = {"rope_theta": number("rope.freq_base", 10000.0), "rope_type": "default"}
     scaling = entry("rope.scaling.type", "none")
     if scaling == "none":
         return rope

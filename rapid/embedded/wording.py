@@ -1,7 +1,9 @@
 """The words of the generated documents: syllables, vocabulary, and the sentences of each kind."""
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import cache
 from typing import Literal
 
 DocumentKind = Literal["chronicle", "contract", "clinical", "ledger"]
@@ -176,3 +178,26 @@ def wording() -> Iterator[str]:
         yield from (phrase, f" {phrase.lstrip()}")
     for phrase in (*PEOPLE, "nobody"):
         yield f" {phrase.capitalize()}"
+
+
+def unknown_share(text: str) -> float:
+    """Return the share of a text's words that no generated document has, from 0 to 1.
+
+    It is 0 for every generated document and question, about 0.7 for other English, and 0 for a text
+    without words. A name is any word of this module's syllables.
+    """
+    words = _words(text)
+    name = re.compile(f"(?:{'|'.join(SYLLABLES)})+")
+    unknown = [word for word in words if word not in _known() and not name.fullmatch(word)]
+    return len(unknown) / len(words) if words else 0.0
+
+
+@cache
+def _known() -> frozenset[str]:
+    styles = (each for style in STYLES.values() for each in astuple(style))
+    phrases = [each if isinstance(each, str) else " ".join(each) for each in styles]
+    return frozenset(_words(" ".join([*phrases, *wording()])))
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[^\W\d_]+", text.lower())

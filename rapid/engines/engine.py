@@ -203,6 +203,17 @@ class Engine:
             PrefillReceipt,
         )
 
+    def num_read(self, lease_id: str) -> int:
+        """Return how many tokens of a lease's prompt have been read, cached ones included.
+
+        The last token of a prompt is left to the call after `prefill`, and never counted.
+
+        Raises:
+            LeaseNotFound: The lease is not open.
+        """
+        with self._state.guard:
+            return self._state.ledger.get(lease_id).num_read
+
     async def draft(
         self, lease_id: str, choice: int, verdict: Verdict | None, num_tokens: int
     ) -> DraftBlock:

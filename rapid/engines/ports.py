@@ -49,6 +49,10 @@ class LocalLease:
         """Compute the KV of the prompt; see `Engine.prefill`."""
         return await self._engine.prefill(self.lease_id)
 
+    async def num_read(self) -> int:
+        """Return how far the prefill has come; see `Engine.num_read`."""
+        return self._engine.num_read(self.lease_id)
+
     def forgo_companion(self) -> None:
         """Give back the room kept for a companion; see `Engine.forgo_companion`."""
         self._engine.forgo_companion(self.lease_id)

@@ -57,6 +57,15 @@ def test_the_application_has_five_deployments_and_its_ingress_is_http() -> None:
     assert application._bound_deployment.name == "Ingress"
 
 
+def test_the_ingress_is_told_whether_the_target_is_embedded() -> None:
+    embedded = check(ROOT / "serve_config.yaml")
+    real = embedded.target.engine.model_copy(update={"model": "/models/smol.gguf"})
+    target = embedded.target.model_copy(update={"engine": real})
+    for config in (embedded, embedded.model_copy(update={"target": target})):
+        *_, told = app.compose(config)._bound_deployment.init_args
+        assert told is (config is embedded)
+
+
 def test_a_model_that_drafts_for_itself_is_one_pool() -> None:
     config = check(ROOT / "serve_config.yaml").model_copy(update={"drafter": "target"})
     assert set(graph(app.compose(config))) == {"Ingress", "Orchestrator", "Target", "Retriever"}

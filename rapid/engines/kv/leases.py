@@ -46,6 +46,7 @@ class Lease:
         last_used: Time of the last use or renewal, in seconds of the ledger's clock.
         expects_companion: Whether room is kept for a second lease of the same request.
         busy: Choices with a call in progress; a busy lease does not expire.
+        num_read: Tokens of the prompt whose KV the first choice holds, as its prefill last said.
     """
 
     request: LeaseRequest
@@ -55,6 +56,7 @@ class Lease:
     last_used: float
     expects_companion: bool
     busy: set[int] = field(default_factory=set)
+    num_read: int = 0
 
     @property
     def lease_id(self) -> str:

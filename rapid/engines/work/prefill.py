@@ -59,6 +59,7 @@ class Prefill(Work):
         if num_known > first.num_computed:
             self._num_cached += num_known - first.num_computed
             first.num_computed = num_known
+        self.lease.num_read = min(first.num_computed, self._num_prompt)
         self.next_page = int(pages[page]) if page < len(pages) else None
         self._fork_or_finish()
 

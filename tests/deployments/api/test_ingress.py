@@ -24,7 +24,7 @@ from rapid.errors import (
     PromptTooLong,
     TargetUnavailable,
 )
-from rapid.messages import Finished, TextDelta
+from rapid.messages import Finished, Reading, TextDelta
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
 from tests.deployments.serving import served
 
@@ -193,6 +193,13 @@ class TestStream:
         response = await post(app, ASK | {"stream": True})
         assert response.text.count(": ping\n\n") >= 2
         assert events(response)[-1] == "[DONE]"
+
+    async def test_how_far_the_document_is_read_is_a_comment(self):
+        script = (STARTED, Reading(512, 4000), TextDelta(0, "a", (), "length"), Finished(receipt()))
+        app = ingress(ScriptedOrchestrator(*script))
+        response = await post(app, ASK | {"stream": True})
+        assert ": reading 512 of 4000 tokens\n\n" in response.text
+        assert (await post(app)).json()["choices"][0]["message"]["content"] == "a"
 
     async def test_an_error_on_the_way_is_the_last_event(self):
         script = (STARTED, TextDelta(0, "Hel"), TargetUnavailable("The target was lost."))
@@ -448,6 +455,7 @@ class TestRoutes:
             (card,) = (await http.get("/v1/models")).json()["data"]
             assert (await http.get(f"/v1/models/{MODEL}")).json() == card
             assert (card["id"], card["object"]) == (MODEL, "model")
+            assert card["rapid"] == {"embedded": False}
             missing = await http.get("/v1/models/org/other")
         assert missing.status_code == 404
         assert missing.json()["error"]["code"] == "model_not_found"
@@ -548,6 +556,16 @@ class TestOpenAISDK:
         assert chunks[1].choices[0].logprobs.content[0].token == "Hello"
         assert chunks[-2].rapid["accepted"] == 6
         assert chunks[-1].usage.total_tokens == 108
+
+    async def test_comments_between_the_chunks_are_not_seen(self):
+        script = (STARTED, Reading(512, 4000), TextDelta(0, "a", (), "stop"), Finished(receipt()))
+        async with (
+            served(ingress(ScriptedOrchestrator(*script))) as url,
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="local", max_retries=0) as sdk,
+        ):
+            stream = await sdk.chat.completions.create(**ASK, stream=True)
+            chunks = [chunk async for chunk in stream]
+        assert [chunk.choices[0].delta.content for chunk in chunks] == ["", "a"]
 
     async def test_models(self, sdk):
         assert [model.id async for model in sdk.models.list()] == [MODEL]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 from ray.exceptions import ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from deployments.api.errors import http_error
-from deployments.api.replica import RemoteOrchestrator
+from deployments.api.replica import IngressReplica, RemoteOrchestrator
+from deployments.config.serve_config import ApiConfig
 from rapid.errors import BadRequest, Overloaded, TargetUnavailable
 from rapid.messages import Document, GenerateRequest, Message
 
@@ -106,3 +108,12 @@ async def caught(failure: Exception) -> Exception:
         async for _ in RemoteOrchestrator(ScriptedHandle(failure)).generate(request):  # type: ignore[arg-type]
             pass
     return raised.value
+
+
+@pytest.mark.parametrize("is_embedded", [True, False])
+async def test_the_models_card_says_whether_it_is_an_embedded_one(is_embedded: bool) -> None:
+    replica = IngressReplica(ApiConfig(), ScriptedHandle(), is_embedded)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        (card,) = (await http.get("/v1/models")).json()["data"]
+    assert card["rapid"] == {"embedded": is_embedded}

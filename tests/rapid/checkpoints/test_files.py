@@ -23,10 +23,27 @@ def test_a_model_is_a_directory_an_embedded_one_or_a_name_of_the_hub(
     assert checkpoint_source("owner/model") == "owner/model"
 
 
-@pytest.mark.parametrize("model", ["/no/such", "./no-such", "~/no-such", "a/b/c"])
+@pytest.mark.parametrize(
+    "model", ["/no/such", "./no-such", "~/no-such", "~no-such-user/x", "a/b/c"]
+)
 def test_a_path_without_a_directory_is_not_taken_for_a_name(model: str) -> None:
     with pytest.raises(ConfigurationError, match="there is no such checkpoint directory"):
         checkpoint_source(model)
+
+
+@pytest.mark.parametrize("model", ["~no-such-user.gguf", "folder.gguf"])
+def test_what_is_named_like_a_gguf_file_must_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.gguf").mkdir()
+    with pytest.raises(ConfigurationError, match=r"there is no such \.gguf file"):
+        checkpoint_source(model)
+
+
+def test_a_short_name_is_not_looked_for_on_the_hub() -> None:
+    with pytest.raises(ConfigurationError, match="did you mean smollm2-135m"):
+        checkpoint_source("smolm2-135m")
 
 
 def test_an_unknown_embedded_model_is_told_the_known_ones() -> None:

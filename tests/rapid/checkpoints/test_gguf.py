@@ -106,6 +106,15 @@ def test_a_header_is_read_once_and_again_when_the_file_changes(tmp_path: Path) -
         ({"more": {"tokenizer.ggml.model": "new"}}, "no usable tokenizer"),
         ({"more": {"split.count": 2}}, "one part of several: join them"),
         ({"more": {"general.architecture": "gptj"}}, "'gptj'; supported are llama, qwen2, qwen3"),
+        ({"more": {"general.alignment": 0}}, "general.alignment must be a whole number from 1"),
+        ({"more": {"split.count": "two"}}, "one part of several: join them"),
+        ({"more": {"llama.embedding_length": "x"}}, "embedding_length must be a whole number fro"),
+        ({"more": {"llama.attention.head_count": [4, 4]}}, "head_count must be a whole number fro"),
+        ({"more": {"llama.context_length": 0}}, "context_length must be a whole number from 1"),
+        ({"more": {"llama.rope.freq_base": 0.0}}, "freq_base must be a number above 0, not '0.0'"),
+        ({"more": {"llama.attention.layer_norm_rms_epsilon": "x"}}, "epsilon must be a number ab"),
+        ({"more": {"tokenizer.ggml.eos_token_id": 999}}, "eos_token_id is 999, and it has 262 tok"),
+        ({"without": "tokenizer.ggml.merges"}, "the file holds no merges of its tokens"),
         ({"extra": {"rope_freqs.weight": np.ones(8, np.float32)}}, "set rope_scaling to what"),
         ({"more": {"llama.rope.scaling.type": "longrope"}}, "'longrope' changes stored keys"),
     ],
@@ -121,6 +130,34 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(
 
     with pytest.raises(ConfigurationError, match=message) as refused:
         look_at_it()
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"llama.embedding_length": 128},
+            "token_embd.weight has the shape 264 x 64, .* 264 x 128:",
+        ),
+        ({"llama.feed_forward_length": 64}, "ffn_gate.weight has the shape 128 x 64, .* 64 x 64:"),
+        ({"llama.attention.head_count": 8}, "attn_q.weight has the shape 64 x 64, .* 128 x 64:"),
+        ({"llama.attention.head_count_kv": 1}, "attn_k.weight has the shape 32 x 64, .* 16 x 64:"),
+        ({"llama.attention.head_count_kv": 3}, "4 heads of 16 numbers, and 3 for keys, cannot be"),
+        ({"llama.attention.key_length": 7}, "4 heads of 7 numbers, and 2 for keys, cannot be"),
+        ({"llama.block_count": 1}, r"blk\.1\.\w+\.weight is of a layer that its metadata do not"),
+        (
+            {"tokenizer.ggml.tokens": ["x"] * 300},
+            "has 300 tokens, and its embeddings have 264 rows",
+        ),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused_before_its_weights_are_read(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    path = tiny_gguf.write(tmp_path / "m.gguf", more=changes)
+    with pytest.raises(ConfigurationError, match=message) as refused:
+        facts(path)
     assert "\n" not in str(refused.value)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
 from rapid.engines.engine import Engine
-from rapid.engines.ports import EngineDrafter, EngineVerifier
-from rapid.errors import DrafterUnavailable
+from rapid.engines.ports import EngineDrafter, EngineVerifier, LocalLease
+from rapid.errors import DrafterUnavailable, LeaseNotFound
 from tests.rapid.engines.gate import Gate
 from tests.rapid.tiny_models import lease_request, random_prompt, reference_greedy, tiny_engine
 
@@ -52,3 +53,23 @@ async def test_a_drafter_without_its_lease_is_lost(engines: tuple[Engine, Engine
     drafter.release("a")
     with pytest.raises(DrafterUnavailable, match="no lease 'a'"):
         await EngineVerifier(target, "a").verify(EngineDrafter(drafter, "a").draft(None, 3))
+
+
+async def test_a_lease_tells_after_every_step_how_much_of_its_prompt_is_read() -> None:
+    engine = tiny_engine(step_tokens=16)
+    gate = Gate(engine)
+    await engine.open(lease_request("a", PROMPT))
+    lease = LocalLease(engine, "a")
+    prefill = asyncio.create_task(lease.prefill())
+    told = []
+    for _ in range(3):
+        await gate.forward_started()
+        told.append(await lease.num_read())
+        gate.let_one_through()
+    await prefill
+    assert told == [0, 16, 32]
+    assert await lease.num_read() == len(PROMPT) - 1
+    engine.release("a")
+    with pytest.raises(LeaseNotFound):
+        await lease.num_read()
+    engine.close()
