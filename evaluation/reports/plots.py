@@ -37,7 +37,10 @@ _STYLE: Any = {
     "svg.hashsalt": "rapid",
     "svg.fonttype": "none",
     "font.size": 9,
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
     "axes.titlesize": 9,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -46,8 +49,9 @@ _STYLE: Any = {
     "lines.markersize": 4,
     "figure.constrained_layout.use": True,
 }
-_SMALL = 8  # points
-_WHISKERS = "whiskers: 95 % intervals, bootstrap over items"
+SMALL = 8  # points, the smallest that a page of 900 pixels leaves readable
+_ASIDE = 1.8  # points from curve to curve
+WHISKERS = "whiskers: 95 % intervals, bootstrap over items"
 _LOOKS: dict[str, tuple[str, str, str]] = {  # by what a system does: colour, line, marker
     "plain": ("#000000", "-", "o"),
     "rag": ("#E69F00", "--", "s"),
@@ -55,7 +59,7 @@ _LOOKS: dict[str, tuple[str, str, str]] = {  # by what a system does: colour, li
     "naive": ("#CC79A7", ":", "v"),
     "window": ("#CC79A7", ":", "v"),
     "lookup": ("#999999", ":", "D"),
-    "paper": ("#D55E00", "--", "P"),
+    "paper": ("#D55E00", "-.", "P"),
     "distill": ("#0072B2", "-", "X"),
     "boost": ("#009E73", "-", "*"),
     "adaptive": ("#882255", "-", "p"),
@@ -141,7 +145,7 @@ def _speed(run: RunResults) -> Any:
     curves = _by_column(run, run.systems, speed)
     if plain is None:
         return _by_first_group(run, curves, "decoding, tokens per second")
-    return _by_first_group(run, curves, "decoding speed, times that of plain", is_ratio=True)
+    return _by_first_group(run, curves, "decoding speed, plain = 1", is_ratio=True)
 
 
 def _by_column(
@@ -160,7 +164,7 @@ def _by_column(
         if points:
             name = system.name
             if system == run.plain and repeated:
-                name += f" and\n{repeated} lossless system{'s'[: repeated - 1]}"
+                name += f" and\n{repeated} lossless system{'s' if repeated > 1 else ''}"
             curves.append(Curve(system, name, points))
     return curves
 
@@ -173,7 +177,7 @@ def _by_first_group(
     if len(values) < 2 or not all(value.isdigit() and int(value) for value in values):
         return _bars(curves, what, is_ratio)
     group = run.task.groups[0]
-    figure = _two_panels(curves, what + (" (log scale)" if is_ratio else ""))
+    figure = _two_panels(run, curves, what + (" (log scale)" if is_ratio else ""))
     for axis in figure.axes if figure else ():
         axis.set(xscale="log", xlabel=f"{_UNITS.get(group, group)} (log scale)")
         axis.set_xlim(int(values[0]) / 1.2, int(values[-1]) * 1.2)
@@ -204,13 +208,15 @@ def _at(curves: Sequence[Curve], x: str) -> list[Estimate]:
     return [each for curve in curves for place, each in curve.points if place == x]
 
 
-def _two_panels(curves: Sequence[Curve], what: str) -> Any:
+def _two_panels(run: RunResults, curves: Sequence[Curve], what: str) -> Any:
     """Draw systems with one model on the left, with two on the right, and `plain` in both."""
     panels = {
         "one model: the target": [each for each in curves if each.system.drafts not in _UPWARD],
-        "two models: target and drafter": [each for each in curves if each.system.drafts in _UPWARD],
+        "two models: target and drafter": [
+            each for each in curves if each.system.drafts in _UPWARD
+        ],
     }
-    plain = [curve for curve in curves if curve.system.method == "plain"]
+    plain = [curve for curve in curves if curve.system == run.plain]
     panels = {title: _with_plain(plain, panel) for title, panel in panels.items()}
     panels = {title: panel for title, panel in panels.items() if panel}
     if not panels:
@@ -220,7 +226,7 @@ def _two_panels(curves: Sequence[Curve], what: str) -> Any:
     )
     for axis, (title, panel) in zip(axes[0], panels.items(), strict=True):
         for number, curve in enumerate(panel):
-            _line(axis, curve, 2.5 * (number - (len(panel) - 1) / 2))
+            _line(axis, curve, _ASIDE * (number - (len(panel) - 1) / 2))
         axis.set_title(title)
     axes[0][0].set_ylabel(what)
     return figure
@@ -256,34 +262,39 @@ def _finished(figure: Any) -> Any:
     """Write the names of the curves beside their ends."""
     if figure is None:
         return None
-    figure.supxlabel(_WHISKERS, fontsize=_SMALL)
+    figure.supxlabel(WHISKERS, fontsize=SMALL)
     for axis in figure.axes:
         lines = [(each.get_label(), each.lines[0]) for each in axis.containers]
-        _label_ends(axis, lines)
+        label_ends(axis, lines)
     return figure
 
 
-def _label_ends(axis: Any, lines: Sequence[tuple[str, Any]]) -> None:
-    """Write the names of lines right of the panel, each as near to the line's end as it fits."""
+def label_ends(axis: Any, lines: Sequence[tuple[str, Any]]) -> None:
+    """Write the names of lines right of a panel, each as near to its line's end as it fits.
+
+    Args:
+        axis: The panel, with its final limits.
+        lines: Names, which may have several lines of text, and matplotlib's lines.
+    """
     axis.figure.draw_without_rendering()  # the panel gets its height
-    one_line = 1.25 * _SMALL / 72 * axis.figure.dpi / axis.get_window_extent().height
+    one_line = 1.25 * SMALL / 72 * axis.figure.dpi / axis.get_window_extent().height
     to_share = axis.transScale + axis.transLimits
     ends = [line.get_xydata()[-1] for _, line in lines]
     heights = _apart(
         [to_share.transform(end)[1] for end in ends],
-        [one_line * (1 + name.count("\n")) for name, _ in lines],
+        [one_line * (1.3 + name.count("\n")) for name, _ in lines],
     )
     for (name, line), end, height in zip(lines, ends, heights, strict=True):
-        leader = {"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.7, "shrinkB": 2}
+        leader = {"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.7}
         axis.annotate(
             name,
             end,
             (1.06, height),
             textcoords="axes fraction",
             verticalalignment="center",
-            fontsize=_SMALL,
+            fontsize=SMALL,
             annotation_clip=False,
-            arrowprops=leader,
+            arrowprops=leader | {"relpos": (0, 0.5), "shrinkB": 2},
         )
 
 
@@ -291,7 +302,8 @@ def _apart(wanted: Sequence[float], sizes: Sequence[float]) -> list[float]:
     """Return the heights nearest to `wanted` at which labels of these sizes do not overlap.
 
     In order of height, what is wanted less the room of the labels below must not fall; the nearest
-    such numbers are an isotonic regression, by pooling adjacent violators.
+    such numbers are an isotonic regression, by pooling adjacent violators. All are kept between 0
+    and 1 as long as there is room for them.
     """
     order = np.argsort(wanted, kind="stable")
     room = np.array(sizes)[order]
@@ -302,7 +314,8 @@ def _apart(wanted: Sequence[float], sizes: Sequence[float]) -> list[float]:
         while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
             pools[-2:] = [pools[-2] + pools[-1]]
     apart = np.empty(len(order))
-    apart[order] = [np.mean(pool) for pool in pools for _ in pool] + below
+    pooled = [np.mean(pool) for pool in pools for _ in pool]
+    apart[order] = np.clip(pooled, 0, max(0, 1 - sum(sizes))) + below
     return [float(height) for height in apart]
 
 
@@ -334,23 +347,36 @@ def _bars(curves: Sequence[Curve], what: str, is_ratio: bool) -> Any:
         for place, curve in enumerate(curves):
             found = [each for x, each in curve.points if x == category]
             values = [each.value for each in found]
-            axis.barh(
-                [place] * len(found),
-                values,
-                height=0.7,
-                color=_look(curve.system)[0],
-                xerr=_spread(found),
-                error_kw={"ecolor": "#555555", "elinewidth": 1},
-            )
+            places = [place] * len(found)
+            axis.barh(places, values, 0.7, color=_look(curve.system)[0], alpha=0.6)
+            _whiskers(axis, values, places, found)
         if is_ratio:
             axis.axvline(1, color="#000000", linewidth=0.8)
+        axis.xaxis.set_major_formatter("{x:g}")
         axis.set_title(f"{category} ({_n(_at(curves, category))})")
+        axis.tick_params(axis="y", length=0)
         axis.grid(visible=False, axis="y")
     axes[0][0].set(xlim=(0, None), yticks=range(len(curves)))
-    axes[0][0].set_yticklabels([curve.name for curve in curves], fontsize=_SMALL)
+    axes[0][0].set_yticklabels([curve.name for curve in curves], fontsize=SMALL)
     axes[0][0].invert_yaxis()
-    figure.supxlabel(f"{what}\n{_WHISKERS}", fontsize=_SMALL)
+    figure.supxlabel(f"{what}\n{WHISKERS}", fontsize=SMALL)
     return figure
+
+
+def _whiskers(
+    axis: Any, values: Sequence[float], places: Sequence[int], found: Sequence[Estimate]
+) -> None:
+    """Draw the ends of horizontal bars, visible at 0 too, and their intervals."""
+    axis.errorbar(
+        values,
+        places,
+        xerr=_spread(found),
+        fmt="o",
+        markersize=2.5,
+        color="#000000",
+        elinewidth=1,
+        clip_on=False,
+    )
 
 
 def _eta(run: RunResults) -> Any:
@@ -374,17 +400,17 @@ def _eta(run: RunResults) -> Any:
         for axis, members in zip(row, families.values(), strict=True):
             _eta_panel(axis, run, system, members)
         row[0].set_ylabel(system.name)
-    axes[0][0].set_ylim(0, 1.02)
+    axes[0][0].set(ylim=(0, 1.02), yticks=(0, 0.5, 1))
     for axis, (name, members) in zip(axes[0], families.items(), strict=True):
         found = [run.scores(run.of(system, each)) for system in systems for each in members]
         axis.set_title(f"{name} ({_n(each for each in found if each)})")
     for row in axes:
-        _label_ends(row[-1], [(each.get_label(), each) for each in row[-1].get_lines()[1:]])
+        label_ends(row[-1], [(each.get_label(), each) for each in row[-1].get_lines()[1:]])
     figure.supylabel(_score(run), fontsize=9)
     figure.supxlabel(
         "eta, the strength of the transfer (a number without unit)\n"
         "bands: 95 % intervals, bootstrap over items",
-        fontsize=_SMALL,
+        fontsize=SMALL,
     )
     return figure
 
@@ -396,7 +422,8 @@ def _eta_panel(axis: Any, run: RunResults, system: System, members: Sequence[Con
     colour, _, marker = _look(system)
     places = [eta for eta, _ in points]
     lows, highs = [score.low for _, score in points], [score.high for _, score in points]
-    axis.plot(places, [score.value for _, score in points], color=colour, marker=marker)
+    values = [score.value for _, score in points]
+    axis.plot(places, values, color=colour, marker=marker, clip_on=False)
     axis.fill_between(places, lows, highs, color=colour, alpha=0.2, linewidth=0)
     for other in run.systems:
         level = run.scores(run.of(other, members[0]))
@@ -407,8 +434,12 @@ def _eta_panel(axis: Any, run: RunResults, system: System, members: Sequence[Con
                 [level.value] * 2,
                 color=look[0],
                 linestyle="--" if other.method == "plain" else ":",
+                linewidth=1.2,
                 label=other.name,
+                clip_on=False,
             )
+    axis.set_xticks(etas)
+    axis.label_outer(remove_inner_ticks=True)
 
 
 def _acceptance(run: RunResults) -> Any:
@@ -421,7 +452,7 @@ def _acceptance(run: RunResults) -> Any:
         known = [(x, estimate) for x, estimate in points if estimate is not None]
         if known:
             curves.append(Curve(system, system.name, known))
-    figure = _two_panels(curves, "judged drafts accepted, share")
+    figure = _two_panels(run, curves, "judged drafts accepted, share")
     for axis in figure.axes if figure else ():
         axis.set_xlabel(f"position in the draft block, tokens ({_n(_at(curves, '1'))} answers)")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -447,16 +478,18 @@ def _won_and_lost(run: RunResults) -> Any:
     )
     for place, (_, won, lost) in enumerate(shown):
         for axis, each, colour in ((below, lost, "#D55E00"), (above, won, "#0072B2")):
-            axis.barh(place, each.value, 0.7, color=colour, xerr=_spread([each]), ecolor="#555555")
+            axis.barh(place, each.value, 0.7, color=colour, alpha=0.6)
+            _whiskers(axis, [each.value], [place], [each])
     most = 1.05 * max(each.high for _, *both in shown for each in both)
     below.set(title=f"worse than {run.plain.name}", xlim=(most, 0))
     above.set(title=f"better than {run.plain.name}", xlim=(0, most))
-    below.set_yticks(range(len(shown)), [system.name for system, _, _ in shown], fontsize=_SMALL)
+    below.set_yticks(range(len(shown)), [system.name for system, _, _ in shown], fontsize=SMALL)
     below.invert_yaxis()
     below.spines[["left", "right"]].set_visible([False, True])
     for axis in (below, above):
         axis.tick_params(axis="y", length=0)
+        axis.xaxis.set_major_formatter("{x:g}")
         axis.grid(visible=False, axis="y")
     n = _n(won for _, won, _ in shown)
-    figure.supxlabel(f"share of items ({n})\n{_WHISKERS}", fontsize=_SMALL)
+    figure.supxlabel(f"share of items ({n})\n{WHISKERS}", fontsize=SMALL)
     return figure

@@ -54,8 +54,8 @@ def result(number: int, system: str, score: float, condition: str = "as is", **m
         system=system,
         condition=condition,
         scores={"exact": score},
-        groups={"length": "500" if number % 2 else "1000", "kind": "fact"},
         **{
+            "groups": {"length": "500" if number % 2 else "1000", "kind": "fact"},
             "context_tokens": 500,
             "retrieved_tokens": 100,
             "tokens": 10,
