@@ -480,7 +480,7 @@ def _won_and_lost(run: RunResults) -> Any:
         for axis, each, colour in ((below, lost, "#D55E00"), (above, won, "#0072B2")):
             axis.barh(place, each.value, 0.7, color=colour, alpha=0.6)
             _whiskers(axis, [each.value], [place], [each])
-    most = 1.05 * max(each.high for _, *both in shown for each in both)
+    most = 1.05 * max(each.high for _, *both in shown for each in both) or 1.0
     below.set(title=f"worse than {run.plain.name}", xlim=(most, 0))
     above.set(title=f"better than {run.plain.name}", xlim=(0, most))
     below.set_yticks(range(len(shown)), [system.name for system, _, _ in shown], fontsize=SMALL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -50,7 +51,8 @@ def test_both_themes_say_the_same_in_other_colours(script, tmp_path):
     assert light != dark
     for role, colour in script.THEMES["light"].items():
         light = light.replace(colour, script.THEMES["dark"][role])
-    assert light == dark
+    identifiers = r"\bm[0-9a-f]{10}\b"  # hashes of what they name, colours included
+    assert re.sub(identifiers, "", light) == re.sub(identifiers, "", dark)
 
 
 @pytest.mark.parametrize(
