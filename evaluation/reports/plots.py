@@ -251,6 +251,7 @@ def _line(axis: Any, curve: Curve, aside: float) -> None:
         linewidth=1.3,
         elinewidth=0.8,
         label=curve.name,
+        clip_on=False,  # a point at zero is seen whole
     )
     # The data keep their place, and with them the limits and ticks of the axis.
     moved = ScaledTranslation(aside / 72, 0, axis.figure.dpi_scale_trans)
