@@ -34,7 +34,7 @@ COLOURS = {"p": "#000000", "q": "#E69F00", "distill": "#0072B2", "boost": "#009E
 def main() -> None:
     style = {"svg.hashsalt": "rapid", "svg.fonttype": "none", "font.size": 9}
     with matplotlib.rc_context(style):
-        figure, axes = pyplot.subplots(1, 2, figsize=(8, 2.8), sharey=True, layout="constrained")
+        figure, axes = pyplot.subplots(1, 2, figsize=(8, 3.1), sharey=True, layout="constrained")
         for axis, (title, (p, q)) in zip(axes, SITUATIONS.items(), strict=True):
             shown = {"p": p, "q": q}
             for transfer in ("distill", "boost"):
@@ -53,9 +53,10 @@ def main() -> None:
                 axis.bar(places, probs, width=0.18, color=COLOURS[name], label=label)
             axis.set_xticks(range(len(WORDS)), WORDS)
             axis.set_title(title, fontsize=9)
+            axis.set_xlabel("next token")
             for side in ("top", "right"):
                 axis.spines[side].set_visible(False)
-        axes[0].set_ylabel("probability")
+        axes[0].set_ylabel("probability of the next token")
         axes[1].legend(frameon=False)
         out = Path(__file__).parent.parent / "docs" / "transfer-rules.svg"
         figure.savefig(out, metadata={"Date": None})

@@ -1,9 +1,10 @@
 """Reports of tables and plots, made only from the results of runs.
 
 `write` makes the page of one run beside its results. `merge` makes one page of several runs, with
-their plots and their compressed results::
+their plots and their compressed results; it can be made again from these::
 
     python -m evaluation.reports.report .eval/laptop --out benchmarks/results/eval
+    python -m evaluation.reports.report benchmarks/results/eval/laptop --out benchmarks/results/eval
 
 Scores, rates and ratios are given with their 95 % bootstrap interval over items; differences and
 speedups are paired by item.
@@ -52,7 +53,7 @@ def merge(run_dirs: Sequence[Path], out_dir: Path) -> Path:
     """Make one page of several runs in `out_dir`, and keep each run's results in a subdirectory.
 
     Args:
-        run_dirs: Directories of runs.
+        run_dirs: Directories of runs, of `rapid eval` or of an earlier `merge`.
         out_dir: Directory of the page; subdirectories, named by task, get the compressed results
             and the plots.
 
@@ -67,15 +68,21 @@ def merge(run_dirs: Sequence[Path], out_dir: Path) -> Path:
         run = RunResults.read(run_dir)
         kept = out_dir / run.task.name
         kept.mkdir(parents=True, exist_ok=True)
-        # The header has no time, so that the same results give the same bytes.
-        compressed = gzip.compress((run_dir / RESULTS).read_bytes(), mtime=0)
-        (kept / f"{RESULTS}.gz").write_bytes(compressed)
+        (kept / f"{RESULTS}.gz").write_bytes(_compressed(run_dir / RESULTS))
         pictures = _links(plots.draw(run, kept / "plots"), out_dir)
         text = body(run, pictures).replace("\n## ", "\n### ")
         sections.append(f"## {run.task.name}\n\n{text}")
     page = out_dir / PAGE
     page.write_text("# Evaluation\n\n" + "\n".join(sections), encoding="utf-8")
     return page
+
+
+def _compressed(results: Path) -> bytes:
+    """Return a run's lines compressed; a kept run has nothing else."""
+    if not results.exists():
+        return results.with_name(f"{RESULTS}.gz").read_bytes()
+    # The header has no time, so that the same results give the same bytes.
+    return gzip.compress(results.read_bytes(), mtime=0)
 
 
 def summary(out_dir: Path) -> str:

@@ -55,6 +55,18 @@ def test_a_kept_result_tells_nothing_of_its_machine_but_the_processor(path: Path
 
 
 @pytest.mark.parametrize(
+    "path",
+    [path for path in KEPT if path.suffix == ".svg"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_a_kept_picture_is_small_and_leaves_its_font_to_the_reader(path: Path) -> None:
+    picture = path.read_bytes()
+    assert len(picture) < 100_000
+    assert b"<text" in picture
+    assert b"@font-face" not in picture
+
+
+@pytest.mark.parametrize(
     "text",
     [
         '"out": "/srv/someone/rapid/benchmarks/results"',

@@ -32,3 +32,12 @@ def test_runs_are_merged_into_one_page_with_their_results(small, tmp_path):
     kept = gzip.decompress((out / "small" / "results.jsonl.gz").read_bytes()).decode()
     assert len(kept.splitlines()) == 121
     assert RunResults.read(out / "small").results == RunResults.read(small).results
+
+
+def test_a_kept_page_is_made_again_from_what_was_kept(small, tmp_path):
+    out = tmp_path / "merged"
+    page = merge([small], out)
+    first = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    page.unlink()
+    assert merge([out / "small"], out) == page
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == first
