@@ -504,5 +504,5 @@ def _won_and_lost(run: RunResults) -> Any:
         axis.grid(visible=False, axis="y")
     n = _n(won for _, won, _ in shown)
     hatched = "hatched: its drafting model alone is not as good, or not as bad"
-    figure.supxlabel(f"share of items ({n}), {hatched}\n{WHISKERS}", fontsize=SMALL)
+    figure.supxlabel(f"share of items ({n})\n{hatched}\n{WHISKERS}", fontsize=SMALL)
     return figure
