@@ -5,7 +5,7 @@ BIN := .venv/bin
 CONFIG ?= serve_config.yaml
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: install lint check test test-gpu test-mutants run run-text stop bench bench-quick eval eval-quick clean
+.PHONY: install lint check test test-gpu test-mutants run run-text stop bench bench-quick eval eval-quick eval-text clean
 
 install: .venv/.installed
 
@@ -62,6 +62,12 @@ eval: install        # within two hours on two cores; goes on where it was inter
 eval-quick: install  # three minutes: every baseline on a few items
 	rm -rf .eval/laptop-quick
 	$(BIN)/rapid eval --task laptop-quick
+
+TEXT := plain rag-target sd-self prompt-lookup rapid-self-boost rapid-self-adaptive
+
+eval-text: install   # real text, with SmolLM2-135M drafting for itself; within two hours on two cores; resumes
+	@$(BIN)/rapid models get smollm2-135m all-minilm-l6-v2
+	$(BIN)/rapid eval --task real-text --target smollm2-135m $(TEXT:%=--system %)
 
 clean: stop
 	rm -rf .venv build *.egg-info .run

@@ -182,6 +182,9 @@ BASELINES: dict[str, System] = {
         System(name="rapid-paper", method="paper", drafts="drafter"),
         System(name="rapid-distill", method="fused", drafts="drafter", transfer="distill"),
         System(name="rapid-boost", method="fused", drafts="drafter", transfer="boost"),
+        System(
+            name="rapid-self-adaptive", method="fused", drafts="target", transfer="adaptive", eta=8
+        ),
         System(name="rapid-adaptive", method="fused", transfer="adaptive", eta=8),
         System(name="rag-both", method="fused", transfer="boost", target_reads="retrieved"),
         System(name="mixture", method="fused", transfer="mixture", eta=1),
