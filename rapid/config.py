@@ -52,9 +52,9 @@ class SpeculationConfig(Frozen):
 
     Attributes:
         transfer: How the drafter's distribution moves the target's: `distill`, `boost`, or
-            `adaptive`, which is boost with a strength that follows the committed text.
-        eta: Strength of the move; 0 samples the target's own distribution. `adaptive` begins with
-            it; it was chosen at 8.
+            `adaptive`, a mixture whose weight follows the committed text.
+        eta: Strength of the move; 0 samples the target's own distribution. Under `adaptive` it
+            sharpens what is sampled, and changes no greedy answer unless it is 0.
         max_draft: Tokens requested from the drafter per block (gamma).
         coupling: How draft and result share randomness.
         plausibility: Only tokens whose draft probability is at least this share of the best one's
@@ -75,6 +75,11 @@ class SpeculationConfig(Frozen):
     draft_top_k: int | None = Field(64, ge=1)
     transfer_temperature: Finite = Field(1.0, ge=LEAST_TEMPERATURE, le=2)
     rule: Rule = "exact"
+
+    @property
+    def is_witnessed(self) -> bool:
+        """Whether blocks are judged with the target's own reading of the retrieved text as well."""
+        return self.transfer == "adaptive" and self.eta > 0
 
     @model_validator(mode="before")
     @classmethod
