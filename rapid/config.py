@@ -51,11 +51,12 @@ class SpeculationConfig(Frozen):
     """Settings of the speculation method (``docs/algorithm.md`` defines the symbols).
 
     Attributes:
-        transfer: How the drafter's distribution moves the target's: `distill`, `boost`, `adaptive`,
-            which is boost with a strength that follows the committed text, or `mixture`, the
+        transfer: How the drafter's distribution moves the target's: `distill`, `boost`,
+            `adaptive`, a mixture whose weight follows the committed text, or `mixture`, the
             speculative ensemble of both distributions.
-        eta: Strength of the move; 0 samples the target's own distribution. `adaptive` begins with
-            it; it was chosen at 8. For `mixture` it is the drafter's weight, and the target's is 1.
+        eta: Strength of the move; 0 samples the target's own distribution. Under `adaptive` it
+            sharpens what is sampled, and changes no greedy answer unless it is 0. For `mixture` it
+            is the drafter's weight, and the target's is 1.
         max_draft: Tokens requested from the drafter per block (gamma).
         coupling: How draft and result share randomness.
         plausibility: Only tokens whose draft probability is at least this share of the best one's
@@ -76,6 +77,11 @@ class SpeculationConfig(Frozen):
     draft_top_k: int | None = Field(64, ge=1)
     transfer_temperature: Finite = Field(1.0, ge=LEAST_TEMPERATURE, le=2)
     rule: Rule = "exact"
+
+    @property
+    def is_witnessed(self) -> bool:
+        """Whether blocks are judged with the target's own reading of the retrieved text as well."""
+        return self.transfer == "adaptive" and self.eta > 0
 
     @model_validator(mode="before")
     @classmethod

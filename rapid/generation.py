@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rapid.answering.session import DraftNeeds, DraftSource, Session, Terms
-from rapid.answering.sources import LookupSource, PoolSource, WindowSource
+from rapid.answering.sources import LookupSource, PoolSource, WindowSource, WitnessedSource
 from rapid.checkpoints.vocabulary import check_same_vocabulary
 from rapid.config import (
     EngineConfig,
@@ -183,8 +183,10 @@ async def _generate(
         async with Session(terms) as session:
             verifier = await session.take(pool_for(target, long), "target", long)
             source = _source(drafter, lambda: pool_for(model, short) if model else None)
+            if terms.speculation.is_witnessed and model is not None and model is not target:
+                source = WitnessedSource(pool_for(model, short), pool_for(target, short), None)
             if source is not None:
-                await source.hold(DraftNeeds(session, verifier, short))
+                await source.hold(DraftNeeds(session, verifier, short, witness_ids=short))
                 await source.read()
             await verifier.prefill
 
@@ -195,7 +197,11 @@ async def _generate(
                 assert isinstance(source, PoolSource)
                 found = as_prompt(refresh(token_ids))
                 source.pool = pool_for(model, found)
-                needs = DraftNeeds(session, verifier, found, committed=(token_ids,))
+                if isinstance(source, WitnessedSource):
+                    source.witnesses = pool_for(target, found)
+                needs = DraftNeeds(
+                    session, verifier, found, committed=(token_ids,), witness_ids=found
+                )
                 await source.hold(needs)
                 await source.read()
                 statistics.refreshes += 1

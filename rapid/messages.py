@@ -288,6 +288,7 @@ class Explanation:
 
     target_prompt_ids: tuple[int, ...]
     drafter_prompt_ids: tuple[int, ...]
+    witness_prompt_ids: tuple[int, ...]
     token_ids: tuple[tuple[int, ...], ...]
     origins: tuple[tuple[Origin, ...], ...]
 
@@ -358,8 +359,10 @@ class Receipt:
     """The contract under which an answer was produced, with every resolved setting.
 
     Attributes:
-        timings_ms: Milliseconds by phase: queue, retrieval, target_prefill, drafter_prefill, draft
-            and verify.
+        witness_tokens: Length of the retrieved text that the target read beside its own prompt,
+            for `adaptive`; 0 if it did not.
+        timings_ms: Milliseconds by phase: queue, retrieval, target_prefill, drafter_prefill,
+            witness_prefill (where there is a witness), draft and verify.
         plain_from: Per choice, the position from which the drafter was lost, or None.
         failovers: Failures after which the answer was continued, in order.
         is_fallback: Whether the answer is plain because no drafter could be had.
@@ -385,6 +388,7 @@ class Receipt:
     plain_from: tuple[int | None, ...] = ()
     failovers: tuple[Failover, ...] = ()
     is_fallback: bool = False
+    witness_tokens: int = 0
     explanation: Explanation | None = None
 
 

@@ -248,7 +248,7 @@ def open_pair(
     looks_up = isinstance(drafter, PromptLookup)
     if isinstance(drafter, str | EngineConfig):
         configs.append(_engine_config(drafter, context_tokens))
-    elif not looks_up and configs[0].max_leases < 2:
+    if not looks_up and configs[0].max_leases < 2:  # the target may read what is retrieved
         configs[0] = configs[0].model_copy(update={"max_leases": 2})
     check_memory(*configs, with_pools=True)
     models = [load_model(config) for config in configs]

@@ -115,13 +115,20 @@ class EngineLease(Protocol):
         """Return a drafter for a choice that attends to a window of this lease's own KV."""
         ...
 
-    def verifier(self, choice: int, drafter: Callable[[], EngineLease | None]) -> Verifier[Any]:
+    def verifier(
+        self,
+        choice: int,
+        drafter: Callable[[], EngineLease | None],
+        witness: Callable[[], EngineLease | None],
+    ) -> Verifier[Any]:
         """Return the verifier of a choice on this lease.
 
         Args:
             choice: Index of the request's answer.
             drafter: Function that returns the lease that blocks currently come from, or None. The
                 verifier uses it to tell the drafter's failures from its own.
+            witness: Function that returns the lease beside this one on which the same model
+                currently reads the retrieved text, or None. Blocks are judged with both readings.
         """
         ...
 

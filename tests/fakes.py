@@ -130,8 +130,16 @@ class FakeEngine:
         )
         return WatchedBlock(self.opened_by, block) if self.opened_by else block
 
-    async def verify(self, lease_id: str, choice: int, block: DraftBlock) -> Verdict:
+    async def verify(
+        self,
+        lease_id: str,
+        choice: int,
+        block: DraftBlock,
+        witness: tuple[FakeEngine, str] | None = None,
+    ) -> Verdict:
         lease = self._lease(lease_id)
+        told = self._lease(witness[1]) if witness else None
+        assert told is None or told.committed[choice] == lease.committed[choice]
         await self._compute(lease)
         start = len(lease.committed[choice])
         if block.position != start:
@@ -144,7 +152,8 @@ class FakeEngine:
             if token_ids[-1] != drafted or token_ids[-1] == self.eos_id:
                 break
         verdict = self._verdict(lease, choice, start, token_ids, len(block), num_accepted)
-        self._commit(lease, verdict)
+        for each in (lease, told) if told else (lease,):
+            self._commit(each, verdict)
         return verdict
 
     async def score(self, lease_id: str, choice: int, block: DraftBlock) -> TargetLogits:

@@ -36,8 +36,7 @@ class Settings:
     @property
     def tie(self) -> float:
         """Below this margin two correct forwards may differ (``docs/algorithm.md``, ties)."""
-        eta = 4 * self.eta if self.transfer == "adaptive" else self.eta
-        return 1e-3 * max(1, eta / 10) * max(1, 0.1 / (self.temperature or 1))
+        return 1e-3 * max(1, self.eta / 10) * max(1, 0.1 / (self.temperature or 1))
 
 
 @dataclass
@@ -116,21 +115,34 @@ def step(
     position: int,
     settings: Settings,
     log_odds: float = 0.0,
+    witness: np.ndarray | None = None,
 ) -> Step:
-    """Sample one token of p (no drafter logits, or eta 0) or p_hat."""
+    """Sample one token of p (no drafter logits, or eta 0) or p_hat.
+
+    `witness` has the logits of the target's own reading of the retrieved text.
+    """
     temperature = settings.temperature or settings.transfer_temperature
     scaled, distance = target / temperature, np.inf
     p = q = softmax(scaled)
     if draft is not None and settings.eta:
         q, distance = proposal(draft, settings)
-        eta, move = settings.eta, q - p
-        if settings.transfer != "distill":
-            move = np.maximum(move, 0) * 2 * q.max() / (q.max() + p.max())
         if settings.transfer == "adaptive":
-            eta *= min(4.0, np.exp(0.3 * log_odds))
-        move[q < settings.plausibility * q.max()] = 0
-        mixed = settings.transfer == "mixture"
-        scaled = np.log(p + eta * q) if mixed else scaled + eta * move
+            if witness is not None:
+                q = (q + softmax(witness / temperature)) / 2
+                margins = np.log(q[q > 0]) - np.log(q.max() * settings.plausibility)
+                distance = min(distance, float(np.abs(margins).min()))
+            odds = 0.999 * np.exp(0.4 * log_odds)
+            weight = odds / (1 + odds)
+            mixed = (1 - weight) * p + weight * q * (q >= settings.plausibility * q.max())
+            scaled = np.log(mixed) + settings.eta * weight * mixed
+        elif settings.transfer == "mixture":
+            scaled = np.log(p + settings.eta * q)
+        else:
+            move = q - p
+            if settings.transfer == "boost":
+                move = np.maximum(move, 0) * 2 * q.max() / (q.max() + p.max())
+            move[q < settings.plausibility * q.max()] = 0
+            scaled = scaled + settings.eta * move
     fused = softmax(scaled)
     with np.errstate(divide="ignore"):
         if settings.temperature == 0:
@@ -143,7 +155,7 @@ def step(
     best, second = np.sort(scores)[::-1][:2]
     token = int(scores.argmax())
     told = np.log(max(q[token], 1e-3) / max(p[token], 1e-3))
-    return Step(token, min(float(best - second), distance), 0.9 * log_odds + told)
+    return Step(token, min(float(best - second), distance), 0.85 * log_odds + told)
 
 
 def answer(
@@ -154,19 +166,26 @@ def answer(
     num_tokens: int,
     drafter: torch.nn.Module | None = None,
     drafter_prompt: Sequence[int] = (),
+    witness_prompt: Sequence[int] | None = None,
     eos_ids: Sequence[int] = (),
     vocab: int | None = None,
 ) -> list[Step]:
-    """The reference answer, up to and including its end-of-sequence token."""
+    """The reference answer, up to and including its end-of-sequence token.
+
+    With a `witness_prompt` the target reads that too, and `adaptive` listens to it.
+    """
     models = [target] if drafter is None else [target, drafter]
-    readers = [Reader(model, vocab) for model in models]
     prompts = [target_prompt, drafter_prompt]
+    if witness_prompt is not None:
+        models, prompts = [*models, target], [*prompts, witness_prompt]
+    readers = [Reader(model, vocab) for model in models]
     logits = [reader.feed(prompt) for reader, prompt in zip(readers, prompts, strict=False)]
     steps: list[Step] = []
     while len(steps) < num_tokens:
         log_odds = steps[-1].log_odds if steps else 0.0
         draft = logits[1] if drafter else None
-        steps.append(step(logits[0], draft, len(steps), settings, log_odds))
+        witness = logits[2] if len(logits) > 2 else None
+        steps.append(step(logits[0], draft, len(steps), settings, log_odds, witness))
         if steps[-1].token in eos_ids:
             break
         logits = [reader.feed([steps[-1].token]) for reader in readers]

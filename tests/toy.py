@@ -75,7 +75,10 @@ class ToyDrafter:
 
 
 class ToyVerifier:
-    """A verifier port over a toy model; `max_tokens` is the longest answer."""
+    """A verifier port over a toy model; `max_tokens` is the longest answer.
+
+    `witness` stands for the target's own reading of the retrieved text.
+    """
 
     def __init__(
         self,
@@ -85,9 +88,11 @@ class ToyVerifier:
         choice: int = 0,
         eos_ids: frozenset[int] = frozenset(),
         max_tokens: int = 40,
+        witness: ToyModel | None = None,
     ) -> None:
         self.model, self.sampling, self.speculation = model, sampling, speculation
         self.choice, self.eos_ids, self.max_tokens = choice, eos_ids, max_tokens
+        self.witness = witness
         self.committed: list[int] = []
         self.log_odds = 0.0
 
@@ -97,8 +102,19 @@ class ToyVerifier:
         prefix = [*self.committed, *drafted.token_ids.tolist()]
         first = drafted.position
         num_wanted = num_rows(len(drafted), self.max_tokens - first, self.speculation)
-        rows = [self.model.logits(prefix[: first + i]) for i in range(num_wanted)]
-        judgement = judge(drafted, torch.stack(rows), self._draw(), self.eos_ids, 2, self.log_odds)
+
+        def rows(model: ToyModel) -> torch.Tensor:
+            return torch.stack([model.logits(prefix[: first + i]) for i in range(num_wanted)])
+
+        judgement = judge(
+            drafted,
+            rows(self.model),
+            self._draw(),
+            self.eos_ids,
+            2,
+            self.log_odds,
+            rows(self.witness) if self.witness else None,
+        )
         self.log_odds = judgement.log_odds
         self.committed.extend(judgement.token_ids)
         return judgement.verdict(drafted)

@@ -187,6 +187,7 @@ def rapid_receipt(receipt: Receipt) -> Json:
         "accepted": sum(choice.accepted for choice in receipt.choices),
         "bonus": sum(choice.bonus for choice in receipt.choices),
         "refreshes": sum(choice.refreshes for choice in receipt.choices),
+        "witness_tokens": receipt.witness_tokens,
         "plain_from": list(receipt.plain_from),
         "failovers": list(receipt.failovers),
         "chunks": [asdict(chunk) for chunk in receipt.chunks],

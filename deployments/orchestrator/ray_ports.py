@@ -161,23 +161,36 @@ class RayLease:
         """Raise `NotImplementedError`: drafting on a window of the KV is for in-process runs."""
         raise NotImplementedError("no server drafts on a window of its KV")
 
-    def verifier(self, choice: int, drafter: Callable[[], EngineLease | None]) -> RayVerifier:
+    def verifier(
+        self,
+        choice: int,
+        drafter: Callable[[], EngineLease | None],
+        witness: Callable[[], EngineLease | None] = lambda: None,
+    ) -> RayVerifier:
         """Return the verifier of a choice's blocks, which judges them at the configured site."""
 
         def drafting() -> HeldLease | None:
-            lease = drafter()
-            return lease.held if isinstance(lease, RayLease) else None
+            return _held(drafter())
 
+        def witnessing() -> HeldLease | None:
+            return _held(witness())
+
+        patience = self._verifiers.patience
         if self._verifiers.site == "target":
-            return RayVerifier(self.held, drafting, self._verifiers.patience, choice)
+            return RayVerifier(self.held, drafting, patience, choice, witnessing)
         return JudgingVerifier(
             self.held,
             drafting,
-            self._verifiers.patience,
+            patience,
             choice,
             self._request,
             self._verifiers.eos_ids,
+            witnessing,
         )
+
+
+def _held(lease: EngineLease | None) -> HeldLease | None:
+    return lease.held if isinstance(lease, RayLease) else None
 
 
 class RayRetrieval:
@@ -234,11 +247,13 @@ class RayVerifier:
         drafter: Callable[[], HeldLease | None],
         patience: Patience,
         choice: int = 0,
+        witness: Callable[[], HeldLease | None] = lambda: None,
     ) -> None:
         self._target = target
         self._drafter = drafter
         self._patience = patience
         self._choice = choice
+        self._witness = witness
 
     async def verify(self, block: ObjectRef | DraftBlock) -> Verdict:
         """Judge a block on the target's engine; see `rapid.ports.Verifier`.
@@ -246,19 +261,28 @@ class RayVerifier:
         Raises:
             DrafterHangs: If the block does not arrive within the limit of the patience.
         """
-        verdict: Verdict = await self._ask_about(block, self._target.engine.verify)
+        witness = self._witness()
+        also = (witness.lease_id,) if witness else ()
+        verdict: Verdict = await self._ask_about(
+            block, self._target.engine.verify, self._target, *also
+        )
         return verdict
 
     async def decode(self, num_tokens: int) -> Verdict:
         """Decode with the target alone; see `rapid.ports.Verifier`."""
-        verdict: Verdict = await self._ask(self._target.engine.decode, self._choice, num_tokens)
+        reference = self._target.engine.decode.remote(
+            self._target.lease_id, self._choice, num_tokens
+        )
+        verdict: Verdict = await self._answered(reference)
         return verdict
 
-    async def _ask_about(self, block: ObjectRef | DraftBlock, method: Any) -> Any:
+    async def _ask_about(
+        self, block: ObjectRef | DraftBlock, method: Any, lease: HeldLease, *also: object
+    ) -> Any:
         """Call an engine's method with a block that is still being drafted and may never arrive."""
+        reference = method.remote(lease.lease_id, self._choice, block, *also)
         if isinstance(block, DraftBlock):
-            return await self._ask(method, self._choice, block)
-        reference = method.remote(self._target.lease_id, self._choice, block)
+            return await self._answered(reference)
         asked = asyncio.ensure_future(self._answered(reference))
         asked.add_done_callback(lambda done: done.cancelled() or done.exception())
         began, limit_s = time.monotonic(), self._patience.limit_s
@@ -271,9 +295,6 @@ class RayVerifier:
             asked.cancel()
         self._patience.observe(time.monotonic() - began)
         return found
-
-    async def _ask(self, method: Any, *args: object) -> Any:
-        return await self._answered(method.remote(self._target.lease_id, *args))
 
     async def _answered(self, reference: Awaitable[Any]) -> Any:
         try:
@@ -323,22 +344,30 @@ class JudgingVerifier(RayVerifier):
         choice: int,
         request: LeaseRequest,
         eos_ids: Set[int],
+        witness: Callable[[], HeldLease | None] = lambda: None,
     ) -> None:
-        super().__init__(target, drafter, patience, choice)
+        super().__init__(target, drafter, patience, choice, witness)
         self._request = request
         self._eos_ids = eos_ids
         self._log_odds = request.log_odds[choice] if request.log_odds else 0.0
 
     async def verify(self, block: ObjectRef | DraftBlock) -> Verdict:
         """Judge a block in this process, then commit the verdict on the target's engine."""
-        scored: TargetLogits = await self._ask_about(block, self._target.engine.score)
+        engine, witness = self._target.engine, self._witness()
+        leases = [self._target, witness] if witness else [self._target]
+        scored: list[TargetLogits] = await asyncio.gather(
+            *(self._ask_about(block, engine.score, lease) for lease in leases)
+        )
         drafted = block if isinstance(block, DraftBlock) else await self._answered(block)
-        verdict = await asyncio.to_thread(self._judge, drafted, scored)
-        await self._ask(self._target.engine.commit, verdict)
+        verdict = await asyncio.to_thread(self._judge, drafted, *scored)
+        commits = [engine.commit.remote(lease.lease_id, verdict) for lease in leases]
+        await asyncio.gather(*map(self._answered, commits))
         self._log_odds = verdict.log_odds
         return verdict
 
-    def _judge(self, block: DraftBlock, scored: TargetLogits) -> Verdict:
+    def _judge(
+        self, block: DraftBlock, scored: TargetLogits, witness: TargetLogits | None = None
+    ) -> Verdict:
         import torch
 
         from rapid.speculation.acceptance import judge
@@ -346,6 +375,12 @@ class JudgingVerifier(RayVerifier):
 
         request = self._request
         draw = Draw(request.sampling, request.speculation, block.choice, block.position)
-        logits = torch.from_numpy(scored.logits.copy())  # Ray's arrays are read-only
-        judgement = judge(block, logits, draw, self._eos_ids, request.num_logprobs, self._log_odds)
+        logits, told = (  # Ray's arrays are read-only
+            None if each is None else torch.from_numpy(each.logits.copy())
+            for each in (scored, witness)
+        )
+        assert logits is not None
+        judgement = judge(
+            block, logits, draw, self._eos_ids, request.num_logprobs, self._log_odds, told
+        )
         return judgement.verdict(block, scored.verify_ms)

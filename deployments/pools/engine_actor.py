@@ -156,9 +156,12 @@ class EngineActor:
         except (EngineFailed, LeaseNotFound) as error:
             raise DrafterUnavailable(f"The drafter failed: {error}") from error
 
-    async def verify(self, lease_id: str, choice: int, block: DraftBlock) -> Verdict:
-        """Judge a block and commit the verdict."""
-        return await self._engine.verify(lease_id, choice, block)
+    async def verify(
+        self, lease_id: str, choice: int, block: DraftBlock, witness_id: str | None = None
+    ) -> Verdict:
+        """Judge a block, with the witness's reading if there is one, and commit the verdict."""
+        witness = (self._engine, witness_id) if witness_id else None
+        return await self._engine.verify(lease_id, choice, block, witness)
 
     async def score(self, lease_id: str, choice: int, block: DraftBlock) -> TargetLogits:
         """Return the target's logits of a block, for a verdict that `commit` takes."""

@@ -24,6 +24,7 @@ from rapid.answering.sources import (
     LookupSource,
     PoolSource,
     WindowSource,
+    WitnessedSource,
 )
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary
@@ -82,7 +83,7 @@ class InProcess:
         read = await self._read(trial, found)
         ms: dict[str, float] = {"retrieval": found.retrieval_ms if found else 0.0}
         if system.is_drafted:
-            statistics = await self._speculate(trial, read, retrieved, ms)
+            statistics = await self._speculate(trial, read, retrieved, found, ms)
         elif system.is_plain:
             statistics = await self._decode(self._target, "target", read, trial, ms)
         else:
@@ -117,6 +118,7 @@ class InProcess:
         trial: Trial,
         read: Int32Array,
         retrieved: Int32Array | None,
+        found: ShortContext | None,
         ms: dict[str, float],
     ) -> RoundStatistics:
         """Answer by drafting with the system's draft source and verifying with the target.
@@ -124,13 +126,14 @@ class InProcess:
         The target's prompt is `read`.
         """
         short = read if trial.system.drafts == "naive" else retrieved
-        source = self._source(trial.system, short)
+        witness = self._witness_prompt(trial, found)
+        source = self._source(trial.system, short, witness)
         async with Session(self._terms(trial)) as session:
             verifier = await session.take(
                 self._target, "target", read, companion_tokens=source.companion_tokens
             )
             await verifier.prefill  # prefills run one after the other, so that each is timed alone
-            await source.hold(DraftNeeds(session, verifier, short))
+            await source.hold(DraftNeeds(session, verifier, short, witness_ids=witness))
             await source.read()
             return await self._rounds(session, verifier, source, trial, ms)
 
@@ -169,7 +172,8 @@ class InProcess:
         ms["decode"] = (perf_counter() - began) * 1e3
         ms["draft"], ms["verify"] = statistics.draft_ms, statistics.verify_ms
         taken = session.timings_ms
-        ms |= {name: taken[name] for name in ("target_prefill", "drafter_prefill") if taken[name]}
+        names = ("target_prefill", "drafter_prefill", "witness_prefill")
+        ms |= {name: taken[name] for name in names if taken.get(name)}
         return statistics
 
     async def _reread(
@@ -187,13 +191,25 @@ class InProcess:
         so_far = self._text.decode(token_ids)
         found = await self._prompter.retrieve(trial.item, trial.condition, so_far)
         short = self._prompter.encode(found, trial.system.drafts == "target")
-        await source.hold(DraftNeeds(session, verifier, short, committed=(token_ids,)))
+        witness = self._witness_prompt(trial, found)
+        await source.hold(
+            DraftNeeds(session, verifier, short, committed=(token_ids,), witness_ids=witness)
+        )
         await source.read()
         statistics.refreshes += 1
         ms["refresh"] = ms.get("refresh", 0.0) + (perf_counter() - began) * 1e3
         return source.drafter(0)
 
-    def _source(self, system: System, short: Int32Array | None) -> DraftSource:
+    def _witness_prompt(self, trial: Trial, found: ShortContext | None) -> Int32Array | None:
+        """Return what the target reads beside its own context, or None if that is nothing."""
+        speculation = trial.system.speculation(trial.condition.eta)
+        if found is None or self._own(trial.system) is self._target:
+            return None
+        return self._prompter.encode(found, True) if speculation.is_witnessed else None
+
+    def _source(
+        self, system: System, short: Int32Array | None, witness: Int32Array | None
+    ) -> DraftSource:
         """Return the draft source of a system, which reads `short` if it is a model."""
         if system.drafts == "lookup":
             return LookupSource()
@@ -202,6 +218,8 @@ class InProcess:
         pool = self._own(system)
         if pool is self._target:
             return CompanionSource(pool, len(short) if short is not None else 0)
+        if witness is not None:
+            return WitnessedSource(pool, self._target, len(witness))
         return PoolSource(pool)
 
     def _terms(self, trial: Trial, max_tokens: int | None = None) -> Terms:
@@ -333,18 +351,19 @@ def _room(task: Task, lengths: tuple[int, int], *, has_drafter: bool) -> _Room:
     answer = task.max_tokens + max(each.block for each in task.systems)
     if task.extraction is not None:
         answer += task.extraction_tokens + _WORDING_TOKENS
-    target = drafter = drafted_by_target = 0
+    target = drafter = beside_target = 0
     for system in task.systems:
         if system.needs_target or task.extraction is not None:
             target = max(target, (longest if system.reads_everything else retrieved) + answer)
         read = retrieved if system.reads_retrieved else longest if system.drafts == "naive" else 0
         if not read:
             continue
-        if has_drafter and system.drafts != "target":
+        is_own = not has_drafter or system.drafts == "target"
+        if not is_own:
             drafter = max(drafter, read + answer)
-        else:
-            drafted_by_target = max(drafted_by_target, read + answer)
-    return _Room(target + drafted_by_target, drafter)
+        if is_own or system.transfer == "adaptive":
+            beside_target = max(beside_target, read + answer)
+    return _Room(target + beside_target, drafter)
 
 
 def _engine(loaded: LoadedModel, num_tokens: int, leases: int, vocab_size: int | None) -> Engine:

@@ -32,7 +32,7 @@ from rapid.errors import ConfigurationError
 from rapid.messages import Document, Message
 from rapid.prompts import target_messages
 
-SPLITS = ("dev", "test", "test 2")
+SPLITS = ("dev", "test", "test 2", "test 3")
 DOCUMENT_SHARE = 0.6
 """The document's share of a conversation. Earlier questions and answers fill the rest, as in the
 models' training."""

@@ -85,11 +85,17 @@ def plan_search(
 
 @dataclass(frozen=True, slots=True)
 class DrafterPrompt:
-    """The drafter's prompt, with its retrieved chunks and the evidence for the choice of a mode."""
+    """The drafter's prompt, with its retrieved chunks and the evidence for the choice of a mode.
+
+    Attributes:
+        messages: The chat that `prompt_ids` render, with retrieved chunks in place of its long
+            parts.
+    """
 
     prompt_ids: Int32Array
     chunks: tuple[Passage, ...]
     evidence: Evidence
+    messages: tuple[Message, ...]
 
 
 class RequestPrompts:
@@ -157,7 +163,12 @@ class RequestPrompts:
                 evidence = _evidence_of(found)
         messages = drafter_messages(search.plan, chunks)
         prompt_ids = await asyncio.to_thread(self.drafter.encode_chat, messages, day=request.date)
-        return DrafterPrompt(as_prompt(prompt_ids), chunks, evidence)
+        return DrafterPrompt(as_prompt(prompt_ids), chunks, evidence, messages)
+
+    async def witness_prompt(self, request: GenerateRequest, found: DrafterPrompt) -> Int32Array:
+        """Return what the drafter reads, in the target's own template [tokens]."""
+        encode = self.target.encode_chat
+        return as_prompt(await asyncio.to_thread(encode, found.messages, day=request.date))
 
     def longest_drafter_prompt(self, request: GenerateRequest, num_target_tokens: int) -> int:
         """Estimate the longest possible drafter prompt, in tokens, before retrieval."""

@@ -25,7 +25,7 @@ class Record:
     """What a receipt reports besides the timings of the session and the statistics of the answers.
 
     Attributes:
-        prompts: Prompts of target and drafter, by role.
+        prompts: Prompts of target, drafter and witness, by role.
         chunks: Retrieved chunks in the drafter's prompt.
         prefill: Prefill receipt of the model that answers.
         failovers: Failures after which the answer was continued, in order.
@@ -39,8 +39,9 @@ class Record:
     retrieval_ms: float = 0.0
 
     def drop_drafter(self) -> None:
-        """Remove the drafter's prompt and chunks, because no drafter is available."""
+        """Remove what drafter and witness would have read, because no drafter is available."""
         self.prompts.pop("drafter", None)
+        self.prompts.pop("witness", None)
         self.chunks = ()
 
 
@@ -90,6 +91,7 @@ def receipt_of(
         plain_from=tuple(each.plain_from if decision.is_drafted else None for each in counters),
         failovers=tuple(record.failovers),
         is_fallback=decision.is_fallback,
+        witness_tokens=len(record.prompts.get("witness", ())),
         explanation=_explanation(record, counters) if request.explain else None,
     )
 
@@ -101,6 +103,7 @@ def _explanation(record: Record, counters: Sequence[RoundStatistics]) -> Explana
     return Explanation(
         target_prompt_ids=prompt("target"),
         drafter_prompt_ids=prompt("drafter"),
+        witness_prompt_ids=prompt("witness"),
         token_ids=tuple(tuple(each.token_ids) for each in counters),
         origins=tuple(tuple(each.origins) for each in counters),
     )

@@ -40,7 +40,12 @@ from rapid.answering.resolution import (
 )
 from rapid.answering.services import Services
 from rapid.answering.session import DraftNeeds, DraftSource, Holding, Role, Session, Terms
-from rapid.answering.sources import CompanionSource, LookupSource, PoolSource
+from rapid.answering.sources import (
+    CompanionSource,
+    LookupSource,
+    PoolSource,
+    WitnessedSource,
+)
 from rapid.errors import (
     DrafterHangs,
     DrafterUnavailable,
@@ -149,7 +154,7 @@ class RequestRun:
         decision = decide_lookup(self._asked) if self._looks_up else None
         if role == "drafter":
             found = await self._found()
-            self._use(found)
+            await self._use(found)
             return decide(self._asked, found.evidence)
         self._record.prompts["target"] = await self._prompts.target_prompt(self._request)
         return decide(self._asked, Evidence(0)) if self._asked == "plain" else decision
@@ -190,7 +195,7 @@ class RequestRun:
         assert self._source is not None
         try:
             self._fit("drafter", len(found.prompt_ids), session.terms.max_tokens)
-            self._use(found)
+            await self._use(found)
             await self._hold_drafter(session, verifier)
         except PromptTooLong:
             if self._asked in FUSING:
@@ -241,17 +246,20 @@ class RequestRun:
                 self._record.prompts.get("drafter"),
                 self._config.drafter_wait_s,
                 self._committed(),
+                self._record.prompts.get("witness"),
             )
         )
 
     def _model_source(self) -> DraftSource:
         """Return the source of drafts for a drafter model: its own pool or the target's engine."""
         assert self._pools.drafter is not None
-        if not self._pools.are_shared:
+        if not self._pools.are_shared and not self._speculation.is_witnessed:
             return PoolSource(self._pools.drafter)
         num_target = len(self._record.prompts["target"])
         longest = self._prompts.longest_drafter_prompt(self._request, num_target)
-        return CompanionSource(self._pools.drafter, longest)
+        if self._pools.are_shared:  # the drafter's reading is the target's own
+            return CompanionSource(self._pools.drafter, longest)
+        return WitnessedSource(self._pools.drafter, self._pools.target, longest)
 
     def _terms(self, max_tokens: int) -> Terms:
         request = self._request
@@ -287,9 +295,12 @@ class RequestRun:
         self._record.retrieval_ms += 1e3 * (time.monotonic() - began)
         return found
 
-    def _use(self, found: DrafterPrompt) -> None:
+    async def _use(self, found: DrafterPrompt) -> None:
         self._record.prompts["drafter"] = found.prompt_ids
         self._record.chunks = found.chunks
+        if isinstance(self._source, WitnessedSource):
+            witness_ids = await self._prompts.witness_prompt(self._request, found)
+            self._record.prompts["witness"] = witness_ids
 
     # --- rounds -----------------------------------------------------------------------------------
 
@@ -385,7 +396,7 @@ class RequestRun:
             raise DrafterUnavailable(found.evidence.why_none)
         try:
             self._fit("drafter", len(found.prompt_ids), session.terms.max_tokens)
-            self._use(found)
+            await self._use(found)
             await self._hold_drafter(session, verifier)
             await source.read()
         except RapidError as error:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rapid.config import SamplingConfig, SpeculationConfig
 
 Result = TypeVar("Result")
-Role = Literal["target", "drafter"]
+Role = Literal["target", "drafter", "witness"]
 Committed = Sequence[Sequence[int]]
 
 
@@ -81,6 +81,7 @@ class DraftNeeds:
         session: The session that takes the lease.
         verifier: The target's lease, with its prompt.
         prompt_ids: Prompt of a drafter model; other sources read the target's prompt.
+        witness_ids: Prompt of the witness, or None if there is none.
         timeout_s: Longest wait for room, in seconds; None waits without limit.
         committed: For each choice, its tokens so far.
     """
@@ -90,6 +91,7 @@ class DraftNeeds:
     prompt_ids: Int32Array | None
     timeout_s: float | None = None
     committed: Committed = ()
+    witness_ids: Int32Array | None = None
 
 
 class DraftSource(ABC):
@@ -105,6 +107,11 @@ class DraftSource(ABC):
     @property
     def lease(self) -> EngineLease | None:
         """The lease on which the source drafts now, if it has one of its own."""
+        return None
+
+    @property
+    def witness(self) -> EngineLease | None:
+        """The lease on which the target reads what the drafter has read, if there is one."""
         return None
 
     @abstractmethod
@@ -233,7 +240,11 @@ class Session:
         """
         return speculate(
             source.drafter(choice, committed) if source else None,
-            verifier.lease.verifier(choice, lambda: source.lease if source else None),
+            verifier.lease.verifier(
+                choice,
+                lambda: source.lease if source else None,
+                lambda: source.witness if source else None,
+            ),
             max_tokens=self.terms.max_tokens - len(committed),
             max_draft=self.terms.speculation.max_draft,
             is_streamed=self.terms.is_streamed,
@@ -246,7 +257,9 @@ class Session:
     async def _prefill(self, role: Role, lease: EngineLease) -> PrefillReceipt:
         began = time.monotonic()
         receipt = await lease.prefill()
-        self.timings_ms[f"{role}_prefill"] += 1e3 * (time.monotonic() - began)
+        name = f"{role}_prefill"
+        taken_ms = 1e3 * (time.monotonic() - began)
+        self.timings_ms[name] = self.timings_ms.get(name, 0.0) + taken_ms
         return receipt
 
 

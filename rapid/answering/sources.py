@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from rapid.answering.session import DraftNeeds, DraftSource, Holding
 from rapid.config import WindowDrafting
+from rapid.errors import RapidError
 from rapid.ports import Drafter, EngineLease, EnginePool
 from rapid.speculation.lookup import PromptIndex, PromptLookupDrafter
 
@@ -77,6 +78,69 @@ class CompanionSource(PoolSource):
     @override
     def _beside(self, verifier: Holding) -> Holding | None:
         return verifier
+
+
+class WitnessedSource(PoolSource):
+    """A drafter model in a pool of its own, with the target as a witness of the retrieved text.
+
+    The witness is a lease of the target whose prompt is the retrieved text in the target's own
+    template. It holds the same committed tokens, and drafts nothing.
+
+    Attributes:
+        witnesses: Pool for the witness's next lease.
+    """
+
+    def __init__(
+        self, pool: EnginePool, witnesses: EnginePool, companion_tokens: int | None
+    ) -> None:
+        """Make the source.
+
+        Args:
+            pool: Pool of the drafter.
+            witnesses: Pool of the witness: the target's, or another one of the same model.
+            companion_tokens: Approximate length, in tokens, of the witness's prompt, for which the
+                verifier's engine keeps room; None if the pool is another one.
+        """
+        super().__init__(pool)
+        self.witnesses = witnesses
+        self.companion_tokens = companion_tokens or 0
+        self._is_beside = companion_tokens is not None
+        self._witness: Holding | None = None
+
+    @property
+    @override
+    def witness(self) -> EngineLease | None:
+        return self._witness.lease if self._witness else None
+
+    @override
+    async def hold(self, needs: DraftNeeds) -> None:
+        assert needs.witness_ids is not None
+        await super().hold(needs)
+        try:
+            self._witness = await needs.session.take(
+                self.witnesses,
+                "witness",
+                needs.witness_ids,
+                timeout_s=needs.timeout_s,
+                committed=needs.committed,
+                beside=needs.verifier if self._is_beside else None,
+            )
+        except RapidError:
+            await self.release()
+            raise
+
+    @override
+    async def read(self) -> None:
+        assert self._witness is not None
+        await super().read()
+        await self._witness.prefill
+
+    @override
+    async def release(self) -> None:
+        witness, self._witness = self._witness, None
+        if witness is not None:
+            await witness.release()
+        await super().release()
 
 
 class LookupSource(DraftSource):

@@ -30,7 +30,7 @@ from rapid.engines.kv.leases import Lease, LeaseLedger
 from rapid.engines.work.base import Commit, Work
 from rapid.engines.work.drafting import Decode, Draft
 from rapid.engines.work.prefill import Prefill
-from rapid.engines.work.verifying import Score, Verify
+from rapid.engines.work.verifying import Score, Scored, Verify, Weigh
 from rapid.engines.work.window_drafting import WindowDraft
 from rapid.errors import BadRequest, ConfigurationError, EngineFailed, LeaseNotFound
 from rapid.messages import (
@@ -42,6 +42,7 @@ from rapid.messages import (
     Verdict,
 )
 from rapid.ports import Clock
+from rapid.speculation.acceptance import judge
 
 Result = TypeVar("Result")
 
@@ -250,12 +251,49 @@ class Engine:
             DraftBlock,
         )
 
-    async def verify(self, lease_id: str, choice: int, block: DraftBlock) -> Verdict:
-        """Judge a block in one forward and commit the outcome on this lease."""
+    async def verify(
+        self,
+        lease_id: str,
+        choice: int,
+        block: DraftBlock,
+        witness: tuple[Engine, str] | None = None,
+    ) -> Verdict:
+        """Judge a block in one forward and commit the outcome on this lease.
+
+        Args:
+            lease_id: The lease whose text the answer continues.
+            choice: Index of the answer.
+            block: The drafted tokens.
+            witness: For `adaptive`, a lease on which this model reads the retrieved text, with its
+                engine. The outcome is committed there too. If the engine is this one, the rows of
+                both leases are computed in one forward where the step has room.
+        """
         eos_ids, num_ids = self._eos_ids, self._vocab_size
-        return await self._call(
-            lease_id, lambda lease: Verify(lease, choice, block, num_ids, eos_ids), Verdict
+        if witness is None:
+            return await self._call(
+                lease_id, lambda lease: Verify(lease, choice, block, num_ids, eos_ids), Verdict
+            )
+
+        def weigh(lease: Lease) -> Weigh:
+            return Weigh(lease, choice, block, num_ids)
+
+        beside, witness_id = witness
+        scored, told = await asyncio.gather(
+            self._call(lease_id, weigh, Scored), beside._call(witness_id, weigh, Scored)
         )
+        judgement = await asyncio.to_thread(
+            judge,
+            block,
+            scored.logits,
+            scored.draw,
+            eos_ids,
+            scored.num_logprobs,
+            scored.log_odds,
+            told.logits,
+        )
+        verdict = judgement.verdict(block, max(scored.verify_ms, told.verify_ms))
+        await asyncio.gather(self.commit(lease_id, verdict), beside.commit(witness_id, verdict))
+        return verdict
 
     async def score(self, lease_id: str, choice: int, block: DraftBlock) -> TargetLogits:
         """Return the target's logits of a block to judge elsewhere; nothing is committed.

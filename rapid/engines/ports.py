@@ -43,11 +43,11 @@ class LocalLease:
     def __init__(self, engine: Engine, lease_id: str, queued_s: float = 0.0) -> None:
         self.lease_id = lease_id
         self.queued_s = queued_s
-        self._engine = engine
+        self.engine = engine
 
     async def prefill(self) -> PrefillReceipt:
         """Compute the KV of the prompt; see `Engine.prefill`."""
-        return await self._engine.prefill(self.lease_id)
+        return await self.engine.prefill(self.lease_id)
 
     async def num_read(self) -> int:
         """Return how far the prefill has come; see `Engine.num_read`."""
@@ -55,19 +55,24 @@ class LocalLease:
 
     def forgo_companion(self) -> None:
         """Give back the room kept for a companion; see `Engine.forgo_companion`."""
-        self._engine.forgo_companion(self.lease_id)
+        self.engine.forgo_companion(self.lease_id)
 
     def drafter(self, choice: int) -> EngineDrafter:
         """Return a drafter of one choice on this lease."""
-        return EngineDrafter(self._engine, self.lease_id, choice)
+        return EngineDrafter(self.engine, self.lease_id, choice)
 
     def window_drafter(self, choice: int, window: WindowDrafting) -> WindowDrafter:
         """Return a drafter of one choice on a part of this lease's own KV."""
-        return WindowDrafter(self._engine, self.lease_id, choice, window)
+        return WindowDrafter(self.engine, self.lease_id, choice, window)
 
-    def verifier(self, choice: int, drafter: Callable[[], EngineLease | None]) -> EngineVerifier:
+    def verifier(
+        self,
+        choice: int,
+        drafter: Callable[[], EngineLease | None],
+        witness: Callable[[], EngineLease | None] = lambda: None,
+    ) -> EngineVerifier:
         """Return a verifier of one choice's draft blocks on this lease."""
-        return EngineVerifier(self._engine, self.lease_id, choice)
+        return EngineVerifier(self.engine, self.lease_id, choice, witness)
 
 
 class EngineDrafter:
@@ -110,10 +115,17 @@ class WindowDrafter:
 class EngineVerifier:
     """Verifier of one choice's draft blocks, which can also decode without a drafter."""
 
-    def __init__(self, engine: Engine, lease_id: str, choice: int = 0) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        lease_id: str,
+        choice: int = 0,
+        witness: Callable[[], EngineLease | None] = lambda: None,
+    ) -> None:
         self._engine = engine
         self._lease_id = lease_id
         self._choice = choice
+        self._witness = witness
 
     async def verify(self, block: DraftBlock | Awaitable[DraftBlock]) -> Verdict:
         """Judge a block; see `rapid.ports.Verifier`.
@@ -126,7 +138,9 @@ class EngineVerifier:
             drafted = block if isinstance(block, DraftBlock) else await block
         except (EngineFailed, LeaseNotFound) as error:
             raise DrafterUnavailable(f"the drafter gave no block: {error}") from error
-        return await self._engine.verify(self._lease_id, self._choice, drafted)
+        witness = self._witness()
+        told = (witness.engine, witness.lease_id) if isinstance(witness, LocalLease) else None
+        return await self._engine.verify(self._lease_id, self._choice, drafted, told)
 
     async def decode(self, num_tokens: int) -> Verdict:
         """Decode without a drafter; see `rapid.ports.Verifier`."""

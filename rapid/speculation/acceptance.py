@@ -166,6 +166,7 @@ def judge(
     eos_ids: Set[int],
     num_logprobs: int | None = None,
     log_odds: float = 0.0,
+    witness: torch.Tensor | None = None,
 ) -> Judgement:
     """Decide which tokens of a block are accepted, given the target's logits for its positions.
 
@@ -181,6 +182,9 @@ def judge(
         num_logprobs: Number of alternatives beside each committed token; None for no
             log-probabilities.
         log_odds: Those of the verdict before, or 0 for the first block of an answer.
+        witness: Logits of the target for the same positions, after the retrieved text in place of
+            the document, on the device of `logits` [at least k, vocab]. `adaptive` takes the mean
+            of their distribution and the proposal for what the retrieved text says.
 
     Raises:
         EngineFailed: The logits contain NaN or +inf.
@@ -193,12 +197,15 @@ def judge(
     for row, drafted in enumerate(block.token_ids.tolist()):
         # Going row by row stops at the first rejection and keeps a row's float64 in the CPU cache.
         draft = _dense(block, row, logits[row])
-        distributions = _distributions(logits[row], draft, draw, log_odds)
+        told = draft
+        if witness is not None and draw.speculation.transfer == "adaptive":
+            told = (draft + probabilities(witness[row], draw.temperature)) / 2
+        distributions = _distributions(logits[row], draft, told, draw, log_odds)
         token, accepted = _settle(drafted, distributions, draw.after(row))
         token_ids.append(token)
         if draw.speculation.transfer == "adaptive":
             target = probabilities(logits[row], draw.temperature)
-            log_odds = observed(log_odds, float(target[token]), float(draft[token]))
+            log_odds = observed(log_odds, float(target[token]), float(told[token]))
         if num_logprobs is not None:
             logprobs.append(_logprobs(distributions.unfiltered, token, num_logprobs))
         num_accepted += accepted
@@ -243,7 +250,7 @@ def decode_token(
 
 
 def _distributions(
-    logits: torch.Tensor, draft: torch.Tensor, draw: Draw, log_odds: float
+    logits: torch.Tensor, draft: torch.Tensor, told: torch.Tensor, draw: Draw, log_odds: float
 ) -> _Distributions:
     """Return the distributions that a position is judged by.
 
@@ -251,7 +258,8 @@ def _distributions(
 
     Args:
         logits: The target's row [vocab].
-        draft: q [vocab].
+        draft: q, which the drafted token was drawn from [vocab].
+        told: What is fused with p: q, or its mean with the target's own reading [vocab].
         draw: Sampling settings; the position is not used.
         log_odds: Those of the tokens before, for `adaptive`.
     """
@@ -260,7 +268,7 @@ def _distributions(
     def fuse(logits: torch.Tensor) -> torch.Tensor:
         return fused_probs(
             logits,
-            draft,
+            told,
             temperature=temperature,
             transfer=speculation.transfer,
             eta=speculation.eta,

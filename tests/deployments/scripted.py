@@ -103,7 +103,7 @@ def receipt(num_choices: int = 1, *, is_explained: bool = False) -> Receipt:
         chunks=(ChunkUsed("doc:0", "notes", 1.5, 0, 40),),
         timings_ms={"queue": 1.0, "retrieval": 2.0},
         plain_from=(None,) * num_choices,
-        explanation=Explanation((1, 2), (3,), ((4, 5),), (("drafted", "corrected"),))
+        explanation=Explanation((1, 2), (3,), (6,), ((4, 5),), (("drafted", "corrected"),))
         if is_explained
         else None,
     )

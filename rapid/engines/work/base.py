@@ -165,4 +165,5 @@ class Commit(SequenceWork):
         super().begin()
         self._check_position("verdict", self._verdict.position, self._verdict.choice)
         self.sequence.commit(self._verdict.token_ids)
+        self.sequence.log_odds = self._verdict.log_odds
         self.finish(None)

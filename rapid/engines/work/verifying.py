@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from rapid.engines.work.base import SequenceWork
 from rapid.errors import BadRequest, OutOfStep
 from rapid.messages import DraftBlock, TargetLogits
 from rapid.speculation.acceptance import judge, num_rows
+from rapid.speculation.draw import Draw
 
 
 class Judging(SequenceWork):
@@ -62,6 +64,42 @@ class Score(Judging):
                 position=self._block.position,
                 logits=np.ascontiguousarray(logits.cpu().numpy()),
                 verify_ms=self.elapsed_ms,
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Result of `Weigh`: what judging a block on this engine needs of one lease.
+
+    Attributes:
+        logits: One row for each position, on the engine's device [rows, vocab].
+        draw: Sampling settings, and the position of the block's first token.
+        log_odds: Those of the tokens before.
+        num_logprobs: Number of alternatives beside each committed token; None for none.
+        verify_ms: Milliseconds that the forward took.
+    """
+
+    logits: torch.Tensor
+    draw: Draw
+    log_odds: float
+    num_logprobs: int | None
+    verify_ms: float
+
+
+class Weigh(Judging):
+    """Call like `Score` for a block that is judged on this engine, with two readings at once."""
+
+    @override
+    def _use(self, logits: torch.Tensor) -> None:
+        # The copy outlives the forward, whose buffers the next one may use.
+        self.finish(
+            Scored(
+                logits.clone(),
+                self._draw_after(0),
+                self.sequence.log_odds,
+                self.lease.request.num_logprobs,
+                self.elapsed_ms,
             )
         )
 

@@ -113,6 +113,7 @@ class TestWhole:
             "accepted": 6,
             "bonus": 0,
             "refreshes": 0,
+            "witness_tokens": 0,
             "plain_from": [None],
             "failovers": [],
             "chunks": [{"id": "doc:0", "document": "notes", "score": 1.5, "start": 0, "end": 40}],
@@ -148,6 +149,7 @@ class TestWhole:
         assert body.json()["rapid"]["explain"] == {
             "target_prompt_ids": [1, 2],
             "drafter_prompt_ids": [3],
+            "witness_prompt_ids": [6],
             "token_ids": [[4, 5]],
             "origins": [["drafted", "corrected"]],
         }

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rapid.config import Transfer
-from rapid.speculation.fusion import adapted_eta, fused_probs, observed
+from rapid.speculation.fusion import fused_probs, observed, retrieved_weight
 from rapid.speculation.sampling import probabilities
 
 
@@ -64,33 +64,62 @@ def test_a_mixture_is_the_weighted_mean_of_both_distributions_by_hand():
         assert mixed(3.0, plausibility) == pytest.approx([0.2, 0.125, 0.675])
 
 
-def test_the_strength_follows_which_reader_foretold_the_text():
-    target, drafter = case(4, 6)
-    draft = probabilities(drafter, 1.0)
+def adapted(target, draft, eta: float, log_odds: float = 0.0, plausibility: float = 0.0):
+    return fused_probs(
+        target,
+        draft,
+        temperature=1.0,
+        transfer="adaptive",
+        eta=eta,
+        plausibility=plausibility,
+        log_odds=log_odds,
+    )
 
-    def fused(transfer, eta, log_odds=0.0):
-        return fused_probs(
-            target,
-            draft,
-            temperature=1.0,
-            transfer=transfer,
-            eta=eta,
-            plausibility=0.1,
-            log_odds=log_odds,
-        )
 
-    torch.testing.assert_close(fused("adaptive", 8), fused("boost", 8))
+def test_the_adaptive_mixture_by_hand():
+    z, q = torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[0.05, 0.7, 0.25]])
+    p = torch.softmax(z.double(), -1)
+    odds = 0.999 * 3**0.4
+    weight = odds / (1 + odds)
+    mixed = (1 - weight) * p + weight * q.double()
+    want = mixed * torch.exp(10 * weight * mixed)
+    got = adapted(z, q, 10, math.log(3))
+    torch.testing.assert_close(got, want / want.sum())
+    mixed = (1 - weight) * p + weight * q.double() * torch.tensor([[0.0, 1.0, 1.0]])
+    want = mixed * torch.exp(10 * weight * mixed)
+    got = adapted(z, q, 10, math.log(3), plausibility=0.1)
+    torch.testing.assert_close(got, want / want.sum())
+
+
+def test_whoever_foretold_the_text_decides_where_two_sure_readings_differ():
+    z, q = torch.tensor([[8.0, 0.0]]), torch.tensor([[0.001, 0.999]])
     drafter_knew = observed(0.0, target_prob=0.1, draft_prob=0.9)
     target_knew = observed(0.0, target_prob=0.9, draft_prob=0.1)
-    strength = 8 * 9**0.3
-    torch.testing.assert_close(fused("adaptive", 8, drafter_knew), fused("boost", strength))
-    torch.testing.assert_close(fused("adaptive", 8, target_knew), fused("boost", 8 / 9**0.3))
-    assert torch.equal(fused("boost", 8, drafter_knew), fused("boost", 8))
+    assert adapted(z, q, 10, drafter_knew).argmax() == 1
+    assert adapted(z, q, 10, target_knew).argmax() == 0
 
 
-def test_the_strength_is_bounded_and_what_was_foretold_is_forgotten():
-    assert adapted_eta(8, 60.0) == pytest.approx(32)
-    assert adapted_eta(8, -60.0) < 1e-6
+def test_of_two_readings_that_are_equally_sure_to_one_in_a_thousand_the_document_wins():
+    z = torch.tensor([[8.0, 0.0]])  # 0.99966
+    for sure, best in ((1.0, 0), (0.9999, 0), (0.999, 0)):
+        assert adapted(z, torch.tensor([[1 - sure, sure]]), 10).argmax() == best
+    doubtful = torch.tensor([[6.0, 0.0]])  # 0.9975
+    assert adapted(doubtful, torch.tensor([[0.0005, 0.9995]]), 10).argmax() == 1
+
+
+def test_eta_sharpens_the_mixture_and_never_changes_its_best_token():
+    target, drafter = case(4, 6)
+    draft = probabilities(drafter, 1.0)
+    for log_odds in (-3.0, 0.0, 3.0):
+        soft, sharp = (adapted(target, draft, eta, log_odds) for eta in (1, 20))
+        assert torch.equal(soft.argmax(-1), sharp.argmax(-1))
+        assert (sharp.amax(-1) > soft.amax(-1)).all()
+
+
+def test_the_weight_is_bounded_and_what_was_foretold_is_forgotten():
     sure = observed(0.0, target_prob=0.0, draft_prob=1.0)
     assert sure == pytest.approx(math.log(1000))  # whatever is less likely than 0.001
-    assert observed(sure, target_prob=0.5, draft_prob=0.5) == pytest.approx(0.9 * sure)
+    assert observed(sure, target_prob=0.5, draft_prob=0.5) == pytest.approx(0.85 * sure)
+    most = sure / 0.15  # the sum of 0.85^i times it
+    assert 0 < retrieved_weight(-most) < 1e-7
+    assert 1 - 1e-7 < retrieved_weight(most) < 1

@@ -70,27 +70,36 @@ def target_probs(target, prefix, sampling) -> np.ndarray:
     return keep(softmax(logits / sampling.temperature), sampling.top_k, sampling.top_p)[0]
 
 
-def log_odds_after(target, drafter, text, sampling, speculation) -> float:
-    """Sum of 0.9^age * log(q / p) over `text`, p before filters, both at least 0.001."""
+def told_by_retrieval(drafter, witness, prefix, sampling, speculation) -> np.ndarray:
+    """q, or its mean with the target's own reading of the retrieved text."""
+    q = draft_probs(drafter, prefix, sampling, speculation)
+    if witness is None:
+        return q
+    return (q + softmax(witness.logits(prefix).double().numpy() / sampling.temperature)) / 2
+
+
+def log_odds_after(target, drafter, text, sampling, speculation, witness=None) -> float:
+    """Sum of 0.85^age * log(s / p) over `text`, p before filters, both at least 0.001."""
     told = 0.0
     for age, token in zip(reversed(range(len(text))), text, strict=True):
         before = text[: len(text) - age - 1]
         p = softmax(target.logits(before).double().numpy() / sampling.temperature)[token]
-        q = draft_probs(drafter, before, sampling, speculation)[token]
-        told += 0.9**age * float(np.log(max(q, 1e-3)) - np.log(max(p, 1e-3)))
+        s = told_by_retrieval(drafter, witness, before, sampling, speculation)[token]
+        told += 0.85**age * float(np.log(max(s, 1e-3)) - np.log(max(p, 1e-3)))
     return told
 
 
-def promised(target, drafter, prefix, sampling, speculation) -> np.ndarray:
+def promised(target, drafter, prefix, sampling, speculation, witness=None) -> np.ndarray:
     """What `fused` samples after `prefix`."""
+    told = told_by_retrieval(drafter, witness, prefix, sampling, speculation)
     fused = fused_probs(
         target.logits(prefix)[None],
-        torch.from_numpy(draft_probs(drafter, prefix, sampling, speculation))[None],
+        torch.from_numpy(told)[None],
         temperature=sampling.temperature,
         transfer=speculation.transfer,
         eta=speculation.eta,
         plausibility=speculation.plausibility,
-        log_odds=log_odds_after(target, drafter, prefix, sampling, speculation),
+        log_odds=log_odds_after(target, drafter, prefix, sampling, speculation, witness),
     )
     return filter_probs(fused, sampling.top_k, sampling.top_p)[0].numpy()
 
@@ -105,24 +114,25 @@ def texts(next_probs, num_tokens, eos_ids=(), prefix=()) -> Iterator[tuple[tuple
             yield text, chance * rest
 
 
-async def rounds(branches, target, drafter, sampling, speculation, num_drafted):
+async def rounds(branches, target, drafter, sampling, speculation, num_drafted, witness=None):
     """The verdicts of one round as (tokens, accepted), with their probabilities."""
     chances: dict[tuple, float] = {}
     for _ in branches:
         block = ToyDrafter(drafter, sampling, speculation).block([], num_drafted)
-        verdict = await ToyVerifier(target, sampling, speculation).verify(block)
+        verifier = ToyVerifier(target, sampling, speculation, witness=witness)
+        verdict = await verifier.verify(block)
         outcome = verdict.token_ids, verdict.num_accepted
         chances[outcome] = chances.get(outcome, 0.0) + branches.probability
     return chances
 
 
 async def answers(
-    branches, target, drafter, sampling, speculation, num_tokens, eos_ids=frozenset()
+    branches, target, drafter, sampling, speculation, num_tokens, eos_ids=frozenset(), witness=None
 ):
     """The texts of the loop, with their probabilities; no drafter is plain decoding."""
     chances: dict[tuple, float] = {}
     for _ in branches:
-        verifier = ToyVerifier(target, sampling, speculation, 0, eos_ids, num_tokens)
+        verifier = ToyVerifier(target, sampling, speculation, 0, eos_ids, num_tokens, witness)
         proposer = ToyDrafter(drafter, sampling, speculation) if drafter else None
         async for _ in speculate(
             proposer, verifier, max_tokens=num_tokens, max_draft=speculation.max_draft
@@ -206,6 +216,46 @@ async def test_chains_of_rounds_follow_the_fused_distribution(
     got = await answers(branches, target, drafter, sampling, speculation, 3, eos_ids)
     next_probs = lambda prefix: promised(target, drafter, prefix, sampling, speculation)  # noqa: E731
     assert_same(got, dict(texts(next_probs, 3, eos_ids)))
+
+
+@pytest.mark.parametrize(("top_k", "top_p", "draft_top_k"), FILTERS)
+async def test_with_the_targets_own_reading_a_position_follows_the_mixture_of_three(
+    branches: Branches, top_k, top_p, draft_top_k
+):
+    for vocab, eta, plausibility in itertools.product((3, 6), (0, 0.5, 5, 50), (0, 0.1, 1)):
+        target, drafter = models(seed=vocab, vocab=vocab)
+        witness = ToyModel("witness", vocab)
+        sampling = SamplingConfig(top_k=top_k, top_p=top_p, temperature=0.7)
+        speculation = SpeculationConfig(
+            eta=eta, transfer="adaptive", plausibility=plausibility, draft_top_k=draft_top_k
+        )
+        got = await rounds(branches, target, drafter, sampling, speculation, 1, witness)
+        want = promised(target, drafter, (), sampling, speculation, witness)
+        tokens = {token: sum(got.get(((token,), n), 0) for n in (0, 1)) for token in range(vocab)}
+        assert_same(tokens, dict(enumerate(want)))
+
+
+@pytest.mark.parametrize("max_draft", [1, 2, 3])
+@pytest.mark.parametrize("eos_ids", [frozenset(), frozenset({0})])
+async def test_chains_of_rounds_follow_the_mixture_of_three(branches: Branches, max_draft, eos_ids):
+    target, drafter = models(seed=2, vocab=3)
+    witness = ToyModel("witness 2", 3)
+    sampling = SamplingConfig(temperature=0.9)
+    speculation = SpeculationConfig(transfer="adaptive", max_draft=max_draft, draft_top_k=None)
+    got = await answers(branches, target, drafter, sampling, speculation, 3, eos_ids, witness)
+    next_probs = lambda prefix: promised(target, drafter, prefix, sampling, speculation, witness)  # noqa: E731
+    assert_same(got, dict(texts(next_probs, 3, eos_ids)))
+    without = await answers(branches, target, drafter, sampling, speculation, 3, eos_ids)
+    assert max(abs(got[text] - without[text]) for text in got) > 1e-3
+
+
+async def test_other_transfers_do_not_listen_to_the_targets_own_reading(branches: Branches):
+    target, drafter = models(seed=2, vocab=3)
+    sampling = SamplingConfig()
+    for transfer in ("boost", "distill"):
+        speculation = SpeculationConfig(transfer=transfer)
+        got = await rounds(branches, target, drafter, sampling, speculation, 2, ToyModel("w", 3))
+        assert got == await rounds(branches, target, drafter, sampling, speculation, 2)
 
 
 @pytest.mark.parametrize(("top_k", "top_p", "draft_top_k"), FILTERS)
