@@ -51,7 +51,7 @@ class LocalLease:
 
     async def num_read(self) -> int:
         """Return how far the prefill has come; see `Engine.num_read`."""
-        return self._engine.num_read(self.lease_id)
+        return self.engine.num_read(self.lease_id)
 
     def forgo_companion(self) -> None:
         """Give back the room kept for a companion; see `Engine.forgo_companion`."""
