@@ -39,6 +39,7 @@ def slow(drafter_seed: int | None, settings: reference.Settings) -> list[referen
         num_tokens=NUM_TOKENS,
         drafter=reference.load_reference(checkpoint(seed=drafter_seed)) if drafter_seed else None,
         drafter_prompt=SHORT,
+        witness_prompt=SHORT if settings.transfer == "adaptive" else None,
         eos_ids=[EOS],
         vocab=VOCAB,
     )

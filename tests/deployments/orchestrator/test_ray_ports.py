@@ -134,6 +134,53 @@ async def test_judged_in_the_orchestrator_too_a_block_meets_the_log_odds_of_the_
     assert told == pytest.approx([first, 0.85 * first + math.log(4)])
 
 
+async def test_a_block_is_judged_with_the_witness_that_is_held_at_the_time() -> None:
+    """A refresh replaces the witness in mid-answer."""
+    target = ScriptedEngine(TARGET, "verdict")
+    held = HeldLease("t", target, 0.0)
+    witnesses = [None, HeldLease("w", target, 0.0), HeldLease("w2", target, 0.0)]
+    asking = RayVerifier(held, drafting, Patience(30), 0, lambda: witnesses.pop(0))
+    for _ in range(3):
+        await asking.verify("block")
+    assert target.calls == [("t", 0, "block"), ("t", 0, "block", "w"), ("t", 0, "block", "w2")]
+
+
+async def test_judged_in_the_orchestrator_a_witness_is_scored_and_told_the_verdict() -> None:
+    sure_of = {"t": 1, "w": 3}  # the document's reading and the witness's
+
+    class Reads(ScriptedEngine):
+        def remote(self, lease_id: str, *args: Any) -> Any:
+            self.calls.append((lease_id, *args))
+
+            async def answered() -> object:
+                logits = np.full((1, 4), -50, dtype=np.float32)
+                logits[0, sure_of[lease_id]] = 50
+                return TargetLogits(lease_id, 0, 0, logits, 0.0)
+
+            return answered()
+
+    target = Reads(TARGET)
+    target.score = target
+    target.commit = told = ScriptedEngine(TARGET, "done")
+    adaptive = SpeculationConfig(transfer="adaptive")
+    request = LeaseRequest(
+        "t", "acme", as_prompt([1]), 8, SamplingConfig(temperature=0), adaptive, log_odds=(10.0,)
+    )
+    held, witness = HeldLease("t", target, 0.0), HeldLease("w", target, 0.0)
+    judging = JudgingVerifier(held, drafting, Patience(30), 0, request, set(), lambda: witness)
+    block = DraftBlock(
+        lease_id="d",
+        choice=0,
+        position=0,
+        token_ids=np.array([2], dtype=np.int32),
+        candidate_ids=np.array([[2, 3]], dtype=np.int32),
+        candidate_probs=np.array([[0.6, 0.4]], dtype=np.float32),
+    )
+    verdict = await judging.verify(block)
+    assert verdict.token_ids == (3,)  # s = (0.7, 0.3) for 3 and 2; without the witness, 2
+    assert told.calls == [("t", verdict), ("w", verdict)]
+
+
 async def test_a_caller_that_leaves_in_mid_round_leaves_nothing_behind() -> None:
     """The call fails once its lease is released, when nobody waits for it any more."""
     released = asyncio.Event()
