@@ -1,0 +1,44 @@
+"""The examples run as they are typed, against an ingress whose orchestrator is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from deployments.api.ingress import Ingress
+from deployments.config.serve_config import ApiConfig
+from tests.deployments.scripted import ScriptedOrchestrator
+from tests.deployments.serving import served
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+async def run(orchestrator: ScriptedOrchestrator, script: str, *options: str) -> str:
+    """Run a script of the examples against a server, and return what it prints."""
+    async with served(Ingress(orchestrator, ApiConfig(model="scripted"))) as url:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(EXAMPLES / script), "--url", url, *options),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        printed, _ = await process.communicate()
+    assert process.returncode == 0
+    return printed.decode()
+
+
+async def test_the_transcript_has_every_question_in_every_mode(tmp_path: Path) -> None:
+    orchestrator = ScriptedOrchestrator()
+    out = tmp_path / "transcript.md"
+    await run(orchestrator, "own_text/transcript.py", "--out", str(out))
+    modes = [request.speculation.mode for request in orchestrator.requests]
+    assert modes == ["plain", "lossless", "auto"] * 5
+    (texts,) = {request.documents[0].text for request in orchestrator.requests}
+    assert texts.startswith("Mozilla Public License Version 2.0")
+    written = out.read_text()
+    assert "the model `scripted`" in written
+    assert written.count("\n## ") == 5
+    assert "| `plain` | 0 |" in written
+    assert "`auto` (as `fused`)" in written
+    assert written.count("> Hello, wörld!") == 5
+    assert written.count("> the same as `plain`") == 10
+    assert max(map(len, written.splitlines())) <= 120
