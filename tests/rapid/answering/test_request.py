@@ -15,7 +15,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 import rapid
 from deployments.pools.engine_actor import load_engine
 from rapid.checkpoints.text import ChatText
-from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
+from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig, Transfer
 from rapid.errors import (
     BadRequest,
     DrafterUnavailable,
@@ -506,8 +506,6 @@ async def test_adaptive_lets_the_target_read_what_was_retrieved_beside_its_docum
     assert end.explanation.witness_prompt_ids == tuple(witness.prompt_ids.tolist())
     assert end.timings_ms["witness_prefill"] > 0
     assert tokens(events) == script(5, 12)
-    assert not target.leases
-    target.check_integrity()
 
 
 @pytest.mark.parametrize("settings", [{"transfer": "boost"}, {"transfer": "adaptive", "eta": 0}])
@@ -585,12 +583,24 @@ async def test_a_witnessed_answer_is_served_as_it_runs_in_process(
 OTHER = replace(FOUND, id="d:1", text="The well of Ruki is dry, and its banner is blue. ")
 
 
-@pytest.mark.parametrize("dies_after", [None, 4])
-async def test_retrieving_again_is_served_as_it_runs_in_process(dies_after: int | None) -> None:
-    """After rejected drafts the drafter reads what is found for the answer so far."""
+@pytest.mark.parametrize(
+    ("dies_after", "transfer"), [(None, "boost"), (4, "boost"), (None, "adaptive")]
+)
+async def test_retrieving_again_is_served_as_it_runs_in_process(
+    dies_after: int | None, transfer: Transfer
+) -> None:
+    """After rejected drafts the drafter, and a witness, read what is found for the answer so far."""
     app = LocalApplication(load=load_engine)
     app.retriever.chunk_again = OTHER
-    asked = question("r", mode="fused", documents=ATLAS, seed=5, max_tokens=40, explain=True)
+    asked = question(
+        "r",
+        mode="fused",
+        documents=ATLAS,
+        seed=5,
+        max_tokens=40,
+        explain=True,
+        rapid={"transfer": transfer},
+    )
     once = receipt(await app.answered(asked))
     app.retriever.queries.clear()
     again = replace(asked, speculation=replace(asked.speculation, refresh=True))
@@ -616,6 +626,7 @@ async def test_retrieving_again_is_served_as_it_runs_in_process(dies_after: int 
         first,
         max_tokens=40,
         sampling=SamplingConfig(seed=5),
+        speculation=SpeculationConfig(transfer=transfer),
         refresh=lambda token_ids: later,
     )
     assert tokens(events) == in_process.token_ids

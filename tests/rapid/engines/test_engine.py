@@ -16,7 +16,7 @@ from rapid.config import SpeculationConfig
 from rapid.engines.attention.batch import Feed
 from rapid.engines.engine import Engine
 from rapid.engines.forward.runner import Runner
-from rapid.engines.ports import EngineDrafter, EngineVerifier
+from rapid.engines.ports import EngineDrafter, EngineVerifier, LocalLease
 from rapid.errors import (
     BadRequest,
     DrafterUnavailable,
@@ -321,8 +321,9 @@ async def test_committed_tokens_are_replayed_into_a_new_lease(engine: Engine) ->
     assert (await engine.decode("a", 1, 1)).position == 2
 
 
+@pytest.mark.parametrize("is_witnessed", [False, True])
 async def test_an_adaptive_answer_goes_on_in_another_lease_as_if_it_had_stayed(
-    engine: Engine,
+    engine: Engine, is_witnessed: bool
 ) -> None:
     common = {
         "temperature": 1.0,
@@ -335,9 +336,12 @@ async def test_an_adaptive_answer_goes_on_in_another_lease_as_if_it_had_stayed(
         settings = common | {"committed": (committed,), "log_odds": (log_odds,)}
         await opened(engine, f"{name} target", **settings)
         await opened(engine, f"{name} drafter", **settings, prompt=random_prompt(9, seed=4))
+        witness = LocalLease(engine, f"{name} witness") if is_witnessed else None
+        if witness is not None:
+            await opened(engine, witness.lease_id, **settings, prompt=random_prompt(9, seed=5))
         rounds = speculate(
             EngineDrafter(engine, f"{name} drafter"),
-            EngineVerifier(engine, f"{name} target"),
+            EngineVerifier(engine, f"{name} target", witness=lambda: witness),
             max_tokens=24 - len(committed),
             max_draft=4,
         )
