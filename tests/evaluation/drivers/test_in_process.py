@@ -254,3 +254,12 @@ def test_an_item_that_cannot_fit_is_an_error_with_numbers_and_the_others_are_ans
     told = answered(task, tmp_path, models=small)
     assert all("this model's context of 64" in str(each.error) for each in of(told, "plain"))
     assert all(each.error is None for each in of(told, "rag-drafter"))
+
+
+@pytest.mark.parametrize("transfer", ["adaptive", "boost"])
+def test_under_adaptive_the_target_reads_what_was_retrieved_as_well(tmp_path, transfer):
+    system = {"name": "fused", "method": "fused", "drafts": "drafter", "transfer": transfer}
+    results = answered(tiny_task(systems=[system]), tmp_path)
+    for each in of(results, "fused"):
+        assert each.error is None
+        assert ("witness_prefill" in each.ms) == (transfer == "adaptive")

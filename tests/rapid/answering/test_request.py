@@ -589,7 +589,7 @@ OTHER = replace(FOUND, id="d:1", text="The well of Ruki is dry, and its banner i
 async def test_retrieving_again_is_served_as_it_runs_in_process(
     dies_after: int | None, transfer: Transfer
 ) -> None:
-    """After rejected drafts the drafter, and a witness, read what is found for the answer so far."""
+    """After rejected drafts drafter and witness read what is found for the answer so far."""
     app = LocalApplication(load=load_engine)
     app.retriever.chunk_again = OTHER
     asked = question(
