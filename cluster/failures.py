@@ -12,7 +12,13 @@ from enum import Enum, auto
 
 import grpc  # type: ignore[import-untyped]
 from ray.actor import ActorHandle
-from ray.exceptions import ActorDiedError, ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayTaskError,
+)
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from rapid.errors import EngineFailed, RapidError
@@ -112,6 +118,8 @@ def _kind_of(error: BaseException) -> FailureKind:
             return FailureKind.UNREACHABLE
         case BackPressureError():
             return FailureKind.SATURATED
+        case OutOfMemoryError():  # Ray's monitor of memory killed the process; it names no actor
+            return FailureKind.DIED
         case ObjectLostError():
             return FailureKind.OBJECT_LOST
         case _:

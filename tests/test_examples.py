@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from pathlib import Path
 
@@ -42,3 +43,15 @@ async def test_the_transcript_has_every_question_in_every_mode(tmp_path: Path) -
     assert written.count("> Hello, wörld!") == 5
     assert written.count("> the same as `plain`") == 10
     assert max(map(len, written.splitlines())) <= 120
+
+
+def test_the_kept_transcript_is_of_the_questions_and_modes_of_the_script() -> None:
+    """A transcript that was kept before the script changed would show something else."""
+    script = (EXAMPLES / "own_text" / "transcript.py").read_text()
+    kept = (EXAMPLES / "own_text" / "transcript.md").read_text()
+    asked = re.findall(r"^## \d\. (.*)$", kept, flags=re.MULTILINE)
+    assert len(asked) == 5
+    for question in asked:
+        assert question in script
+    for mode in ("plain", "lossless", "auto"):
+        assert len(re.findall(rf"^`{mode}`", kept, flags=re.MULTILINE)) == 5

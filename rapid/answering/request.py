@@ -328,7 +328,7 @@ class RequestRun:
     async def _readings(self, verifier: Holding) -> AsyncGenerator[Reading]:
         """Yield how far the verifier has read, every `_READING_S` seconds until it has read all.
 
-        An engine that cannot be asked is passed over: its prefill fails too, and says why.
+        An engine that cannot say so costs nothing: if it is lost, its prefill fails and says why.
         """
         while not (await asyncio.wait({verifier.prefill}, timeout=_READING_S))[0]:
             try:

@@ -8,7 +8,13 @@ import grpc  # type: ignore[import-untyped]
 import pytest
 from grpc import StatusCode
 from grpc.aio import AioRpcError, Metadata
-from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayTaskError,
+)
 from ray.serve._private.replica_result import gRPCReplicaResult
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
@@ -51,6 +57,13 @@ def test_what_died_is_told_in_one_line() -> None:
     error = failure_of(death).as_rapid_error("drafter", DrafterUnavailable)
     assert isinstance(error, DrafterUnavailable)
     assert str(error) == "The drafter was lost."
+
+
+def test_who_was_killed_to_free_memory_is_lost() -> None:
+    """Ray's monitor kills processes of a full machine, and its error names no actor."""
+    killed = failure_of(OutOfMemoryError("2 workers were killed"))  # type: ignore[no-untyped-call]
+    assert killed.is_of_one_replica
+    assert isinstance(killed.as_rapid_error("target", TargetUnavailable), TargetUnavailable)
 
 
 class Refused(grpc.RpcError):

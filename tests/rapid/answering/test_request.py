@@ -233,6 +233,24 @@ async def test_an_engine_that_nobody_watches_is_not_asked_how_far_it_has_read() 
     assert engine.progress == 0
 
 
+class CannotSay(ReadsWhenAsked):
+    """It reads well, and fails whenever it is asked how far it has come."""
+
+    def num_read(self, lease_id: str) -> int:
+        super().num_read(lease_id)
+        raise EngineFailed("a bug in counting")
+
+
+@pytest.mark.usefixtures("asks_at_once")
+async def test_an_engine_that_cannot_say_how_far_it_has_read_costs_no_answer() -> None:
+    app = LocalApplication(load=CannotSay)
+    request = question("r", mode="plain", documents=ATLAS, seed=5, max_tokens=12, explain=True)
+    events = await app.answered(replace(request, is_streamed=True))
+    assert app.target.engine.actor._engine.progress == 30
+    assert not any(isinstance(each, Reading) for each in events)
+    assert (tokens(events), receipt(events).failovers) == (script(5, 12), ())
+
+
 @pytest.mark.usefixtures("asks_at_once")
 async def test_reading_is_told_anew_of_the_engine_that_replaces_a_dead_one() -> None:
     app = LocalApplication(load=ReadsWhenAsked)
