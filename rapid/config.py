@@ -69,7 +69,7 @@ class SpeculationConfig(Frozen):
             values, and other values are rejected.
     """
 
-    transfer: Transfer = "boost"
+    transfer: Transfer = "adaptive"
     eta: Finite = Field(10.0, ge=0, le=1000)
     max_draft: int = Field(10, ge=1, le=MAX_DRAFT)
     coupling: Coupling = "maximal"

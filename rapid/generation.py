@@ -182,9 +182,11 @@ async def _generate(
 
         async with Session(terms) as session:
             verifier = await session.take(pool_for(target, long), "target", long)
-            source = _source(drafter, lambda: pool_for(model, short) if model else None)
+            source: DraftSource | None
             if terms.speculation.is_witnessed and model is not None and model is not target:
                 source = WitnessedSource(pool_for(model, short), pool_for(target, short), None)
+            else:
+                source = _source(drafter, lambda: pool_for(model, short) if model else None)
             if source is not None:
                 await source.hold(DraftNeeds(session, verifier, short, witness_ids=short))
                 await source.read()

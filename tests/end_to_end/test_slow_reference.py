@@ -75,6 +75,7 @@ def recomputed(reply: dict[str, Any], request: dict[str, Any]) -> bool:
         num_tokens=request["max_tokens"],
         drafter=reference.load_reference(DRAFTER) if is_fused else None,
         drafter_prompt=explain["drafter_prompt_ids"],
+        witness_prompt=(explain["witness_prompt_ids"] or None) if is_fused else None,
         eos_ids=[EOS],
     )
     return reference.is_tied(tokens(reply), steps, settings)
@@ -105,7 +106,7 @@ async def test_lossless_is_plain(application: str) -> None:
 @pytest.mark.parametrize("settings", [
     {"transfer": "boost", "eta": 10},
     {"transfer": "distill", "eta": 10, "draft_top_k": None},
-    {"transfer": "adaptive", "eta": 8},
+    {"transfer": "adaptive", "eta": 10},
     {"transfer": "mixture", "eta": 1},
     {"transfer": "boost", "eta": 40, "plausibility": 0.0, "draft_top_k": 16},
 ])  # fmt: skip

@@ -183,7 +183,9 @@ async def test_under_maximal_resting_leaves_the_distribution_as_it_is():
 async def test_fused_equals_sampling_the_fused_distribution_without_speculation(temperature):
     for seed in range(8):
         sampling = SamplingConfig(temperature=temperature, top_p=0.95, seed=seed)
-        speculation = SpeculationConfig(eta=5, coupling="shared_noise", draft_top_k=3)
+        speculation = SpeculationConfig(
+            eta=5, transfer="boost", coupling="shared_noise", draft_top_k=3
+        )
         reference: list[int] = []
         for position in range(LENGTH):
             ids, probs = proposal(
@@ -207,7 +209,9 @@ async def test_fused_equals_sampling_the_fused_distribution_without_speculation(
 
 async def test_maximal_coupling_samples_the_fused_distribution():
     """First tokens over 4,000 seeds against the closed form; the seeds make the outcome fixed."""
-    speculation = SpeculationConfig(eta=3, coupling="maximal", max_draft=1, draft_top_k=None)
+    speculation = SpeculationConfig(
+        eta=3, transfer="boost", coupling="maximal", max_draft=1, draft_top_k=None
+    )
     counts = [0] * TARGET.vocab
     num_seeds = 4_000
     for seed in range(num_seeds):
@@ -219,7 +223,7 @@ async def test_maximal_coupling_samples_the_fused_distribution():
     draft = TARGET.logits([]).double() * 0
     draft[ids] = draft.new_tensor(probs)
     fused = fused_probs(TARGET.logits([])[None], draft[None], temperature=1.0,
-                        transfer="boost", eta=3, plausibility=0.1)[0]  # fmt: skip
+                        transfer=speculation.transfer, eta=3, plausibility=0.1)[0]  # fmt: skip
     assert [c / num_seeds for c in counts] == pytest.approx(fused.tolist(), abs=4 * 0.5 / 4000**0.5)
 
 

@@ -219,7 +219,8 @@ def test_every_engine_gives_back_all_its_pages(monkeypatch):
 
     monkeypatch.setattr(generation, "Engine", engine)
     generated()
-    assert len(made) == 2 + MAX_REFRESHES
+    # The document's, and for each retrieved text the drafter's and the witness's.
+    assert len(made) == 1 + 2 * (1 + MAX_REFRESHES)
     with pytest.raises(PromptTooLong):
         generated(refresh=lambda token_ids: SHORT * 1000)
     for each in made:

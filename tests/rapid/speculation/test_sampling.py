@@ -62,7 +62,7 @@ def test_greedy_requests_fuse_at_the_transfer_temperature() -> None:
     """The drafter's move is weighed against sharper logits: here they win, else it does."""
     block, won = sure_block(3), {}
     for temperature in (0.125, 1.0):
-        speculation = SpeculationConfig(eta=2.0, transfer_temperature=temperature)
+        speculation = SpeculationConfig(eta=2.0, transfer="boost", transfer_temperature=temperature)
         draw = Draw(SamplingConfig(temperature=0), speculation, 0, 0)
         judgement = judge(block, LOGITS[None], draw, frozenset())
         fused = fused_probs(
