@@ -185,11 +185,14 @@ class ServeConfig(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _a_shared_engine_holds_two_leases(self) -> Self:
-        if self.drafter == "target" and self.target.engine.max_leases < 2:
+    def _the_target_has_room_for_a_second_lease(self) -> Self:
+        # The second drafts on the retrieved text, or reads it beside the drafter.
+        is_shared = self.drafter == "target"
+        is_witness = self.speculation.is_witnessed and not isinstance(self.drafter, str)
+        if (is_shared or is_witness) and self.target.engine.max_leases < 2:
             raise ValueError(
-                "an engine that drafts for itself holds two leases a request: raise "
-                "target.engine.max_leases"
+                f"{'drafter: target' if is_shared else 'transfer: adaptive'} takes two leases a "
+                "request: raise target.engine.max_leases"
             )
         return self
 

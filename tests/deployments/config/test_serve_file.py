@@ -50,7 +50,14 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
                 args.update(drafter="target"),
                 args["target"]["engine"].update(max_leases=1),
             ),
-            "two leases a request: raise target.engine.max_leases",
+            "drafter: target takes two leases a request: raise target.engine.max_leases",
+        ),
+        (
+            lambda _, args: (
+                args.update(speculation={"transfer": "adaptive"}),
+                args["target"]["engine"].update(max_leases=1),
+            ),
+            "transfer: adaptive takes two leases a request: raise target.engine.max_leases",
         ),
         (
             lambda _, args: args["target"]["engine"].update(deterministic=True),
