@@ -99,7 +99,7 @@ MARK = f"synthetic acceptance {ACCEPTANCE}"
 SAMPLING: Any = SimpleNamespace(temperature=1.0, top_p=1.0, top_k=None, seed=0)
 LOSSLESS: Any = SimpleNamespace(
     rule="exact",
-    transfer="boost",
+    transfer="adaptive",
     eta=0.0,
     max_draft=10,
     coupling="maximal",

@@ -42,7 +42,8 @@ def test_an_answer_is_right_and_says_how_it_came_about(client: openai.OpenAI) ->
     receipt = answer.model_extra["rapid"]
     assert (receipt["mode"], receipt["contract"]) == ("fused", "fused")
     assert set(receipt["timings_ms"]) == {
-        "queue", "retrieval", "target_prefill", "drafter_prefill", "draft", "verify"
+        "queue", "retrieval", "target_prefill", "drafter_prefill", "witness_prefill",
+        "draft", "verify",
     }  # fmt: skip
     assert all(ms > 0 for ms in receipt["timings_ms"].values())
     for chunk in receipt["chunks"]:

@@ -45,7 +45,7 @@ def test_a_recipe_of_several_tasks_runs_them_one_after_the_other_on_a_folder_of_
     [
         ("lexical", "retrieval.embedder lexical retrieval.floor None"),
         ("bge-m3", "retrieval.embedder bge-m3 retrieval.floor 0.3"),
-        ("bm25", "--embedder bm25: give lexical or bge-m3"),
+        ("bm25", "--embedder bm25: give lexical, sentence-transformers or bge-m3"),
     ],
 )
 def test_another_embedder_comes_with_its_own_floor(embedder, told):
