@@ -178,7 +178,12 @@ class Found(Protocol):
 
     @property
     def cleared_floor(self) -> bool:
-        """Whether any passage was relevant to the question, even if it did not fit the budget."""
+        """Whether any passage was worth showing, even if it did not fit the budget."""
+        ...
+
+    @property
+    def is_evidence(self) -> bool:
+        """Whether the passages have enough to do with the question to rely on them."""
         ...
 
 

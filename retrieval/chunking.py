@@ -56,9 +56,11 @@ class RetrievedChunk(Chunk):
 
     Attributes:
         score: The search's score. Higher is better; scores compare within one search only.
+        cosine: The cosine of its dense vector and the query's; None where there are none.
     """
 
     score: float
+    cosine: float | None = None
 
 
 def chunk_text(

@@ -123,8 +123,9 @@ class RetrievalConfig(_Config):
     floor: float | None = Field(
         None,
         description=(
-            "The least score of a chunk worth showing, in the embedder's units; by default the "
-            "embedder's own: cosine 0.3 for bge-m3, one shared content word for lexical."
+            "The least score of a chunk worth showing, in the embedder's units; set here, it also "
+            "decides what 'auto' relies on. By default the embedder's own: cosine 0.3 for bge-m3, "
+            "any likeness for the others, which have rules of their own for 'auto'."
         ),
     )
     max_cached_chunks: int | None = Field(

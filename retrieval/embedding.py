@@ -6,13 +6,11 @@ Embedders block while they compute; asynchronous callers run them in a thread.
 from __future__ import annotations
 
 import os
-import re
 import threading
-import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,8 +18,15 @@ from numpy.typing import NDArray
 
 from rapid.catalogue import local_path
 from rapid.errors import ConfigurationError
+from retrieval.chunking import RetrievedChunk
 from retrieval.config import BGEM3EmbedderConfig, EmbedderConfig, SentenceEmbedderConfig
 from retrieval.errors import EmbedderFailed
+from retrieval.terms import content_terms, names, terms
+
+_COSINE_PER_WORDS = 0.05  # what one unit of a BM25 score counts beside a cosine
+_LEAST_COSINE = 0.39
+_LEAST_COVERAGE = 0.5
+_NAME_WEIGHT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +60,15 @@ class VectorSpace:
         idf: Whether the store multiplies a query's term weights by their inverse document
             frequency. It is counted over the searched documents only: statistics of the whole
             collection would let one tenant's text change another tenant's scores.
+        sparse_weight: What the store adds to a dense score for each unit of the sparse score; None
+            fuses the two rankings by reciprocal rank. It is no property of stored vectors, so it
+            does not count in comparisons.
     """
 
     dense_size: int | None
     sparse: bool
     idf: bool = False
+    sparse_weight: float | None = field(default=None, compare=False)
 
 
 class Embedder(Protocol):
@@ -72,10 +81,14 @@ class Embedder(Protocol):
 
     @property
     def floor(self) -> float:
-        """The lowest score at which a passage counts as relevant to the query.
+        """The lowest score at which a passage is worth showing.
 
         It is compared with the dense score where there is one, and with the sparse score otherwise.
         """
+        ...
+
+    def is_evidence(self, query: str, chunks: Sequence[RetrievedChunk]) -> bool:
+        """Return whether these chunks together have enough to do with the query to rely on them."""
         ...
 
     def embed_passages(self, texts: Sequence[str]) -> list[Embedding]:
@@ -100,30 +113,16 @@ def make_embedder(config: EmbedderConfig) -> Embedder:
     return LexicalEmbedder()
 
 
-# Words that say nothing about a question's topic. Inverse document frequency cannot replace the
-# list: "what" and "please" are rare in documents, and would outweigh the names in the question.
-_FUNCTION_WORDS = frozenset(
-    """
-    a all an and any are as at be been but by can could did do does for from had has have he her his
-    how i if in into is it its ll many me much my no not of on or our please re s say she should so
-    some such t tell than that the their them then there these they this those to us ve was we were
-    what when where which who whom whose why will with would you your
-    """.split()  # noqa: SIM905
-)
-_CJK = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-_TERM = re.compile(rf"([{_CJK}]+)|[^\W_{_CJK}]+")
-
-
 class LexicalEmbedder:
     """A BM25 embedder; the store supplies the IDF factor (see `VectorSpace.idf`).
 
-    Terms are case-folded words and numbers; scripts written without spaces (Chinese, Japanese) give
-    pairs of neighbouring characters. There is no stemming, so no language is preferred. A term's
-    number is a hash of it, the same in every process.
+    Terms are those of `retrieval.terms`. A term's number is a hash of it, the same in every
+    process.
 
     Attributes:
         space: Term weights with IDF, no dense vectors.
-        floor: Zero. Every shared term scores above it: one content word of the query is enough.
+        floor: Zero. Every shared term scores above it: a chunk with one content word of the query
+            is shown.
     """
 
     space = VectorSpace(dense_size=None, sparse=True, idf=True)
@@ -137,7 +136,7 @@ class LexicalEmbedder:
 
         The average is over `texts`, the chunks of one document.
         """
-        counts = [Counter(_terms(text)) for text in texts]
+        counts = [Counter(terms(text)) for text in texts]
         lengths = [count.total() for count in counts]
         average = max(1.0, sum(lengths) / max(1, len(lengths)))
         return [
@@ -147,9 +146,12 @@ class LexicalEmbedder:
 
     def embed_query(self, text: str) -> Embedding:
         """Return the counts of the query's content words, or of all its words if it has none."""
-        terms = list(_terms(text))
-        counts = Counter([term for term in terms if term not in _FUNCTION_WORDS] or terms)
+        counts = Counter(content_terms(text))
         return Embedding(dense=None, sparse=_sparse({t: float(n) for t, n in counts.items()}))
+
+    def is_evidence(self, query: str, chunks: Sequence[RetrievedChunk]) -> bool:
+        """Return whether the chunks have half of the query's content; see `coverage`."""
+        return coverage(query, [chunk.text for chunk in chunks]) >= _LEAST_COVERAGE
 
     def _weigh(self, counts: Counter[str], relative_length: float) -> SparseVector:
         k1, b = self._SATURATION, self._LENGTH_WEIGHT
@@ -157,13 +159,16 @@ class LexicalEmbedder:
         return _sparse({term: n * (k1 + 1) / (n + norm) for term, n in counts.items()})
 
 
-def _terms(text: str) -> Iterator[str]:
-    for match in _TERM.finditer(unicodedata.normalize("NFKC", text).casefold()):
-        run = match.group()
-        if match.group(1) is None or len(run) == 1:
-            yield run
-        else:
-            yield from (run[i : i + 2] for i in range(len(run) - 1))
+def coverage(query: str, texts: Sequence[str]) -> float:
+    """Return the share of the query's content words that the texts have together, from 0 to 1.
+
+    Names and numbers count four times: a text about something else of the same kind has the other
+    words too.
+    """
+    named = names(query)
+    weights = {term: _NAME_WEIGHT if term in named else 1 for term in content_terms(query)}
+    found = {term for text in texts for term in terms(text)}
+    return sum(weights[term] for term in weights.keys() & found) / max(1, sum(weights.values()))
 
 
 def _sparse(weights: dict[str, float]) -> SparseVector:
@@ -232,6 +237,10 @@ class BGEM3Embedder:
         """
         return self._encode([text])[0]
 
+    def is_evidence(self, query: str, chunks: Sequence[RetrievedChunk]) -> bool:
+        """Return whether there is any chunk: each is above the floor."""
+        return bool(chunks)
+
     def _encode(self, texts: list[str]) -> list[Embedding]:
         try:
             with self._lock:
@@ -256,14 +265,15 @@ class SentenceEmbedder:
     """A sentence-transformers embedder: dense vectors (cosine), and BM25 term weights beside them.
 
     The dense vectors find a passage that says the same in other words, the term weights find names
-    and numbers, which small models confuse; the store fuses both rankings.
+    and numbers, which small models confuse; the store adds both scores, one weighted. Weight and
+    least cosine are those of all-MiniLM-L6-v2 (`benchmarks/recall.py`).
 
     Attributes:
-        floor: The least dense cosine, 0.25.
+        floor: The least dense cosine, 0.
         space: Dense vectors of the model's size, and term weights with IDF.
     """
 
-    floor = 0.25
+    floor = 0.0
 
     def __init__(self, config: SentenceEmbedderConfig) -> None:
         """Load the model; importing sentence-transformers alone takes seconds.
@@ -289,7 +299,9 @@ class SentenceEmbedder:
             ) from error
         self._model.max_seq_length = config.max_length
         size = int(self._model.get_embedding_dimension())
-        self.space = VectorSpace(dense_size=size, sparse=True, idf=True)
+        self.space = VectorSpace(
+            dense_size=size, sparse=True, idf=True, sparse_weight=_COSINE_PER_WORDS
+        )
 
     def embed_passages(self, texts: Sequence[str]) -> list[Embedding]:
         """Embed passages, `batch_size` of them in a forward pass.
@@ -309,6 +321,10 @@ class SentenceEmbedder:
             EmbedderFailed: If the model raises.
         """
         return Embedding(self._dense([text])[0], self._words.embed_query(text).sparse)
+
+    def is_evidence(self, query: str, chunks: Sequence[RetrievedChunk]) -> bool:
+        """Return whether the best cosine is at least 0.39."""
+        return max((chunk.cosine or 0.0 for chunk in chunks), default=0.0) >= _LEAST_COSINE
 
     def _dense(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return unit vectors, [len(texts), dense_size]."""

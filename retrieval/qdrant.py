@@ -136,14 +136,16 @@ class QdrantChunkStore:
             scores = {str(point.id): point.score for point in response.points}
             rankings.append(rank({id_: scores[id_] for id_ in in_order if id_ in scores}))
         best = rankings[0]
+        cosines = {} if query.dense is None else best
         if len(rankings) > 1:
-            by_meaning, by_words = rankings
-            # The floor applies to the dense score: a shared word alone does not make evidence.
-            by_words = {id_: score for id_, score in by_words.items() if id_ in by_meaning}
-            best = reciprocal_ranks([by_meaning, by_words], in_order)
+            best = self._fuse(rankings[0], rankings[1], in_order)
         chosen = list(best)[:limit]
         payloads = await self._payloads(scope, chosen)
-        return [_retrieved(payloads[id_], best[id_]) for id_ in chosen if id_ in payloads]
+        return [
+            _retrieved(payloads[id_], best[id_], cosines.get(id_))
+            for id_ in chosen
+            if id_ in payloads
+        ]
 
     async def delete(self, tenant: str, document_id: str) -> None:
         """Delete a document's points; see `ChunkStore.delete`."""
@@ -175,6 +177,22 @@ class QdrantChunkStore:
                 qm.FieldCondition(key="document_id", match=qm.MatchAny(any=own)),
                 qm.FieldCondition(key="tenant", match=qm.MatchValue(value=tenant)),
             ]
+        )
+
+    def _fuse(
+        self, by_meaning: dict[str, float], by_words: dict[str, float], in_order: Sequence[str]
+    ) -> dict[str, float]:
+        """Return the scores of both searches together; only chunks with a dense score count."""
+        weight = self._space.sparse_weight
+        if weight is None:
+            by_words = {id_: score for id_, score in by_words.items() if id_ in by_meaning}
+            return reciprocal_ranks([by_meaning, by_words], in_order)
+        return rank(
+            {
+                id_: by_meaning[id_] + weight * by_words.get(id_, 0.0)
+                for id_ in in_order
+                if id_ in by_meaning
+            }
         )
 
     def _queries(
@@ -317,7 +335,7 @@ def _payload(tenant: str, document_id: str, chunk: Chunk) -> dict[str, Any]:
     }
 
 
-def _retrieved(payload: dict[str, Any], score: float) -> RetrievedChunk:
+def _retrieved(payload: dict[str, Any], score: float, cosine: float | None) -> RetrievedChunk:
     return RetrievedChunk(
         id=payload["chunk_id"],
         document=payload["document"],
@@ -326,6 +344,7 @@ def _retrieved(payload: dict[str, Any], score: float) -> RetrievedChunk:
         text=payload["text"],
         num_tokens=payload["num_tokens"],
         score=score,
+        cosine=cosine,
     )
 
 

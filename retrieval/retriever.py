@@ -50,6 +50,8 @@ class RetrievedContext:
     Attributes:
         chunks: The selected chunks, in document order.
         cleared_floor: Whether any chunk scored above the floor, even if it did not fit the budget.
+        is_evidence: Whether the chunks have enough to do with the query to rely on them: by a
+            configured floor if there is one, else by the embedder's own rule.
         budget_tokens: The most tokens of context.
         document_ids: Ids of the searched documents.
         timings: Durations of the steps.
@@ -57,6 +59,7 @@ class RetrievedContext:
 
     chunks: tuple[RetrievedChunk, ...]
     cleared_floor: bool
+    is_evidence: bool
     budget_tokens: int
     document_ids: tuple[str, ...]
     timings: RetrievalTimings
@@ -158,9 +161,12 @@ class Retriever:
             embedded = perf_counter()
             ranked = await self._store.search(tenant, ids, vectors, limit=limit, floor=self._floor)
             searched = perf_counter()
+        chunks = tuple(select(ranked, budget, ids))
+        by_floor = self._config.floor is not None
         return RetrievedContext(
-            chunks=tuple(select(ranked, budget, ids)),
+            chunks=chunks,
             cleared_floor=bool(ranked),
+            is_evidence=bool(chunks) if by_floor else self._embedder.is_evidence(query, chunks),
             budget_tokens=budget,
             document_ids=ids,
             timings=RetrievalTimings(

@@ -43,8 +43,10 @@ class ChunkStore(Protocol):
     ) -> list[RetrievedChunk]:
         """Return the tenant's best chunks within these documents, best first, by exact search.
 
-        A query with one vector is ranked by its scores. With two, the dense and the sparse ranking
-        are fused by reciprocal rank: score ``sum of 1 / (60 + rank)``, ranks from zero.
+        A query with one vector is ranked by its scores. With two, the score is ``dense +
+        sparse_weight * sparse`` (see `VectorSpace`). Where there is no such weight, the dense and
+        the sparse ranking are fused by reciprocal rank: score ``sum of 1 / (60 + rank)``, ranks
+        from zero.
 
         The result depends only on the documents and the query, whatever else is or was in the
         store: equal scores are in the order of `document_ids`, then of the chunks as they were
@@ -56,7 +58,7 @@ class ChunkStore(Protocol):
             document_ids: The documents to search.
             query: Vectors of the store's space.
             limit: The most chunks to return.
-            floor: The least score of a chunk, applied before rankings are fused: to the dense score
+            floor: The least score of a chunk, applied before anything is fused: to the dense score
                 where there is one, to the sparse score otherwise. A chunk that shares no term with
                 the query has no sparse score.
         """

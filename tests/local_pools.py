@@ -186,7 +186,7 @@ class LocalRetriever:
         chunk = self.chunk
         if self.chunk_again is not None and self.queries[-1] != self.queries[0]:
             chunk = self.chunk_again
-        return SimpleNamespace(chunks=(chunk,), cleared_floor=True)
+        return SimpleNamespace(chunks=(chunk,), cleared_floor=True, is_evidence=True)
 
 
 class LocalApplication:

@@ -251,6 +251,9 @@ class _DenseAlone:
     def embed_query(self, text: str) -> Embedding:
         return replace(self._embedder.embed_query(text), sparse=None)
 
+    def is_evidence(self, query: str, chunks: Sequence[RetrievedChunk]) -> bool:
+        return self._embedder.is_evidence(query, chunks)
+
 
 def _best(chunks: Sequence[RetrievedChunk], most: int) -> tuple[RetrievedChunk, ...]:
     """Return the `most` chunks of highest score, in their order."""

@@ -184,5 +184,5 @@ class RequestPrompts:
 
 def _evidence_of(found: Found) -> Evidence:
     if found.chunks:
-        return Evidence(len(found.chunks))
+        return Evidence(len(found.chunks), is_enough=found.is_evidence)
     return _NO_ROOM if found.cleared_floor else _BELOW_FLOOR

@@ -2,13 +2,14 @@
 
 All functions are pure, except that `sampling_of` draws a missing seed.
 
-Evidence chooses the contract: `auto` is `fused` when retrieval found something, else the target's
-own distribution. So an `auto` request with a seed gives the same answer on an idle and on a busy
-system, as long as both have a drafter for it. There is one exception, which the receipt names: when
-no drafter is available (none within `drafter_wait_s`, none alive, or retrieval does not answer),
-`auto` is answered as `plain`, even where it would have been `fused`. `lossless` promises the same
-distribution either way; an explicit `fused` or `paper` is refused instead. When a drafter is lost
-during the answer, the target decodes the rest; ``plain_from`` is the first such token.
+Evidence chooses the contract: `auto` is `fused` when what retrieval found has enough to do with the
+question, else the target's own distribution. So an `auto` request with a seed gives the same answer
+on an idle and on a busy system, as long as both have a drafter for it. There is one exception,
+which the receipt names: when no drafter is available (none within `drafter_wait_s`, none alive, or
+retrieval does not answer), `auto` is answered as `plain`, even where it would have been `fused`.
+`lossless` promises the same distribution either way; an explicit `fused` or `paper` is refused
+instead. When a drafter is lost during the answer, the target decodes the rest; ``plain_from`` is
+the first such token.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Evidence:
 
     Attributes:
         num_chunks: Number of retrieved chunks that the drafter will read.
+        is_enough: Whether these chunks have enough to do with the question for `auto` to rely on.
         why_none: Explanation for the caller when there are none.
         is_lost: Whether retrieval failed.
     """
@@ -39,6 +41,7 @@ class Evidence:
     num_chunks: int
     why_none: str = ""
     is_lost: bool = False
+    is_enough: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +130,11 @@ def decide(asked: Mode, evidence: Evidence) -> Decision:
         return Decision("lossless", "asked for", "target", is_drafted=True)
     if evidence.num_chunks and asked == "paper":
         return Decision("paper", "asked for", "paper", is_drafted=True)
+    if evidence.num_chunks and asked == "auto" and not evidence.is_enough:
+        reason = "what retrieval found has too little to do with the question"
+        return Decision("plain", reason, "target", is_drafted=False)
     if evidence.num_chunks:
-        reason = "asked for" if asked == "fused" else "retrieval cleared its floor"
+        reason = "asked for" if asked == "fused" else "retrieval found evidence"
         return Decision("fused", reason, "fused", is_drafted=True)
     if asked in FUSING:
         reason = f"asked for, but {evidence.why_none}: nothing to fuse with"

@@ -15,6 +15,7 @@ SPACES = {
     "lexical": VectorSpace(None, sparse=True, idf=True),
     "dense": VectorSpace(8, sparse=False),
     "dense and sparse": VectorSpace(8, sparse=True),
+    "sparse added to dense": VectorSpace(8, sparse=True, sparse_weight=0.3),
 }
 
 
@@ -56,6 +57,9 @@ async def same_everywhere(stores, tenant, documents, query, **how):
             [chunk.score for chunk in found], [chunk.score for chunk in plain], rtol=1e-5
         )
         assert [chunk.id for chunk in found] == [chunk.id for chunk in plain]
+        for one, other in zip(found, plain, strict=True):
+            assert (one.cosine is None) == (other.cosine is None)
+            assert one.cosine is None or one.cosine == pytest.approx(other.cosine, abs=1e-6)
     return others[0]
 
 
@@ -118,7 +122,12 @@ def query_of(space, text):
 @pytest.mark.parametrize("limit", [3, 20, 500])
 @pytest.mark.parametrize(
     "space",
-    [SPACES["lexical"], VectorSpace(1024, sparse=False), VectorSpace(1024, sparse=True)],
+    [
+        SPACES["lexical"],
+        VectorSpace(1024, sparse=False),
+        VectorSpace(1024, sparse=True),
+        VectorSpace(1024, sparse=True, sparse_weight=0.3),
+    ],
     ids=SPACES.keys(),
 )
 async def test_what_else_a_store_held_never_moves_a_chunk(space, limit):

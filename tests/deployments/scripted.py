@@ -62,7 +62,7 @@ class ScriptedOrchestrator:
         return self.state
 
 
-STARTED = Started("fused", "retrieval cleared its floor", "fused")
+STARTED = Started("fused", "retrieval found evidence", "fused")
 
 
 def answer(request: GenerateRequest) -> list[GenerationEvent]:
@@ -86,7 +86,7 @@ def token_texts(request: GenerateRequest, text: str) -> tuple[TokenText, ...]:
 def receipt(num_choices: int = 1, *, is_explained: bool = False) -> Receipt:
     return Receipt(
         mode="fused",
-        reason="retrieval cleared its floor",
+        reason="retrieval found evidence",
         contract="fused",
         seed=7,
         date=date(2026, 1, 31),

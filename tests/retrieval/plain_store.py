@@ -30,11 +30,18 @@ class PlainChunkStore:
             scores = {chunk: score for chunk, score in by_meaning.items() if score > floor}
             if query.sparse is not None and query.sparse.terms:
                 words = {chunk: score for chunk, score in by_words.items() if chunk in scores}
-                scores = reciprocal_ranks(scores, words)
+                weight = self.space.sparse_weight
+                if weight is None:
+                    scores = reciprocal_ranks(scores, words)
+                else:
+                    scores = {c: score + weight * words.get(c, 0) for c, score in scores.items()}
+        cosines = {} if query.dense is None else by_meaning
         order = {chunk: place for place, (chunk, _) in enumerate(scope)}
         best = sorted(scores, key=lambda chunk: (-round(scores[chunk], 9), order[chunk]))[:limit]
         return [
-            RetrievedChunk(c.id, c.document, c.start, c.end, c.text, c.num_tokens, scores[c])
+            RetrievedChunk(
+                c.id, c.document, c.start, c.end, c.text, c.num_tokens, scores[c], cosines.get(c)
+            )
             for c in best
         ]
 

@@ -135,7 +135,7 @@ async def test_a_retriever_floors_and_fuses_with_it(checkpoint):
         config = RetrievalConfig.model_validate(settings | {"floor": floor})
         retriever = await open_retriever(config, words)
         found = await retriever.retrieve("local", [document], PASSAGES[0])
-        assert found.cleared_floor == cleared
+        assert found.cleared_floor == found.is_evidence == cleared
         assert not cleared or found.chunks[0].text.strip() == PASSAGES[0]
         await retriever.close()
 

@@ -3,8 +3,9 @@ import sys
 
 import pytest
 
+from retrieval.chunking import RetrievedChunk
 from retrieval.config import LexicalEmbedderConfig
-from retrieval.embedding import LexicalEmbedder, make_embedder
+from retrieval.embedding import LexicalEmbedder, coverage, make_embedder
 
 lexical = LexicalEmbedder()
 
@@ -60,3 +61,27 @@ def test_term_numbers_are_the_same_in_every_process():
 
 def test_the_configuration_chooses():
     assert isinstance(make_embedder(LexicalEmbedderConfig()), LexicalEmbedder)
+
+
+@pytest.mark.parametrize(
+    ("question", "covered"),
+    [
+        ("What is the harbor of Belaron?", 1.0),
+        ("What is the harbor of Orrin?", 1 / 5),  # the name counts four times
+        ("List the deep harbors of Belaron.", 5 / 7),
+        ("Which comets are old?", 0.0),
+        ("?", 0.0),
+    ],
+)
+def test_coverage_is_the_share_of_the_questions_content_in_all_texts(question, covered):
+    texts = ["The harbor of Tessin is deep.", "Belaron has a mayor."]
+    assert coverage(question, texts) == pytest.approx(covered)
+
+
+def test_one_shared_word_is_no_evidence_for_words_alone():
+    chunks = [
+        RetrievedChunk("d:0", "d", 0, 30, "The harbor of Belaron is deep.", 8, score=9.0),
+    ]
+    assert lexical.is_evidence("What is the harbor of Belaron?", chunks)
+    assert not lexical.is_evidence("What is the harbor of Orrin?", chunks)
+    assert not lexical.is_evidence("What is the harbor of Belaron?", [])

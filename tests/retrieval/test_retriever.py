@@ -76,6 +76,18 @@ async def test_nothing_to_do_with_the_question_means_no_evidence(retriever):
     assert (found.chunks, found.cleared_floor, found.text) == ((), False, "")
 
 
+async def test_a_shared_word_is_shown_and_is_no_evidence_unless_a_floor_is_set(store):
+    question = "What is the harbor of Rowi?"
+    for floor, is_evidence in ((None, False), (0.0, True)):
+        config = SMALL.model_copy(update={"floor": floor})
+        retriever = Retriever(config, LexicalEmbedder(), store, words)
+        found = await retriever.retrieve("local", [LETTER], question)
+        assert "harbor" in found.text
+        assert (found.cleared_floor, found.is_evidence) == (True, is_evidence)
+        assert (await retriever.retrieve("local", [LETTER], QUESTION)).is_evidence
+        await retriever.close()
+
+
 async def test_evidence_that_does_not_fit_is_still_evidence(retriever):
     found = await retriever.retrieve("local", [LETTER], QUESTION, budget_tokens=3)
     assert (found.chunks, found.cleared_floor) == ((), True)

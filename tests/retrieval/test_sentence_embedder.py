@@ -1,5 +1,6 @@
 """A sentence-transformers model with BM25 beside it, on a checkpoint of a few kilobytes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from retrieval import Document, EmbedderFailed, LexicalEmbedder, RetrievalConfig, open_retriever
-from retrieval.config import SentenceEmbedderConfig
+from retrieval.chunking import Chunk, RetrievedChunk
+from retrieval.config import LocalStoreConfig, SentenceEmbedderConfig
 from retrieval.embedding import SentenceEmbedder
+from retrieval.qdrant import QdrantChunkStore
 from tests.retrieval.tokens import words
 
 VOCABULARY = ["[PAD]", "[UNK]", "the", "harbor", "of", "belaron", "is", "tessin", "mayor", "vael"]
@@ -102,9 +105,32 @@ async def test_a_retriever_floors_and_fuses_with_it(checkpoint) -> None:
         config = RetrievalConfig.model_validate(settings | {"floor": floor})
         retriever = await open_retriever(config, words)
         found = await retriever.retrieve("local", [document], PASSAGES[1])
-        assert found.cleared_floor == cleared
+        assert found.cleared_floor == found.is_evidence == cleared
         assert not cleared or PASSAGES[1] in found.text
         await retriever.close()
+
+
+@pytest.mark.parametrize(
+    ("cosines", "is_evidence"),
+    [((), False), ((0.1, 0.38), False), ((0.1, 0.4), True), ((None,), False)],
+)
+def test_the_best_cosine_decides_what_is_evidence(embedder, cosines, is_evidence) -> None:
+    chunks = [RetrievedChunk("d:0", "d", 0, 7, "harbor", 1, 9.0, cosine) for cosine in cosines]
+    assert embedder.is_evidence("the harbor of tessin", chunks) == is_evidence
+
+
+async def test_words_raise_a_chunk_by_a_share_of_their_score(embedder) -> None:
+    store = await QdrantChunkStore.open(LocalStoreConfig(), "chunks", embedder.space)
+    chunks = [Chunk(f"d:{n}", "d", n, n + 1, text, 8) for n, text in enumerate(PASSAGES)]
+    await store.add("local", "d", chunks, embedder.embed_passages(PASSAGES))
+    dense, both = embedder.embed_query("mayor vael"), embedder.embed_query("mayor vael")
+    dense = replace(dense, sparse=None)
+    by_cosine = {c.id: c for c in await store.search("local", ["d"], dense, limit=9, floor=-1.0)}
+    found = await store.search("local", ["d"], both, limit=9, floor=-1.0)
+    raised = {c.id for c in found if c.score > by_cosine[c.id].score + 1e-3}
+    assert raised == {"d:1", "d:3"}
+    assert all(c.cosine == pytest.approx(by_cosine[c.id].score, abs=1e-5) for c in found)
+    await store.close()
 
 
 def test_a_model_that_was_not_fetched_says_how_to_get_it(tmp_path, monkeypatch) -> None:

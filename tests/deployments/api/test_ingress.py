@@ -95,7 +95,7 @@ class TestWhole:
         }
         assert body["rapid"] == {
             "mode": "fused",
-            "reason": "retrieval cleared its floor",
+            "reason": "retrieval found evidence",
             "contract": "fused",
             "seed": 7,
             "date": "2026-01-31",

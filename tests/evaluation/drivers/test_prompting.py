@@ -16,6 +16,7 @@ from evaluation.tasks import Condition
 from rapid.checkpoints.text import ChatText
 from rapid.errors import ConfigurationError
 from rapid.messages import Document, Message
+from retrieval.chunking import RetrievedChunk
 from retrieval.embedding import Embedding, SparseVector, VectorSpace
 from tests.evaluation.tiny_task import tiny_task
 
@@ -80,6 +81,9 @@ class TwoMinds:
 
     def embed_query(self, text: str) -> Embedding:
         return self._embed(True, True)
+
+    def is_evidence(self, query: str, chunks: Sequence[RetrievedChunk]) -> bool:
+        return bool(chunks)
 
     def _embed(self, is_pilot: bool, is_vault: bool) -> Embedding:
         cosine = 1.0 if is_pilot else 0.5

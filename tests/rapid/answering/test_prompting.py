@@ -63,8 +63,8 @@ def request(*documents: Document, **fields: Any) -> GenerateRequest:
     return GenerateRequest("r", "acme", question, documents=documents, **fields)
 
 
-def context(*chunks: RetrievedChunk, cleared_floor: bool = True) -> Any:
-    return SimpleNamespace(chunks=chunks, cleared_floor=cleared_floor)
+def context(*chunks: RetrievedChunk, cleared_floor: bool = True, is_evidence: bool = True) -> Any:
+    return SimpleNamespace(chunks=chunks, cleared_floor=cleared_floor, is_evidence=is_evidence)
 
 
 async def test_the_drafter_reads_what_retrieval_found_for_this_tenant(chat_text: ChatText) -> None:
@@ -76,6 +76,15 @@ async def test_the_drafter_reads_what_retrieval_found_for_this_tenant(chat_text:
     assert (prompt.chunks, prompt.evidence.num_chunks) == ((FOUND,), 1)
     ((tenant, documents, query, budget),) = retriever.asked
     assert (tenant, documents, query, budget) == ("acme", (ATLAS,), "Which colour?", 64)
+
+
+@pytest.mark.parametrize("is_evidence", [True, False])
+async def test_what_retrieval_takes_for_evidence_is_passed_on(
+    chat_text: ChatText, is_evidence: bool
+) -> None:
+    retriever = ScriptedRetriever(context(FOUND, is_evidence=is_evidence))
+    prompt = await prompter(chat_text, retriever).drafter_prompt(request(ATLAS))
+    assert (prompt.chunks, prompt.evidence.is_enough) == ((FOUND,), is_evidence)
 
 
 async def test_the_request_sets_query_and_budget(chat_text: ChatText) -> None:

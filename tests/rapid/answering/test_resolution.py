@@ -16,6 +16,7 @@ from rapid.errors import BadRequest, PromptTooLong
 from rapid.messages import GenerateRequest, Message, SpeculationRequest
 
 FOUND = Evidence(3)
+WEAK = Evidence(3, is_enough=False)
 NOTHING = Evidence(0, "there is nothing to retrieve from")
 LOST = Evidence(0, "retrieval failed (gone)", is_lost=True)
 
@@ -31,6 +32,9 @@ def request(seed: int | None = None, **speculation: object) -> GenerateRequest:
     ("asked", "evidence", "mode", "contract", "is_drafted"),
     [
         ("auto", FOUND, "fused", "fused", True),
+        ("auto", WEAK, "plain", "target", False),
+        ("fused", WEAK, "fused", "fused", True),
+        ("lossless", WEAK, "lossless", "target", True),
         ("auto", NOTHING, "plain", "target", False),
         ("auto", LOST, "plain", "target", False),
         ("fused", FOUND, "fused", "fused", True),
