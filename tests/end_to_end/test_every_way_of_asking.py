@@ -153,7 +153,7 @@ def drafting_by(shipped: str, request: pytest.FixtureRequest) -> Iterator[str]:
         argument and serve.get_deployment_handle(argument._bound_deployment.name, SHIPPED)
         for argument in orchestrator.init_args[1:]
     ]
-    beside = ingress.bind(config.api, orchestrator.bind(config, *pools))
+    beside = ingress.bind(config.api, orchestrator.bind(config, *pools), *ingress.init_args[2:])
     serve.run(beside, name=drafter, route_prefix=f"/{drafter}")
     yield shipped.replace(SHIPPED, drafter)
     serve.delete(drafter)
