@@ -197,10 +197,12 @@ class LocalApplication:
         *,
         drafter: Literal["target", "prompt_lookup"] | None = None,
         engine: dict[str, Any] | None = None,
+        speculation: dict[str, Any] | None = None,
         load: Callable[[EngineConfig], Any] = FakeEngine,
         **orchestrator: Any,
     ) -> None:
         settings = copy.deepcopy(FAKE_CONFIG)
+        settings.setdefault("speculation", {}).update(speculation or {})
         settings["orchestrator"].update(orchestrator)
         settings["target"]["engine"].update(engine or {})
         if drafter:

@@ -564,7 +564,9 @@ async def test_a_target_that_is_replaced_reads_as_a_witness_again() -> None:
 
 
 async def test_a_witness_that_fits_nowhere_leaves_no_drafter_behind() -> None:
-    app = LocalApplication(engine={"max_leases": 1}, drafter_wait_s=0.01)
+    app = LocalApplication(
+        engine={"max_leases": 1}, speculation={"transfer": "boost"}, drafter_wait_s=0.01
+    )
     asked = adaptive(question("r", mode="auto", documents=ATLAS, seed=5, max_tokens=12))
     end = receipt(await app.answered(asked))
     assert (end.contract, end.witness_tokens) == ("target", 0)
