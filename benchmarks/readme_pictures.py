@@ -41,7 +41,7 @@ STYLE = {
 SHOWN = {  # label, colour, marker, line width
     "plain": ("target alone,\nreads everything", "target", "o", 1.5),
     "rag-drafter": ("drafter alone, reads\nwhat was retrieved", "drafter", "s", 1.5),
-    "rapid-boost": ("both, fused (RAPID)", "text", "D", 2.5),
+    "rapid-adaptive": ("both, fused (RAPID)", "text", "D", 2.5),
 }
 BOXES = {  # position, size, colour, title, description
     "document": ((0.00, 0.56), (0.17, 0.30), "text", "document", "and a question"),

@@ -27,6 +27,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from math import ceil
 from typing import get_args
 
 import numpy as np
@@ -243,7 +244,7 @@ def roc_rows(
             for feature, value in features.items():
                 good, bad = [value(each) for each in yes], [value(each) for each in no]
                 area = roc_auc_score([1] * len(good) + [0] * len(bad), good + bad)
-                least = sorted(good)[int((1 - TRUE_POSITIVES) * len(good))]
+                least = sorted(good)[len(good) - ceil(TRUE_POSITIVES * len(good))]
                 passed = mean([float(each >= least) for each in bad])
                 rows.append(
                     (
