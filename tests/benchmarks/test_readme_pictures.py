@@ -37,9 +37,9 @@ def run_of(path: Path, fused: Mapping[str, float]) -> RunResults:
             lines += [
                 result(number, "plain", 0.0, groups=groups),
                 result(number, "rag-drafter", 0.0, groups=groups),
-                result(number, "rapid-boost", score, groups=groups),
+                result(number, "rapid-adaptive", score, groups=groups),
             ]
-    return RunResults.read(run_dir(path, task("plain", "rag-drafter", "rapid-boost"), lines))
+    return RunResults.read(run_dir(path, task("plain", "rag-drafter", "rapid-adaptive"), lines))
 
 
 def test_both_themes_say_the_same_in_other_colours(script, tmp_path):
