@@ -194,16 +194,17 @@ def judge(
     logprobs: list[TokenLogprobs] = []
     num_accepted = 0
     is_finished = False
+    adapts = draw.speculation.is_witnessed  # otherwise no row pays for the odds
     for row, drafted in enumerate(block.token_ids.tolist()):
         # Going row by row stops at the first rejection and keeps a row's float64 in the CPU cache.
         draft = _dense(block, row, logits[row])
         told = draft
-        if witness is not None and draw.speculation.transfer == "adaptive":
+        if witness is not None and adapts:
             told = (draft + probabilities(witness[row], draw.temperature)) / 2
         distributions = _distributions(logits[row], draft, told, draw, log_odds)
         token, accepted = _settle(drafted, distributions, draw.after(row))
         token_ids.append(token)
-        if draw.speculation.transfer == "adaptive":
+        if adapts:
             target = probabilities(logits[row], draw.temperature)
             log_odds = observed(log_odds, float(target[token]), float(told[token]))
         if num_logprobs is not None:
