@@ -78,6 +78,13 @@ def test_greedy_requests_fuse_at_the_transfer_temperature() -> None:
     assert won == {0.125: 1, 1.0: 3}
 
 
+def test_only_a_witnessed_block_is_weighed_for_the_odds() -> None:
+    block = sure_block(3)
+    for eta, is_weighed in ((0.0, False), (2.0, True)):
+        draw = Draw(SamplingConfig(temperature=0), SpeculationConfig(eta=eta), 0, 0)
+        assert (judge(block, LOGITS[None], draw, frozenset()).log_odds != 0) == is_weighed
+
+
 def assert_unfiltered(entry: TokenLogprobs | None, probs: torch.Tensor) -> None:
     """`entry` describes these probabilities, with an alternative that the filters forbid."""
     assert entry is not None
