@@ -5,8 +5,8 @@
     make run-text                                      # in another shell
     .venv/bin/python examples/own_text/transcript.py   # writes transcript.md beside this file
 
-The document is MPL-2.0.txt: the Mozilla Public License 2.0, verbatim as Debian ships it. The
-questions were written before the first answer was seen.
+The document, shown to the model as MPL-2.0.txt, is the Mozilla Public License 2.0 of the
+evaluation's texts. The questions were written before the first answer was seen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Any
 from openai import OpenAI
 
 HERE = Path(__file__).parent
-DOCUMENT = HERE / "MPL-2.0.txt"
+DOCUMENT = HERE.parents[1] / "evaluation/texts/documents/mozilla-public-license.txt"
+NAME = "MPL-2.0.txt"
 MODES = ("plain", "lossless", "auto")
 MAX_TOKENS = 40
 
@@ -86,7 +87,7 @@ def ask(client: OpenAI, model: str, question: str, mode: str) -> Answer:
         extra_body={
             "rapid": {
                 "mode": mode,
-                "documents": [{"name": DOCUMENT.name, "text": DOCUMENT.read_text()}],
+                "documents": [{"name": NAME, "text": DOCUMENT.read_text()}],
             }
         },
     )
@@ -143,7 +144,7 @@ def main(url: str, out: Path) -> None:
         asked.append((question, answers))
         print(f"{question.text} {answers[0].text!r}", flush=True)
     about = (
-        f"`transcript.py` asked the model `{model}` five questions about `{DOCUMENT.name}`, the "
+        f"`transcript.py` asked the model `{model}` five questions about `{NAME}`, the "
         f"Mozilla Public License 2.0, greedily and with at most {MAX_TOKENS} tokens an answer, on "
         f"{os.cpu_count()} CPUs whose load average was {load:.0f} at the start and "
         f"{os.getloadavg()[0]:.0f} at the end. The very first answer includes reading the text. "
