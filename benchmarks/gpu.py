@@ -95,7 +95,7 @@ DEVICES = {
 ACCEPTANCE = 0.77
 MARK = f"synthetic acceptance {ACCEPTANCE}"
 # These stand for `SamplingConfig()` and `SpeculationConfig(eta=0)` of rapid.config, which needs
-# pydantic.
+# pydantic, with the property that judging reads.
 SAMPLING: Any = SimpleNamespace(temperature=1.0, top_p=1.0, top_k=None, seed=0)
 LOSSLESS: Any = SimpleNamespace(
     rule="exact",
@@ -106,6 +106,7 @@ LOSSLESS: Any = SimpleNamespace(
     plausibility=0.1,
     draft_top_k=64,
     transfer_temperature=1.0,
+    is_witnessed=False,
 )
 
 SHAPES = {
