@@ -32,6 +32,9 @@ class PoolConfig(Frozen):
         upscale_delay_s: Seconds that high load must last before replicas are added.
         downscale_delay_s: Seconds that low load must last before replicas are removed.
         graceful_shutdown_timeout_s: Seconds that a removed replica may take to finish its requests.
+        max_surge_percent: Replicas that may run beyond the pool's number while new ones replace old
+            ones, in percent of it, rounded up: an old replica leaves when a new one has loaded.
+            Without room for one more the replacement waits; with 0 old replicas leave first.
         num_cpus: Logical CPUs of the replica; a reservation, not a limit.
         num_gpus: GPUs of the engine, or of the replica where there is no engine. A fraction shares
             one GPU; more than one is a group on one machine.
@@ -46,6 +49,7 @@ class PoolConfig(Frozen):
     upscale_delay_s: Finite = Field(2.0, ge=0)
     downscale_delay_s: Finite = Field(20.0, ge=0)
     graceful_shutdown_timeout_s: Finite = Field(600.0, ge=0)
+    max_surge_percent: int = Field(25, ge=0, le=100)
     num_cpus: Finite = Field(0.1, ge=0)
     num_gpus: Finite = Field(0.0, ge=0)
     accelerator: str | None = None
@@ -81,6 +85,7 @@ def deployment_options(pool: PoolConfig, max_leases: int | None = None) -> dict[
         "max_ongoing_requests": max_leases or pool.max_ongoing_requests,
         "graceful_shutdown_timeout_s": pool.graceful_shutdown_timeout_s,
         "graceful_shutdown_wait_loop_s": 0.5,
+        "max_surge_percent": pool.max_surge_percent,
         "health_check_period_s": _HEALTH_CHECK_PERIOD_S,
         "autoscaling_config": {
             "min_replicas": pool.min_replicas,

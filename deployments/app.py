@@ -17,8 +17,9 @@ only when the builder's annotation is the class itself, and passes a bare dict w
 from ray import serve
 from ray.serve import Application
 
-from cluster.placement import PoolConfig, deployment_options
+from cluster.versions import versioned
 from deployments.api.replica import IngressReplica
+from deployments.config.plans import DeploymentPlan, deployment_plans
 from deployments.config.preflight import preflight
 from deployments.config.serve_config import EnginePoolConfig, ServeConfig
 from deployments.config.serve_file import check
@@ -28,6 +29,8 @@ from deployments.pools.replica import EngineReplica
 from deployments.pools.retriever import RetrieverReplica
 
 __all__ = ["build", "check", "compose"]
+
+Plans = dict[str, DeploymentPlan]
 
 
 def build(args: ServeConfig) -> Application:
@@ -41,30 +44,29 @@ def compose(
     load_drafter: EngineFactory = load_engine,
 ) -> Application:
     """Compose the module's graph; `load_target` and `load_drafter` make the engines."""
-    target = _engines("Target", config.target, load_target)
+    plans = deployment_plans(config)
+    target = _engines("Target", plans, config.target, load_target)
     drafter = retriever = None
     if config.drafter == "target":
         drafter = target
     elif config.drafts_with_model:
-        drafter = _engines("Drafter", config.drafter_pool, load_drafter)
+        drafter = _engines("Drafter", plans, config.drafter_pool, load_drafter)
     if drafter is not None:
-        retriever = _deployment("Retriever", RetrieverReplica, config.retriever.pool).bind(
+        retriever = _deployment("Retriever", plans, RetrieverReplica).bind(
             config.retriever.retrieval, config.target.engine.model
         )
-    orchestrator = _deployment("Orchestrator", Orchestrator, config.orchestrator.pool).bind(
+    orchestrator = _deployment("Orchestrator", plans, Orchestrator).bind(
         config, target, drafter, retriever
     )
-    ingress = _deployment("Ingress", serve.ingress()(IngressReplica), config.api.pool)
+    ingress = _deployment("Ingress", plans, serve.ingress()(IngressReplica))
     return ingress.bind(config.api, orchestrator, config.is_embedded)
 
 
-def _engines(name: str, pool: EnginePoolConfig, load: EngineFactory) -> Application:
-    """Return a pool of leasing replicas, each with as many leases as its engine."""
-    deployment = _deployment(name, EngineReplica, pool.pool, pool.engine.max_leases)
-    return deployment.bind(pool.engine, pool.pool, load)
+def _engines(name: str, plans: Plans, pool: EnginePoolConfig, load: EngineFactory) -> Application:
+    """Return a pool of leasing replicas."""
+    return _deployment(name, plans, EngineReplica).bind(pool.engine, pool.pool, load)
 
 
-def _deployment(
-    name: str, cls: type, pool: PoolConfig, max_leases: int | None = None
-) -> serve.Deployment:
-    return serve.deployment(cls).options(name=name, **deployment_options(pool, max_leases))
+def _deployment(name: str, plans: Plans, cls: type) -> serve.Deployment:
+    plan = plans[name]
+    return versioned(serve.deployment(cls).options(name=name, **plan.options), plan.version)

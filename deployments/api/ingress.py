@@ -93,11 +93,9 @@ class Ingress:
         """
         self._service = service
         self._sends_request_id = sends_request_id
-        self._config = config
+        self._is_embedded = is_embedded
         self._clock = clock
-        self._tenants = Tenants(config.keys)
-        self._card = model_card(config.model, int(time.time()), is_embedded=is_embedded)
-        self._fingerprint = _fingerprint(config.model)
+        self.configure(config)
         self._app = Starlette(
             routes=[
                 self._route("/v1/chat/completions", self._chat, "POST"),
@@ -109,6 +107,13 @@ class Ingress:
             exception_handlers={HTTPException: self._no_route},
         )
         self._app.router.redirect_slashes = False
+
+    def configure(self, config: ApiConfig) -> None:
+        """Take a model name, keys and limits; requests that were let in stay in."""
+        self._config = config
+        self._tenants = Tenants(config.keys)
+        self._card = model_card(config.model, int(time.time()), is_embedded=self._is_embedded)
+        self._fingerprint = _fingerprint(config.model)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from cluster.failures import FailureKind, failure_of
 from deployments.api.ingress import Ingress
+from deployments.config.live import accepted
 from deployments.config.serve_config import ApiConfig
 from rapid.errors import Overloaded, TargetUnavailable
 from rapid.messages import GenerateRequest, GenerationEvent
@@ -79,14 +80,23 @@ class IngressReplica:
     def __init__(
         self, config: ApiConfig, orchestrator: DeploymentHandle, is_embedded: bool
     ) -> None:
-        self._config = config
-        self._orchestrator = orchestrator
-        self._is_embedded = is_embedded
+        # Serve's proxy adds x-request-id to every request and response.
+        self._ingress = Ingress(
+            RemoteOrchestrator(orchestrator),
+            config,
+            is_embedded=is_embedded,
+            sends_request_id=False,
+        )
+        self._settings: ApiConfig | None = None
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Build the ASGI application; Serve calls this hook when the replica's event loop runs."""
-        orchestrator = RemoteOrchestrator(self._orchestrator)
-        # Serve's proxy adds x-request-id to every request and response.
-        return Ingress(
-            orchestrator, self._config, is_embedded=self._is_embedded, sends_request_id=False
-        )
+        """Return the ASGI application; Serve calls this hook when the replica's event loop runs."""
+        return self._ingress
+
+    def reconfigure(self, settings: dict[str, Any]) -> None:
+        """Take new keys and limits; Serve calls this also at start.
+
+        Settings that break their schema are refused.
+        """
+        self._settings = accepted(ApiConfig, settings, self._settings, of="Ingress")
+        self._ingress.configure(self._settings)

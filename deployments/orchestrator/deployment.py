@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.config.live import accepted
 from deployments.config.serve_config import ServeConfig
 from deployments.metrics import RequestMetrics
 from deployments.orchestrator.ray_ports import RayPool, RayRetrieval, VerifierSettings
@@ -35,18 +37,32 @@ class Orchestrator:
         """Load the tokenizers and build the services that all requests share.
 
         Args:
-            config: The application's settings.
+            config: The application's settings; the models stay, the rest changes with
+                `reconfigure`.
             target: The handle of the target's pool.
             drafter: The handle of the pool that drafts; None with prompt lookup.
             retriever: The handle of the retriever; None with prompt lookup.
         """
-        target_text = ChatText.load(config.target.engine.model)
-        drafter_text = ChatText.load(config.drafter_pool.engine.model)
-        self._pools = config.pools
-        self._services = services_over_ray(
-            config, target, drafter, retriever, target_text, drafter_text
+        self._handles = (target, drafter, retriever)
+        self._texts = (
+            ChatText.load(config.target.engine.model),
+            ChatText.load(config.drafter_pool.engine.model),
         )
+        self._services = services_over_ray(config, *self._handles, *self._texts)
+        self._pools = config.pools
         self._metrics = RequestMetrics(config.api.model)
+        self._settings: ServeConfig | None = None
+
+    def reconfigure(self, settings: dict[str, Any]) -> None:
+        """Take new settings, which requests that run do not see; Serve calls this also at start.
+
+        What was measured of rounds is kept. Settings that break their schema are refused.
+        """
+        config = accepted(ServeConfig, settings, self._settings, of="Orchestrator")
+        services = services_over_ray(config, *self._handles, *self._texts)
+        self._services = replace(services, costs=self._services.costs)
+        self._pools = config.pools
+        self._settings = config
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationEvent]:
         """Yield the events of a request; closing or cancelling the stream releases everything."""

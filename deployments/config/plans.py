@@ -1,0 +1,107 @@
+"""What the settings make of each deployment, and so what an edit of them does to it.
+
+Settings reach a replica in three ways. What it is started with is in its deployment's version: an
+edit replaces the replicas. What its requests are answered with is its ``user_config``: an edit
+reaches the replicas that run, in `reconfigure`. How many replicas there are, and how they are
+scaled and stopped, are options that Serve's controller follows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cluster.placement import PoolConfig, deployment_options, engine_options
+from cluster.versions import version_of
+from deployments.config.serve_config import EnginePoolConfig, ServeConfig
+
+Effect = Literal["starts", "ends", "rolls", "live"]
+
+
+@dataclass(frozen=True)
+class DeploymentPlan:
+    """How Serve runs one deployment.
+
+    Attributes:
+        options: Arguments of ``Deployment.options``.
+        version: What its replicas are started with, as `version_of` names it.
+    """
+
+    options: dict[str, Any]
+    version: str
+
+    @property
+    def restarts_on(self) -> tuple[object, ...]:
+        """What an edit must leave as it is to keep the replicas: version and resources."""
+        resources = {
+            name: value
+            for name, value in self.options.items()
+            if name == "ray_actor_options" or name.startswith("placement_group")
+        }
+        return self.version, resources
+
+
+def deployment_plans(config: ServeConfig) -> dict[str, DeploymentPlan]:
+    """Return the plan of every deployment of the application, by its name."""
+    target, api = config.target, config.api
+    plans = {"Target": _engines(target)}
+    if not isinstance(config.drafter, str):
+        plans["Drafter"] = _engines(config.drafter)
+    if config.drafts_with_model:
+        # Each call says how much to retrieve.
+        retrieval = config.retriever.retrieval.model_copy(update={"budget_tokens": None})
+        plans["Retriever"] = _plan(config.retriever.pool, retrieval, target.engine.model)
+    plans["Orchestrator"] = _plan(
+        config.orchestrator.pool,
+        target.engine.model,
+        config.drafter_pool.engine.model,
+        config.drafter if isinstance(config.drafter, str) else "Drafter",
+        api.model,
+        user_config=config.model_dump(
+            mode="json",
+            exclude_unset=True,
+            exclude={"api": True, "retriever": {"retrieval": {"store": {"api_key"}}}},
+        ),
+    )
+    plans["Ingress"] = _plan(
+        api.pool,
+        config.is_embedded,
+        user_config=api.model_dump(mode="json", exclude_unset=True, exclude={"pool"}),
+    )
+    return plans
+
+
+def effects(old: ServeConfig, new: ServeConfig) -> dict[str, Effect]:
+    """Return what going from `old` to `new` does to each deployment that it changes.
+
+    ``rolls`` replaces all replicas, new ones first where there is room (`max_surge_percent`);
+    ``live`` replaces none.
+    """
+    before, after = deployment_plans(old), deployment_plans(new)
+    found: dict[str, Effect] = {}
+    for name in before | after:
+        if name not in before or name not in after:
+            found[name] = "starts" if name in after else "ends"
+        elif before[name].restarts_on != after[name].restarts_on:
+            found[name] = "rolls"
+        elif before[name] != after[name]:
+            found[name] = "live"
+    return found
+
+
+def _engines(pool: EnginePoolConfig) -> DeploymentPlan:
+    """Return the plan of replicas with an engine, each with as many leases as its engine."""
+    engine = pool.engine
+    return _plan(pool.pool, engine, engine_options(pool.pool), max_leases=engine.max_leases)
+
+
+def _plan(
+    pool: PoolConfig,
+    *started_with: object,
+    max_leases: int | None = None,
+    user_config: dict[str, Any] | None = None,
+) -> DeploymentPlan:
+    options = deployment_options(pool, max_leases)
+    if user_config is not None:
+        options["user_config"] = user_config
+    return DeploymentPlan(options, version_of(started_with))
