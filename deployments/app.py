@@ -19,7 +19,7 @@ from ray.serve import Application
 
 from cluster.versions import versioned
 from deployments.api.replica import IngressReplica
-from deployments.config.plans import DeploymentPlan, deployment_plans
+from deployments.config.plans import Plans, deployment_plans
 from deployments.config.preflight import preflight
 from deployments.config.serve_config import EnginePoolConfig, ServeConfig
 from deployments.config.serve_file import check
@@ -29,8 +29,6 @@ from deployments.pools.replica import EngineReplica
 from deployments.pools.retriever import RetrieverReplica
 
 __all__ = ["build", "check", "compose"]
-
-Plans = dict[str, DeploymentPlan]
 
 
 def build(args: ServeConfig) -> Application:

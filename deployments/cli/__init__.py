@@ -47,6 +47,7 @@ def _options(
 app.command("ask")(asking.ask)
 app.command("sample-document")(samples.sample_document)
 app.command("serve")(serving.serve)
+app.command("apply")(serving.apply)
 app.command("stop")(serving.stop)
 app.command("check-config")(serving.check_config)
 app.add_typer(models.app, name="models")

@@ -1,4 +1,4 @@
-"""The commands ``rapid serve``, ``stop`` and ``check-config``, which supervise ``serve run``.
+"""The commands ``rapid serve``, ``apply``, ``stop`` and ``check-config``, around ``serve run``.
 
 Ray Serve's ``serve run`` validates in an actor, does not report when an application is ready and
 keeps running when it failed to start. So the file is checked first, readiness is polled over HTTP,
@@ -10,8 +10,9 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
     from deployments.config.serve_config import ServeConfig
 
 _STOP_TIMEOUT_S = 90.0
+_EFFECTS = {
+    "live": "takes new settings, no replica is replaced",
+    "rolls": "replaces its replicas, new ones first where there is room",
+    "starts": "starts",
+    "ends": "ends",
+}
 
 Config = Annotated[Path, typer.Argument(help="A Ray Serve configuration file.")]
 
@@ -68,6 +75,48 @@ def serve(config: Config = Path("serve_config.yaml")) -> None:
     note("stopped")
 
 
+def apply(
+    config: Config = Path("serve_config.yaml"),
+    address: Annotated[
+        str, typer.Option(envvar="RAY_DASHBOARD_ADDRESS", help="The address of Ray's dashboard.")
+    ] = "http://127.0.0.1:8265",
+) -> None:
+    """Bring a running application to the state of its edited file; replace only what must be."""
+    checked = _checked(config, starts=False)
+
+    from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+
+    from deployments.config.applying import update
+    from deployments.config.serve_file import application_of
+    from rapid.config_errors import read_yaml
+
+    file = read_yaml(config, "serve_config.yaml")
+    name = application_of(file).get("name", "default")
+    try:
+        client = ServeSubmissionClient(address)
+    except ConnectionError:
+        fail(f"no Ray answers at {address}: give the address of its dashboard with --address")
+    state = client.get_serve_details()["applications"].get(name, {})
+    if state.get("status") == "DEPLOY_FAILED":
+        note("the last change failed, so the whole file is applied")
+        content, effects = file, {}
+    else:
+        content, effects = update(file, checked, state.get("deployed_app_config"))
+    client.deploy_applications(content)
+    for deployment, effect in effects.items():
+        note(f"{deployment}: {_EFFECTS[effect]}")
+    with err.status("waiting until it is done"):
+        _wait_until_applied(lambda: client.get_serve_details()["applications"][name])
+    note("done")
+
+
+def _wait_until_applied(state: Callable[[], dict[str, Any]]) -> None:
+    while (found := state())["status"] in ("NOT_STARTED", "DEPLOYING"):
+        time.sleep(0.2)
+    if found["status"] != "RUNNING":
+        fail(f"the application is {found['status']}: {found['message']}")
+
+
 def stop() -> None:
     """Stop the server that 'rapid serve' (or 'make run') started from this folder, and wait."""
     from deployments.cli.server_process import running_pid, stop_running
@@ -83,12 +132,12 @@ def stop() -> None:
     note("stopped")
 
 
-def _checked(config: Path) -> ServeConfig:
+def _checked(config: Path, *, starts: bool = True) -> ServeConfig:
     from deployments.config.serve_file import check
     from rapid.errors import ConfigurationError
 
     try:
-        return check(config)
+        return check(config, starts=starts)
     except ConfigurationError as error:
         fail(str(error))
 

@@ -41,7 +41,10 @@ class DeploymentPlan:
         return self.version, resources
 
 
-def deployment_plans(config: ServeConfig) -> dict[str, DeploymentPlan]:
+Plans = dict[str, DeploymentPlan]
+
+
+def deployment_plans(config: ServeConfig) -> Plans:
     """Return the plan of every deployment of the application, by its name."""
     target, api = config.target, config.api
     plans = {"Target": _engines(target)}
@@ -71,13 +74,12 @@ def deployment_plans(config: ServeConfig) -> dict[str, DeploymentPlan]:
     return plans
 
 
-def effects(old: ServeConfig, new: ServeConfig) -> dict[str, Effect]:
-    """Return what going from `old` to `new` does to each deployment that it changes.
+def effects(before: Plans, after: Plans) -> dict[str, Effect]:
+    """Return what going from some plans to others does to each deployment that it changes.
 
     ``rolls`` replaces all replicas, new ones first where there is room (`max_surge_percent`);
     ``live`` replaces none.
     """
-    before, after = deployment_plans(old), deployment_plans(new)
     found: dict[str, Effect] = {}
     for name in before | after:
         if name not in before or name not in after:

@@ -18,23 +18,36 @@ from rapid.config_errors import read_yaml, validated
 from rapid.errors import ConfigurationError
 
 BUILDER = "deployments.app:build"
+_MADE_FROM_ARGS = ("user_config", "autoscaling_config", "num_replicas", "request_router_config")
 
 
-def check(path: str | Path) -> ServeConfig:
+def check(path: str | Path, *, starts: bool = True) -> ServeConfig:
     """Validate all that can be checked without a start: keys, ranges, checkpoints and bind address.
+
+    Args:
+        path: The file.
+        starts: Whether the application is about to start, so that its engines must fit the free
+            memory of this machine if Ray runs here.
 
     Raises:
         ConfigurationError: If a check fails; schema violations are listed one per line.
     """
     settings = read_yaml(Path(path), "serve_config.yaml")
-    args = _application(settings).get("args") or {}
+    application = application_of(settings)
+    args = application.get("args") or {}
     config = validated(ServeConfig, args, prefix=f"{path}: ", top="args")
     _check_bind(settings, config)
-    return preflight(config, runs_here=os.environ.get("RAY_ADDRESS", "local") == "local")
+    _check_overrides(application)
+    is_local = os.environ.get("RAY_ADDRESS", "local") == "local"
+    return preflight(config, runs_here=starts and is_local)
 
 
-def _application(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the file's one application that `BUILDER` builds."""
+def application_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the file's one application that `BUILDER` builds.
+
+    Raises:
+        ConfigurationError: If there is none, or another one.
+    """
     applications = settings.get("applications")
     ours = [
         each
@@ -46,6 +59,21 @@ def _application(settings: dict[str, Any]) -> dict[str, Any]:
             f"the file must have one application with import_path: {BUILDER}; it has {len(ours)}"
         )
     return ours[0]
+
+
+def _check_overrides(application: dict[str, Any]) -> None:
+    """Check that no deployment's block replaces what is made from ``args``.
+
+    A block replaces an option as a whole: with one number of `autoscaling_config` it would lose
+    the others, and with one setting in `user_config` all API keys.
+    """
+    for block in application.get("deployments") or ():
+        for option in _MADE_FROM_ARGS:
+            if isinstance(block, Mapping) and option in block:
+                raise ConfigurationError(
+                    f"deployments: {block.get('name')}: {option} is made from args: change the "
+                    "settings there (docs/operations.md says what an edit does)"
+                )
 
 
 def _check_bind(settings: dict[str, Any], config: ServeConfig) -> None:
