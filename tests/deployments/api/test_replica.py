@@ -12,6 +12,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from deployments.api.errors import http_error
 from deployments.api.replica import IngressReplica, RemoteOrchestrator
 from deployments.config.serve_config import ApiConfig
+from deployments.config.tenants import hash_key
 from rapid.errors import BadRequest, Overloaded, TargetUnavailable
 from rapid.messages import Document, GenerateRequest, Message
 
@@ -117,3 +118,21 @@ async def test_the_models_card_says_whether_it_is_an_embedded_one(is_embedded: b
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
         (card,) = (await http.get("/v1/models")).json()["data"]
     assert card["rapid"] == {"embedded": is_embedded}
+
+
+async def test_new_keys_and_limits_reach_a_replica_that_runs() -> None:
+    replica = IngressReplica(ApiConfig(), ScriptedHandle(), False)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
+    key = {"tenant": "a", "sha256": hash_key("sk-new")}
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+
+        async def status(key: str | None = None) -> int:
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            return (await http.get("/v1/models", headers=headers)).status_code
+
+        replica.reconfigure({"model": "rapid"})
+        assert (await status(), await status("sk-new")) == (200, 200)
+        replica.reconfigure({"model": "rapid", "keys": [key]})
+        assert (await status(), await status("sk-new")) == (401, 200)
+        replica.reconfigure({"model": "rapid", "keys": [key, key]})  # refused: the old ones stay
+        assert (await status(), await status("sk-new")) == (401, 200)

@@ -1,7 +1,8 @@
-"""`rapid check-config`, `serve` and `stop`, with a stand-in for Ray's ``serve``."""
+"""`rapid check-config`, `serve`, `apply` and `stop`, with stand-ins for Ray's ``serve``."""
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import subprocess
@@ -78,3 +79,74 @@ class TestServe:
 
     def test_nothing_to_stop(self, config):
         assert rapid("stop").exit_code == 0
+
+
+class ScriptedServe:
+    """Ray's API for configurations: what runs, what was sent, and how it ends."""
+
+    def __init__(self, **state):
+        self.state, self.sent = state, None
+
+    def __call__(self, address):
+        if address != "http://127.0.0.1:8265":
+            raise ConnectionError
+        return self
+
+    def get_serve_details(self):
+        return {"applications": {"rapid": self.state} if self.state else {}}
+
+    def deploy_applications(self, content):
+        self.sent = content
+
+
+class TestApply:
+    @pytest.fixture
+    def serve(self, monkeypatch):
+        def running(**state):
+            scripted = ScriptedServe(**state)
+            monkeypatch.setattr("ray.dashboard.modules.serve.sdk.ServeSubmissionClient", scripted)
+            return scripted
+
+        return running
+
+    @pytest.fixture
+    def edited(self, tmp_path):
+        file = yaml.safe_load((ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
+        before = copy.deepcopy(file["applications"][0])
+        file["applications"][0]["args"]["api"]["max_choices"] = 3
+        path = tmp_path / "edited.yaml"
+        path.write_text(yaml.safe_dump(file), encoding="utf-8")
+        return path, file, before
+
+    def test_it_says_what_changes(self, serve, edited):
+        path, _, before = edited
+        ray = serve(status="RUNNING", deployed_app_config=before)
+        result = rapid("apply", str(path))
+        assert result.exit_code == 0, result.output
+        assert "Ingress: takes new settings, no replica is replaced" in result.stderr
+        assert "Target" not in result.stderr
+        assert ray.sent["applications"][0]["args"] == before["args"]
+
+    def test_after_a_failed_change_all_is_sent(self, serve, edited):
+        path, file, before = edited
+        before["args"]["api"]["max_choices"] = 0
+        ray = serve(status="DEPLOY_FAILED", message="max_choices", deployed_app_config=before)
+        result = rapid("apply", str(path))
+        assert ray.sent == file
+        assert result.exit_code == 1  # it says what Serve says
+        assert "the application is DEPLOY_FAILED: max_choices" in result.stderr
+
+    def test_a_mistake_is_refused_before_anything_is_sent(self, serve, edited):
+        path, _, before = edited
+        path.write_text(path.read_text().replace("max_choices: 3", "max_choices: 0"))
+        ray = serve(status="RUNNING", deployed_app_config=before)
+        result = rapid("apply", str(path))
+        assert result.exit_code == 1
+        assert "api.max_choices: Input should be greater than or equal to 1" in result.stderr
+        assert ray.sent is None
+
+    def test_no_ray_there(self, serve, edited):
+        serve()
+        result = rapid("apply", str(edited[0]), "--address", "http://127.0.0.1:1")
+        assert result.exit_code == 1
+        assert "no Ray answers at http://127.0.0.1:1" in result.stderr

@@ -90,6 +90,12 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
             "lists the same key twice",
         ),
         (
+            lambda file, _: file["applications"][0].update(
+                deployments=[{"name": "Ingress", "user_config": {"keys": []}}]
+            ),
+            "deployments: Ingress: user_config is made from args: change the settings there",
+        ),
+        (
             lambda file, _: file["http_options"].update(host="0.0.0.0"),
             "api.keys is empty",
         ),
