@@ -72,7 +72,7 @@ def services_over_ray(
     """Return the services that all requests share, over a deployed application's handles."""
     settings = config.orchestrator
     retrieval = config.retriever.retrieval
-    patience = Patience(settings.drafter_hangs_s)
+    patience = Patience(settings.drafter_hangs_s, settings.target_hangs_s)
     verifiers = VerifierSettings(patience, settings.acceptance_site, target_text.eos_ids)
     target_engine, drafter_engine = config.target.engine, config.drafter_pool.engine
     targets = RayPool(target, target_engine.lease_ttl_s, verifiers, TargetUnavailable)
