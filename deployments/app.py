@@ -29,6 +29,8 @@ from deployments.pools.retriever import RetrieverReplica
 
 __all__ = ["build", "check", "compose"]
 
+_SLOTS_BESIDE_CHATS = 1000
+
 
 def build(args: ServeConfig) -> Application:
     """Build the application; ``import_path: deployments.app:build`` names this function."""
@@ -55,7 +57,12 @@ def compose(
         config, target, drafter, retriever
     )
     ingress = _deployment("Ingress", serve.ingress()(IngressReplica), config.api.pool)
-    return ingress.bind(config.api, orchestrator, config.is_embedded)
+    # Probes and refusals take slots as well, beside as many chats as the ingress itself allows.
+    num_slots = config.api.pool.max_ongoing_requests + _SLOTS_BESIDE_CHATS
+    may_rest = [name for name, pool in config.pools.items() if pool.min_replicas == 0]
+    return ingress.options(max_ongoing_requests=num_slots).bind(
+        config.api, orchestrator, config.is_embedded, may_rest
+    )
 
 
 def _engines(name: str, pool: EnginePoolConfig, load: EngineFactory) -> Application:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Container
 from typing import Any
 
+from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from cluster.failures import FailureKind, failure_of
 from deployments.api.ingress import Ingress
+from deployments.api.readiness import Readiness
 from deployments.config.serve_config import ApiConfig
 from rapid.errors import Overloaded, TargetUnavailable
 from rapid.messages import GenerateRequest, GenerationEvent
@@ -24,8 +26,9 @@ class RemoteOrchestrator:
     gRPC message goes through the object store instead, and is not aborted.
     """
 
-    def __init__(self, handle: DeploymentHandle) -> None:
+    def __init__(self, handle: DeploymentHandle, readiness: Readiness) -> None:
         self._handle = handle
+        self._readiness = readiness
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
         """Yield the events of a request; closing the iterator releases everything it holds.
@@ -58,9 +61,8 @@ class RemoteOrchestrator:
             stream.cancel()
 
     async def ready(self) -> dict[str, Any]:
-        """Return the state of pools and engines."""
-        state: dict[str, Any] = await self._handle.ready.remote()
-        return state
+        """Return the state of pools and engines, as this process last saw it."""
+        return self._readiness.state()
 
 
 def _num_chars(request: GenerateRequest) -> int:
@@ -77,15 +79,30 @@ class IngressReplica:
     """The ingress deployment, which serves the HTTP API as an ASGI application."""
 
     def __init__(
-        self, config: ApiConfig, orchestrator: DeploymentHandle, is_embedded: bool
+        self,
+        config: ApiConfig,
+        orchestrator: DeploymentHandle,
+        is_embedded: bool,
+        may_rest: Container[str] = (),
     ) -> None:
+        """Store the settings.
+
+        Args:
+            config: Settings of the API.
+            orchestrator: The handle of the deployment that runs requests.
+            is_embedded: Whether the model is an embedded one, which its card says.
+            may_rest: Pools that may have no replica while they are idle.
+        """
         self._config = config
         self._orchestrator = orchestrator
         self._is_embedded = is_embedded
+        self._may_rest = may_rest
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Build the ASGI application; Serve calls this hook when the replica's event loop runs."""
-        orchestrator = RemoteOrchestrator(self._orchestrator)
+        readiness = Readiness(serve.get_replica_context().app_name, self._may_rest)
+        readiness.start()
+        orchestrator = RemoteOrchestrator(self._orchestrator, readiness)
         # Serve's proxy adds x-request-id to every request and response.
         return Ingress(
             orchestrator, self._config, is_embedded=self._is_embedded, sends_request_id=False

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
 
-from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config.serve_config import ServeConfig
 from deployments.metrics import RequestMetrics
 from deployments.orchestrator.ray_ports import RayPool, RayRetrieval, VerifierSettings
-from deployments.orchestrator.readiness import readiness
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.request import RequestRun
 from rapid.answering.services import Pools, Services
@@ -42,7 +39,6 @@ class Orchestrator:
         """
         target_text = ChatText.load(config.target.engine.model)
         drafter_text = ChatText.load(config.drafter_pool.engine.model)
-        self._pools = config.pools
         self._services = services_over_ray(
             config, target, drafter, retriever, target_text, drafter_text
         )
@@ -54,11 +50,6 @@ class Orchestrator:
         async with aclosing(self._metrics.watched(run.events())) as events:
             async for event in events:
                 yield event
-
-    async def ready(self) -> dict[str, Any]:
-        """Return the status of the pools' replicas and engines, for ``GET /ready``."""
-        may_rest = {name for name, pool in self._pools.items() if pool.min_replicas == 0}
-        return await readiness(serve.get_replica_context().app_name, may_rest)
 
 
 def services_over_ray(
