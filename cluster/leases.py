@@ -33,7 +33,6 @@ from rapid.messages import LeaseRequest
 logger = logging.getLogger(__name__)
 
 _PING_TIMEOUT_S = 8.0
-LOOK_EVERY_S = 2.0
 _RETRY_S = 0.2
 
 
@@ -66,23 +65,21 @@ class HeldLease:
     queued_s: float
     replica: str = ""
 
-    async def is_over(
-        self, call: asyncio.Future[Any], silent_s: float, look_s: float = LOOK_EVERY_S
-    ) -> bool:
-        """Wait `look_s` seconds for a call, then for a sign of life; return whether it is over.
+    async def is_over(self, call: asyncio.Future[Any], *, after_s: float, silent_s: float) -> bool:
+        """Wait for a call, and then for a sign of life; return whether the call is over.
 
         A call may take as long as it needs while its engine lives: an engine whose steps do not end
         closes itself, and then its calls fail.
 
         Args:
             call: A call of the engine, in progress.
-            silent_s: Longest wait for the sign of life, in seconds.
-            look_s: Longest wait before the engine is asked for one, in seconds.
+            after_s: Seconds after which the engine is asked for a sign of life.
+            silent_s: Longest wait for that, in seconds.
 
         Raises:
             TimeoutError: The engine gave no sign of life.
         """
-        if (await asyncio.wait({call}, timeout=look_s))[0]:
+        if (await asyncio.wait({call}, timeout=after_s))[0]:
             return True
         sign = asyncio.ensure_future(self.engine.ping.remote())
         sign.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -148,8 +145,10 @@ class LeasingReplica:
         try:
             await self._engine.live.remote()
         except Exception as error:
-            self._die(f"the engine died: {error}")
-        self._die("the engine closed")
+            why = f"the engine died: {error}"
+        else:
+            why = "the engine closed"
+        self._die(why)
 
     def _die(self, why: str) -> None:
         """End the engine and this process.

@@ -19,7 +19,7 @@ from ray import ObjectRef
 from ray.serve.handle import DeploymentHandle
 
 from cluster.failures import FailureKind, failure_of
-from cluster.leases import LOOK_EVERY_S, HeldLease, hold, hold_beside
+from cluster.leases import HeldLease, hold, hold_beside
 from rapid.config import WindowDrafting
 from rapid.errors import (
     BadRequest,
@@ -43,6 +43,7 @@ from rapid.ports import EngineLease, Found
 
 _RENEWALS_PER_TTL = 4
 _LOOK_S = 1.0
+_LOOK_EVERY_S = 2.0
 _FAILURES = (TargetUnavailable, EngineFailed, DrafterUnavailable, DrafterHangs)
 _HANGS: dict[type[RapidError], type[RapidError]] = {
     TargetUnavailable: TargetHangs,
@@ -154,7 +155,8 @@ class RayLease:
         call = asyncio.ensure_future(method.remote(self.lease_id))
         call.add_done_callback(_retrieve)
         try:
-            while not await self.held.is_over(call, self._verifiers.patience.silent_s):
+            silent_s = self._verifiers.patience.silent_s
+            while not await self.held.is_over(call, after_s=_LOOK_EVERY_S, silent_s=silent_s):
                 pass
         except TimeoutError:
             raise _blaming(self.held, _HANGS[self._lost]("The engine is silent.")) from None
@@ -324,8 +326,8 @@ class RayVerifier:
         drafted_by = time.monotonic() + limit_s if block is not None else math.inf
         try:
             while True:
-                look_s = min(LOOK_EVERY_S, max(drafted_by - time.monotonic(), 0.0))
-                if await self._target.is_over(call, silent_s, look_s):
+                after_s = min(_LOOK_EVERY_S, max(drafted_by - time.monotonic(), 0.0))
+                if await self._target.is_over(call, after_s=after_s, silent_s=silent_s):
                     break
                 if block is not None and time.monotonic() >= drafted_by:
                     if not await _has_come(block):

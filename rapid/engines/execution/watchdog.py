@@ -48,8 +48,9 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread, and wait for its end."""
         self._stopped.set()
+        self._thread.join()
 
     def is_stuck(self) -> bool:
         """Count one tick; return whether the turn in progress takes longer than it may."""
