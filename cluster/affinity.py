@@ -4,6 +4,7 @@ It uses Serve's request router API (alpha in Ray 2.60). A request whose ``sessio
 reads goes to the replica that owns this name, as long as that replica is below the autoscaler's
 target load. At or above it, and for a request without a name, the less busy of two random replicas
 takes the request. So an idle pool reads a document once, and a busy one never queues for affinity.
+Replicas that have just failed a request are left alone (`cluster.blame`).
 
 The owner is the replica with the highest hash of name and replica (rendezvous hashing): every
 process finds the same owner without communication, and a new replica takes over only the names that
@@ -17,6 +18,8 @@ from hashlib import blake2b
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from cluster.blame import BLAME
 
 
 class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types here
@@ -38,6 +41,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         """Return groups of replicas to try, in order of preference."""
         if not candidate_replicas:
             return []
+        candidate_replicas = BLAME.spared(candidate_replicas)
         two = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
         name = pending_request.metadata.session_id if pending_request else ""
         if not name:

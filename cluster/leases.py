@@ -17,21 +17,36 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import ray
 from ray.actor import ActorHandle
 from ray.serve.handle import DeploymentHandle
 
+from cluster.blame import BLAME
 from cluster.failures import FailureKind, failure_of
-from rapid.errors import LeaseNotFound, Overloaded, RapidError, TargetUnavailable
+from rapid.errors import EngineFailed, LeaseNotFound, Overloaded, RapidError, TargetUnavailable
 from rapid.messages import LeaseRequest
 
 logger = logging.getLogger(__name__)
 
-_PING_TIMEOUT_S = 10.0
+_PING_TIMEOUT_S = 8.0
 _RETRY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The first item of a lease's stream.
+
+    Attributes:
+        engine: Handle of the engine's actor.
+        replica: Unique id of the replica that owns the engine.
+    """
+
+    engine: ActorHandle
+    replica: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,55 +57,107 @@ class HeldLease:
         lease_id: Id to pass in calls to the engine.
         engine: Handle of the engine's actor.
         queued_s: Seconds that it took to get the lease.
+        replica: Unique id of the replica that owns the engine.
     """
 
     lease_id: str
     engine: ActorHandle
     queued_s: float
+    replica: str = ""
+
+    async def is_over(self, call: asyncio.Future[Any], *, after_s: float, silent_s: float) -> bool:
+        """Wait for a call, and then for a sign of life; return whether the call is over.
+
+        A call may take as long as it needs while its engine lives: an engine whose steps do not end
+        closes itself, and then its calls fail.
+
+        Args:
+            call: A call of the engine, in progress.
+            after_s: Seconds after which the engine is asked for a sign of life.
+            silent_s: Longest wait for that, in seconds.
+
+        Raises:
+            TimeoutError: The engine gave no sign of life.
+        """
+        if (await asyncio.wait({call}, timeout=after_s))[0]:
+            return True
+        sign = asyncio.ensure_future(self.engine.ping.remote())
+        sign.add_done_callback(lambda done: done.cancelled() or done.exception())
+        both = {call, sign}
+        try:
+            first, _ = await asyncio.wait(
+                both, timeout=silent_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            sign.cancel()
+        if not first:
+            raise TimeoutError
+        return call.done()
+
+    def blame(self) -> None:
+        """Have this process's next leases taken elsewhere, as this one's engine failed."""
+        BLAME.put(self.replica)
 
 
 class LeasingReplica:
     """A Serve replica that owns one engine actor and leases it out.
 
     The engine's actor class has ``open(request)``, ``wait_closed(lease_id)``, ``renew(lease_id)``,
-    ``release(lease_id)``, ``ping()`` and ``live()``, which never returns. The engine ends a lease
-    that is neither used nor renewed. The actor is the replica's child; each dies with the other.
+    ``release(lease_id)``, ``ping()`` and ``live()``, which returns when the engine is closed. The
+    engine ends a lease that is neither used nor renewed. The actor is the replica's child; each
+    dies with the other, and both when the engine closes or does not answer.
     """
 
-    def __init__(self, start_engine: Callable[[], ActorHandle]) -> None:
+    def __init__(self, start_engine: Callable[[], ActorHandle], replica: str = "") -> None:
+        """Start the engine.
+
+        Args:
+            start_engine: Starts the engine's actor.
+            replica: Unique id of this replica, as its pool's router knows it.
+        """
         self._engine = start_engine()
+        self._replica = replica
         self._fate: asyncio.Task[None] | None = None
 
-    async def lease(self, request: LeaseRequest) -> AsyncIterator[ActorHandle]:
+    async def lease(self, request: LeaseRequest) -> AsyncIterator[Granted]:
         """Yield the engine once it has room for `request`, then wait for the end of the lease."""
         try:
             await self._engine.open.remote(request)
-            yield self._engine
+            yield Granted(self._engine, self._replica)
             await self._engine.wait_closed.remote(request.lease_id)
         finally:  # also if cancelled in the queue: release undoes an open that arrives later
             self._engine.release.remote(request.lease_id)
 
     async def check_health(self) -> None:
         """Raise an error if the engine is gone; the first call waits until its model is loaded."""
-        ping: Awaitable[object] = self._engine.ping.remote()
-        if self._fate is not None:
-            await asyncio.wait_for(ping, _PING_TIMEOUT_S)
+        ping = self._engine.ping.remote()
+        if self._fate is None:
+            await ping
+            self._fate = asyncio.create_task(self._share_fate())
             return
-        await ping
-        self._fate = asyncio.create_task(self._share_fate())
+        try:
+            async with asyncio.timeout(_PING_TIMEOUT_S):
+                await ping
+        except TimeoutError:
+            self._die(f"the engine has not answered within {_PING_TIMEOUT_S:g} s")
 
     async def _share_fate(self) -> None:
-        """Exit the process when the engine dies.
-
-        Serve replaces a dead replica at once, but an unhealthy one slowly.
-        """
         try:
             await self._engine.live.remote()
         except Exception as error:
-            if not failure_of(error).is_loss:
-                raise
-            logger.error("the engine died, and this replica with it: %s", error)
-            os._exit(1)
+            why = f"the engine died: {error}"
+        else:
+            why = "the engine closed"
+        self._die(why)
+
+    def _die(self, why: str) -> None:
+        """End the engine and this process.
+
+        Serve replaces a dead replica at once, but an unhealthy one slowly.
+        """
+        logger.error("%s, and this replica ends with it", why)
+        ray.kill(self._engine)
+        os._exit(1)
 
 
 @contextlib.asynccontextmanager
@@ -117,8 +184,9 @@ async def hold(
         RapidError: `lost`, or the engine refused the request. Entering raises nothing else.
     """
     started = time.monotonic()
-    lease_id, stream, engine = await _acquire(pool, request, timeout_s, lost)
-    lease = HeldLease(lease_id, engine, time.monotonic() - started)
+    lease_id, stream, granted = await _acquire(pool, request, timeout_s, lost)
+    engine = granted.engine
+    lease = HeldLease(lease_id, engine, time.monotonic() - started, granted.replica)
     renewal = asyncio.create_task(_renew(lease, renew_every_s))
     try:
         yield lease
@@ -163,7 +231,7 @@ async def hold_beside(
             raise Overloaded(f"The engine is full: no room within {timeout_s:g} s.") from None
         except Exception as error:
             raise failure_of(error).as_rapid_error("engine", lost) from None
-        lease = HeldLease(request.lease_id, engine, time.monotonic() - started)
+        lease = HeldLease(request.lease_id, engine, time.monotonic() - started, first.replica)
         renewal = asyncio.create_task(_renew(lease, renew_every_s))
         try:
             yield lease
@@ -175,7 +243,7 @@ async def hold_beside(
 
 async def _acquire(
     pool: DeploymentHandle, request: LeaseRequest, timeout_s: float, lost: type[RapidError]
-) -> tuple[str, Any, ActorHandle]:
+) -> tuple[str, Any, Granted]:
     lease = pool.options(
         stream=True, method_name="lease", session_id=request.affinity, _by_reference=False
     )
@@ -192,9 +260,11 @@ async def _acquire(
                     return named.lease_id, stream, await anext(stream)
                 except BaseException as error:
                     stream.cancel()
-                    if not failure_of(error).is_of_one_replica:
+                    failure = failure_of(error)
+                    is_of_engine = isinstance(failure.cause, EngineFailed)
+                    if not (failure.is_of_one_replica or is_of_engine):
                         raise
-                    logger.warning("lease %s: the replica died: %s", named.lease_id, error)
+                    logger.warning("lease %s: the replica failed: %s", named.lease_id, error)
                     death = error
                 await asyncio.sleep(_RETRY_S)
     except TimeoutError:

@@ -133,6 +133,9 @@ class AnsweringConfig(Frozen):
         drafter_hangs_s: Longest wait for the drafter's prefill or for a round with it, in seconds,
             raised to ten times the longest recent round where that is more. After it the drafter
             counts as lost even if it is alive.
+        target_hangs_s: Longest wait for a sign of life, in seconds, from the engine that verifies
+            and has not answered a call for two seconds. After it the answer continues on another
+            engine.
         default_max_tokens: Answer length when the request names none, cut to what fits.
     """
 
@@ -140,6 +143,7 @@ class AnsweringConfig(Frozen):
     target_wait_s: Finite = Field(30.0, gt=0)
     drafter_wait_s: Finite = Field(5.0, gt=0)
     drafter_hangs_s: Finite = Field(30.0, gt=0)
+    target_hangs_s: Finite = Field(10.0, gt=0)
     default_max_tokens: int = Field(512, ge=1)
 
 

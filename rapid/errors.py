@@ -14,7 +14,8 @@
     ├── DrafterUnavailable      `auto` and `lossless` continue without a drafter   503
     ├── DrafterHangs            no draft block came in time                        503
     ├── TargetUnavailable       no target replica answered                         503
-    ├── EngineFailed            a forward pass raised; its leases are released     500
+    │   └── TargetHangs         a target's engine gives no sign of life            503
+    ├── EngineFailed            an engine failed at a step, or is closed           500
     └── ConfigurationError      the configuration is rejected before startup
 
 Every class passes all its arguments to ``super().__init__``, so that it survives pickling between
@@ -106,8 +107,16 @@ class TargetUnavailable(RapidError):
     """A failure of all target replicas to answer."""
 
 
+class TargetHangs(TargetUnavailable):
+    """An engine that verifies and gives no sign of life; recoverable with a lease elsewhere."""
+
+
 class EngineFailed(RapidError):
-    """A forward pass that raised; its leases are released."""
+    """A step that failed, whose leases are released, or an engine that is closed after several.
+
+    Recoverable with a new lease, elsewhere if there is another engine. The message never holds the
+    text of another exception, which may name hosts or paths: the engine's log has that.
+    """
 
 
 class ConfigurationError(RapidError):

@@ -53,13 +53,18 @@ class RunningMedian:
 
 
 class Patience:
-    """The time limit after which a drafter counts as hung, shared by all requests of a process.
+    """The time limits after which an engine counts as hung, shared by all requests of a process.
 
-    The limit is ten times the longest recent round, but at least `floor_s` seconds. It follows the
-    longest round and not the usual one, because a round waits for other work of the engines.
+    The limit for a drafter is ten times the longest recent round, but at least `floor_s` seconds.
+    It follows the longest round and not the usual one, because a round waits for other work of the
+    engines. An engine that verifies has no limit while it gives signs of life.
+
+    Attributes:
+        silent_s: The longest wait for such a sign, in seconds.
     """
 
-    def __init__(self, floor_s: float) -> None:
+    def __init__(self, floor_s: float, silent_s: float = 10.0) -> None:
+        self.silent_s = silent_s
         self._floor_s = floor_s
         self._longest_s = 0.0
 

@@ -21,7 +21,7 @@ Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 Origin = Literal["drafted", "corrected", "bonus", "target"]
 FinishReason = Literal["stop", "length"]
-Failover = Literal["target lost", "drafter lost", "drafter hung"]
+Failover = Literal["target lost", "target hung", "drafter lost", "drafter hung"]
 
 
 # --- caller -> orchestrator ---------------------------------------------------------------------

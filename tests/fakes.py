@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rapid.config import EngineConfig
-from rapid.errors import LeaseNotFound, OutOfStep, PromptTooLong
+from rapid.errors import EngineFailed, LeaseNotFound, OutOfStep, PromptTooLong
 from rapid.messages import (
     DraftBlock,
     EngineStatus,
@@ -84,8 +84,10 @@ class FakeEngine:
         self.pages_total = config.kv_cache_tokens // config.page_tokens
         self.pages_in_use = 0
         self._room = asyncio.Condition()
+        self.closed = asyncio.Event()
 
     async def open(self, request: LeaseRequest) -> None:
+        self.check_running()
         context = self.config.max_context or self.config.kv_cache_tokens
         num_tokens = len(request.prompt_ids) + request.max_tokens
         if num_tokens > context:
@@ -204,7 +206,11 @@ class FakeEngine:
         pass
 
     def check_running(self) -> None:
-        pass
+        if self.closed.is_set():
+            raise EngineFailed("the engine is closed")
+
+    async def until_closed(self) -> None:
+        await self.closed.wait()
 
     def status(self) -> EngineStatus:
         return EngineStatus(

@@ -41,6 +41,7 @@ class LocalActor:
         self._id = os.urandom(16)
         self._actor_id = SimpleNamespace(hex=self._id.hex)
         self.is_dead = False
+        self.is_stopped = False
         self._running: set[asyncio.Task[Any]] = set()
 
     def __getattr__(self, name: str) -> Any:
@@ -52,19 +53,28 @@ class LocalActor:
         for task in self._running:
             task.cancel()
 
+    def stop(self) -> None:
+        """Stop, as by SIGSTOP: no call is answered any more."""
+        self.is_stopped = True
+
     def _start(self, name: str, args: tuple[Any, ...]) -> asyncio.Task[Any]:
         task = asyncio.ensure_future(self._call(name, args))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
 
     async def _call(self, name: str, args: tuple[Any, ...]) -> Any:
+        if self.is_stopped:
+            await asyncio.Event().wait()
         ready = [await arg if isinstance(arg, asyncio.Future) else arg for arg in args]
         call = asyncio.ensure_future(getattr(self.actor, name)(*ready))
         self._running.add(call)
         try:
             if self.is_dead:
                 call.cancel()
-            return await call
+            answer = await call
+            if self.is_stopped:
+                await asyncio.Event().wait()
+            return answer
         except asyncio.CancelledError:
             if self.is_dead:
                 raise ActorUnavailableError(f"{name}: died", self._id) from None

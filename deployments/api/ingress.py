@@ -5,16 +5,22 @@ It needs no Ray: a deployment gives it a handle to the orchestrator, a test a sc
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping
-from contextlib import AsyncExitStack
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    MutableMapping,
+)
+from contextlib import AsyncExitStack, contextmanager
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -36,7 +42,14 @@ from deployments.api.responses import (
 )
 from deployments.config.serve_config import ApiConfig
 from deployments.config.tenants import Tenants
-from rapid.errors import BadRequest, BodyTooLarge, EngineFailed, TargetUnavailable, UnknownModel
+from rapid.errors import (
+    BadRequest,
+    BodyTooLarge,
+    EngineFailed,
+    Overloaded,
+    TargetUnavailable,
+    UnknownModel,
+)
 from rapid.messages import (
     Finished,
     GenerateRequest,
@@ -52,9 +65,8 @@ _log = logging.getLogger(__name__)
 _CLIENT_LEFT_STATUS = 499  # as proxies log it; it is never delivered
 _DRAINED_BODIES = 4
 _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
-_READY_TIMEOUT_S = 10.0
 
-Handler = Callable[[Request, str], Awaitable[Response]]
+Caller = TypeVar("Caller")
 
 
 class GenerationService(Protocol):
@@ -95,13 +107,14 @@ class Ingress:
         self._sends_request_id = sends_request_id
         self._is_embedded = is_embedded
         self._clock = clock
+        self._num_chats = 0
         self.configure(config)
         self._app = Starlette(
             routes=[
-                self._route("/v1/chat/completions", self._chat, "POST"),
-                self._route("/v1/models", self._models, "GET"),
-                self._route("/v1/models/{model:path}", self._model, "GET"),
-                self._route("/ready", self._ready, "GET"),
+                self._route("/v1/chat/completions", self._chat, "POST", self._identify),
+                self._route("/v1/models", self._models, "GET", self._identify),
+                self._route("/v1/models/{model:path}", self._model, "GET", self._identify),
+                self._route("/ready", self._ready, "GET", self._is_operator),
                 Route("/health", self._health, methods=["GET"]),
             ],
             exception_handlers={HTTPException: self._no_route},
@@ -119,14 +132,20 @@ class Ingress:
         """Serve one connection."""
         await self._app(scope, receive, send)
 
-    def _route(self, path: str, handler: Handler, method: str) -> Route:
+    def _route(
+        self,
+        path: str,
+        handler: Callable[[Request, Caller], Awaitable[Response]],
+        method: str,
+        authenticate: Callable[[Request], Caller],
+    ) -> Route:
         """Return a route that authenticates requests and turns every error into OpenAI's form."""
 
         async def endpoint(request: Request) -> Response:
             began = self._clock()
             request_id = _request_id(request)
             try:
-                response = await handler(request, self._identify(request))
+                response = await handler(request, authenticate(request))
             except (ClientDisconnect, ClientLeft):
                 _log.info("request %s: the caller left", request_id)
                 response = Response(status_code=_CLIENT_LEFT_STATUS)
@@ -139,16 +158,33 @@ class Ingress:
         return Route(path, endpoint, methods=[method])
 
     def _identify(self, request: Request) -> str:
-        headers = request.headers
-        client = request.client.host if request.client else None
-        return self._tenants.identify(
-            headers.get("authorization"),
-            client,
-            headers.get("host"),
-            is_forwarded=any(name in headers for name in _FORWARDED),
-        )
+        return self._tenants.identify(*_origin(request), is_forwarded=_is_forwarded(request))
+
+    def _is_operator(self, request: Request) -> bool:
+        return self._tenants.is_operator(*_origin(request), is_forwarded=_is_forwarded(request))
 
     async def _chat(self, request: Request, tenant: str) -> Response:
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._slot())
+            return await self._answer(request, tenant, stack)
+
+    @contextmanager
+    def _slot(self) -> Iterator[None]:
+        """Take one of the slots for chats, so that they leave room for the other routes.
+
+        Raises:
+            Overloaded: All are taken.
+        """
+        if self._num_chats >= self._config.pool.max_ongoing_requests:
+            raise Overloaded("The server is busy.")
+        self._num_chats += 1
+        try:
+            yield
+        finally:
+            self._num_chats -= 1
+
+    async def _answer(self, request: Request, tenant: str, stack: AsyncExitStack) -> Response:
+        """Return the response to a chat; a stream's takes over what is on the stack."""
         began = self._clock()
         body = await _read_json_body(request, self._config.max_body_bytes)
         asked = parse_chat_request(body, max_choices=self._config.max_choices)
@@ -164,14 +200,13 @@ class Ingress:
             includes_usage=asked.includes_usage,
         )
         timing = Timing(began)
-        async with AsyncExitStack() as stack:
-            feed = await stack.enter_async_context(EventFeed(events, request.receive))
-            if not isinstance(await feed.next(), Started):
-                raise EngineFailed("The answer began without a mode.")
-            if not asked.stream:
-                return JSONResponse(await self._complete(feed, asked, frame, timing))
-            chunks = self._chunks(feed, asked, frame, timing)
-            return _EventStream(chunks, stack.pop_all(), _request_id(request))
+        feed = await stack.enter_async_context(EventFeed(events, request.receive))
+        if not isinstance(await feed.next(), Started):
+            raise EngineFailed("The answer began without a mode.")
+        if not asked.stream:
+            return JSONResponse(await self._complete(feed, asked, frame, timing))
+        chunks = self._chunks(feed, asked, frame, timing)
+        return _EventStream(chunks, stack.pop_all(), _request_id(request))
 
     async def _complete(
         self, feed: EventFeed, asked: ChatRequest, frame: ReplyFrame, timing: Timing
@@ -231,15 +266,16 @@ class Ingress:
         self._check_model(request.path_params["model"])
         return JSONResponse(self._card)
 
-    async def _ready(self, request: Request, tenant: str) -> Response:
+    async def _ready(self, request: Request, is_operator: bool) -> Response:
         try:
-            async with asyncio.timeout(_READY_TIMEOUT_S):
-                state = await self._service.ready()
+            state = await self._service.ready()
         except Exception as error:  # any error means that the application is not ready
-            raise TargetUnavailable("The orchestrator does not answer.") from error
-        if state.get("ready"):
-            return JSONResponse(state)
-        return JSONResponse(state, 503, headers={"retry-after": "1"})
+            raise TargetUnavailable("The state of the application is not known.") from error
+        is_ready = bool(state["ready"])
+        shown = state if is_operator else {"ready": is_ready}
+        if is_ready:
+            return JSONResponse(shown)
+        return JSONResponse(shown, 503, headers={"retry-after": "1"})
 
     async def _health(self, request: Request) -> Response:
         return self._tag(JSONResponse({"status": "ok"}), _request_id(request))
@@ -370,6 +406,17 @@ def _log_failure(error: Exception, status: int, request_id: str) -> None:
         _log.error("request %s failed", request_id, exc_info=error)
     else:
         _log.info("request %s: %d %s", request_id, status, error)
+
+
+def _origin(request: Request) -> tuple[str | None, str | None, str | None]:
+    """Return the Authorization header, the peer's address and the Host header."""
+    headers = request.headers
+    client = request.client.host if request.client else None
+    return headers.get("authorization"), client, headers.get("host")
+
+
+def _is_forwarded(request: Request) -> bool:
+    return any(name in request.headers for name in _FORWARDED)
 
 
 def _request_id(request: Request) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from cluster.failures import FailureKind, failure_of
 from deployments.api.ingress import Ingress
+from deployments.api.readiness import Readiness
 from deployments.config.live import accepted
 from deployments.config.serve_config import ApiConfig
 from rapid.errors import Overloaded, TargetUnavailable
@@ -25,8 +27,9 @@ class RemoteOrchestrator:
     gRPC message goes through the object store instead, and is not aborted.
     """
 
-    def __init__(self, handle: DeploymentHandle) -> None:
+    def __init__(self, handle: DeploymentHandle, readiness: Readiness) -> None:
         self._handle = handle
+        self._readiness = readiness
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
         """Yield the events of a request; closing the iterator releases everything it holds.
@@ -59,9 +62,8 @@ class RemoteOrchestrator:
             stream.cancel()
 
     async def ready(self) -> dict[str, Any]:
-        """Return the state of pools and engines."""
-        state: dict[str, Any] = await self._handle.ready.remote()
-        return state
+        """Return the state of pools and engines, as this process last saw it."""
+        return self._readiness.state()
 
 
 def _num_chars(request: GenerateRequest) -> int:
@@ -80,9 +82,11 @@ class IngressReplica:
     def __init__(
         self, config: ApiConfig, orchestrator: DeploymentHandle, is_embedded: bool
     ) -> None:
+        readiness = Readiness(serve.get_replica_context().app_name)
+        readiness.start()
         # Serve's proxy adds x-request-id to every request and response.
         self._ingress = Ingress(
-            RemoteOrchestrator(orchestrator),
+            RemoteOrchestrator(orchestrator, readiness),
             config,
             is_embedded=is_embedded,
             sends_request_id=False,

@@ -100,9 +100,15 @@ class ServerProcess:
         return self._process.poll() is not None
 
     def is_ready(self) -> bool:
-        """Return whether the application is ready; with API keys, whether its ingress answers."""
-        status = self._status("/ready")
-        return status == 200 or (status == 401 and self._status("/health") == 200)
+        """Return whether the application is ready, and every pool that it shows has started."""
+        try:
+            state = self._http.get("/ready").json()
+        except (httpx.HTTPError, ValueError):
+            return False
+        return state.get("ready", False) and not any(
+            pool["status"] == "UPDATING" and not pool["replicas"]
+            for pool in state.get("pools", {}).values()
+        )
 
     def failure(self) -> str | None:
         """Return why the application will not start, from the log; None while it still may."""
@@ -137,12 +143,6 @@ class ServerProcess:
         self._http.close()
         self._lock.truncate(0)
         self._lock.close()
-
-    def _status(self, path: str) -> int | None:
-        try:
-            return self._http.get(path).status_code
-        except httpx.HTTPError:
-            return None
 
     def _log(self) -> str:
         try:

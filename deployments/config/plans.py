@@ -17,6 +17,8 @@ from deployments.config.serve_config import EnginePoolConfig, ServeConfig
 
 Effect = Literal["starts", "ends", "rolls", "live"]
 
+_SLOTS_BESIDE_CHATS = 1000
+
 
 @dataclass(frozen=True)
 class DeploymentPlan:
@@ -66,10 +68,12 @@ def deployment_plans(config: ServeConfig) -> Plans:
             exclude={"api": True, "retriever": {"retrieval": {"store": {"api_key"}}}},
         ),
     )
+    # Probes and refusals take slots as well, beside as many chats as the ingress itself allows.
+    num_slots = api.pool.max_ongoing_requests + _SLOTS_BESIDE_CHATS
     plans["Ingress"] = _plan(
-        api.pool,
+        api.pool.model_copy(update={"max_ongoing_requests": num_slots}),
         config.is_embedded,
-        user_config=api.model_dump(mode="json", exclude_unset=True, exclude={"pool"}),
+        user_config=api.model_dump(mode="json", exclude_unset=True),
     )
     return plans
 

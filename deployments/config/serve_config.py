@@ -69,10 +69,12 @@ class ApiKey(Frozen):
     Attributes:
         tenant: The tenant that the key identifies.
         sha256: The SHA-256 of the key in hex.
+        operator: Whether ``GET /ready`` shows the key's holder the state of every pool and engine.
     """
 
     tenant: str = Field(min_length=1, max_length=128)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    operator: bool = False
 
 
 class ApiConfig(Frozen):

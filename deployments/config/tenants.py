@@ -55,6 +55,33 @@ class Tenants:
                 "This server has no API keys, so it answers on this machine only: configure "
                 "api.keys to let others in."
             )
+        return self._key_of(authorization).tenant
+
+    def is_operator(
+        self,
+        authorization: str | None,
+        client: str | None,
+        host: str | None,
+        *,
+        is_forwarded: bool = False,
+    ) -> bool:
+        """Return whether a request may see the state of the whole application.
+
+        That is one with an operator's key, or without configured keys one from this machine. The
+        arguments are those of `identify`.
+
+        Raises:
+            Unauthorized: If the request has a key that is unknown.
+        """
+        if self._keys:
+            return authorization is not None and self._key_of(authorization).operator
+        try:
+            self.identify(authorization, client, host, is_forwarded=is_forwarded)
+        except Unauthorized:
+            return False
+        return True
+
+    def _key_of(self, authorization: str | None) -> ApiKey:
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise Unauthorized(
@@ -62,10 +89,10 @@ class Tenants:
             )
         presented = hash_key(key.strip())
         # Every key is compared in constant time, so that timing reveals nothing about the keys.
-        tenants = [k.tenant for k in self._keys if hmac.compare_digest(k.sha256, presented)]
-        if not tenants:
+        found = [key for key in self._keys if hmac.compare_digest(key.sha256, presented)]
+        if not found:
             raise Unauthorized("Incorrect API key provided.")
-        return tenants[0]
+        return found[0]
 
 
 def hash_key(key: str) -> str:

@@ -7,14 +7,12 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config.live import accepted
 from deployments.config.serve_config import ServeConfig
 from deployments.metrics import RequestMetrics
 from deployments.orchestrator.ray_ports import RayPool, RayRetrieval, VerifierSettings
-from deployments.orchestrator.readiness import readiness
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.request import RequestRun
 from rapid.answering.services import Pools, Services
@@ -49,7 +47,6 @@ class Orchestrator:
             ChatText.load(config.drafter_pool.engine.model),
         )
         self._services = services_over_ray(config, *self._handles, *self._texts)
-        self._pools = config.pools
         self._metrics = RequestMetrics(config.api.model)
         self._settings: ServeConfig | None = None
 
@@ -61,7 +58,6 @@ class Orchestrator:
         config = accepted(ServeConfig, settings, self._settings, of="Orchestrator")
         services = services_over_ray(config, *self._handles, *self._texts)
         self._services = replace(services, costs=self._services.costs)
-        self._pools = config.pools
         self._settings = config
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationEvent]:
@@ -70,11 +66,6 @@ class Orchestrator:
         async with aclosing(self._metrics.watched(run.events())) as events:
             async for event in events:
                 yield event
-
-    async def ready(self) -> dict[str, Any]:
-        """Return the status of the pools' replicas and engines, for ``GET /ready``."""
-        may_rest = {name for name, pool in self._pools.items() if pool.min_replicas == 0}
-        return await readiness(serve.get_replica_context().app_name, may_rest)
 
 
 def services_over_ray(
@@ -88,7 +79,7 @@ def services_over_ray(
     """Return the services that all requests share, over a deployed application's handles."""
     settings = config.orchestrator
     retrieval = config.retriever.retrieval
-    patience = Patience(settings.drafter_hangs_s)
+    patience = Patience(settings.drafter_hangs_s, settings.target_hangs_s)
     verifiers = VerifierSettings(patience, settings.acceptance_site, target_text.eos_ids)
     target_engine, drafter_engine = config.target.engine, config.drafter_pool.engine
     targets = RayPool(target, target_engine.lease_ttl_s, verifiers, TargetUnavailable)

@@ -27,6 +27,7 @@ from rapid.errors import (
     DrafterUnavailable,
     EngineFailed,
     RapidError,
+    TargetHangs,
     TargetUnavailable,
 )
 from rapid.estimators import Patience
@@ -42,6 +43,12 @@ from rapid.ports import EngineLease, Found
 
 _RENEWALS_PER_TTL = 4
 _LOOK_S = 1.0
+_LOOK_EVERY_S = 2.0
+_FAILURES = (TargetUnavailable, EngineFailed, DrafterUnavailable, DrafterHangs)
+_HANGS: dict[type[RapidError], type[RapidError]] = {
+    TargetUnavailable: TargetHangs,
+    DrafterUnavailable: DrafterHangs,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,7 @@ class VerifierSettings:
     """Settings of verifiers, the same for all requests.
 
     Attributes:
-        patience: How long a block may take.
+        patience: How long a block may take, and how long an engine may be silent.
         site: Where blocks are judged: `target` beside the target's logits, `orchestrator` in this
             process.
         eos_ids: Tokens that end an answer.
@@ -144,10 +151,22 @@ class RayLease:
         return num_read
 
     async def _answered(self, method: Any) -> Any:
+        """Call a method with the lease's id; the call takes as long as the engine lives."""
+        call = asyncio.ensure_future(method.remote(self.lease_id))
+        call.add_done_callback(_retrieve)
         try:
-            return await method.remote(self.lease_id)
+            silent_s = self._verifiers.patience.silent_s
+            while not await self.held.is_over(call, after_s=_LOOK_EVERY_S, silent_s=silent_s):
+                pass
+        except TimeoutError:
+            raise _blaming(self.held, _HANGS[self._lost]("The engine is silent.")) from None
+        finally:
+            call.cancel()
+        try:
+            return call.result()
         except Exception as error:
-            raise failure_of(error).as_rapid_error("engine", self._lost) from None
+            failed = failure_of(error).as_rapid_error("engine", self._lost)
+            raise _blaming(self.held, failed) from None
 
     def forgo_companion(self) -> None:
         """Tell the engine, without waiting, that no second lease will be opened beside this one."""
@@ -283,22 +302,44 @@ class RayVerifier:
         reference = method.remote(lease.lease_id, self._choice, block, *also)
         if isinstance(block, DraftBlock):
             return await self._answered(reference)
-        asked = asyncio.ensure_future(self._answered(reference))
-        asked.add_done_callback(lambda done: done.cancelled() or done.exception())
-        began, limit_s = time.monotonic(), self._patience.limit_s
-        try:
-            done, _ = await asyncio.wait({asked}, timeout=limit_s)
-            if not done and not await _has_come(block):
-                raise DrafterHangs(f"The drafter has not answered within {limit_s:g} s.")
-            found = await asked  # not done but drafted: the target is slow
-        finally:
-            asked.cancel()
+        began = time.monotonic()
+        found = await self._answered(reference, block)
         self._patience.observe(time.monotonic() - began)
         return found
 
-    async def _answered(self, reference: Awaitable[Any]) -> Any:
+    async def _answered(
+        self, reference: Awaitable[Any], block: Awaitable[object] | None = None
+    ) -> Any:
+        """Await an answer of the target, which may take long while the target lives.
+
+        Args:
+            reference: The call.
+            block: The block that the call waits for, if it is still being drafted.
+
+        Raises:
+            DrafterHangs: The block has not come in time.
+            TargetHangs: The target gives no sign of life.
+        """
+        call = asyncio.ensure_future(reference)
+        call.add_done_callback(_retrieve)
+        silent_s, limit_s = self._patience.silent_s, self._patience.limit_s
+        drafted_by = time.monotonic() + limit_s if block is not None else math.inf
         try:
-            return await reference
+            while True:
+                after_s = min(_LOOK_EVERY_S, max(drafted_by - time.monotonic(), 0.0))
+                if await self._target.is_over(call, after_s=after_s, silent_s=silent_s):
+                    break
+                if block is not None and time.monotonic() >= drafted_by:
+                    if not await _has_come(block):
+                        hangs = DrafterHangs(f"The drafter has not answered within {limit_s:g} s.")
+                        raise self._blaming_drafter(hangs)
+                    drafted_by = math.inf  # the target is slow
+        except TimeoutError:
+            raise _blaming(self._target, TargetHangs("The target is silent.")) from None
+        finally:
+            call.cancel()
+        try:
+            return call.result()
         except Exception as error:
             raise self._classified(error) from None
 
@@ -312,13 +353,33 @@ class RayVerifier:
         failure = failure_of(error)
         drafter = self._drafter()
         if failure.kind is FailureKind.OBJECT_LOST:
-            return DrafterUnavailable("The drafter's block was lost with its machine.")
+            lost = DrafterUnavailable("The drafter's block was lost with its machine.")
+            return self._blaming_drafter(lost)
         is_targets = failure.is_death_of(self._target.engine)  # which may draft for itself
         if drafter is not None and not is_targets and failure.is_death_of(drafter.engine):
-            return failure.as_rapid_error("drafter", DrafterUnavailable)
+            return _blaming(drafter, failure.as_rapid_error("drafter", DrafterUnavailable))
         if isinstance(failure.cause, BadRequest):  # a malformed block is not the client's error
             return EngineFailed(f"The drafter's block cannot be judged: {failure.cause}")
-        return failure.as_rapid_error("target", TargetUnavailable)
+        if isinstance(failure.cause, DrafterUnavailable):
+            return self._blaming_drafter(failure.cause)
+        return _blaming(self._target, failure.as_rapid_error("target", TargetUnavailable))
+
+    def _blaming_drafter(self, error: RapidError) -> RapidError:
+        drafter = self._drafter()
+        return error if drafter is None else _blaming(drafter, error)
+
+
+def _blaming(lease: HeldLease, error: RapidError) -> RapidError:
+    """Return `error`; if it is a failure of the lease's engine, blame that."""
+    if isinstance(error, _FAILURES):
+        lease.blame()
+    return error
+
+
+def _retrieve(call: asyncio.Future[Any]) -> None:
+    """Retrieve an error that nobody may wait for any more, so that asyncio does not report it."""
+    if not call.cancelled():
+        call.exception()
 
 
 async def _has_come(block: Awaitable[object]) -> bool:

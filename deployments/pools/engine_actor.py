@@ -73,8 +73,8 @@ class EngineActor:
         return os.getpid()
 
     async def live(self) -> None:
-        """Wait forever; the pending call fails as soon as the actor dies."""
-        await asyncio.Event().wait()
+        """Wait until the engine is closed; the pending call fails as soon as the actor dies."""
+        await self._engine.until_closed()
 
     async def open(self, request: LeaseRequest) -> None:
         """Wait for room, then open the lease ``request.lease_id``.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ray import serve
+
 from cluster.leases import LeasingReplica
 from cluster.placement import PoolConfig
 from deployments.pools.engine_actor import EngineFactory, load_engine, start_engine
@@ -14,4 +16,5 @@ class EngineReplica(LeasingReplica):
     def __init__(
         self, engine: EngineConfig, pool: PoolConfig, load: EngineFactory = load_engine
     ) -> None:
-        super().__init__(lambda: start_engine(engine, pool, load))
+        replica = serve.get_replica_context().replica_id.unique_id
+        super().__init__(lambda: start_engine(engine, pool, load), replica)

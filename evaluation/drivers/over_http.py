@@ -232,7 +232,7 @@ async def _greeted(client: httpx.AsyncClient) -> tuple[str, DraftKind]:
         response = await client.get("/v1/models")
         response.raise_for_status()
         models = [str(card["id"]) for card in response.json()["data"]]
-        pools = (await client.get("/ready")).json()["pools"]
+        state = (await client.get("/ready")).json()
     except httpx.HTTPStatusError as error:
         raise ConfigurationError(
             f"{client.base_url}: the server answered {_reason(error.response)}"
@@ -244,9 +244,14 @@ async def _greeted(client: httpx.AsyncClient) -> tuple[str, DraftKind]:
         ) from None
     if len(models) != 1:
         raise ConfigurationError(f"{client.base_url} serves {len(models)} models; one is expected")
-    if "drafter" in pools:
+    if "pools" not in state:
+        raise ConfigurationError(
+            f"{client.base_url} shows its pools to operators only: give the key of one, which "
+            "api.keys marks with operator: true"
+        )
+    if "drafter" in state["pools"]:
         return models[0], "drafter"
-    return models[0], "target" if "retriever" in pools else "lookup"
+    return models[0], "target" if "retriever" in state["pools"] else "lookup"
 
 
 async def _posted(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Json:

@@ -7,9 +7,10 @@
                                                 Started ┘
 
 Every refusal comes before `Started`, when the leases are held and the mode is resolved; prefills
-may continue after it. The leases are released however the generator ends. A target that is lost
-later is replaced: the request takes new leases, replays the committed tokens and continues the same
-answer. A drafter that is lost or hangs is not replaced: the target continues alone.
+may continue after it. The leases are released however the generator ends. A target that is lost,
+fails or hangs later is replaced: the request takes new leases, replays the committed tokens and
+continues the same answer. A drafter that is lost or hangs is not replaced: the target continues
+alone.
 """
 
 from __future__ import annotations
@@ -49,9 +50,11 @@ from rapid.answering.sources import (
 from rapid.errors import (
     DrafterHangs,
     DrafterUnavailable,
+    EngineFailed,
     LeaseNotFound,
     PromptTooLong,
     RapidError,
+    TargetHangs,
     TargetUnavailable,
 )
 from rapid.messages import (
@@ -71,6 +74,7 @@ from rapid.speculation.refreshing import RefreshTrigger
 logger = logging.getLogger(__name__)
 
 _MAX_FAILOVERS = 2
+_TARGETS_FAILOVERS: tuple[Failover, ...] = ("target lost", "target hung")
 _LONG_CHARACTERS = 4096
 _READING_S = 1.0
 _HINTS: dict[Role, str] = {
@@ -128,10 +132,12 @@ class RequestRun:
                 except DrafterHangs as error:  # at most once: no drafter is left afterwards
                     self._lose_drafter("drafter hung")
                     cause: RapidError = error
-                except (TargetUnavailable, LeaseNotFound) as error:
-                    if self._record.failovers.count("target lost") == _MAX_FAILOVERS:
+                except (TargetUnavailable, EngineFailed, LeaseNotFound) as error:
+                    lost = [how for how in self._record.failovers if how in _TARGETS_FAILOVERS]
+                    if len(lost) == _MAX_FAILOVERS:
                         raise
-                    self._record.failovers.append("target lost")
+                    is_hung = isinstance(error, TargetHangs)
+                    self._record.failovers.append("target hung" if is_hung else "target lost")
                     cause = error
                 logger.warning("request %s: new leases: %s", self._request.request_id, cause)
                 await session.release_all()
@@ -345,7 +351,7 @@ class RequestRun:
             async with asyncio.timeout(limit_s):
                 await source.read()
             return
-        except TimeoutError:
+        except (TimeoutError, DrafterHangs):
             how, cause = "drafter hung", f"not read within {limit_s:g} s"
         except RapidError as error:
             how, cause = "drafter lost", str(error)

@@ -336,6 +336,13 @@ class Engine:
         """Raise EngineFailed if the engine was closed by `close` or by a failure of its own."""
         self._state.check_running()
 
+    async def until_closed(self) -> None:
+        """Wait until the engine is closed, by `close` or by a failure of its own."""
+        reply = Reply()
+        with self._state.guard:
+            self._state.await_closing(reply)
+        await reply.future
+
     def close(self) -> None:
         """End all leases, wait for a running forward and join the compute thread."""
         with self._state.guard:

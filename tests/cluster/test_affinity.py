@@ -14,6 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import ReplicaID
 
 from cluster.affinity import AffinityRouter, weight
+from cluster.blame import Blame
 from cluster.placement import PoolConfig, deployment_options
 
 
@@ -52,6 +53,19 @@ async def test_a_busy_owner_is_not_waited_for() -> None:
     busy = {owner.replica_id.unique_id: 2}
     assert len(await first_asked("x", busy)) == 2
     assert await first_asked("x", {owner.replica_id.unique_id: 1}) == [owner]
+
+
+async def test_an_owner_that_has_just_failed_a_request_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blame = Blame()
+    monkeypatch.setattr("cluster.affinity.BLAME", blame)
+    (owner,) = await first_asked("x", {})
+    blame.put(owner.replica_id.unique_id)
+    (other,) = await first_asked("x", {})
+    assert other is not owner
+    assert owner not in [each for _ in range(50) for each in await first_asked("", {})]
+    assert await first_asked("x", {}, [owner]) == [owner]
 
 
 async def test_without_a_name_two_are_compared() -> None:

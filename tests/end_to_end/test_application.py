@@ -65,7 +65,7 @@ async def test_two_dozen_at_once_get_what_each_gets_alone(application: str) -> N
         if tokens(crowded) != tokens(single):  # the batch moves logits by 3e-5: only at a tie
             num_ties += recomputed(crowded, request) or recomputed(single, request)
     assert num_ties <= len(requests) / 100
-    wait_until(lambda: held(application) == (0, 0), 1)
+    wait_until(lambda: held(application) == (0, 0), 10)
 
 
 async def test_both_acceptance_sites_give_the_same_tokens(application: str) -> None:
@@ -196,7 +196,7 @@ async def test_an_answer_outlives_its_target(application: str) -> None:
     assert len(first.explanation.token_ids[0]) > 20
     assert second.explanation.token_ids == first.explanation.token_ids
     assert second.plain_from == (None,)
-    wait_until(lambda: held(application) == (0, 0), 1)
+    wait_until(lambda: held(application) == (0, 0), 10)
 
 
 def long_question(index: int, coupling: Any) -> GenerateRequest:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 import rapid
 from evaluation.loaders.generated import load
@@ -173,3 +175,20 @@ def test_the_readme_s_example_answers_right(
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("The banner of Tezawe is sozo sema 40. fused")
     assert second.startswith("The first deposit of Lonadu is ")
+
+
+def test_a_step_that_fails_costs_no_token(pair, monkeypatch):
+    asked = {"documents": [FACTS], "mode": "fused", "seed": 3, "max_tokens": 20}
+    whole = pair.answer("What is the banner of Tezawe?", **asked)
+    runner = pair._services.pools.target._engine._compute.runner
+    run, num_runs = runner.run, itertools.count(1)
+
+    def fails_once(feeds):
+        if next(num_runs) == 4:
+            raise torch.OutOfMemoryError("no memory")
+        return run(feeds)
+
+    monkeypatch.setattr(runner, "run", fails_once)
+    answer = pair.answer("What is the banner of Tezawe?", **asked)
+    assert answer.receipt.failovers == ("target lost",)
+    assert answer.text == whole.text

@@ -16,8 +16,10 @@ import time
 import torch
 
 from rapid.config import EngineConfig
+from rapid.engines.execution.failures import is_of_the_device
 from rapid.engines.execution.scheduling import Scheduled
 from rapid.engines.execution.state import EngineState
+from rapid.engines.execution.watchdog import Watchdog
 from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.host_tier import HostTier, Move
 from rapid.engines.work.base import Work
@@ -26,6 +28,10 @@ from rapid.errors import EngineFailed, RapidError
 logger = logging.getLogger(__name__)
 
 _COUNTING_THREADS = threading.Lock()
+_MOST_FAILED = 5  # steps in a row; a request that no engine can compute is given up after three
+_LEAST_LIMIT_S = 10.0  # that a step may take, however short it was expected to be
+_TIMES_EXPECTED = 10.0
+_UNKNOWN_LIMIT_S = 600.0  # for a step of unknown cost: kernels compile, a CPU reads a whole chunk
 
 
 class ComputeThread:
@@ -34,6 +40,8 @@ class ComputeThread:
     Attributes:
         runner: The model, over the KV pool.
         host: Second tier of the pool, in host memory, if any.
+        num_turns: Number of turns of the thread's loop that ran a step or had nothing to do.
+        limit_s: Seconds that the turn in progress may take before the engine is closed.
     """
 
     def __init__(
@@ -51,15 +59,26 @@ class ComputeThread:
         self.host = host
         self._state = state
         self._config = config
+        self._num_failed = 0  # steps since the last good one
+        self.num_turns = 0
+        self.limit_s = _UNKNOWN_LIMIT_S
+        self._is_stuck = False
+        self._watchdog = Watchdog(self, self._close_stuck)
         self._thread = threading.Thread(target=self._loop, name="rapid-engine", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread, and another one that watches it."""
         self._thread.start()
+        self._watchdog.start()
 
     def join(self) -> None:
-        """Wait until the thread has ended, which it does once the state is closed."""
-        self._thread.join()
+        """Wait until the thread has ended, which it does once the state is closed.
+
+        A thread that is stuck is left behind.
+        """
+        while self._thread.is_alive() and not self._is_stuck:
+            self._thread.join(timeout=1.0)
+        self._watchdog.stop()
 
     def _loop(self) -> None:
         with _COUNTING_THREADS:  # a thread adopts the latest count set anywhere at its first query
@@ -68,13 +87,16 @@ class ComputeThread:
             torch.get_num_threads()
         try:
             while not self._state.is_closed:
-                if not self._step_or_fail():
-                    with self._state.guard:
-                        if not (self._state.is_due() or self._state.is_closed):
-                            ttl_s, rest_s = self._config.lease_ttl_s, self._state.scheduler.rest_s
-                            self._state.guard.wait(timeout=min(1.0, ttl_s / 4, rest_s))
+                if self._step_or_fail():
+                    self.num_turns += 1
+                    continue
+                with self._state.guard:
+                    self.num_turns += not self._state.in_progress()
+                    if not (self._state.is_due() or self._state.is_closed):
+                        ttl_s, rest_s = self._config.lease_ttl_s, self._state.scheduler.rest_s
+                        self._state.guard.wait(timeout=min(1.0, ttl_s / 4, rest_s))
         except Exception as error:
-            self._give_up(error)
+            self._close(error, "its bookkeeping failed")
 
     def _step_or_fail(self) -> bool:
         """Call `step`; if it raises, fail the leases at work so that their callers do not hang."""
@@ -86,7 +108,11 @@ class ComputeThread:
 
     def step(self) -> bool:
         """Run one forward over all work that is ready; return False if there was none."""
+        self.limit_s = _UNKNOWN_LIMIT_S
         scheduled = self._schedule()
+        expected_s = self._state.scheduler.expected_s(scheduled)
+        if expected_s is not None:
+            self.limit_s = max(_LEAST_LIMIT_S, _TIMES_EXPECTED * expected_s)
         if not scheduled:
             return False
         works = [work for work, _ in scheduled]
@@ -159,7 +185,7 @@ class ComputeThread:
             self._state.settle(work, error)
             return
         except Exception as error:
-            self._fail([work], error)
+            self._end([work], error)
             return
         if work.is_done:
             self._state.settle(work)
@@ -167,14 +193,23 @@ class ComputeThread:
             self._state.scheduler.add(work)
 
     def _postprocess(self, works: list[Work], logits: list[torch.Tensor]) -> None:
-        """Hand each work its logits, unless it was dropped during the forward."""
+        """Hand each work its logits, unless it was dropped during the forward.
+
+        The step was good unless every one of them fails on its own.
+        """
+        causes: list[Exception] = []
         for work, rows in zip(works, logits, strict=True):
             if not self._state.is_wanted(work):
                 continue  # dropped or released during the forward
             try:
                 work.take(rows)
             except Exception as error:
-                self._fail([work], error)
+                self._end([work], error)
+                causes.append(error)
+        if len(causes) < len(works):
+            self._num_failed = 0
+        else:
+            self._count(causes[0])
 
     def _publish(self, works: list[Work]) -> None:
         """Share what was computed, even for cancelled work, and answer finished work's callers."""
@@ -186,19 +221,38 @@ class ComputeThread:
                     self._state.settle(work)
 
     def _fail(self, works: list[Work], cause: Exception) -> None:
-        """End the leases of failed work, whose KV may be corrupt; the engine goes on."""
-        logger.error("forward pass failed", exc_info=cause)
+        """End the leases of a step that failed, and count it."""
+        self._end(works, cause)
+        self._count(cause)
+
+    def _end(self, works: list[Work], cause: Exception) -> None:
+        """End the leases of failed work, whose KV may be corrupt; the engine goes on if it can."""
+        lease_ids = sorted({work.lease.lease_id for work in works})
+        logger.error("a step failed; its leases end: %s", ", ".join(lease_ids), exc_info=cause)
+        error = EngineFailed("The engine failed at a step; its log says why.")
+        error.__cause__ = cause
         with self._state.guard:
             for work in works:
                 if self._state.ledger.is_open(work.lease):
-                    error = EngineFailed(f"a forward pass raised {cause!r}: the lease is gone")
-                    error.__cause__ = cause
                     self._state.end(work.lease, "failed", error)
+        if is_of_the_device(cause):
+            self._close(cause, "its device failed")
 
-    def _give_up(self, cause: Exception) -> None:
-        """Close the engine after its bookkeeping raised, and answer every pending caller."""
-        logger.critical("the engine's bookkeeping failed: the engine is closed", exc_info=cause)
-        error = EngineFailed(f"the engine is closed: its bookkeeping raised {cause!r}")
+    def _count(self, cause: Exception) -> None:
+        """Count a failed step; several in a row are the engine's own failure."""
+        self._num_failed += 1
+        if self._num_failed >= _MOST_FAILED:
+            self._close(cause, f"{self._num_failed} steps failed in a row")
+
+    def _close_stuck(self) -> None:
+        """Close the engine on the watchdog's thread, as this one does not go on."""
+        self._is_stuck = True
+        self._close(None, "a step does not end")
+
+    def _close(self, cause: Exception | None, why: str) -> None:
+        """Close the engine, and answer every pending caller."""
+        logger.critical("the engine is closed: %s", why, exc_info=cause)
+        error = EngineFailed(f"The engine is closed: {why}.")
         error.__cause__ = cause
         with self._state.guard:
             self._state.abandon(error)

@@ -95,10 +95,15 @@ class Scheduler:
                 selected.append((work, work.feed(1)))
         return selected
 
+    def expected_s(self, scheduled: Scheduled) -> float | None:
+        """Return the seconds that a step is expected to take; None if that is not known yet."""
+        prefills = [feed for _, feed in scheduled if not feed.num_wanted]
+        return self.costs.expected_s(prefills, is_alone=_is_alone(scheduled))
+
     def observe(self, seconds: float, scheduled: Scheduled) -> None:
         """Update the measured costs with the duration of a step, in seconds."""
         prefills = [feed for _, feed in scheduled if not feed.num_wanted]
-        is_alone = all(work.kind in ("prefill", "ahead") for work, _ in scheduled)
+        is_alone = _is_alone(scheduled)
         self.costs.observe(seconds, prefills, is_alone=is_alone)
         self._waited_s = seconds if prefills and is_alone else 0.0
         if prefills:
@@ -215,3 +220,8 @@ class Scheduler:
         if work.kind == "prefill":
             return self._prefills.setdefault(work.lease.request.tenant, deque())
         return self._ahead if work.kind == "ahead" else self._steps
+
+
+def _is_alone(scheduled: Scheduled) -> bool:
+    """Return whether a step has no rows but those of prefill and of drafting ahead."""
+    return all(work.kind in ("prefill", "ahead") for work, _ in scheduled)

@@ -45,6 +45,7 @@ class EngineState:
         self._replies: dict[Work, Reply] = {}
         self._ahead: dict[Sequence, DraftAhead] = {}  # these have no caller
         self._endings: dict[Lease, list[Reply]] = {}
+        self._closings: list[Reply] = []
 
     def check_running(self) -> None:
         """Raise EngineFailed if the engine is closed."""
@@ -90,6 +91,13 @@ class EngineState:
         """
         self.check_running()
         self._endings.setdefault(self.ledger.get(lease_id), []).append(reply)
+
+    def await_closing(self, reply: Reply) -> None:
+        """Settle `reply` once the engine is closed."""
+        if self.is_closed:
+            reply.settle()
+        else:
+            self._closings.append(reply)
 
     def end(self, lease: Lease, ending: Ending, error: Exception | None = None) -> None:
         """Close a lease: answer its calls and those who await its end, and free its pages."""
@@ -157,10 +165,13 @@ class EngineState:
         self.ledger.close()
         for lease in self.ledger.leases():
             self.end(lease, "closed", EngineFailed("the engine is closed"))
+        self._announce_closing()
         self.guard.notify()
 
     def abandon(self, error: EngineFailed) -> None:
         """Close the engine and answer every caller, touching nothing that may raise."""
+        if self.is_closed:
+            return
         self.is_closed = True
         for reply in self._replies.values():
             reply.settle(None, error)
@@ -169,6 +180,12 @@ class EngineState:
         self._replies.clear()
         self._endings.clear()
         self.ledger.close()
+        self._announce_closing()
+
+    def _announce_closing(self) -> None:
+        for reply in self._closings:
+            reply.settle()
+        self._closings.clear()
 
     def _go_ahead(self, draft: Draft) -> None:
         """Start drafting ahead, behind a block that was handed out.

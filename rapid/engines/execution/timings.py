@@ -5,7 +5,7 @@ It assumes nothing about hardware: all costs are learnt from the measured times 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rapid.engines.attention.batch import Feed
 from rapid.estimators import RunningMedian
@@ -59,6 +59,23 @@ class StepCosts:
     def row_s(self, depth: int) -> float:
         """Return the seconds that a prefill row at `depth` adds; 0 before one was observed."""
         return self._fitted[1] + self._fitted[2] * depth
+
+    def expected_s(self, prefills: Sequence[Feed], *, is_alone: bool) -> float | None:
+        """Return the seconds that a step should take; None where no such step was observed.
+
+        Args:
+            prefills: The prefill rows of the step.
+            is_alone: Whether the step has no rows but those of prefill and of drafting ahead.
+        """
+        if not prefills:
+            return self.base_s.value
+        if not self._products[1][1]:
+            return None
+        rows_s = sum(
+            len(feed.token_ids) * self.row_s(feed.position + len(feed.token_ids))
+            for feed in prefills
+        )
+        return rows_s + (self.start_s if is_alone else self.base_s.value or 0.0)
 
     def observe(self, seconds: float, prefills: Iterable[Feed], *, is_alone: bool) -> None:
         """Update the model with a step.

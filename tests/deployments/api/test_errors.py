@@ -22,6 +22,7 @@ STATUS = {
     "OutOfStep": 500,
     "DrafterUnavailable": 503,
     "TargetUnavailable": 503,
+    "TargetHangs": 503,
     "EngineFailed": 500,
     "ConfigurationError": 500,
     "RapidError": 503,

@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from cluster.placement import PoolConfig
 from deployments.api.ingress import Ingress
 from deployments.config.serve_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
@@ -462,6 +463,28 @@ class TestRoutes:
         assert missing.status_code == 404
         assert missing.json()["error"]["code"] == "model_not_found"
 
+    async def test_chats_take_a_limited_number_of_slots_and_leave_the_rest_to_others(self):
+        """A stream keeps its slot to its end, and a refusal takes none."""
+        go_on = asyncio.Event()
+        script = (STARTED, TextDelta(0, "a"), go_on, TextDelta(0, "", (), "stop"))
+        orchestrator = ScriptedOrchestrator(*script, Finished(receipt()))
+        app = ingress(orchestrator, pool=PoolConfig(max_ongoing_requests=2))
+        async with served(app) as url, httpx.AsyncClient(base_url=url, timeout=30) as http:
+            streamed = asyncio.create_task(http.post(CHAT, json=ASK | {"stream": True}))
+            whole = asyncio.create_task(http.post(CHAT, json=ASK))
+            while len(orchestrator.requests) < 2:  # noqa: ASYNC110 (two of the same event)
+                await asyncio.sleep(0.01)
+            refused = [await http.post(CHAT, json=ASK) for _ in range(3)]
+            for path in ("/ready", "/health", "/v1/models"):
+                assert (await http.get(path)).status_code == 200
+            go_on.set()
+            assert [(await each).status_code for each in (streamed, whole)] == [200, 200]
+            assert (await http.post(CHAT, json=ASK)).status_code == 200
+        for response in refused:
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "overloaded"
+            assert response.headers["retry-after"] == "1"
+
     async def test_ready(self):
         orchestrator = ScriptedOrchestrator()
         async with client(ingress(orchestrator)) as http:
@@ -500,8 +523,15 @@ class TestRoutes:
 class TestKeys:
     KEYS = (ApiKey(tenant="acme", sha256=hash_key("sk-1")),)
 
-    @pytest.mark.parametrize("path", [CHAT, "/v1/models", f"/v1/models/{MODEL}", "/ready"])
-    @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer sk-2"}])
+    @pytest.mark.parametrize(
+        ("path", "headers"),
+        [
+            (path, headers)
+            for path in (CHAT, "/v1/models", f"/v1/models/{MODEL}", "/ready")
+            for headers in ({}, {"authorization": "Bearer sk-2"})
+            if (path, headers) != ("/ready", {})  # which every prober may ask
+        ],
+    )
     async def test_no_key_no_answer(self, path, headers):
         orchestrator = ScriptedOrchestrator()
         async with client(ingress(orchestrator, keys=self.KEYS)) as http:
@@ -517,6 +547,28 @@ class TestKeys:
         response = await post(app, headers={"authorization": "Bearer sk-1"})
         assert response.status_code == 200
         assert orchestrator.requests[0].tenant == "acme"
+
+    @pytest.mark.parametrize("is_ready", [True, False])
+    async def test_only_an_operator_sees_more_than_whether_it_is_ready(self, is_ready):
+        operator = ApiKey(tenant="ops", sha256=hash_key("sk-op"), operator=True)
+        orchestrator = ScriptedOrchestrator()
+        orchestrator.state = {"ready": is_ready, "pools": {"target": {"replicas": 2}}}
+        app = ingress(orchestrator, keys=(*self.KEYS, operator))
+        async with client(app) as http:
+            for key, shown in (
+                (None, {"ready": is_ready}),
+                ("sk-1", {"ready": is_ready}),
+                ("sk-op", orchestrator.state),
+            ):
+                headers = {"authorization": f"Bearer {key}"} if key else {}
+                response = await http.get("/ready", headers=headers)
+                assert response.json() == shown
+                assert response.status_code == (200 if is_ready else 503)
+
+    async def test_without_keys_others_see_only_whether_it_is_ready(self):
+        transport = httpx.ASGITransport(ingress(ScriptedOrchestrator()), client=("10.0.0.7", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            assert (await http.get("/ready")).json() == {"ready": True}
 
     async def test_health_needs_none(self):
         async with client(ingress(ScriptedOrchestrator(), keys=self.KEYS)) as http:

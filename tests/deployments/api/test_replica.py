@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ from ray.exceptions import ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from deployments.api.errors import http_error
+from deployments.api.readiness import Readiness
 from deployments.api.replica import IngressReplica, RemoteOrchestrator
 from deployments.config.serve_config import ApiConfig
 from deployments.config.tenants import hash_key
@@ -42,6 +44,10 @@ class ScriptedHandle:
         pass
 
 
+def remote(handle: Any) -> RemoteOrchestrator:
+    return RemoteOrchestrator(handle, Readiness("rapid"))
+
+
 @pytest.mark.parametrize(
     ("fields", "by_reference"),
     [
@@ -57,7 +63,7 @@ async def test_every_text_of_the_caller_counts(fields: Any, by_reference: bool) 
     handle = ScriptedHandle()
     settings = {"messages": (Message("user", "Which?"),)} | fields
     request = GenerateRequest("r", "local", **settings)
-    async for _ in RemoteOrchestrator(handle).generate(request):  # type: ignore[arg-type]
+    async for _ in remote(handle).generate(request):
         pass
     assert handle.given["_by_reference"] == by_reference
 
@@ -106,13 +112,22 @@ async def caught(failure: Exception) -> Exception:
     """What the ingress catches when the call of the orchestrator fails with `failure`."""
     request = GenerateRequest("r", "local", (Message("user", "Which?"),))
     with pytest.raises(Exception) as raised:  # noqa: PT011 (each test says which)
-        async for _ in RemoteOrchestrator(ScriptedHandle(failure)).generate(request):  # type: ignore[arg-type]
+        async for _ in remote(ScriptedHandle(failure)).generate(request):
             pass
     return raised.value
 
 
+@pytest.fixture
+def in_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = SimpleNamespace(app_name="rapid")
+    monkeypatch.setattr("deployments.api.replica.serve.get_replica_context", lambda: context)
+    monkeypatch.setattr(Readiness, "start", lambda self: None)
+
+
 @pytest.mark.parametrize("is_embedded", [True, False])
-async def test_the_models_card_says_whether_it_is_an_embedded_one(is_embedded: bool) -> None:
+async def test_the_models_card_says_whether_it_is_an_embedded_one(
+    is_embedded: bool, in_a_replica: None
+) -> None:
     replica = IngressReplica(ApiConfig(), ScriptedHandle(), is_embedded)  # type: ignore[arg-type]
     transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
@@ -120,7 +135,7 @@ async def test_the_models_card_says_whether_it_is_an_embedded_one(is_embedded: b
     assert card["rapid"] == {"embedded": is_embedded}
 
 
-async def test_new_keys_and_limits_reach_a_replica_that_runs() -> None:
+async def test_new_keys_and_limits_reach_a_replica_that_runs(in_a_replica: None) -> None:
     replica = IngressReplica(ApiConfig(), ScriptedHandle(), False)  # type: ignore[arg-type]
     transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
     key = {"tenant": "a", "sha256": hash_key("sk-new")}

@@ -22,9 +22,11 @@ if "fails" in config:
 if "gives_up" in config:
     print("rapid.errors.EngineFailed: No memory.", flush=True)
     print("(Controller pid=1) ERROR -- Failed to update the deployments ['Target'].", flush=True)
+STATES = config.get("states", ['{{"ready": true}}'])
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200); self.end_headers()
+        self.send_response(200); self.end_headers(); self.wfile.write(STATES.pop(0).encode())
+        STATES[:] = STATES or ['{{"ready": true}}']
     def log_message(self, *args): pass
 server = http.server.HTTPServer(("127.0.0.1", config["http_options"]["port"]), Handler)
 try:

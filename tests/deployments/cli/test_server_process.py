@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -30,6 +31,17 @@ class TestServerProcess:
         assert "bye" in server.tail()  # it was interrupted, not killed
         server.forget()
         assert running_pid() is None
+
+    def test_it_is_ready_when_every_pool_that_it_shows_has_had_a_replica(self, config):
+        first = '{"ready": true, "pools": {"drafter": {"status": "UPDATING", "replicas": 0}}}'
+        rests = '{"ready": true, "pools": {"drafter": {"status": "HEALTHY", "replicas": 0}}}'
+        states = ["no JSON", '{"ready": false}', first, rests]
+        config.write_text(config.read_text() + f"states: {json.dumps(states)}\n")
+        server = ServerProcess.start(config)
+        wait(server.is_ready)
+        assert server._http.get("/ready").text == '{"ready": true}'  # all of `states` came before
+        server.stop()
+        server.forget()
 
     def test_a_process_that_ends_says_why(self, config):
         config.write_text(config.read_text() + "fails: out of luck\n")

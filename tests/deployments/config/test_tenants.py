@@ -73,3 +73,19 @@ def test_whoever_comes_through_a_proxy_needs_a_key():
 )
 def test_loopback(host, is_local):
     assert is_loopback(host) is is_local
+
+
+@pytest.mark.parametrize(
+    ("authorization", "is_operator"), [("Bearer op", True), ("Bearer sk-1", False), (None, False)]
+)
+def test_an_operator_is_known_by_the_key(authorization, is_operator):
+    keys = (*KEYS, ApiKey(tenant="ops", sha256=hash_key("op"), operator=True))
+    assert Tenants(keys).is_operator(authorization, "127.0.0.1", "localhost") == is_operator
+    with pytest.raises(Unauthorized):
+        Tenants(keys).is_operator("Bearer unknown", "127.0.0.1", "localhost")
+
+
+def test_without_keys_the_operator_is_whoever_is_on_this_machine():
+    assert Tenants().is_operator(None, "127.0.0.1", "localhost")
+    assert not Tenants().is_operator(None, "10.0.0.7", "localhost")
+    assert not Tenants().is_operator(None, "127.0.0.1", "localhost", is_forwarded=True)

@@ -236,10 +236,17 @@ async def test_blocks_are_opened_by_targets_only(fakes: Fakes) -> None:
 
 
 async def test_readiness_lists_every_engine_of_every_pool(fakes: Fakes) -> None:
-    state = await fakes.orchestrator.ready.remote()
-    assert set(state["pools"]) == {"ingress", "orchestrator", "retriever", "target", "drafter"}
-    assert {engine["pool"] for engine in state["engines"]} == {"target", "drafter"}
-    assert all(engine.get("leases_open", 0) == 0 for engine in state["engines"])
+    def state() -> dict[str, Any]:
+        return dict(httpx.get(f"{fakes.url}/ready", timeout=10).json())
+
+    def is_seen() -> bool:
+        return state()["ready"] and len(state()["engines"]) > 1
+
+    await asyncio.to_thread(wait_until, is_seen, 20, 0.2)
+    seen = state()
+    assert set(seen["pools"]) == {"ingress", "orchestrator", "retriever", "target", "drafter"}
+    assert {engine["pool"] for engine in seen["engines"]} == {"target", "drafter"}
+    assert all(engine.get("leases_open", 0) == 0 for engine in seen["engines"])
 
 
 OURS = {"model_name", "pool", "mode", "reason", "position", "finished_reason", "le"}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RayTaskError
 
+from cluster.blame import Blame
 from cluster.leases import HeldLease
 from deployments.orchestrator.ray_ports import JudgingVerifier, RayDrafter, RayVerifier
 from rapid.config import SamplingConfig, SpeculationConfig
@@ -20,6 +21,7 @@ from rapid.errors import (
     LeaseNotFound,
     OutOfStep,
     RapidError,
+    TargetHangs,
     TargetUnavailable,
 )
 from rapid.estimators import Patience
@@ -207,6 +209,73 @@ async def test_a_caller_that_leaves_in_mid_round_leaves_nothing_behind() -> None
     gc.collect()
     assert complaints == []
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+class Slow(ScriptedEngine):
+    """It answers after a while; a sign of life it gives at once, or never."""
+
+    def __init__(self, *, is_alive: bool) -> None:
+        super().__init__(TARGET)
+        self.ping = SimpleNamespace(remote=lambda: self._sign(is_alive))
+        self.num_signs = 0
+
+    async def _sign(self, is_alive: bool) -> None:
+        self.num_signs += 1
+        if not is_alive:
+            await asyncio.Event().wait()
+
+    def remote(self, *args: Any) -> Any:
+        return asyncio.sleep(0.3, "verdict")
+
+
+@pytest.mark.parametrize("call", ["verify", "decode"])
+async def test_a_round_may_take_as_long_as_the_target_gives_signs_of_life(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.orchestrator.ray_ports._LOOK_EVERY_S", 0.02)
+    blame = Blame()
+    monkeypatch.setattr("cluster.leases.BLAME", blame)
+    for is_alive in (True, False):
+        target = Slow(is_alive=is_alive)
+        held = HeldLease("t", target, 0.0, "replica-1")
+        asking = RayVerifier(held, drafting, Patience(30, silent_s=0.1))
+        asked = asking.verify(block()) if call == "verify" else asking.decode(4)
+        if is_alive:
+            assert await asked == "verdict"
+            assert target.num_signs > 1
+            assert blame._until == {}
+        else:
+            with pytest.raises(TargetHangs):
+                await asked
+            assert list(blame._until) == ["replica-1"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "blamed"),
+    [
+        (ActorUnavailableError("gone", TARGET), "target"),
+        (remote(EngineFailed("The engine is closed.")), "target"),
+        (ActorUnavailableError("gone", DRAFTER), "drafter"),
+        (remote(DrafterUnavailable("the drafter failed")), "drafter"),
+        (remote(LeaseNotFound("expired")), None),
+        (remote(OutOfStep("a verdict for another position")), None),
+    ],
+)
+async def test_the_replica_whose_engine_failed_is_blamed_and_no_other(
+    failure: BaseException, blamed: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blame = Blame()
+    monkeypatch.setattr("cluster.leases.BLAME", blame)
+    target = HeldLease("t", ScriptedEngine(TARGET, failure), 0.0, "target")
+    drafter = HeldLease("d", ScriptedEngine(DRAFTER), 0.0, "drafter")
+    with pytest.raises(RapidError):
+        await RayVerifier(target, lambda: drafter, Patience(30)).verify("block")
+    assert list(blame._until) == ([blamed] if blamed else [])
+
+
+def block() -> DraftBlock:
+    ids = np.array([3], dtype=np.int32)
+    return DraftBlock("d", 0, 0, ids, ids[:, None], np.ones((1, 1), dtype=np.float32))
 
 
 async def test_a_block_is_a_reference_that_nobody_opens_here() -> None:

@@ -46,17 +46,18 @@ async def test_a_release_that_overtakes_its_open_is_remembered(actor: EngineActo
     assert await held(actor) == 1
 
 
-async def test_an_engine_that_closed_by_itself_is_not_healthy(
-    actor: EngineActor, monkeypatch: pytest.MonkeyPatch
+async def test_an_engine_that_closed_by_itself_is_not_healthy_and_lives_no_longer(
+    actor: EngineActor,
 ) -> None:
     await actor.ping()
-
-    def closed(_: FakeEngine) -> None:
-        raise EngineFailed("the engine is closed")
-
-    monkeypatch.setattr(FakeEngine, "check_running", closed)
+    living = asyncio.create_task(actor.live())
+    await asyncio.sleep(0.01)
+    assert not living.done()
+    actor._engine.closed.set()  # type: ignore[attr-defined]
     with pytest.raises(EngineFailed):
         await actor.ping()
+    async with asyncio.timeout(5):
+        await living
 
 
 async def test_a_release_undoes_an_open_that_waits(actor: EngineActor) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cluster.leases import Granted
 from cluster.placement import PoolConfig
 from deployments.pools import replica
 from rapid.config import EngineConfig
@@ -30,8 +31,11 @@ async def test_it_leases_out_the_engine_that_it_started(monkeypatch: pytest.Monk
         return engine
 
     monkeypatch.setattr(replica, "start_engine", start)
+    context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r1"))
+    monkeypatch.setattr(replica.serve, "get_replica_context", lambda: context)
     config, pool = EngineConfig(model="none"), PoolConfig()
     made = replica.EngineReplica(config, pool, FakeEngine)
     assert started == [(config, pool, FakeEngine)]
-    assert [each async for each in made.lease(SimpleNamespace(lease_id="a"))] == [engine]
+    granted = [each async for each in made.lease(SimpleNamespace(lease_id="a"))]
+    assert granted == [Granted(engine, "r1")]
     assert calls == ["open", "wait_closed"]

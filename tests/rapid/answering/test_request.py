@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +36,7 @@ from rapid.messages import (
     TextDelta,
     Verdict,
 )
-from tests.fakes import FakeEngine, scripted_token
+from tests.fakes import FakeEngine, FakeLease, scripted_token
 from tests.local_pools import FOUND, LocalApplication, QueueingEngine
 from tests.ray_cluster import question
 
@@ -829,3 +829,80 @@ async def test_after_its_drafter_was_lost_an_answer_asks_for_no_room_for_one() -
     assert opened[0].companion_tokens > 0
     assert opened[-1].companion_tokens == 0
     assert [tokens(events, choice) for choice in range(2)] == [script(5, 60, 0), script(5, 60, 1)]
+
+
+class FailsAtStep(FakeEngine):
+    """Fails at one of its steps, as often as it is told to, and ends the leases of the step."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.num_steps = 0
+        self.fails_at: Callable[[int], bool] = lambda _: False
+
+    async def _compute(self, lease: FakeLease) -> None:
+        self.num_steps += 1
+        if self.fails_at(self.num_steps):
+            self.release(lease.request.lease_id)
+            raise EngineFailed("The engine failed at a step; its log says why.")
+        await super()._compute(lease)
+
+
+@pytest.mark.parametrize("site", ["target", "orchestrator"])
+@pytest.mark.parametrize("mode", ["plain", "lossless", "fused", "rag"])
+async def test_an_engine_that_fails_at_a_step_is_a_lost_target(mode: str, site: str) -> None:
+    app = LocalApplication(load=FailsAtStep, acceptance_site=site)
+    pool = app.drafter if mode == "rag" else app.target
+    pool.engine.actor._engine.fails_at = lambda number: number in (3, 5)
+    request = question(
+        "r", mode=mode, documents=ATLAS, seed=5, max_tokens=60, num_choices=2, explain=True
+    )
+    events = await app.answered(request)
+    assert receipt(events).failovers == ("target lost", "target lost")
+    assert [tokens(events, choice) for choice in range(2)] == [script(5, 60, 0), script(5, 60, 1)]
+
+
+async def test_a_request_that_no_engine_can_compute_is_given_up_after_the_third() -> None:
+    app = LocalApplication(load=FailsAtStep)
+    engine = app.target.engine.actor._engine
+    engine.fails_at = lambda number: number > 2
+    with pytest.raises(EngineFailed, match="its log says why"):
+        await app.answered(question("r", mode="plain", seed=5, max_tokens=60))
+    assert engine.num_steps == 5
+    assert app.target.num_streams == 3
+
+
+@pytest.mark.parametrize("site", ["target", "orchestrator"])
+@pytest.mark.parametrize("mode", ["plain", "fused", "rag"])
+async def test_a_target_that_is_silent_is_left_and_the_answer_goes_on(
+    mode: str, site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.orchestrator.ray_ports._LOOK_EVERY_S", 0.05)
+    app = LocalApplication(target_hangs_s=0.5, acceptance_site=site)
+    pool = app.drafter if mode == "rag" else app.target
+    request = question("r", mode=mode, documents=ATLAS, seed=2_005, max_tokens=60, explain=True)
+    events: list[GenerationEvent] = []
+    async for event in app.generate(request):
+        events.append(event)
+        if len(events) == 4:
+            silent = pool.engine
+            pool.start()
+            silent.stop()
+    assert receipt(events).failovers == ("target hung",)
+    assert receipt(events).plain_from == (None,)
+    assert tokens(events) == script(5, 60)
+
+
+async def test_a_target_that_falls_silent_while_it_reads_is_left_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("deployments.orchestrator.ray_ports._LOOK_EVERY_S", 0.05)
+    app = LocalApplication(target_hangs_s=0.5, load=lambda c: FakeEngine(c, prefill_s=0.3))
+    events: list[GenerationEvent] = []
+    async for event in app.generate(question("r", mode="plain", seed=5, explain=True)):
+        events.append(event)
+        if isinstance(event, Started):
+            silent = app.target.engine
+            app.target.start()
+            silent.stop()
+    assert receipt(events).failovers == ("target hung",)
+    assert tokens(events) == script(5, 24)

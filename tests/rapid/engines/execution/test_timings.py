@@ -113,3 +113,18 @@ def test_a_row_too_cheap_to_see_costs_nothing() -> None:
     costs.observe(1.0, [], is_alone=False)
     costs.observe(0.9, chunk(16, 100), is_alone=False)  # faster with than without
     assert costs.row_s(100) == 0
+
+
+def test_a_step_is_expected_to_take_what_such_steps_took() -> None:
+    costs = StepCosts()
+    assert costs.expected_s([], is_alone=False) is None
+    assert costs.expected_s(chunk(16, 0), is_alone=True) is None
+    for rows in (16, 64, 256) * 5:
+        costs.observe(0.2 + 1e-3 * rows, chunk(rows, 0), is_alone=True)
+    assert costs.expected_s([], is_alone=False) is None
+    assert costs.expected_s(chunk(512, 0), is_alone=True) == pytest.approx(0.712, rel=0.1)
+    for _ in range(4):  # the first three find the caches full of the prompt
+        costs.observe(0.5, [], is_alone=False)
+    assert costs.expected_s([], is_alone=False) == 0.5
+    beside = costs.expected_s([*chunk(256, 0), *chunk(256, 0)], is_alone=False)
+    assert beside == pytest.approx(1.012, rel=0.1)

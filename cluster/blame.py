@@ -1,0 +1,56 @@
+"""Replicas that have just failed a request, which the routers of this process leave alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from rapid.ports import Clock
+
+_BLAMED_S = 10.0
+
+
+class HasReplicaId(Protocol):
+    """A candidate of Serve's request router."""
+
+    @property
+    def replica_id(self) -> object:
+        """Serve's id of the replica."""
+        ...
+
+
+Candidate = TypeVar("Candidate", bound=HasReplicaId)
+
+
+class Blame:
+    """Times at which replicas failed.
+
+    A replica whose steps fail answers sooner than the others, and so looks the least busy. For ten
+    seconds after a failure it gets no request from this process while another replica may take it.
+    In this time a replica whose engine is broken is replaced.
+    """
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._until: dict[str, float] = {}
+
+    def put(self, replica: str) -> None:
+        """Record that a replica, by its unique id, failed a request."""
+        now = self._clock()
+        self._until = {each: end for each, end in self._until.items() if end > now}
+        self._until[replica] = now + _BLAMED_S
+
+    def spared(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Return the candidates that have not just failed, or all if there is no other."""
+        now = self._clock()
+        good = [
+            each
+            for each in candidates
+            if self._until.get(each.replica_id.unique_id, 0.0) <= now  # type: ignore[attr-defined]
+        ]
+        return good or list(candidates)
+
+
+BLAME = Blame()
+"""The blame that the callers and the routers of this process share."""

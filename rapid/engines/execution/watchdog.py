@@ -1,0 +1,68 @@
+"""A thread that closes an engine whose compute thread is stuck."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+_TICK_S = 1.0
+
+
+class Watched(Protocol):
+    """What a watchdog looks at.
+
+    Attributes:
+        num_turns: Grows with every turn that the work takes, or in which there is none to do.
+        limit_s: Seconds that the turn in progress may take.
+    """
+
+    num_turns: int
+    limit_s: float
+
+
+class Watchdog:
+    """A thread that calls a function, once, when a turn takes longer than it may.
+
+    A kernel that never ends blocks the compute thread, while the process goes on to answer whether
+    it is well. The watchdog counts its own ticks, each of one second. So a process that was stopped
+    and goes on, or that gets no processor, is not taken for a stuck one.
+    """
+
+    def __init__(self, watched: Watched, on_stuck: Callable[[], None]) -> None:
+        """Make the thread, which does not run before `start`.
+
+        Args:
+            watched: The work; it is read without a lock.
+            on_stuck: Called on the watchdog's thread, which ends afterwards.
+        """
+        self._watched = watched
+        self._on_stuck = on_stuck
+        self._num_turns = watched.num_turns
+        self._waited_s = 0.0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="rapid-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, and wait for its end."""
+        self._stopped.set()
+        self._thread.join()
+
+    def is_stuck(self) -> bool:
+        """Count one tick; return whether the turn in progress takes longer than it may."""
+        num_turns = self._watched.num_turns
+        if num_turns != self._num_turns:
+            self._num_turns, self._waited_s = num_turns, 0.0
+            return False
+        self._waited_s += _TICK_S
+        return self._waited_s > self._watched.limit_s
+
+    def _loop(self) -> None:
+        while not self._stopped.wait(_TICK_S):
+            if self.is_stuck():
+                self._on_stuck()
+                return
