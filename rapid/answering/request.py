@@ -273,6 +273,7 @@ class RequestRun:
             request.num_logprobs,
             affinity_of(request),
             request.is_streamed,
+            request.cache_salt,
         )
 
     def _fit(self, role: Role, num_prompt: int, max_tokens: int | None) -> int:
