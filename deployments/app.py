@@ -55,7 +55,7 @@ def compose(
         config, target, drafter, retriever
     )
     ingress = _deployment("Ingress", serve.ingress()(IngressReplica), config.api.pool)
-    return ingress.bind(config.api, orchestrator, config.is_embedded)
+    return ingress.bind(config.filled_api, orchestrator, config.is_embedded)
 
 
 def _engines(name: str, pool: EnginePoolConfig, load: EngineFactory) -> Application:

@@ -104,15 +104,19 @@ class Turnover:
         finally:
             self._held_s.add(self._clock() - self._began.pop(number))
 
-    def seconds_until(self, num_free: int = 1) -> float | None:
-        """Return the seconds until so many places are free, by the pace so far.
+    def seconds_until(self, num_free: int = 1, *, share: int | None = None) -> float | None:
+        """Return the seconds until so many places become free, by the pace so far.
 
         Before any place has become free, the time that the oldest has been held stands for the time
         that places are held. None is returned where nothing is known: no place is held.
+
+        Args:
+            num_free: Number of places.
+            share: Number of held places of which these must be; None takes any.
         """
         if not self._began:
             return None
         held_s = self._held_s.value
         if held_s is None:
             held_s = self._clock() - next(iter(self._began.values()))
-        return num_free * held_s / len(self._began)
+        return num_free * held_s / (share or len(self._began))

@@ -55,6 +55,7 @@ class TestTurnover:
         with turnover.held(), turnover.held(), turnover.held(), turnover.held():
             assert turnover.seconds_until() == 2.0
             assert turnover.seconds_until(6) == 12.0
+            assert turnover.seconds_until(share=1) == 8.0
 
     def test_at_first_the_oldest_place_says_how_long_places_are_held(self) -> None:
         clock = self.Clock()
