@@ -18,6 +18,7 @@ from rapid.config import Finite, Frozen
 _METRICS_INTERVAL_S = 0.5
 _HEALTH_CHECK_PERIOD_S = 1.0  # a dead replica is detected and replaced at the next check
 _QUEUED_PER_LEASE = 8  # requests that may wait for each lease of a pool with all its replicas
+_QUEUED = 256  # requests that may wait for a pool without leases: as many as its caller holds
 
 
 class PoolConfig(Frozen):
@@ -31,8 +32,7 @@ class PoolConfig(Frozen):
         max_ongoing_requests: Most requests that a replica takes at once; replicas with an engine
             take the engine's `max_leases` instead.
         max_queued_requests: Most requests that wait at each process that calls the pool; further
-            ones are refused. None is as many as a replica takes at once, and for engines eight
-            times the leases of all replicas.
+            ones are refused. None is 256, and for engines eight times the leases of all replicas.
         upscale_delay_s: Seconds that high load must last before replicas are added.
         downscale_delay_s: Seconds that low load must last before replicas are removed.
         graceful_shutdown_timeout_s: Seconds that a removed replica may take to finish its requests.
@@ -91,7 +91,7 @@ def num_queued(pool: PoolConfig, max_leases: int | None = None) -> int:
     if pool.max_queued_requests is not None:
         return pool.max_queued_requests
     if max_leases is None:
-        return pool.max_ongoing_requests
+        return _QUEUED
     return _QUEUED_PER_LEASE * max_leases * pool.max_replicas
 
 
