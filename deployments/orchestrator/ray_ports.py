@@ -47,7 +47,7 @@ from rapid.messages import (
     TargetLogits,
     Verdict,
 )
-from rapid.ports import EngineLease, Found
+from rapid.ports import Clock, EngineLease, Found
 
 _RENEWALS_PER_TTL = 4
 _ASKING_AT_ONCE = 4  # requests of a process in Serve's own queue for a pool
@@ -76,10 +76,10 @@ class LeaseQueue:
     Few of them at once stand in Serve's own queue, which is first come, first served.
     """
 
-    def __init__(self, max_waiting: int) -> None:
+    def __init__(self, max_waiting: int, *, clock: Clock = time.monotonic) -> None:
         """Create an empty queue for at most `max_waiting` requests."""
         self._turns = Turns(_ASKING_AT_ONCE, max_waiting)
-        self._turnover = Turnover()
+        self._turnover = Turnover(clock)
 
     def check_room(self, request: LeaseRequest) -> None:
         """Raise an error if a request may not even wait; one that has begun its answer always may.
@@ -106,7 +106,8 @@ class LeaseQueue:
     @property
     def retry_after_s(self) -> float | None:
         """Seconds until those who wait have had their leases, by the pace of late."""
-        return self._turnover.seconds_until(self._turns.num_waiting + 1)
+        turns = self._turns
+        return self._turnover.seconds_until(turns.num_waiting + turns.num_inside + 1)
 
 
 class RayPool:

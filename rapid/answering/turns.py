@@ -28,7 +28,7 @@ class Turns:
             num_places: Number of places.
             max_waiting: Number of tasks that may wait; None does not limit it.
         """
-        self._num_free = num_places
+        self._num_places = self._num_free = num_places
         self._max_waiting = max_waiting
         self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # in the order of turns
 
@@ -36,6 +36,11 @@ class Turns:
     def num_waiting(self) -> int:
         """The number of tasks that wait."""
         return sum(map(len, self._lines.values()))
+
+    @property
+    def num_inside(self) -> int:
+        """The number of tasks that hold a place."""
+        return self._num_places - self._num_free
 
     def refusal(self, tenant: str) -> Refusal | None:
         """Return why no further task of this tenant may wait, or None if one may.
