@@ -21,7 +21,7 @@ from ray.exceptions import (
 )
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from rapid.errors import EngineFailed, RapidError
+from rapid.errors import EngineFailed, Overloaded, RapidError
 
 logger = logging.getLogger(__name__)
 
@@ -79,9 +79,10 @@ class Failure:
     def as_rapid_error(self, who: str, lost: type[RapidError]) -> RapidError:
         """Return the failure as a `RapidError`.
 
-        This is the `RapidError` that was raised remotely, `lost` when the callee was lost, and
-        `EngineFailed` otherwise. The messages of other exceptions may contain host names or text
-        of other requests, so they are logged and not returned.
+        This is the `RapidError` that was raised remotely, `lost` when the callee was lost,
+        `Overloaded` when its queue is full, and `EngineFailed` otherwise. The messages of other
+        exceptions may contain host names or text of other requests, so they are logged and not
+        returned.
 
         Args:
             who: Name of the callee, for messages.
@@ -92,6 +93,8 @@ class Failure:
         logger.warning("the %s failed: %r", who, self.cause)
         if self.is_loss:
             return lost(f"The {who} was lost.")
+        if self.kind is FailureKind.SATURATED:
+            return Overloaded(f"The queue of the {who} is full.")
         return EngineFailed(f"The {who} failed; the server's log says why.")
 
 

@@ -1,7 +1,8 @@
 """Leases on engines, each held by an open stream to the replica that owns the engine.
 
-The first item of the stream is the handle of the engine; then the stream stays open without further
-items until the lease ends. So the autoscaler counts a live sequence as one ongoing request, a
+The first item of the stream says that a replica has taken the request, which then waits for room in
+its engine; the second is the handle of the engine. Then the stream stays open without further items
+until the lease ends. So the autoscaler counts a live sequence as one ongoing request, a
 draining replica waits for it, and the lease of a caller that dies ends with its stream. All later
 calls go to the engine's actor directly and take no slot of the replica.
 
@@ -31,6 +32,8 @@ from rapid.errors import EngineFailed, LeaseNotFound, Overloaded, RapidError, Ta
 from rapid.messages import LeaseRequest
 
 logger = logging.getLogger(__name__)
+
+Turn = Callable[[], contextlib.AbstractAsyncContextManager[None]]
 
 _PING_TIMEOUT_S = 8.0
 _RETRY_S = 0.2
@@ -119,9 +122,10 @@ class LeasingReplica:
         self._replica = replica
         self._fate: asyncio.Task[None] | None = None
 
-    async def lease(self, request: LeaseRequest) -> AsyncIterator[Granted]:
-        """Yield the engine once it has room for `request`, then wait for the end of the lease."""
+    async def lease(self, request: LeaseRequest) -> AsyncIterator[Granted | None]:
+        """Yield None, then the engine once it has room, and wait for the end of the lease."""
         try:
+            yield None
             await self._engine.open.remote(request)
             yield Granted(self._engine, self._replica)
             await self._engine.wait_closed.remote(request.lease_id)
@@ -168,6 +172,7 @@ async def hold(
     timeout_s: float,
     renew_every_s: float,
     lost: type[RapidError] = TargetUnavailable,
+    turn: Turn = contextlib.nullcontext,
 ) -> AsyncIterator[HeldLease]:
     """Hold a lease for the duration of the context: renew it, and always release it.
 
@@ -177,14 +182,15 @@ async def hold(
         timeout_s: Longest wait for room, in seconds.
         renew_every_s: Seconds between renewals, well below the engine's time-to-live.
         lost: Error class for replicas that died or cannot be reached.
+        turn: Context to be in until a replica has taken the request. Serve's own queue is first
+            come, first served, so fairness is up to whoever lets requests into it.
 
     Raises:
-        Overloaded: No replica had room within `timeout_s`, or the pool's queue is full. Its
-            ``retry_after_s`` is `timeout_s`, because the end of the running answers is not known.
+        Overloaded: No replica had room within `timeout_s`, or the pool's queue is full.
         RapidError: `lost`, or the engine refused the request. Entering raises nothing else.
     """
     started = time.monotonic()
-    lease_id, stream, granted = await _acquire(pool, request, timeout_s, lost)
+    lease_id, stream, granted = await _acquire(pool, request, timeout_s, lost, turn)
     engine = granted.engine
     lease = HeldLease(lease_id, engine, time.monotonic() - started, granted.replica)
     renewal = asyncio.create_task(_renew(lease, renew_every_s))
@@ -242,7 +248,11 @@ async def hold_beside(
 
 
 async def _acquire(
-    pool: DeploymentHandle, request: LeaseRequest, timeout_s: float, lost: type[RapidError]
+    pool: DeploymentHandle,
+    request: LeaseRequest,
+    timeout_s: float,
+    lost: type[RapidError],
+    turn: Turn,
 ) -> tuple[str, Any, Granted]:
     lease = pool.options(
         stream=True, method_name="lease", session_id=request.affinity, _by_reference=False
@@ -255,11 +265,15 @@ async def _acquire(
             while True:
                 # Each attempt has its own id: the release of a failed one must not undo the next.
                 named = replace(request, lease_id=f"{request.lease_id}.{next(attempts)}")
-                stream = lease.remote(named)
+                stream: Any = None
                 try:
+                    async with turn():
+                        stream = lease.remote(named)
+                        await anext(stream)
                     return named.lease_id, stream, await anext(stream)
                 except BaseException as error:
-                    stream.cancel()
+                    if stream is not None:
+                        stream.cancel()
                     failure = failure_of(error)
                     is_of_engine = isinstance(failure.cause, EngineFailed)
                     if not (failure.is_of_one_replica or is_of_engine):
@@ -270,14 +284,9 @@ async def _acquire(
     except TimeoutError:
         if death is not None:
             raise lost(f"The {name} pool has no replica that lives.") from death
-        raise Overloaded(
-            f"The {name} pool is full: no room within {timeout_s:g} s.", timeout_s
-        ) from None
+        raise Overloaded(f"The {name} pool is full: no room within {timeout_s:g} s.") from None
     except Exception as error:
-        failure = failure_of(error)
-        if failure.kind is FailureKind.SATURATED:
-            raise Overloaded(f"The {name} pool's queue is full.", timeout_s) from None
-        raise failure.as_rapid_error(f"{name} pool", lost) from None
+        raise failure_of(error).as_rapid_error(f"{name} pool", lost) from None
 
 
 async def _renew(lease: HeldLease, every_s: float) -> None:

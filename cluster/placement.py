@@ -17,6 +17,8 @@ from rapid.config import Finite, Frozen
 
 _METRICS_INTERVAL_S = 0.5
 _HEALTH_CHECK_PERIOD_S = 1.0  # a dead replica is detected and replaced at the next check
+_QUEUED_PER_LEASE = 8  # requests that may wait for each lease of a pool with all its replicas
+_QUEUED = 256  # requests that may wait for a pool without leases: as many as its caller holds
 
 
 class PoolConfig(Frozen):
@@ -29,6 +31,8 @@ class PoolConfig(Frozen):
             request for as long as it is held, so for engines this counts live leases.
         max_ongoing_requests: Most requests that a replica takes at once; replicas with an engine
             take the engine's `max_leases` instead.
+        max_queued_requests: Most requests that wait at each process that calls the pool; further
+            ones are refused. None is 256, and for engines eight times the leases of all replicas.
         upscale_delay_s: Seconds that high load must last before replicas are added.
         downscale_delay_s: Seconds that low load must last before replicas are removed.
         graceful_shutdown_timeout_s: Seconds that a removed replica may take to finish its requests.
@@ -46,6 +50,7 @@ class PoolConfig(Frozen):
     max_replicas: int = Field(1, ge=1)
     target_ongoing_requests: Finite = Field(8.0, gt=0)
     max_ongoing_requests: int = Field(64, ge=1)
+    max_queued_requests: int | None = Field(None, ge=1)
     upscale_delay_s: Finite = Field(2.0, ge=0)
     downscale_delay_s: Finite = Field(20.0, ge=0)
     graceful_shutdown_timeout_s: Finite = Field(600.0, ge=0)
@@ -73,6 +78,27 @@ class PoolConfig(Frozen):
         return self
 
 
+class RequestPoolConfig(PoolConfig):
+    """The pool of a deployment whose replicas hold requests and compute little."""
+
+    target_ongoing_requests: Finite = Field(64.0, gt=0)
+    max_ongoing_requests: int = Field(256, ge=1)
+
+
+def num_queued(pool: PoolConfig, max_leases: int | None = None) -> int:
+    """Return how many requests may wait for a pool at each process that calls it.
+
+    Args:
+        pool: Settings of the pool.
+        max_leases: Leases of the engine of each replica; None for a pool without engines.
+    """
+    if pool.max_queued_requests is not None:
+        return pool.max_queued_requests
+    if max_leases is None:
+        return _QUEUED
+    return _QUEUED_PER_LEASE * max_leases * pool.max_replicas
+
+
 def deployment_options(pool: PoolConfig, max_leases: int | None = None) -> dict[str, Any]:
     """Return the keyword arguments of ``serve.deployment(...)`` for a pool.
 
@@ -83,6 +109,7 @@ def deployment_options(pool: PoolConfig, max_leases: int | None = None) -> dict[
     options: dict[str, Any] = {
         "ray_actor_options": {"num_cpus": pool.num_cpus},
         "max_ongoing_requests": max_leases or pool.max_ongoing_requests,
+        "max_queued_requests": num_queued(pool, max_leases),
         "graceful_shutdown_timeout_s": pool.graceful_shutdown_timeout_s,
         "graceful_shutdown_wait_loop_s": 0.5,
         "max_surge_percent": pool.max_surge_percent,

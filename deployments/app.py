@@ -57,7 +57,7 @@ def compose(
         config, target, drafter, retriever
     )
     ingress = _deployment("Ingress", plans, serve.ingress()(IngressReplica))
-    return ingress.bind(config.api, orchestrator, config.is_embedded)
+    return ingress.bind(config.filled_api, orchestrator, config.is_embedded)
 
 
 def _engines(name: str, plans: Plans, pool: EnginePoolConfig, load: EngineFactory) -> Application:

@@ -9,6 +9,7 @@
     │   └── UnknownModel        the endpoint does not serve this model             404
     ├── Unauthorized            the API key is missing or unknown                  401
     ├── Overloaded              the pools are full; says when to retry             503
+    │   └── TooManyRequests     the tenant has too many requests; says when        429
     ├── LeaseNotFound           the lease was released, expired or never existed   503
     ├── OutOfStep               a message is for another position of the sequence  500
     ├── DrafterUnavailable      `auto` and `lossless` continue without a drafter   503
@@ -75,12 +76,16 @@ class Overloaded(RapidError):
     """A lack of room for the request at this time.
 
     Attributes:
-        retry_after_s: Seconds after which a retry makes sense.
+        retry_after_s: Seconds after which a retry makes sense; None where that was not measured.
     """
 
-    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message, retry_after_s)
         self.retry_after_s = retry_after_s
+
+
+class TooManyRequests(Overloaded):
+    """A lack of room for more requests of this tenant, while there may be room for another's."""
 
 
 class LeaseNotFound(RapidError):

@@ -6,9 +6,17 @@ serving. ``docs/constants.md`` explains where each one is used, with the source 
 
 from __future__ import annotations
 
+import itertools
 import statistics
+import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rapid.ports import Clock
 
 _TIMES_THE_LONGEST = 10.0  # the limit, in longest recent rounds
 _FORGET = 0.99  # factor on the longest round for every shorter one
@@ -76,3 +84,44 @@ class Patience:
     def observe(self, seconds: float) -> None:
         """Record the duration of a round with a drafter, in seconds."""
         self._longest_s = max(seconds, _FORGET * self._longest_s)
+
+
+class Turnover:
+    """The pace at which places become free, as measured while they are held.
+
+    By Little's law as many places become free in a second as are held, divided by the seconds that
+    each is held on average.
+    """
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._held_s = RunningMean()
+        self._numbers = itertools.count()
+        self._began: dict[int, float] = {}  # oldest first
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold a place for the duration of the context."""
+        number = next(self._numbers)
+        self._began[number] = self._clock()
+        try:
+            yield
+        finally:
+            self._held_s.add(self._clock() - self._began.pop(number))
+
+    def seconds_until(self, num_free: int = 1, *, share: int | None = None) -> float | None:
+        """Return the seconds until so many places become free, by the pace so far.
+
+        Before any place has become free, the time that the oldest has been held stands for the time
+        that places are held. None is returned where nothing is known: no place is held.
+
+        Args:
+            num_free: Number of places.
+            share: Number of held places of which these must be; None takes any.
+        """
+        if not self._began:
+            return None
+        held_s = self._held_s.value
+        if held_s is None:
+            held_s = self._clock() - next(iter(self._began.values()))
+        return num_free * held_s / (share or len(self._began))

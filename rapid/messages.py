@@ -78,6 +78,8 @@ class GenerateRequest:
         is_streamed: Whether the caller receives the answer while it is generated.
         date: Date for chat templates that state one; the day of the request unless the caller
             names another. It is fixed once, so that all prompts of the request agree.
+        cache_salt: Part of the names of the prompt's pages: only requests of the tenant with the
+            same salt share KV.
     """
 
     request_id: str
@@ -98,6 +100,7 @@ class GenerateRequest:
     speculation: SpeculationRequest = field(default_factory=SpeculationRequest)
     explain: bool = False
     date: datetime.date = field(default_factory=utc_day)
+    cache_salt: str = ""
 
 
 # --- orchestrator -> engine ---------------------------------------------------------------------
@@ -122,6 +125,7 @@ class LeaseRequest:
             will be none.
         beside: Id of the request's first lease on this engine, which keeps room for this one.
         affinity: Name of what the prompt is about; a pool prefers the replica that has read it.
+        cache_salt: Part of the names of the prompt's pages, beside the tenant.
     """
 
     lease_id: str
@@ -137,6 +141,7 @@ class LeaseRequest:
     companion_tokens: int = 0
     beside: str | None = None
     affinity: str = ""
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,12 +116,14 @@ def plan_drafter_chat(
     room = budget_tokens // VERBATIM_SHARE
     searched = list(documents)
     names = {document.name for document in documents}
+    numbers: dict[str, int] = {}  # the highest in use after each name
 
     def search(name: str, text: str) -> str:
         """Add `text` to the searched documents under a unique name, and return that name."""
-        number, fresh = 2, name
+        number, fresh = numbers.get(name, 1), name
         while fresh in names:
-            number, fresh = number + 1, f"{name} {number}"
+            number, fresh = number + 1, f"{name} {number + 1}"
+        numbers[name] = number
         names.add(fresh)
         searched.append(Document(fresh, text))
         return fresh
@@ -160,13 +162,13 @@ def drafter_messages(plan: DrafterPlan, chunks: Iterable[ChunkText]) -> tuple[Me
     Raises:
         ValueError: A chunk is of no document of the plan, so the chat has no place for it.
     """
-    names = [document.name for document in plan.documents]
+    names = dict.fromkeys(document.name for document in plan.documents)
     found: dict[str, list[str]] = {}
     for chunk in chunks:
         if chunk.document not in names:
             raise ValueError(
-                f"a chunk is of document {chunk.document!r}, and the plan's documents are {names}: "
-                "retrieve from documents of these names"
+                f"a chunk is of document {chunk.document!r}, and the plan's documents are "
+                f"{list(names)}: retrieve from documents of these names"
             )
         found.setdefault(chunk.document, []).append(chunk.text.strip())
     chat: list[Message] = []

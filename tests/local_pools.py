@@ -120,10 +120,11 @@ class LocalStream:
         self._pending: asyncio.Task[Any] | None = None
 
     async def __anext__(self) -> Any:
-        first = await anext(self._items)
-        self._pending = asyncio.ensure_future(self._drain())
-        self._pending.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return first
+        item = await anext(self._items)
+        if item is not None:  # the engine, after which nothing more comes
+            self._pending = asyncio.ensure_future(self._drain())
+            self._pending.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return item
 
     async def _drain(self) -> None:
         async for _ in self._items:

@@ -17,6 +17,7 @@ _TABLE: dict[type[BaseException], tuple[int, str, str | None]] = {
     errors.UnknownModel: (404, _INVALID, None),
     errors.BadRequest: (400, _INVALID, None),
     errors.Unauthorized: (401, "authentication_error", "invalid_api_key"),
+    errors.TooManyRequests: (429, "rate_limit_error", "rate_limit_exceeded"),
     errors.Overloaded: (503, _SERVER, "overloaded"),
     errors.LeaseNotFound: (503, _SERVER, "lease_lost"),
     errors.DrafterHangs: (503, _SERVER, "drafter_unavailable"),
@@ -52,19 +53,19 @@ def http_error(error: BaseException) -> HttpError:
 
     An error of status 500, such as any that the table does not list, is a bug: the response says
     that it happened but not its message, which may hold paths or another client's text. The body
-    marks errors of status 503 as retryable; a bug would only happen again.
+    marks errors of status 429 and 503 as retryable; a bug would only happen again.
     """
     status, kind, code = next((_TABLE[cls] for cls in type(error).__mro__ if cls in _TABLE), _BUG)
     message = _MISTAKE if status == 500 else str(error)
     headers: dict[str, str] = {}
-    if status in (429, 503):
-        wait_s = getattr(error, "retry_after_s", _RETRY_AFTER_S)
+    if is_retryable := status in (429, 503):
+        wait_s = getattr(error, "retry_after_s", None) or _RETRY_AFTER_S
         headers["retry-after"] = str(max(1, math.ceil(wait_s)))
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     param = getattr(error, "param", None)
     code = getattr(error, "code", None) or code
-    body = error_body(message, kind, param, code, is_retryable=status == 503)
+    body = error_body(message, kind, param, code, is_retryable=is_retryable)
     return HttpError(status, body, headers)
 
 

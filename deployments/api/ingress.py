@@ -29,9 +29,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from deployments.api.admission import Admission
 from deployments.api.errors import error_body, http_error
 from deployments.api.event_feed import ClientLeft, EventFeed
-from deployments.api.requests import ChatRequest, parse_chat_request
+from deployments.api.requests import ChatRequest, Limits, parse_chat_request
 from deployments.api.responses import (
     GrowingChoice,
     Json,
@@ -107,7 +108,7 @@ class Ingress:
         self._sends_request_id = sends_request_id
         self._is_embedded = is_embedded
         self._clock = clock
-        self._num_chats = 0
+        self._admission = Admission(clock=clock)
         self.configure(config)
         self._app = Starlette(
             routes=[
@@ -124,6 +125,12 @@ class Ingress:
     def configure(self, config: ApiConfig) -> None:
         """Take a model name, keys and limits; requests that were let in stay in."""
         self._config = config
+        self._limits = Limits(
+            config.max_choices, config.max_messages, config.max_documents, config.max_characters
+        )
+        self._admission.limit(
+            config.max_requests, config.max_requests_per_tenant or config.max_requests
+        )
         self._tenants = Tenants(config.keys)
         self._card = model_card(config.model, int(time.time()), is_embedded=self._is_embedded)
         self._fingerprint = _fingerprint(config.model)
@@ -164,49 +171,43 @@ class Ingress:
         return self._tenants.is_operator(*_origin(request), is_forwarded=_is_forwarded(request))
 
     async def _chat(self, request: Request, tenant: str) -> Response:
-        async with AsyncExitStack() as stack:
-            stack.enter_context(self._slot())
-            return await self._answer(request, tenant, stack)
-
-    @contextmanager
-    def _slot(self) -> Iterator[None]:
-        """Take one of the slots for chats, so that they leave room for the other routes.
-
-        Raises:
-            Overloaded: All are taken.
-        """
-        if self._num_chats >= self._config.pool.max_ongoing_requests:
-            raise Overloaded("The server is busy.")
-        self._num_chats += 1
-        try:
-            yield
-        finally:
-            self._num_chats -= 1
-
-    async def _answer(self, request: Request, tenant: str, stack: AsyncExitStack) -> Response:
-        """Return the response to a chat; a stream's takes over what is on the stack."""
         began = self._clock()
-        body = await _read_json_body(request, self._config.max_body_bytes)
-        asked = parse_chat_request(body, max_choices=self._config.max_choices)
-        self._check_model(asked.model)
-        unique = secrets.token_hex(16)  # not the client's id, which two requests may share
-        events = self._service.generate(asked.as_generate_request(unique, tenant))
-        frame = ReplyFrame(
-            id=f"chatcmpl-{unique}",
-            created=int(time.time()),
-            model=asked.model,
-            fingerprint=self._fingerprint,
-            has_logprobs=bool(asked.logprobs),
-            includes_usage=asked.includes_usage,
-        )
-        timing = Timing(began)
-        feed = await stack.enter_async_context(EventFeed(events, request.receive))
-        if not isinstance(await feed.next(), Started):
-            raise EngineFailed("The answer began without a mode.")
-        if not asked.stream:
-            return JSONResponse(await self._complete(feed, asked, frame, timing))
-        chunks = self._chunks(feed, asked, frame, timing)
-        return _EventStream(chunks, stack.pop_all(), _request_id(request))
+        async with AsyncExitStack() as stack:
+            try:
+                stack.enter_context(self._admission.place(tenant))
+            except Overloaded:
+                await _drop(request.stream(), self._config.max_body_bytes)
+                raise
+            body = await _read_json_body(request, self._config.max_body_bytes)
+            asked = parse_chat_request(body, self._limits)
+            self._check_model(asked.model)
+            unique = secrets.token_hex(16)  # not the client's id, which two requests may share
+            events = self._service.generate(asked.as_generate_request(unique, tenant))
+            frame = ReplyFrame(
+                id=f"chatcmpl-{unique}",
+                created=int(time.time()),
+                model=asked.model,
+                fingerprint=self._fingerprint,
+                has_logprobs=bool(asked.logprobs),
+                includes_usage=asked.includes_usage,
+            )
+            timing = Timing(began)
+            feed = await stack.enter_async_context(EventFeed(events, request.receive))
+            if not isinstance(await self._first(feed), Started):
+                raise EngineFailed("The answer began without a mode.")
+            if not asked.stream:
+                return JSONResponse(await self._complete(feed, asked, frame, timing))
+            chunks = self._chunks(feed, asked, frame, timing)
+            return _EventStream(chunks, stack.pop_all(), _request_id(request))
+
+    async def _first(self, feed: EventFeed) -> GenerationEvent | None:
+        """Return the first event; a refusal without a measured time to retry gets one."""
+        try:
+            return await feed.next()
+        except Overloaded as error:
+            if error.retry_after_s is None:
+                raise type(error)(str(error), self._admission.retry_after_s) from error
+            raise
 
     async def _complete(
         self, feed: EventFeed, asked: ChatRequest, frame: ReplyFrame, timing: Timing
@@ -367,9 +368,6 @@ def _comment(text: str) -> bytes:
 async def _read_json_body(request: Request, max_bytes: int) -> bytes:
     """Read the body, and drop it as soon as it is longer than `max_bytes`.
 
-    More of a long body, up to `_DRAINED_BODIES` times the limit, is read and dropped: a client that
-    is cut off while it sends would see a broken connection instead of the error.
-
     Raises:
         BadRequest: If the media type is not JSON.
         BodyTooLarge: If the body is longer than `max_bytes`.
@@ -381,18 +379,29 @@ async def _read_json_body(request: Request, max_bytes: int) -> bytes:
     too_long = declared.isdecimal() and int(declared) > max_bytes
     num_bytes = 0
     parts: list[bytes] = []
-    async for part in request.stream():
+    stream = request.stream()
+    async for part in stream:
         num_bytes += len(part)
         too_long = too_long or num_bytes > max_bytes
         if too_long:
-            parts.clear()
-        else:
-            parts.append(part)
-        if num_bytes > _DRAINED_BODIES * max_bytes:
+            await _drop(stream, max_bytes)
             break
+        parts.append(part)
     if too_long:
         raise BodyTooLarge(f"The request body is over the limit of {max_bytes} bytes.")
     return b"".join(parts)
+
+
+async def _drop(stream: AsyncIterator[bytes], max_bytes: int) -> None:
+    """Read what is left of a body and drop it, up to `_DRAINED_BODIES` times `max_bytes`.
+
+    A client that is cut off while it sends would see a broken connection instead of the error.
+    """
+    num_bytes = 0
+    async for part in stream:
+        num_bytes += len(part)
+        if num_bytes > _DRAINED_BODIES * max_bytes:
+            return
 
 
 def _error_response(error: Exception, request_id: str) -> Response:

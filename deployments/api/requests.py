@@ -11,6 +11,8 @@ import datetime
 import difflib
 import json
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import (
@@ -31,7 +33,26 @@ from rapid.messages import Document, GenerateRequest, Message, SpeculationReques
 
 MAX_STOPS = 4
 MAX_STOP_LENGTH = 1000
-MAX_CHOICES = 8
+_MAX_NAME = 256
+_MAX_QUERY = 2**14
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may multiply.
+
+    Attributes:
+        max_choices: Most answers (`n`).
+        max_messages: Most messages.
+        max_documents: Most attached documents.
+        max_characters: Most characters of messages and documents together; None for no limit.
+    """
+
+    max_choices: int = 8
+    max_messages: int = 2048
+    max_documents: int = 1024
+    max_characters: int | None = None
+
 
 # Fields that change the answer and are not supported, each with its values that have no effect.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -56,6 +77,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "presence_penalty": (0,),
+    "priority": (0,),
     "prompt_logprobs": (0,),
     "reasoning_effort": ("none",),
     "repetition_penalty": (1,),
@@ -141,7 +163,7 @@ class DocumentBody(_Body):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: Text = Field(min_length=1, max_length=256)
+    name: Text = Field(min_length=1, max_length=_MAX_NAME)
     text: Text
 
     @field_validator("name")
@@ -184,7 +206,7 @@ class RapidOptions(_Body):
     draft_top_k: int | None = Field(None, ge=1)
     retrieval_tokens: int | None = Field(None, ge=1)
     documents: list[DocumentBody] | None = None
-    query: Text | None = None
+    query: Text | None = Field(None, max_length=_MAX_QUERY)
     refresh: bool | None = None
     date: Annotated[datetime.date | None, BeforeValidator(_as_day)] = None
     explain: Literal["tokens", "none"] | None = None
@@ -238,17 +260,22 @@ def _as_stops(stop: object) -> object:
     return stop
 
 
+def _without_vllms_all(top_k: object) -> object:
+    """Return `top_k` with vLLM's spelling of "all tokens", -1, as None."""
+    return None if top_k == -1 and not isinstance(top_k, bool) else top_k
+
+
 Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 
 class ChatRequest(_Body):
     """The body of ``POST /v1/chat/completions``."""
 
-    model: str
+    model: str = Field(max_length=_MAX_NAME)
     messages: list[ChatMessage] = Field(min_length=1)
     temperature: Finite | None = Field(None, ge=0, le=2)
     top_p: Finite | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=1)
+    top_k: Annotated[int | None, BeforeValidator(_without_vllms_all)] = Field(None, ge=1)
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stop: Annotated[list[Stop] | None, BeforeValidator(_as_stops)] = Field(
         None, max_length=MAX_STOPS
@@ -260,6 +287,7 @@ class ChatRequest(_Body):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    cache_salt: Text | None = Field(None, min_length=1, max_length=_MAX_NAME)
     rapid: RapidOptions | None = None
 
     @field_validator("messages")
@@ -312,15 +340,16 @@ class ChatRequest(_Body):
             speculation=rapid.as_speculation(),
             explain=rapid.explain == "tokens",
             date=rapid.date or utc_day(),
+            cache_salt=self.cache_salt or "",
         )
 
 
-def parse_chat_request(body: bytes, *, max_choices: int = MAX_CHOICES) -> ChatRequest:
-    """Parse and validate a request body.
+def parse_chat_request(body: bytes, limits: Limits = Limits()) -> ChatRequest:
+    """Parse and validate a request body; what can be counted is counted before it is looked at.
 
     Args:
         body: The body's bytes.
-        max_choices: The largest allowed `n`.
+        limits: The largest allowed numbers.
 
     Raises:
         BadRequest: If the body is invalid; it names the first invalid field.
@@ -339,13 +368,45 @@ def parse_chat_request(body: bytes, *, max_choices: int = MAX_CHOICES) -> ChatRe
         usual = _UNSUPPORTED.get(name)
         if usual is not None and value is not None and value not in usual:
             raise BadRequest(f"{name} is not supported yet: leave it out.", name, "unsupported")
+    _check_counts(fields, limits)
     try:
         request = ChatRequest.model_validate(fields)
     except ValidationError as error:
         raise _bad_request(error.errors(include_url=False, include_input=False)[0]) from None
-    if request.n is not None and request.n > max_choices:
-        raise BadRequest(f"n must be at most {max_choices}", "n", "invalid_value")
+    if request.n is not None and request.n > limits.max_choices:
+        raise BadRequest(f"n must be at most {limits.max_choices}", "n", "invalid_value")
+    _check_characters(request, limits.max_characters)
     return request
+
+
+def _check_counts(fields: dict[str, Any], limits: Limits) -> None:
+    """Check the numbers of messages and documents of a body that is not validated yet."""
+    rapid = fields.get("rapid")
+    documents = rapid.get("documents") if isinstance(rapid, dict) else None
+    counted: Iterable[tuple[str, object, int]] = (
+        ("messages", fields.get("messages"), limits.max_messages),
+        ("rapid.documents", documents, limits.max_documents),
+    )
+    for name, values, most in counted:
+        if isinstance(values, list) and len(values) > most:
+            raise BadRequest(
+                f"{name} has {len(values)} entries, and this server takes {most} at most",
+                name,
+                "invalid_value",
+            )
+
+
+def _check_characters(request: ChatRequest, most: int | None) -> None:
+    documents = (request.rapid and request.rapid.documents) or ()
+    num_characters = sum(len(message.content) for message in request.messages)
+    num_characters += sum(len(document.text) for document in documents)
+    if most is not None and num_characters > most:
+        raise BadRequest(
+            f"messages and documents have {num_characters} characters together, and this server "
+            f"takes {most} at most",
+            "rapid.documents" if documents else "messages",
+            "context_length_exceeded",
+        )
 
 
 def _parse_json(body: bytes) -> object:

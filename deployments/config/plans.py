@@ -17,8 +17,6 @@ from deployments.config.serve_config import EnginePoolConfig, ServeConfig
 
 Effect = Literal["starts", "ends", "rolls", "live"]
 
-_SLOTS_BESIDE_CHATS = 1000
-
 
 @dataclass(frozen=True)
 class DeploymentPlan:
@@ -68,12 +66,10 @@ def deployment_plans(config: ServeConfig) -> Plans:
             exclude={"api": True, "retriever": {"retrieval": {"store": {"api_key"}}}},
         ),
     )
-    # Probes and refusals take slots as well, beside as many chats as the ingress itself allows.
-    num_slots = api.pool.max_ongoing_requests + _SLOTS_BESIDE_CHATS
     plans["Ingress"] = _plan(
-        api.pool.model_copy(update={"max_ongoing_requests": num_slots}),
+        api.pool,
         config.is_embedded,
-        user_config=api.model_dump(mode="json", exclude_unset=True),
+        user_config=config.filled_api.model_dump(mode="json", exclude_unset=True),
     )
     return plans
 

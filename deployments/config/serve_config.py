@@ -10,9 +10,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from cluster.placement import PoolConfig
+from cluster.placement import PoolConfig, RequestPoolConfig
 from rapid.config import AnsweringConfig, EngineConfig, Finite, Frozen, SpeculationConfig
 from retrieval.config import RetrievalConfig
+
+_SHARE_OF_CHATS = 0.75  # of what an ingress replica takes at once
+_SHARE_OF_A_TENANT = 0.75  # of what the target's pool can answer at once
+_LEAST_OF_A_TENANT = 4  # requests that even a small server takes of a tenant
+_CHARACTERS_PER_TOKEN = 16  # of the target's context: four times those of usual text
+_LEAST_CHARACTERS = 2**20
 
 
 class EnginePoolConfig(Frozen):
@@ -60,7 +66,7 @@ class OrchestratorPoolConfig(AnsweringConfig):
 
     acceptance_site: Literal["target", "orchestrator"] = "target"
     retrieval_wait_s: Finite = Field(30.0, gt=0)
-    pool: PoolConfig = PoolConfig(target_ongoing_requests=64, max_ongoing_requests=256)
+    pool: RequestPoolConfig = RequestPoolConfig()
 
 
 class ApiKey(Frozen):
@@ -86,6 +92,15 @@ class ApiConfig(Frozen):
             the tenant `local`.
         max_body_bytes: The longest request body, in bytes.
         max_choices: The most choices (`n`) of one request.
+        max_messages: The most messages of one request.
+        max_documents: The most documents of one request.
+        max_characters: The most characters of the messages and documents of one request. None is
+            four times the text that fills the target's context, which `rag` may search, and at
+            least a million.
+        max_requests_per_tenant: The most chat requests that one tenant may have in progress at each
+            replica of the ingress. None is three quarters of what the target's pool can answer at
+            once with all its replicas, and at least four; a server with one tenant has no such
+            limit.
         heartbeat_s: Seconds of silence after which a stream gets a comment line.
         pool: Settings of the ingress's replicas.
     """
@@ -94,8 +109,20 @@ class ApiConfig(Frozen):
     keys: tuple[ApiKey, ...] = ()
     max_body_bytes: int = Field(16 * 2**20, ge=1024)
     max_choices: int = Field(8, ge=1, le=128)
+    max_messages: int = Field(2048, ge=1)
+    max_documents: int = Field(1024, ge=1)
+    max_characters: int | None = Field(None, ge=1)
+    max_requests_per_tenant: int | None = Field(None, ge=1)
     heartbeat_s: Finite = Field(5.0, gt=0)
-    pool: PoolConfig = PoolConfig(target_ongoing_requests=64, max_ongoing_requests=256)
+    pool: RequestPoolConfig = RequestPoolConfig()
+
+    @property
+    def max_requests(self) -> int:
+        """The most chat requests at each replica of the ingress.
+
+        The rest of what a replica takes at once answers the other routes and refuses requests.
+        """
+        return max(1, int(_SHARE_OF_CHATS * self.pool.max_ongoing_requests))
 
     @model_validator(mode="after")
     def _keys_are_distinct(self) -> Self:
@@ -149,6 +176,29 @@ class ServeConfig(Frozen):
         return self.target.engine.model.startswith("embedded:")
 
     @property
+    def filled_api(self) -> ApiConfig:
+        """The settings of the HTTP API with the limits that follow from the target's pool."""
+        api, engine = self.api, self.target.engine
+        context = engine.max_context or engine.kv_cache_tokens
+        most_characters = max(_LEAST_CHARACTERS, _CHARACTERS_PER_TOKEN * context)
+        filled = {"max_characters": api.max_characters or most_characters}
+        if api.max_requests_per_tenant is None and len({key.tenant for key in api.keys}) > 1:
+            num_leases = engine.max_leases * self.target.pool.max_replicas
+            num_answers = min(num_leases // (1 + self._takes_two_leases), api.max_requests)
+            share = int(_SHARE_OF_A_TENANT * num_answers)
+            filled["max_requests_per_tenant"] = max(_LEAST_OF_A_TENANT, share)
+        return api.model_copy(update=filled)
+
+    @property
+    def _takes_two_leases(self) -> bool:
+        """Whether a request takes a second lease of the target's pool.
+
+        The second drafts on the retrieved text, or reads it beside the drafter.
+        """
+        is_witness = self.speculation.is_witnessed and not isinstance(self.drafter, str)
+        return self.drafter == "target" or is_witness
+
+    @property
     def pools(self) -> dict[str, PoolConfig]:
         """The pool settings of every deployment, by its name in lower case."""
         pools = {
@@ -188,14 +238,9 @@ class ServeConfig(Frozen):
 
     @model_validator(mode="after")
     def _the_target_has_room_for_a_second_lease(self) -> Self:
-        # The second drafts on the retrieved text, or reads it beside the drafter.
-        is_shared = self.drafter == "target"
-        is_witness = self.speculation.is_witnessed and not isinstance(self.drafter, str)
-        if (is_shared or is_witness) and self.target.engine.max_leases < 2:
-            raise ValueError(
-                f"{'drafter: target' if is_shared else 'transfer: adaptive'} takes two leases a "
-                "request: raise target.engine.max_leases"
-            )
+        if self._takes_two_leases and self.target.engine.max_leases < 2:
+            what = "drafter: target" if self.drafter == "target" else "transfer: adaptive"
+            raise ValueError(f"{what} takes two leases a request: raise target.engine.max_leases")
         return self
 
     @model_validator(mode="after")

@@ -9,10 +9,16 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
+from cluster.placement import num_queued
 from deployments.config.live import accepted
 from deployments.config.serve_config import ServeConfig
 from deployments.metrics import RequestMetrics
-from deployments.orchestrator.ray_ports import RayPool, RayRetrieval, VerifierSettings
+from deployments.orchestrator.ray_ports import (
+    LeaseQueue,
+    RayPool,
+    RayRetrieval,
+    VerifierSettings,
+)
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.request import RequestRun
 from rapid.answering.services import Pools, Services
@@ -82,12 +88,15 @@ def services_over_ray(
     patience = Patience(settings.drafter_hangs_s, settings.target_hangs_s)
     verifiers = VerifierSettings(patience, settings.acceptance_site, target_text.eos_ids)
     target_engine, drafter_engine = config.target.engine, config.drafter_pool.engine
-    targets = RayPool(target, target_engine.lease_ttl_s, verifiers, TargetUnavailable)
+    waiting = LeaseQueue(num_queued(config.target.pool, target_engine.max_leases))
+    targets = RayPool(target, waiting, target_engine.lease_ttl_s, verifiers, TargetUnavailable)
     drafters = alone = None
     if drafter is not None:
         ttl_s = drafter_engine.lease_ttl_s
-        alone = RayPool(drafter, ttl_s, verifiers, TargetUnavailable)
-        drafters = RayPool(drafter, ttl_s, verifiers, DrafterUnavailable)
+        if config.drafter != "target":
+            waiting = LeaseQueue(num_queued(config.drafter_pool.pool, drafter_engine.max_leases))
+        alone = RayPool(drafter, waiting, ttl_s, verifiers, TargetUnavailable)
+        drafters = RayPool(drafter, waiting, ttl_s, verifiers, DrafterUnavailable)
     if config.drafter == "target":
         drafters = targets
     return Services(

@@ -11,7 +11,13 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
-from contextlib import asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,17 +26,20 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.failures import FailureKind, failure_of
 from cluster.leases import HeldLease, hold, hold_beside
+from rapid.answering.turns import Turns
 from rapid.config import WindowDrafting
 from rapid.errors import (
     BadRequest,
     DrafterHangs,
     DrafterUnavailable,
     EngineFailed,
+    Overloaded,
     RapidError,
     TargetHangs,
     TargetUnavailable,
+    TooManyRequests,
 )
-from rapid.estimators import Patience
+from rapid.estimators import Patience, Turnover
 from rapid.messages import (
     Document,
     DraftBlock,
@@ -39,9 +48,10 @@ from rapid.messages import (
     TargetLogits,
     Verdict,
 )
-from rapid.ports import EngineLease, Found
+from rapid.ports import Clock, EngineLease, Found
 
 _RENEWALS_PER_TTL = 4
+_ASKING_AT_ONCE = 4  # requests of a process in Serve's own queue for a pool
 _LOOK_S = 1.0
 _LOOK_EVERY_S = 2.0
 _FAILURES = (TargetUnavailable, EngineFailed, DrafterUnavailable, DrafterHangs)
@@ -67,12 +77,53 @@ class VerifierSettings:
     eos_ids: frozenset[int]
 
 
+class LeaseQueue:
+    """The requests of this process that wait for a lease of one pool, in lines of tenants.
+
+    Few of them at once stand in Serve's own queue, which is first come, first served.
+    """
+
+    def __init__(self, max_waiting: int, *, clock: Clock = time.monotonic) -> None:
+        """Create an empty queue for at most `max_waiting` requests."""
+        self._turns = Turns(_ASKING_AT_ONCE, max_waiting)
+        self._turnover = Turnover(clock)
+
+    def check_room(self, request: LeaseRequest) -> None:
+        """Raise an error if a request may not even wait; one that has begun its answer always may.
+
+        Raises:
+            TooManyRequests: Others of the tenant wait, and there is no more room for it.
+            Overloaded: There is no room for anybody.
+        """
+        refusal = self._turns.refusal(request.tenant)
+        if request.committed or refusal is None:
+            return
+        if refusal == "tenant":
+            raise TooManyRequests("Too many of your requests wait already.", self.retry_after_s)
+        raise Overloaded("Too many requests wait already.", self.retry_after_s)
+
+    def turn(self, request: LeaseRequest) -> AbstractAsyncContextManager[None]:
+        """Return the context in which a request may stand in Serve's queue."""
+        return self._turns.turn(request.tenant, is_first=bool(request.committed))
+
+    def held(self) -> AbstractContextManager[None]:
+        """Return the context in which a lease is held, for the pace of the queue."""
+        return self._turnover.held()
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Seconds until those who wait have had their leases, by the pace of late."""
+        turns = self._turns
+        return self._turnover.seconds_until(turns.num_waiting + turns.num_inside + 1)
+
+
 class RayPool:
     """A pool of leasing replicas; see `rapid.ports.EnginePool`."""
 
     def __init__(
         self,
         handle: DeploymentHandle,
+        queue: LeaseQueue,
         lease_ttl_s: float,
         verifiers: VerifierSettings,
         lost: type[RapidError],
@@ -81,11 +132,13 @@ class RayPool:
 
         Args:
             handle: The handle of the pool's deployment.
+            queue: The requests of this process that wait for one of its leases.
             lease_ttl_s: Seconds after which its engines free a lease that is not renewed.
             verifiers: Settings of its leases' verifiers.
             lost: The error that the loss of one of its engines raises.
         """
         self._handle = handle
+        self._queue = queue
         self._renew_every_s = lease_ttl_s / _RENEWALS_PER_TTL
         self._verifiers = verifiers
         self._lost = lost
@@ -100,18 +153,31 @@ class RayPool:
     ) -> AsyncIterator[RayLease]:
         """Hold a lease on one of the replicas; see `rapid.ports.EnginePool`."""
         wait_s = math.inf if timeout_s is None else timeout_s
-        lost, every_s = self._lost, self._renew_every_s
+        lost, every_s, queue = self._lost, self._renew_every_s, self._queue
+        counted: AbstractContextManager[None] = nullcontext()
         if beside is None:
+            queue.check_room(request)
             holding = hold(
-                self._handle, request, timeout_s=wait_s, renew_every_s=every_s, lost=lost
+                self._handle,
+                request,
+                timeout_s=wait_s,
+                renew_every_s=every_s,
+                lost=lost,
+                turn=lambda: queue.turn(request),
             )
+            counted = queue.held()
         else:
             assert isinstance(beside, RayLease)
             lost = DrafterUnavailable
             holding = hold_beside(
                 beside.held, request, timeout_s=wait_s, renew_every_s=every_s, lost=lost
             )
-        async with holding as held:
+        async with AsyncExitStack() as stack:
+            try:
+                held = await stack.enter_async_context(holding)
+            except Overloaded as error:
+                raise type(error)(str(error), error.retry_after_s or queue.retry_after_s) from None
+            stack.enter_context(counted)
             yield RayLease(held, request, self._verifiers, lost)
 
 

@@ -1,26 +1,29 @@
 """The two prompts of a request as token ids, with retrieval between them.
 
-Tokenizing runs in threads, because it takes long for a long document. This is the only module that
+Tokenizing runs in threads, because it takes long for a long document: in few of them, which tenants
+take in turns, and never for more text than the context can hold. This is the only module that
 passes the tenant of a request to retrieval.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rapid.answering.query import choose_query
 from rapid.answering.resolution import Evidence
+from rapid.answering.threads import Threads
 from rapid.checkpoints.text import ChatText
-from rapid.errors import RapidError
+from rapid.errors import PromptTooLong, RapidError
 from rapid.messages import Document, GenerateRequest, Int32Array, Message, as_prompt
 from rapid.ports import Found, Passage, Retrieval
 from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, target_messages
 
 logger = logging.getLogger(__name__)
 
+_NUM_THREADS = 2
+_PLAUSIBLE_CHARACTERS = 8  # of a token; a text with more to each token of the context is suspect
 _NOTHING = Evidence(0, "there is nothing to retrieve from")
 _BELOW_FLOOR = Evidence(0, "retrieval found nothing above its floor")
 _LOST = Evidence(0, "retrieval did not answer", is_lost=True)
@@ -121,14 +124,32 @@ class RequestPrompts:
         """
         self.target = target
         self.drafter = drafter
+        self.vocab_size = len(target.tokenizer)
         self._retrieval = retrieval
         self._budget_tokens = budget_tokens
         self._budget_for = budget_for
+        self._threads = Threads(_NUM_THREADS, "rapid-prompts")
 
-    async def target_prompt(self, request: GenerateRequest) -> Int32Array:
-        """Return the whole chat with its documents, as the target reads it [tokens]."""
+    async def target_prompt(self, request: GenerateRequest, max_context: int) -> Int32Array:
+        """Return the whole chat with its documents, as the target reads it [tokens].
+
+        Raises:
+            PromptTooLong: The chat has so much text that it certainly has more than `max_context`
+                tokens. It was not tokenized to the end, which would take time and memory.
+        """
+        encode = self._encode_target_prompt
+        return as_prompt(await self._threads.run(request.tenant, encode, request, max_context))
+
+    def _encode_target_prompt(self, request: GenerateRequest, max_context: int) -> list[int]:
+        texts = [each.text for each in request.documents]
+        texts += [each.content for each in request.messages]
+        is_suspect = sum(map(len, texts)) > _PLAUSIBLE_CHARACTERS * max_context
+        if is_suspect and self.target.has_more_tokens(texts, max_context):
+            raise PromptTooLong(
+                f"The prompt has more than the {max_context} tokens of the model's context."
+            )
         chat = target_messages(request.messages, request.documents)
-        return as_prompt(await asyncio.to_thread(self.target.encode_chat, chat, day=request.date))
+        return self.target.encode_chat(chat, day=request.date)
 
     async def drafter_prompt(self, request: GenerateRequest, answer: str = "") -> DrafterPrompt:
         """Return the drafter's prompt: the chat with retrieved chunks in place of its long parts.
@@ -139,7 +160,8 @@ class RequestPrompts:
             request: The request with the chat.
             answer: The answer so far, with which retrieval searches as well.
         """
-        search = await asyncio.to_thread(
+        search = await self._threads.run(
+            request.tenant,
             plan_search,
             request.messages,
             request.documents,
@@ -162,13 +184,18 @@ class RequestPrompts:
                 chunks = tuple(found.chunks)
                 evidence = _evidence_of(found)
         messages = drafter_messages(search.plan, chunks)
-        prompt_ids = await asyncio.to_thread(self.drafter.encode_chat, messages, day=request.date)
+        prompt_ids = await self._encoded(self.drafter, request, messages)
         return DrafterPrompt(as_prompt(prompt_ids), chunks, evidence, messages)
 
     async def witness_prompt(self, request: GenerateRequest, found: DrafterPrompt) -> Int32Array:
         """Return what the drafter reads, in the target's own template [tokens]."""
-        encode = self.target.encode_chat
-        return as_prompt(await asyncio.to_thread(encode, found.messages, day=request.date))
+        return as_prompt(await self._encoded(self.target, request, found.messages))
+
+    async def _encoded(
+        self, text: ChatText, request: GenerateRequest, messages: Sequence[Message]
+    ) -> list[int]:
+        encode = text.encode_chat
+        return await self._threads.run(request.tenant, encode, messages, day=request.date)
 
     def longest_drafter_prompt(self, request: GenerateRequest, num_target_tokens: int) -> int:
         """Estimate the longest possible drafter prompt, in tokens, before retrieval."""

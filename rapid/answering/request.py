@@ -32,6 +32,8 @@ from rapid.answering.resolution import (
     Decision,
     Evidence,
     answer_tokens,
+    check_blocks,
+    check_lengths,
     check_refresh,
     decide,
     decide_lookup,
@@ -98,6 +100,15 @@ class RequestRun:
         check_refresh(request, looks_up=self._looks_up)
         self._sampling = sampling_of(request)
         self._speculation = speculation_of(request, services.speculation, looks_up=self._looks_up)
+        role: Role = "drafter" if self._asked == "rag" else "target"
+        check_lengths(
+            request,
+            self._pools.max_context[role],
+            self._pools.max_context["drafter"],
+            hint=self._hint(role),
+        )
+        if not self._looks_up:
+            check_blocks(request, self._speculation, self._prompts.vocab_size)
         self._record = Record()
         self._answers: list[GrowingAnswer] = []
         self._source: DraftSource | None = None
@@ -162,7 +173,13 @@ class RequestRun:
             found = await self._found()
             await self._use(found)
             return decide(self._asked, found.evidence)
-        self._record.prompts["target"] = await self._prompts.target_prompt(self._request)
+        try:
+            prompt_ids = await self._prompts.target_prompt(
+                self._request, self._pools.max_context[role]
+            )
+        except PromptTooLong as error:
+            raise PromptTooLong(f"{error}{self._hint(role)}") from None
+        self._record.prompts["target"] = prompt_ids
         return decide(self._asked, Evidence(0)) if self._asked == "plain" else decision
 
     async def _open(
@@ -279,6 +296,7 @@ class RequestRun:
             request.num_logprobs,
             affinity_of(request),
             request.is_streamed,
+            request.cache_salt,
         )
 
     def _fit(self, role: Role, num_prompt: int, max_tokens: int | None) -> int:
@@ -292,8 +310,11 @@ class RequestRun:
             self._config.default_max_tokens,
             num_prompt,
             self._pools.max_context[role],
-            hint=_HINT_OF_LOOKUP if self._looks_up else _HINTS[role],
+            hint=self._hint(role),
         )
+
+    def _hint(self, role: Role) -> str:
+        return _HINT_OF_LOOKUP if self._looks_up else _HINTS[role]
 
     async def _found(self, answer: str = "") -> DrafterPrompt:
         began = time.monotonic()

@@ -25,6 +25,8 @@ FUSING: tuple[Mode, ...] = ("fused", "paper")  # modes that need a drafter when 
 
 _ALONE = "the target went on alone"
 _SEED_BITS = 53  # survives a client that reads JSON numbers as doubles
+MOST_BLOCK_BYTES = 32 * 2**20  # of a round's blocks, which cross processes
+_CANDIDATE_BYTES = 8  # of a candidate in a block: an int32 id and a float32 probability
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,62 @@ def check_refresh(request: GenerateRequest, *, looks_up: bool) -> None:
         why = "needs a drafter that reads, and this server drafts by prompt lookup: leave it out"
     if why:
         raise BadRequest(f"rapid.refresh {why}", "rapid.refresh", "invalid_value")
+
+
+def check_lengths(
+    request: GenerateRequest, max_context: int, drafter_context: int, *, hint: str = ""
+) -> None:
+    """Raise an error for lengths that fit no prompt at all, before any text is tokenized.
+
+    Args:
+        request: The request.
+        max_context: Longest prompt plus answer of the model that answers, in tokens.
+        drafter_context: Longest prompt plus answer of the model that drafts, in tokens.
+        hint: Advice that is appended to the error about the answer.
+
+    Raises:
+        PromptTooLong: The answer alone would fill the context.
+        BadRequest: The retrieved text alone would fill the drafter's context.
+    """
+    if request.max_tokens is not None and request.max_tokens >= max_context:
+        raise PromptTooLong(
+            f"A prompt with an answer of {request.max_tokens} tokens is longer than the model's "
+            f"context of {max_context} tokens.{hint}",
+            "max_tokens",
+        )
+    budget = request.retrieval_tokens
+    if budget is not None and budget >= drafter_context:
+        raise BadRequest(
+            f"rapid.retrieval_tokens must be below the drafter's context of {drafter_context} "
+            f"tokens; it is {budget}.",
+            "rapid.retrieval_tokens",
+            "invalid_value",
+        )
+
+
+def check_blocks(request: GenerateRequest, speculation: SpeculationConfig, vocab_size: int) -> None:
+    """Raise an error if the blocks of one round, over all choices, would be too large to move.
+
+    Args:
+        request: The request.
+        speculation: The resolved settings.
+        vocab_size: Number of tokens that a proposal without a cut holds.
+
+    Raises:
+        BadRequest: The draft is too long for so many candidates to each token.
+    """
+    if request.speculation.mode in ("plain", "rag"):
+        return
+    num_kept = min(speculation.draft_top_k or vocab_size, vocab_size)
+    num_bytes = request.num_choices * speculation.max_draft * num_kept * _CANDIDATE_BYTES
+    if num_bytes > MOST_BLOCK_BYTES:
+        raise BadRequest(
+            f"a round of {request.num_choices} x {speculation.max_draft} drafted tokens with "
+            f"{num_kept} candidates each has {num_bytes} bytes, and {MOST_BLOCK_BYTES} is the "
+            "most: lower rapid.max_draft, rapid.draft_top_k or n",
+            "rapid.draft_top_k",
+            "invalid_value",
+        )
 
 
 def decide(asked: Mode, evidence: Evidence) -> Decision:

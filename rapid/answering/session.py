@@ -45,6 +45,7 @@ class Terms:
             log-probabilities.
         affinity: Routing key of the text that the target reads (`rapid.messages.LeaseRequest`).
         is_streamed: Whether the answer is read while it grows.
+        cache_salt: Part of the names of the prompts' pages.
     """
 
     request_id: str
@@ -56,6 +57,7 @@ class Terms:
     num_logprobs: int | None = None
     affinity: str = ""
     is_streamed: bool = False
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,7 @@ class Session:
             companion_tokens=companion_tokens,
             beside=beside.lease.lease_id if beside else None,
             affinity=terms.affinity if role == "target" else "",
+            cache_salt=terms.cache_salt,
         )
         held = await self._held.enter_async_context(AsyncExitStack())
         leasing = pool.lease(request, timeout_s=timeout_s, beside=beside.lease if beside else None)

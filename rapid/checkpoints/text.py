@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from datetime import date, datetime, time
 from typing import Any
@@ -20,6 +20,9 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 from rapid.checkpoints.files import checkpoint_source, load_tokenizer, read_eos_ids
 from rapid.errors import BadRequest, ConfigurationError
 from rapid.messages import Message
+
+_PIECE_CHARACTERS = 2**16  # of a text whose tokens are counted piece by piece
+_CUT_TOKENS = 16  # tokens of a piece that may be owed to its being cut
 
 
 class ChatText:
@@ -104,6 +107,21 @@ class ChatText:
     def count_tokens(self, text: str) -> int:
         """Return the length of `text` in tokens."""
         return len(self.encode(text))
+
+    def has_more_tokens(self, texts: Iterable[str], most: int) -> bool:
+        """Return whether `texts` have certainly more than `most` tokens together.
+
+        The work is bounded by `most` and not by the texts: they are cut into pieces, which are
+        counted until it is certain. A cut changes the tokens around it only, for which
+        `_CUT_TOKENS` are allowed; a false answer therefore says nothing.
+        """
+        for text in texts:
+            for start in range(0, len(text), _PIECE_CHARACTERS):
+                piece = text[start : start + _PIECE_CHARACTERS]
+                most -= max(0, self.count_tokens(piece) - _CUT_TOKENS)
+                if most < 0:
+                    return True
+        return False
 
     def token_offsets(self, text: str) -> list[tuple[int, int]]:
         """Return the character range [start, stop) of each token, for `retrieval.chunking`."""

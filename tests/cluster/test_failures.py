@@ -59,6 +59,13 @@ def test_what_died_is_told_in_one_line() -> None:
     assert str(error) == "The drafter was lost."
 
 
+def test_a_full_queue_is_no_bug_of_the_callee() -> None:
+    error = failure_of(BackPressureError(2, 1)).as_rapid_error("Target pool", TargetUnavailable)
+    assert isinstance(error, Overloaded)
+    assert str(error) == "The queue of the Target pool is full."
+    assert error.retry_after_s is None
+
+
 def test_who_was_killed_to_free_memory_is_lost() -> None:
     """Ray's monitor kills processes of a full machine, and its error names no actor."""
     killed = failure_of(OutOfMemoryError("2 workers were killed"))  # type: ignore[no-untyped-call]

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 from ray import serve
 
-from cluster.placement import PoolConfig, deployment_options, engine_options
+from cluster.placement import PoolConfig, deployment_options, engine_options, num_queued
 
 
 def test_on_a_cpu_an_engine_asks_for_nothing_beside_its_replica() -> None:
@@ -59,3 +59,22 @@ def test_the_autoscaler_counts_what_the_pool_says() -> None:
 def test_counts_must_be_ordered() -> None:
     with pytest.raises(ValidationError, match="raise max_replicas"):
         PoolConfig(min_replicas=3, max_replicas=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "max_leases", "num_waiting"),
+    [
+        ({}, None, 256),
+        ({"max_queued_requests": 5}, None, 5),
+        ({"max_replicas": 3}, 16, 8 * 3 * 16),
+        ({"max_replicas": 3, "max_queued_requests": 5}, 16, 5),
+    ],
+)
+def test_every_queue_has_a_bound(
+    settings: dict[str, int], max_leases: int | None, num_waiting: int
+) -> None:
+    pool = PoolConfig.model_validate(settings)
+    assert num_queued(pool, max_leases) == num_waiting
+    options = deployment_options(pool, max_leases)
+    assert options["max_queued_requests"] == num_waiting
+    serve.deployment(PoolConfig).options(**options)  # Serve knows these options

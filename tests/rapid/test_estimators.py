@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rapid.estimators import Patience, RunningMean, RunningMedian
+from rapid.estimators import Patience, RunningMean, RunningMedian, Turnover
 
 
 def test_patience_grows_with_the_longest_round_of_late_and_comes_back() -> None:
@@ -36,3 +36,31 @@ def test_a_running_median_ignores_an_outlier_and_counts_the_last_nine() -> None:
     assert median.value == 5.0  # of the last nine; it is 1 of all
     median.clear()
     assert median.value is None
+
+
+class TestTurnover:
+    class Clock:
+        now = 0.0
+
+        def __call__(self) -> float:
+            return self.now
+
+    def test_places_that_are_held_for_long_become_free_seldom(self) -> None:
+        clock = self.Clock()
+        turnover = Turnover(clock)
+        assert turnover.seconds_until() is None
+        with turnover.held():
+            clock.now = 8.0
+        assert turnover.seconds_until() is None  # all places are free
+        with turnover.held(), turnover.held(), turnover.held(), turnover.held():
+            assert turnover.seconds_until() == 2.0
+            assert turnover.seconds_until(6) == 12.0
+            assert turnover.seconds_until(share=1) == 8.0
+
+    def test_at_first_the_oldest_place_says_how_long_places_are_held(self) -> None:
+        clock = self.Clock()
+        turnover = Turnover(clock)
+        with turnover.held():
+            clock.now = 6.0
+            with turnover.held():
+                assert turnover.seconds_until() == 3.0

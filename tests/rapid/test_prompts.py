@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -150,3 +154,44 @@ def test_a_chat_without_a_question_is_refused():
     with pytest.raises(BadRequest, match="user") as refused:
         target_messages([system("Be kind.")], [])
     assert refused.value.param == "messages"
+
+
+def num_lines_run(function: Callable[[], object]) -> int:
+    """Return how many lines of Python `function` runs: work that no clock measures."""
+    num_lines = 0
+
+    def count(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal num_lines
+        num_lines += event == "line"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return num_lines
+
+
+def test_the_work_on_a_chat_grows_as_the_chat_does() -> None:
+    """Forty thousand system messages of one letter stopped an orchestrator for minutes."""
+
+    def chat_of(num_messages: int) -> DrafterPlan:
+        return plan(*([system("a")] * num_messages), user("Who?"), budget_tokens=4)
+
+    def found_in(taken_apart: DrafterPlan) -> object:
+        return drafter_messages(taken_apart, [Chunk(d.name, "a") for d in taken_apart.documents])
+
+    few, many = chat_of(200), chat_of(800)
+    assert len(many.documents) == 799
+    assert num_lines_run(lambda: chat_of(800)) < 5 * num_lines_run(lambda: chat_of(200))
+    assert num_lines_run(lambda: found_in(many)) < 5 * num_lines_run(lambda: found_in(few))
+
+
+def test_overflow_is_numbered_past_the_names_of_attachments() -> None:
+    taken = (Document("instructions 2", "x"),)
+    taken_apart = plan(*([system("a b")] * 4), user("Who?"), documents=taken, budget_tokens=4)
+    names = [document.name for document in taken_apart.documents]
+    assert names == ["instructions 2", "instructions", "instructions 3", "instructions 4",
+                     "instructions 5"]  # fmt: skip

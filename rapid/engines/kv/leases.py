@@ -3,10 +3,12 @@
 A lease carries all choices of a request and gets all pages it can ever need at once, so a running
 lease never waits for another and nothing is preempted. Time comes from an injected clock.
 
-Leases that do not fit wait in a queue. Tenants take turns, one lease each, and a tenant's own
-leases open in the order of submission: many leases of one tenant delay another tenant by one lease
-only. The lease whose turn it is blocks the queue even where a later one would fit, so that small
-leases cannot starve a large one.
+Leases that do not fit wait in a queue. A tenant's own leases open in the order of submission. Among
+tenants the one whose open leases hold the fewest pages comes first, and tenants that hold as many
+take turns: many leases of one tenant, or large ones, delay another tenant hardly. A lease that does
+not fit lets others pass that do, those that are short or whose document is here already. Who has
+been overtaken by `_MOST_OVERTAKEN` later leases comes first, and until it fits nobody opens whose
+tenant holds as many pages as its own, so that no lease waits for ever.
 
 An engine that drafts for itself gives a request two leases, the second when its evidence is found.
 First leases alone could fill the engine, and every draft would wait for an answer to end. So a
@@ -25,6 +27,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rapid.engines.kv.cache import PagePool, PageTable, Run
 from rapid.engines.kv.host_tier import HostTier
 from rapid.engines.kv.prefix_cache import Pages, PrefixCache, as_runs, page_names, pages_of
@@ -32,6 +36,8 @@ from rapid.engines.kv.sequences import Sequence
 from rapid.errors import BadRequest, LeaseNotFound, OutOfStep, PromptTooLong
 from rapid.messages import EngineStatus, LeaseRequest
 from rapid.ports import Clock
+
+_MOST_OVERTAKEN = 8  # later leases that may open before an earlier one of another tenant
 
 
 @dataclass(eq=False)
@@ -73,11 +79,21 @@ class Waiter:
         on_open: Callback, called at most once: with the lease when it opens, or with None when the
             ledger closes first.
         page_names: Names of the full pages of the prompt.
+        number: Position in the order of submission.
+        num_overtaken: Number of later leases of other tenants that opened while this one stood at
+            the head of its tenant's line.
     """
 
     request: LeaseRequest
     on_open: Callable[[Lease | None], None]
     page_names: list[bytes]
+    number: int = 0
+    num_overtaken: int = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it has been overtaken often enough to come first."""
+        return self.num_overtaken >= _MOST_OVERTAKEN
 
 
 def _line_of(waiter: Waiter) -> str | None:
@@ -112,6 +128,7 @@ class LeaseLedger:
     prefixes: PrefixCache = field(init=False)
     _open: dict[str, Lease] = field(default_factory=dict)
     _lines: dict[str | None, deque[Waiter]] = field(default_factory=dict)  # in the order of turns
+    _num_submitted: int = 0
 
     def __post_init__(self) -> None:
         self.prefixes = PrefixCache(self.pool, self.host)
@@ -121,7 +138,8 @@ class LeaseLedger:
 
         Naming takes a while for a long prompt and does not need the engine's lock.
         """
-        names = page_names(request.prompt_ids, self.page_tokens, request.tenant)
+        owner = f"{request.tenant}\0{request.cache_salt}" if request.cache_salt else request.tenant
+        names = page_names(request.prompt_ids, self.page_tokens, owner)
         return Waiter(request, on_open, names)
 
     def submit(self, waiter: Waiter) -> None:
@@ -134,6 +152,7 @@ class LeaseLedger:
             LeaseNotFound: The lease named by `request.beside` is not open.
         """
         self._check(waiter.request)
+        waiter.number = self._num_submitted = self._num_submitted + 1
         self._lines.setdefault(_line_of(waiter), deque()).append(waiter)
         self.admit()
 
@@ -153,10 +172,13 @@ class LeaseLedger:
             self.admit()
 
     def admit(self) -> None:
-        """Open leases in the order of turns for as long as the next one fits."""
-        while (waiter := self._next()) is not None and self._fits(waiter):
+        """Open leases, in the order that the module describes, for as long as one fits."""
+        while (waiter := self._next()) is not None:
             lease = self._reserve(waiter)
             self._leave(waiter)
+            if waiter.request.beside is None:
+                for head in self._heads():
+                    head.num_overtaken += head.number < waiter.number
             line = _line_of(waiter)
             if line in self._lines:  # the next lease of this line waits for every other line's turn
                 self._lines[line] = self._lines.pop(line)
@@ -235,14 +257,38 @@ class LeaseLedger:
             raise AssertionError("lease ledger: more leases open than allowed")
         if not all(self._lines.values()):
             raise AssertionError("lease ledger: nobody stands in a line that has a turn")
-        if (waiter := self._next()) is not None and self._fits(waiter):
+        if (waiter := self._next()) is not None:
             raise AssertionError(f"lease ledger: {waiter.request.lease_id!r} waits though it fits")
 
     def _next(self) -> Waiter | None:
-        """Return the waiter whose turn it is: a companion, else the first of the next tenant."""
+        """Return the waiter that can open now: a companion, else the first that fits, or None."""
         if None in self._lines:
-            return self._lines[None][0]
-        return next((line[0] for line in self._lines.values()), None)
+            companion = self._lines[None][0]
+            return companion if self._fits(companion) else None
+        heads = self._heads()
+        held = {head: self._num_held(head.request.tenant) for head in heads}
+        heads.sort(key=lambda head: (not head.is_due, head.number if head.is_due else held[head]))
+        least_kept_back = self.pool.num_pages + 1
+        for head in heads:
+            if held[head] < least_kept_back:
+                if self._fits(head):
+                    return head
+                if head.is_due:
+                    least_kept_back = held[head]
+        return None
+
+    def _heads(self) -> list[Waiter]:
+        """Return the first waiter of every tenant, in the order of turns."""
+        return [line[0] for tenant, line in self._lines.items() if tenant is not None]
+
+    def _num_held(self, tenant: str) -> int:
+        """Return the number of pages that a tenant's open leases hold, shared ones counted once."""
+        is_held = np.zeros(self.pool.num_pages, dtype=bool)
+        for lease in self._open.values():
+            if lease.request.tenant == tenant:
+                for run in itertools.chain.from_iterable(lease.runs):
+                    is_held[run.start : run.stop] = True
+        return int(is_held.sum())
 
     def _leave(self, waiter: Waiter) -> None:
         line = self._lines[_line_of(waiter)]

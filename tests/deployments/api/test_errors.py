@@ -17,6 +17,7 @@ STATUS = {
     "UnknownModel": 404,
     "Unauthorized": 401,
     "Overloaded": 503,
+    "TooManyRequests": 429,
     "LeaseNotFound": 503,
     "DrafterHangs": 503,
     "OutOfStep": 500,
@@ -41,8 +42,8 @@ def test_every_error_of_the_tree_has_its_status(cls):
     body = error.body["error"]
     assert set(body) == {"message", "type", "param", "code", "retryable"}
     assert (body["message"] == "What to do.") == (error.status != 500)
-    assert body["retryable"] is (error.status == 503)
-    assert ("retry-after" in error.headers) == (error.status == 503)
+    assert body["retryable"] is (error.status in (429, 503))
+    assert ("retry-after" in error.headers) == (error.status in (429, 503))
     assert (body["type"] == "server_error") == (error.status >= 500)
 
 

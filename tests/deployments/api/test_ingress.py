@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from cluster.placement import PoolConfig
+from cluster.placement import RequestPoolConfig
 from deployments.api.ingress import Ingress
 from deployments.config.serve_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
@@ -328,6 +328,11 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"top_p": 0}, "top_p"),
     ({"top_p": float("inf")}, "top_p"),
     ({"top_k": 0}, "top_k"),
+    ({"top_k": -2}, "top_k"),
+    ({"priority": 1}, "priority"),
+    ({"cache_salt": ""}, "cache_salt"),
+    ({"cache_salt": "x" * 257}, "cache_salt"),
+    ({"model": "x" * 257}, "model"),
     ({"top_k": 1.5}, "top_k"),
     ({"seed": 2**63}, "seed"),
     ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
@@ -363,6 +368,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"rapid": {"draft_top_k": 0}}, "rapid.draft_top_k"),
     ({"rapid": {"retrieval_tokens": 0}}, "rapid.retrieval_tokens"),
     ({"rapid": {"query": " "}}, "rapid.query"),
+    ({"rapid": {"query": "x" * 16_385}}, "rapid.query"),
     ({"rapid": {"date": 20260131}}, "rapid.date"),
     ({"rapid": {"date": "20260131"}}, "rapid.date"),
     ({"rapid": {"date": "2026-02-30"}}, "rapid.date"),
@@ -468,7 +474,7 @@ class TestRoutes:
         go_on = asyncio.Event()
         script = (STARTED, TextDelta(0, "a"), go_on, TextDelta(0, "", (), "stop"))
         orchestrator = ScriptedOrchestrator(*script, Finished(receipt()))
-        app = ingress(orchestrator, pool=PoolConfig(max_ongoing_requests=2))
+        app = ingress(orchestrator, pool=RequestPoolConfig(max_ongoing_requests=3))
         async with served(app) as url, httpx.AsyncClient(base_url=url, timeout=30) as http:
             streamed = asyncio.create_task(http.post(CHAT, json=ASK | {"stream": True}))
             whole = asyncio.create_task(http.post(CHAT, json=ASK))

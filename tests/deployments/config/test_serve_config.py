@@ -116,3 +116,57 @@ def test_no_error_shows_a_stores_key() -> None:
         ServeConfig.model_validate(args)
     assert "SECRETKEY" not in str(refused.value)
     assert "store.url 'qdrant:6333' is no URL" in str(refused.value)
+
+
+EMBEDDED = ROOT / "serve_config.yaml"
+
+
+def with_api(**api: Any) -> ServeConfig:
+    args = args_of(EMBEDDED)
+    return ServeConfig.model_validate(args | {"api": args["api"] | api})
+
+
+def keys_of(*tenants: str) -> list[dict[str, str]]:
+    return [{"tenant": each, "sha256": f"{n:064x}"} for n, each in enumerate(tenants)]
+
+
+def test_a_partial_pool_keeps_the_defaults_of_its_deployment() -> None:
+    """A block with another key reset the requests at once from 256 to 64."""
+    config = with_api(pool={"max_replicas": 3})
+    assert (config.api.pool.max_ongoing_requests, config.api.pool.max_replicas) == (256, 3)
+    assert config.orchestrator.pool.max_ongoing_requests == 256
+    assert config.orchestrator.pool.target_ongoing_requests == 64
+    for name in ("Ingress", "Orchestrator"):
+        deployment = graph(compose(config))[name]._bound_deployment
+        assert deployment.max_ongoing_requests == 256
+        assert deployment.max_queued_requests == 256
+
+
+@pytest.mark.parametrize(
+    ("api", "most"),
+    [
+        ({}, None),  # one tenant: all places are its own
+        ({"keys": keys_of("a", "a")}, None),
+        # 16 leases of each of two targets, two to a request: 16 answers at once.
+        ({"keys": keys_of("a", "b")}, 12),
+        ({"keys": keys_of("a", "b"), "max_requests_per_tenant": 3}, 3),
+        ({"max_requests_per_tenant": 3}, 3),
+        ({"keys": keys_of("a", "b"), "pool": {"max_ongoing_requests": 8}}, 4),
+    ],
+)
+def test_a_tenant_has_a_share_of_what_can_be_answered_at_once(
+    api: dict[str, Any], most: int | None
+) -> None:
+    filled = with_api(**api).filled_api
+    assert filled.max_requests_per_tenant == most
+    assert filled.max_requests == 0.75 * filled.pool.max_ongoing_requests
+
+
+def test_the_most_characters_follow_from_the_context() -> None:
+    assert with_api().filled_api.max_characters == 2**20
+    assert with_api(max_characters=7).filled_api.max_characters == 7
+    upward = next(path for path in FILES if path.stem == "llama-3.1-8b-with-70b-drafter")
+    filled = ServeConfig.model_validate(args_of(upward)).filled_api
+    assert filled.max_characters == 16 * 131_072
+    ingress = graph(compose(with_api()))["Ingress"]._bound_deployment
+    assert ingress.init_args[0].max_characters == 2**20

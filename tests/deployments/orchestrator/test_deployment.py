@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
@@ -285,3 +286,21 @@ def check_scrape(url: str) -> None:
     for line in lines():
         labels = set(re.findall(r'(\w+)="', line))
         assert {each for each in labels - RAYS if not each.startswith("otel_")} <= OURS
+
+
+async def test_a_crowd_of_one_tenant_does_not_stand_before_another(fakes: Fakes) -> None:
+    """Sixty requests for eight leases; first come, first served, a guest would be the last."""
+    num_done = 0
+
+    async def ask(tenant: str, number: int) -> None:
+        nonlocal num_done
+        asked = question(f"{tenant}-{number}", mode="plain", seed=200_005)  # 200 ms a step
+        await answered(fakes, replace(asked, tenant=tenant))
+        num_done += tenant == "crowd"
+
+    crowd = [asyncio.create_task(ask("crowd", number)) for number in range(60)]
+    await asyncio.to_thread(wait_until, lambda: fakes.held()[0] >= 8, 30)
+    await ask("guest", 0)
+    assert num_done < 40
+    await asyncio.gather(*crowd)
+    await asyncio.to_thread(wait_until, lambda: fakes.held() == (0, 0), 5)

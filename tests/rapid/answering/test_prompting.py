@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import threading
+from dataclasses import replace
 from datetime import date
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ from ray.serve.exceptions import DeploymentUnavailableError as NoPool
 from deployments.orchestrator.ray_ports import RayRetrieval
 from rapid.answering.prompting import RequestPrompts
 from rapid.checkpoints.text import ChatText
+from rapid.errors import PromptTooLong
 from rapid.messages import Document, GenerateRequest, Message
 from retrieval import RetrievalConfig, RetrievedChunk, StoreUnavailable
 
@@ -136,5 +139,83 @@ async def test_both_prompts_name_the_requests_day(chat_text: ChatText) -> None:
     dated = ChatText(tokenizer, chat_text.eos_ids)
     asked = request(ATLAS, date=date(2025, 3, 7))
     prompts = prompter(dated, ScriptedRetriever(context(FOUND)))
-    both = await prompts.target_prompt(asked), (await prompts.drafter_prompt(asked)).prompt_ids
+    both = (
+        await prompts.target_prompt(asked, 4096),
+        (await prompts.drafter_prompt(asked)).prompt_ids,
+    )
     assert [dated.decode(ids.tolist()).partition("|")[0] for ids in both] == ["07 March 2025"] * 2
+
+
+class CountingText:
+    """A chat text that counts the characters that it tokenizes."""
+
+    def __init__(self, text: ChatText) -> None:
+        self._text = text
+        self.num_characters = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._text, name)
+
+    def has_more_tokens(self, texts: Any, most: int) -> bool:
+        return ChatText.has_more_tokens(self, texts, most)  # type: ignore[arg-type]
+
+    def count_tokens(self, text: str) -> int:
+        self.num_characters += len(text)
+        return self._text.count_tokens(text)
+
+    def encode_chat(self, messages: Any, **options: Any) -> list[int]:
+        self.num_characters += sum(len(each.content) for each in messages)
+        return self._text.encode_chat(messages, **options)
+
+
+async def test_of_a_text_that_cannot_fit_only_the_beginning_is_tokenized(
+    chat_text: ChatText,
+) -> None:
+    """Four megabytes took 3.3 s and half a gigabyte before they were refused."""
+    counting = CountingText(chat_text)
+    prompts = prompter(counting, ScriptedRetriever(context(FOUND)))  # type: ignore[arg-type]
+    long = Document("long", "The lighthouse of Varo is white. " * 125_000)
+    with pytest.raises(PromptTooLong, match="more than the 4096 tokens"):
+        await prompts.target_prompt(request(long), 4096)
+    assert counting.num_characters < 200_000
+    assert len(await prompts.target_prompt(request(ATLAS), 4096)) > 200
+
+
+async def test_a_text_of_long_tokens_is_tokenized_after_all(chat_text: ChatText) -> None:
+    """Its characters alone do not say that it is too long."""
+
+    class Sparse(CountingText):
+        def count_tokens(self, text: str) -> int:
+            return len(text) // 100
+
+    sparse = Sparse(chat_text)
+    prompts = prompter(sparse, ScriptedRetriever(context(FOUND)))  # type: ignore[arg-type]
+    assert len(await prompts.target_prompt(request(ATLAS), 140)) > 140  # refused by its tokens
+    assert sparse.num_characters > len(ATLAS.text)
+
+
+async def test_a_request_that_is_given_up_is_not_tokenized(chat_text: ChatText) -> None:
+    """Whoever hangs up while others' prompts are read costs nothing more."""
+    begun, go = threading.Semaphore(0), threading.Event()
+    read: list[str] = []
+
+    class Slow(CountingText):
+        def encode_chat(self, messages: Any, **options: Any) -> list[int]:
+            begun.release()
+            go.wait(30)
+            read.append(messages[0].content)
+            return [1]
+
+    prompts = prompter(Slow(chat_text), ScriptedRetriever(context(FOUND)))  # type: ignore[arg-type]
+    asked = [replace(request(), messages=(Message("user", f"{number}?"),)) for number in range(8)]
+    reading = [asyncio.create_task(prompts.target_prompt(each, 4096)) for each in asked]
+    for _ in range(2):
+        await asyncio.to_thread(begun.acquire, timeout=30)
+    for each in reading[1:]:
+        each.cancel()
+    await asyncio.wait(reading[1:])
+    go.set()
+    await reading[0]
+    other = replace(asked[0], tenant="other", messages=(Message("user", "Other?"),))
+    await prompts.target_prompt(other, 4096)
+    assert sorted(read) == ["0?", "1?", "Other?"]

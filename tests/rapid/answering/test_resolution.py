@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rapid.answering.resolution import (
     Evidence,
     answer_tokens,
+    check_blocks,
+    check_lengths,
     decide,
     decide_lookup,
     sampling_of,
@@ -120,3 +124,40 @@ def test_the_answer_is_cut_to_the_room_only_when_nobody_asked() -> None:
         answer_tokens(100, 512, 4000, 4096, hint=" Use rag.")
     with pytest.raises(PromptTooLong, match="905 more"):
         answer_tokens(None, 512, 5000, 4096)
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"max_tokens": 4095, "retrieval_tokens": 1023}, None),
+        ({"max_tokens": 4096}, "max_tokens"),
+        ({"retrieval_tokens": 1024}, "rapid.retrieval_tokens"),
+    ],
+)
+def test_lengths_that_fit_no_prompt_are_refused_before_any_is_read(asked, param):
+    if param is None:
+        return check_lengths(replace(request(), **asked), 4096, 1024)
+    with pytest.raises(BadRequest) as refused:
+        check_lengths(replace(request(), **asked), 4096, 1024, hint=" Shorten it.")
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("asked", "settings", "is_refused"),
+    [
+        ({}, {"draft_top_k": None, "max_draft": 64}, True),  # blocks of 65 MB
+        ({}, {"draft_top_k": 10**9, "max_draft": 64}, True),
+        ({}, {"draft_top_k": None, "max_draft": 10}, False),  # as `paper` does
+        ({"num_choices": 8}, {"draft_top_k": None, "max_draft": 10}, True),
+        ({"num_choices": 128}, {"draft_top_k": 64, "max_draft": 64}, False),
+        ({"mode": "plain"}, {"draft_top_k": None, "max_draft": 64}, False),
+    ],
+)
+def test_a_round_of_blocks_has_a_size(asked, settings, is_refused):
+    mode = asked.pop("mode", "auto")
+    asking = replace(request(mode=mode), **asked)
+    if not is_refused:
+        return check_blocks(asking, SpeculationConfig(**settings), 128_256)
+    with pytest.raises(BadRequest, match=r"lower rapid\.max_draft") as refused:
+        check_blocks(asking, SpeculationConfig(**settings), 128_256)
+    assert refused.value.param == "rapid.draft_top_k"
