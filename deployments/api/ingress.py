@@ -14,10 +14,9 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Iterator,
     MutableMapping,
 )
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol, TypeVar

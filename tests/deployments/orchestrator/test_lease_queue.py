@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cluster.leases import Granted
 from deployments.orchestrator.ray_ports import LeaseQueue, RayPool, VerifierSettings
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import Overloaded, TargetUnavailable, TooManyRequests
@@ -52,7 +53,7 @@ class FullPool:
             yield None
             if request.max_tokens > 100:
                 await self.has_pages.wait()
-            yield ENGINE
+            yield Granted(ENGINE, "r1")
             await asyncio.Event().wait()
 
 
