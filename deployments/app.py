@@ -61,7 +61,7 @@ def compose(
     num_slots = config.api.pool.max_ongoing_requests + _SLOTS_BESIDE_CHATS
     may_rest = [name for name, pool in config.pools.items() if pool.min_replicas == 0]
     return ingress.options(max_ongoing_requests=num_slots).bind(
-        config.api, orchestrator, config.is_embedded, may_rest
+        config.api, orchestrator, config.is_embedded, may_rest=may_rest
     )
 
 
