@@ -131,7 +131,8 @@ def statuses_of(app: str) -> Engines:
     Engines that do not answer within 5 seconds are listed as unavailable.
     """
     asked = {name: actor.status.remote() for name, actor in engines_of(app).items()}
-    ray.wait(list(asked.values()), num_returns=len(asked), timeout=_TIMEOUT_S) if asked else None
+    if asked:
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=_TIMEOUT_S)
     return [_ledger(name, status) for name, status in sorted(asked.items())]
 
 

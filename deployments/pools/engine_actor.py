@@ -150,10 +150,13 @@ class EngineActor:
             DrafterUnavailable: If the engine failed or the lease is gone. The target's call fails
                 with the same error, which must be distinct from the target's own failures. Any
                 other error is a bug, after which no answer should continue: it is left as it is.
+            EngineFailed: If the engine is closed and verifies for this lease as well.
         """
         try:
             return await self._engine.draft(lease_id, choice, verdict, num_tokens)
         except (EngineFailed, LeaseNotFound) as error:
+            if any(lease_id in beside for beside in self._companions.values()):
+                self._engine.check_running()
             raise DrafterUnavailable(f"The drafter failed: {error}") from error
 
     async def verify(

@@ -112,6 +112,7 @@ class RequestRun:
         self._record = Record()
         self._answers: list[GrowingAnswer] = []
         self._source: DraftSource | None = None
+        self._resting: set[int] = set()  # choices whose rounds need the drafter no more
         self._trigger = RefreshTrigger()
 
     async def events(self) -> AsyncGenerator[GenerationEvent]:
@@ -340,10 +341,14 @@ class RequestRun:
                 async for reading in readings:
                     yield reading
         self._record.prefill = await verifier.prefill
+        drafter_reads: asyncio.Task[None] | None = None
         if self._source is not None:
-            await self._read_by_drafter(self._source)
+            drafter_reads = session.begin(self._read_by_drafter(self._source))
+            if not self._can_rest(decision):
+                await drafter_reads
+        self._resting.clear()
         rounds = [
-            answer.follow(self._verdicts(session, decision, verifier, answer))
+            answer.follow(self._verdicts(session, decision, verifier, answer, drafter_reads))
             for answer in self._answers
             if not answer.is_finished
         ]
@@ -381,7 +386,12 @@ class RequestRun:
         await source.release()
 
     def _verdicts(
-        self, session: Session, decision: Decision, verifier: Holding, answer: GrowingAnswer
+        self,
+        session: Session,
+        decision: Decision,
+        verifier: Holding,
+        answer: GrowingAnswer,
+        drafter_reads: asyncio.Task[None] | None,
     ) -> AsyncIterator[Verdict]:
         """Run the rounds of one choice, after the tokens that its answer has committed."""
         committed = answer.statistics.token_ids
@@ -390,7 +400,7 @@ class RequestRun:
             self._source,
             answer.choice,
             committed,
-            pace=self._pace(decision, len(committed)) if self._source else None,
+            pace=self._pace(session, decision, answer, drafter_reads) if drafter_reads else None,
             on_loss=functools.partial(self._note_loss, answer),
             refresh=self._refresh(session, verifier, answer),
             trigger=self._trigger,
@@ -431,22 +441,48 @@ class RequestRun:
         answer.statistics.refreshes += 1
         return source.drafter(answer.choice, token_ids)
 
-    def _pace(self, decision: Decision, num_committed: int) -> Controller | None:
-        """Return the controller of an answer's draft lengths; None always drafts `max_draft`.
+    def _is_paced(self, decision: Decision) -> bool:
+        """Return whether draft lengths are chosen; otherwise each is `max_draft`.
 
         The rule `paper` has one length. A request with a seed under `maximal` coupling should be
         reproducible, but there the text would depend on when the drafter rests.
         """
         is_fixed = self._config.draft_length == "fixed" or decision.contract == "paper"
         is_seeded = self._request.seed is not None and self._sampling.temperature > 0
-        if is_fixed or (is_seeded and self._speculation.coupling == "maximal"):
+        return not (is_fixed or (is_seeded and self._speculation.coupling == "maximal"))
+
+    def _can_rest(self, decision: Decision) -> bool:
+        """Return whether rounds without the drafter change nothing."""
+        return decision.contract == "target" and self._is_paced(decision)
+
+    def _pace(
+        self,
+        session: Session,
+        decision: Decision,
+        answer: GrowingAnswer,
+        drafter_reads: asyncio.Task[None],
+    ) -> Controller | None:
+        """Return the controller of an answer's draft lengths; None always drafts `max_draft`."""
+        if not self._is_paced(decision):
             return None
+        num_committed = len(answer.statistics.token_ids)
         return Controller(
             self._costs,
             len(self._record.prompts["target"]) + num_committed,
             self._speculation.max_draft,
-            can_rest=decision.contract == "target",
+            can_rest=self._can_rest(decision),
+            num_left=session.terms.max_tokens - num_committed,
+            is_read=lambda: drafter_reads.done() and self._source is not None,
+            on_rest=functools.partial(self._rest, session, answer),
         )
+
+    def _rest(self, session: Session, answer: GrowingAnswer) -> None:
+        """Note that an answer rests for good; when all do, give the drafter's lease back."""
+        self._resting.add(answer.choice)
+        growing = {each.choice for each in self._answers if not each.is_finished}
+        if self._source is not None and growing <= self._resting:
+            session.begin(self._source.release())
+            self._source = None
 
     # --- losing the drafter -----------------------------------------------------------------------
 

@@ -344,7 +344,7 @@ class Engine:
         await reply.future
 
     def close(self) -> None:
-        """End all leases, wait for a running forward and join the compute thread."""
+        """End all leases and wait for a running forward, unless it was found to be stuck."""
         with self._state.guard:
             self._state.close()
         self._compute.join()

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -186,8 +186,12 @@ class Bucket:
             self.is_borrowed = False
         self.plain.add(num_tokens, seconds, seconds / num_tokens)
         self.since_plain = 0
-        self.balance += seconds * _SHARE / 2**self.num_failures
+        self.balance += self.pay(seconds)
         self.is_barred = self.is_barred and self.balance < 0
+
+    def pay(self, seconds: float) -> float:
+        """Return the seconds of trials that so much plain decoding pays for."""
+        return seconds * _SHARE * 0.5**self.num_failures
 
     def book_drafted(self, saved: float, grace: float, *, is_probe: bool) -> None:
         """Book the seconds that a drafted round saved or, below zero, lost against plain decoding.
@@ -270,6 +274,10 @@ class Controller:
         num_context: Tokens in the verifier's context before the first round.
         max_draft: Longest draft, and the number of tokens that a plain round decodes.
         can_rest: Whether the contract holds without a drafter.
+        num_left: Most tokens that the answer may still get; None is without limit.
+        is_read: Tells whether the drafter has read its prompt; the controller rests before.
+        on_rest: Called once, when the controller rests for good: what is left of the answer is too
+            short to pay for another trial.
         clock: Monotonic clock, in seconds.
     """
 
@@ -280,8 +288,15 @@ class Controller:
         max_draft: int,
         *,
         can_rest: bool,
+        num_left: int | None = None,
+        is_read: Callable[[], bool] = lambda: True,
+        on_rest: Callable[[], None] = lambda: None,
         clock: Clock = time.perf_counter,
     ) -> None:
+        self._num_left = math.inf if num_left is None else num_left
+        self._is_read = is_read
+        self._on_rest = on_rest
+        self._rests_for_good = False
         self._costs = costs
         self._num_context = num_context
         self._max_draft = max_draft
@@ -302,7 +317,8 @@ class Controller:
         self._began = self._clock()  # the choice itself is part of the round's time
         self._bucket = self._costs.at(self._num_context)
         self._is_probe = False
-        self._length = self._choose(self._bucket, limit)
+        can_draft = not self._rests_for_good and self._is_read()
+        self._length = self._choose(self._bucket, limit) if can_draft else 0
         return self._length
 
     def observe(self, verdict: Verdict) -> None:
@@ -310,6 +326,7 @@ class Controller:
         seconds = max(self._clock() - self._began, 1e-9)
         bucket, num_tokens = self._bucket, len(verdict.token_ids)
         self._num_context += num_tokens
+        self._num_left -= num_tokens
         if not self._length:
             self._num_rested += num_tokens
             bucket.book_plain(num_tokens, seconds)
@@ -341,15 +358,26 @@ class Controller:
         gain = rate * plain
         is_clear = gain >= _CLEAR_GAIN and bucket.plain.weight >= _SETTLED - 1
         patience = _PLAIN_EVERY if is_clear else _PLAIN_OFTEN
-        if bucket.is_barred or bucket.since_plain >= patience:
+        if bucket.is_barred:
+            self._rest_for_good_below(0.0, bucket, plain)
+            return 0
+        if bucket.since_plain >= patience:
             return 0
         if gain >= _MARGIN:
             return length
         length = max(length, _TRIAL_TOKENS)
         (seconds,), (tokens,) = self._seconds(bucket, [length]), self._tokens([length])
-        lost = seconds - tokens * plain
-        self._is_probe = length <= limit and bucket.balance >= max(lost, plain)
+        price = max(seconds - tokens * plain, plain)
+        self._is_probe = length <= limit and bucket.balance >= price
+        if not self._is_probe:
+            self._rest_for_good_below(price, bucket, plain)
         return length if self._is_probe else 0
+
+    def _rest_for_good_below(self, price: float, bucket: Bucket, plain: float) -> None:
+        """Rest for good if all tokens that may follow, decoded plainly, cannot pay `price`."""
+        if bucket.balance + bucket.pay(self._num_left * plain) < price:
+            self._rests_for_good = True
+            self._on_rest()
 
     def _best(self, bucket: Bucket, limit: int) -> tuple[int, float]:
         """Return the shortest length with the most tokens per second, and that rate."""

@@ -11,6 +11,7 @@ import yaml
 from ray.serve import Application
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 
+from cluster.placement import PoolConfig
 from deployments import app
 from deployments.config.serve_config import ServeConfig
 from deployments.config.serve_file import check
@@ -55,6 +56,20 @@ def test_the_application_has_five_deployments_and_its_ingress_is_http() -> None:
         "Retriever",
     }
     assert application._bound_deployment.name == "Ingress"
+
+
+def test_an_ingress_has_slots_for_probes_beside_those_for_chats() -> None:
+    settings = check(ROOT / "serve_config.yaml")
+    ingress = app.compose(settings)._bound_deployment
+    assert ingress.max_ongoing_requests == settings.api.pool.max_ongoing_requests + 1000
+
+
+def test_the_ingress_is_told_which_pools_may_rest() -> None:
+    settings = check(ROOT / "serve_config.yaml")
+    assert app.compose(settings)._bound_deployment.init_kwargs["may_rest"] == []
+    resting = settings.target.model_copy(update={"pool": PoolConfig(min_replicas=0)})
+    settings = settings.model_copy(update={"target": resting})
+    assert app.compose(settings)._bound_deployment.init_kwargs["may_rest"] == ["target"]
 
 
 def test_the_ingress_is_told_whether_the_target_is_embedded() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
 import signal
 import time
@@ -27,6 +28,8 @@ from rapid.engines.engine import Engine
 from tests.ray_cluster import wait_until
 
 pytestmark = pytest.mark.ray
+
+logger = logging.getLogger(__name__)
 
 APP = "breakable"
 CONFIG: dict[str, Any] = {
@@ -108,7 +111,7 @@ class Load:
     def __init__(self, url: str) -> None:
         self._url = url
         self._is_over = False
-        self.replies: list[tuple[float, int, httpx.Response]] = []
+        self.replies: list[tuple[int, httpx.Response]] = []
         self.unready = 0
 
     async def __aenter__(self) -> Load:
@@ -124,9 +127,8 @@ class Load:
 
     async def _ask(self, number: int) -> None:
         while not self._is_over:
-            began = time.monotonic()
             reply = await self._http.post("/v1/chat/completions", json=body(number))
-            self.replies.append((began, number, reply))
+            self.replies.append((number, reply))
             number = (number + 4) % 8
 
     async def _probe(self) -> None:
@@ -147,16 +149,17 @@ async def broken(url: str, break_one: Callable[[int], None]) -> Load:
         break_one(victim)
         began = time.monotonic()
         await asyncio.to_thread(wait_until, lambda: not _lives(victim), 60, 0.1)
-        print(f"gone after {time.monotonic() - began:.1f} s")
+        gone_s = time.monotonic() - began
         await asyncio.to_thread(wait_until, lambda: len(processes()) == 2, 120, 0.5)
         num_before = len(load.replies)
         while len(load.replies) < num_before + 8:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     texts = [each.json()["choices"][0]["message"]["content"] for each in whole]
-    for began, number, reply in load.replies:
+    for number, reply in load.replies:
         assert reply.status_code == 200, reply.text
         assert reply.json()["choices"][0]["message"]["content"] == texts[number]
-    print(f"longest answer {max(r.elapsed.total_seconds() for _, _, r in load.replies):.1f} s")
+    longest_s = max(reply.elapsed.total_seconds() for _, reply in load.replies)
+    logger.info("gone after %.1f s, longest answer %.1f s", gone_s, longest_s)
     return load
 
 
@@ -169,7 +172,7 @@ def _lives(process: int) -> bool:
 
 
 def failovers(load: Load) -> set[str]:
-    return {each for _, _, reply in load.replies for each in reply.json()["rapid"]["failovers"]}
+    return {each for _, reply in load.replies for each in reply.json()["rapid"]["failovers"]}
 
 
 async def test_an_engine_whose_device_failed_is_replaced_and_no_request_fails(

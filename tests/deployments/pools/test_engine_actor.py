@@ -121,6 +121,25 @@ async def test_a_draft_tells_a_lost_drafter_from_a_bug(
         await actor.draft("a", 0, None, 2)
 
 
+async def test_a_closed_engine_that_verifies_as_well_is_more_than_a_lost_drafter(
+    actor: EngineActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await actor.open(room("a"))
+    await actor.open(room("a-draft", beside="a"))
+
+    async def failed(*_: object) -> None:
+        raise EngineFailed("The engine failed at a step; its log says why.")
+
+    monkeypatch.setattr(FakeEngine, "draft", failed)
+    with pytest.raises(DrafterUnavailable):
+        await actor.draft("a-draft", 0, None, 2)
+    actor._engine.closed.set()  # type: ignore[attr-defined]
+    with pytest.raises(DrafterUnavailable):
+        await actor.draft("a", 0, None, 2)  # the lease of a drafter
+    with pytest.raises(EngineFailed):
+        await actor.draft("a-draft", 0, None, 2)
+
+
 def test_an_engine_counts_its_pool_before_it_loads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

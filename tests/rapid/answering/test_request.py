@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from grpc import StatusCode  # type: ignore[import-untyped]
@@ -36,6 +36,7 @@ from rapid.messages import (
     TextDelta,
     Verdict,
 )
+from rapid.speculation.controller import Controller
 from tests.fakes import FakeEngine, FakeLease, scripted_token
 from tests.local_pools import FOUND, LocalApplication, QueueingEngine
 from tests.ray_cluster import question
@@ -798,7 +799,10 @@ async def test_a_seeded_text_that_depends_on_the_blocks_has_blocks_of_one_length
     assert set(receipt(await app.answered(request)).choices[0].histogram) == {10}
 
 
-async def test_an_answer_whose_drafter_rests_has_not_lost_it_when_its_target_dies() -> None:
+async def test_an_answer_whose_drafter_rests_has_not_lost_it_when_its_target_dies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Controller, "_rest_for_good_below", lambda *_: None)
     app = LocalApplication(draft_length="measured")
     request = question("r", mode="lossless", seed=2_005, max_tokens=100, explain=True)
     events = await app.answered(request, target_dies_after=6)
@@ -906,3 +910,52 @@ async def test_a_target_that_falls_silent_while_it_reads_is_left_as_well(
             silent.stop()
     assert receipt(events).failovers == ("target hung",)
     assert tokens(events) == script(5, 24)
+
+
+@pytest.mark.parametrize("drafter", [None, "target"])
+async def test_an_answer_that_rests_for_good_gives_the_drafters_lease_back(
+    drafter: Literal["target"] | None,
+) -> None:
+    """A draft and its judgement take two steps, and plain decoding one for as many tokens."""
+    app = LocalApplication(drafter=drafter, draft_length="measured")
+    request = question(
+        "r", mode="lossless", seed=20_005, max_tokens=200, num_choices=2, explain=True
+    )
+    events: list[GenerationEvent] = []
+    held: list[int] = []
+    async for event in app.generate(request):
+        events.append(event)
+        roles = [name.split("/")[1][:7] for name in app.drafter.engine.actor._engine.leases]
+        held.append(roles.count("drafter"))
+    assert held[0] == 1
+    assert held[-1] == 0
+    assert [tokens(events, choice) for choice in range(2)] == [script(5, 200, 0), script(5, 200, 1)]
+    assert receipt(events).choices[0].drafted > 0
+    assert (receipt(events).failovers, receipt(events).plain_from) == ((), (None, None))
+
+
+async def test_the_first_token_of_a_lossless_answer_does_not_wait_for_the_drafter() -> None:
+    app = LocalApplication(draft_length="measured")
+    app.drafter.load = lambda: FakeEngine(app.config.drafter_pool.engine, prefill_s=1000)
+    app.drafter.start()
+    events = await app.answered(question("r", mode="lossless", seed=5, explain=True))
+    assert tokens(events) == script(5, 24)
+    assert receipt(events).failovers == ()
+
+
+async def test_a_drafter_that_fails_to_read_while_the_answer_grows_is_lost() -> None:
+    class CannotRead(FakeEngine):
+        async def prefill(self, lease_id: str) -> PrefillReceipt:
+            await asyncio.sleep(0.1)
+            raise EngineFailed("The engine failed at a step; its log says why.")
+
+    app = LocalApplication(draft_length="measured")
+    app.drafter.load = lambda: CannotRead(app.config.drafter_pool.engine)
+    app.drafter.start()
+    request = question("r", mode="lossless", seed=20_005, max_tokens=200, explain=True)
+    events = await app.answered(request)
+    assert tokens(events) == script(5, 200)
+    assert receipt(events).failovers == ("drafter lost",)
+    (lost_at,) = receipt(events).plain_from
+    assert lost_at is not None
+    assert 0 < lost_at < 200

@@ -249,3 +249,35 @@ def test_context_lengths_do_not_spoil_each_others_times():
     for _ in range(3):
         assert not any(answer(short, 64, 2_000))
         assert answer(long, 64, 64_000)[0] > 2
+
+
+def test_an_answer_too_short_to_pay_for_a_trial_rests_for_good():
+    machine, costs = Machine(draft=0.012), RoundCosts()
+    machine.answer(costs, 128, 0.5)
+    rests: list[str] = []
+
+    def asked(num_left: int | None, *, is_read: bool = True, can_rest: bool = True) -> Controller:
+        return Controller(
+            costs, 2000, 10, can_rest=can_rest, num_left=num_left, is_read=lambda: is_read,
+            on_rest=lambda: rests.append("for good"), clock=machine.clock,
+        )  # fmt: skip
+
+    for controller in (asked(None), asked(100_000), asked(50, is_read=False)):
+        assert controller.next_length(10) == 0
+        assert rests == []
+    short = asked(50)
+    assert [short.next_length(10) for _ in range(3)] == [0, 0, 0]
+    assert rests == ["for good"]
+    assert asked(50, can_rest=False).next_length(10) > 0
+
+
+def test_where_drafting_pays_no_answer_rests_for_good():
+    machine, costs = Machine(), RoundCosts()
+    machine.answer(costs, 300, 1.0)
+    rests: list[str] = []
+    controller = Controller(
+        costs, 2000, 10, can_rest=True, num_left=20, on_rest=lambda: rests.append("for good"),
+        clock=machine.clock,
+    )  # fmt: skip
+    assert controller.next_length(10) == 10
+    assert rests == []
