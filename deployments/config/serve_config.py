@@ -75,6 +75,19 @@ class ApiKey(Frozen):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
+class CanaryConfig(Frozen):
+    """Another version of the application that answers a share of the requests.
+
+    Attributes:
+        application: Name of the other application in the same file.
+        share: Share of the requests, in [0, 1]. Requests about the same documents, or of one
+            conversation with a long beginning, go to the same version.
+    """
+
+    application: str = Field(min_length=1)
+    share: Finite = Field(ge=0, le=1)
+
+
 class ApiConfig(Frozen):
     """Settings of the HTTP API.
 
@@ -85,6 +98,7 @@ class ApiConfig(Frozen):
         max_body_bytes: The longest request body, in bytes.
         max_choices: The most choices (`n`) of one request.
         heartbeat_s: Seconds of silence after which a stream gets a comment line.
+        canary: Another version of the application beside this one; None for this one alone.
         pool: Settings of the ingress's replicas.
     """
 
@@ -93,6 +107,7 @@ class ApiConfig(Frozen):
     max_body_bytes: int = Field(16 * 2**20, ge=1024)
     max_choices: int = Field(8, ge=1, le=128)
     heartbeat_s: Finite = Field(5.0, gt=0)
+    canary: CanaryConfig | None = None
     pool: PoolConfig = PoolConfig(target_ongoing_requests=64, max_ongoing_requests=256)
 
     @model_validator(mode="after")

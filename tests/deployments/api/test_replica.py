@@ -22,6 +22,8 @@ LONG = "x" * (2**20 + 1)
 class ScriptedHandle:
     """A Serve handle that remembers its options, and answers nothing or fails."""
 
+    app_name = "rapid"
+
     def __init__(self, failure: Exception | None = None) -> None:
         self.failure = failure
 
