@@ -371,6 +371,7 @@ class Receipt:
         plain_from: Per choice, the position from which the drafter was lost, or None.
         failovers: Failures after which the answer was continued, in order.
         is_fallback: Whether the answer is plain because no drafter could be had.
+        application: Name of the application that answered, where there are two beside each other.
     """
 
     mode: Mode
@@ -395,6 +396,7 @@ class Receipt:
     is_fallback: bool = False
     witness_tokens: int = 0
     explanation: Explanation | None = None
+    application: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

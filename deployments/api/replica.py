@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import ApplicationStatus
 from starlette.types import ASGIApp
 
 from cluster.failures import FailureKind, failure_of
+from deployments.api.canary import WithCanary
 from deployments.api.ingress import Ingress
 from deployments.api.readiness import Readiness
 from deployments.config.live import accepted
@@ -82,11 +85,13 @@ class IngressReplica:
     def __init__(
         self, config: ApiConfig, orchestrator: DeploymentHandle, is_embedded: bool
     ) -> None:
-        readiness = Readiness(serve.get_replica_context().app_name)
+        name = orchestrator.app_name
+        readiness = Readiness(name)
         readiness.start()
+        self._service = WithCanary(RemoteOrchestrator(orchestrator, readiness), name, reach)
         # Serve's proxy adds x-request-id to every request and response.
         self._ingress = Ingress(
-            RemoteOrchestrator(orchestrator, readiness),
+            self._service,
             config,
             is_embedded=is_embedded,
             sends_request_id=False,
@@ -104,3 +109,14 @@ class IngressReplica:
         """
         self._settings = accepted(ApiConfig, settings, self._settings, of="Ingress")
         self._ingress.configure(self._settings)
+        self._service.configure(self._settings.canary)
+
+
+async def reach(application: str) -> RemoteOrchestrator | None:
+    """Return the orchestrator of another application, or None unless all of it runs."""
+    status = await asyncio.to_thread(serve.status)
+    found = status.applications.get(application)
+    if found is None or found.status != ApplicationStatus.RUNNING:
+        return None
+    handle = serve.get_deployment_handle("Orchestrator", application)
+    return RemoteOrchestrator(handle, Readiness(application))

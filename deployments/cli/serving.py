@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,10 +19,13 @@ import typer
 from deployments.cli.terminal import DEFAULT_URL, err, fail, note, rapid_command
 
 if TYPE_CHECKING:
+    from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+
     from deployments.cli.server_process import ServerProcess
     from deployments.config.serve_config import ServeConfig
 
 _STOP_TIMEOUT_S = 90.0
+_UNDER_WAY = ("NOT_STARTED", "DEPLOYING")
 _EFFECTS = {
     "live": "takes new settings, no replica is replaced",
     "rolls": "replaces its replicas, new ones first where there is room",
@@ -82,39 +85,44 @@ def apply(
     ] = "http://127.0.0.1:8265",
 ) -> None:
     """Bring a running application to the state of its edited file; replace only what must be."""
-    checked = _checked(config, starts=False)
-
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
     from deployments.config.applying import update
-    from deployments.config.serve_file import application_of
+    from deployments.config.serve_file import checked
     from rapid.config_errors import read_yaml
+    from rapid.errors import ConfigurationError
 
-    file = read_yaml(config, "serve_config.yaml")
-    name = application_of(file).get("name", "default")
     try:
+        file = read_yaml(config, "serve_config.yaml")
+        configs = checked(file, f"{config}: ")
         client = ServeSubmissionClient(address)
+        states = _states(client, configs)
+        running = {name: each["deployed_app_config"] for name, each in states.items()}
+        if any(each["status"] == "DEPLOY_FAILED" for each in states.values()):
+            note("the last change failed, so the whole file is applied")
+            content, effects = file, {}
+        else:
+            content, effects = update(file, configs, running)
+    except ConfigurationError as error:
+        fail(str(error))
     except ConnectionError:
         fail(f"no Ray answers at {address}: give the address of its dashboard with --address")
-    state = client.get_serve_details()["applications"].get(name, {})
-    if state.get("status") == "DEPLOY_FAILED":
-        note("the last change failed, so the whole file is applied")
-        content, effects = file, {}
-    else:
-        content, effects = update(file, checked, state.get("deployed_app_config"))
     client.deploy_applications(content)
     for deployment, effect in effects.items():
         note(f"{deployment}: {_EFFECTS[effect]}")
     with err.status("waiting until it is done"):
-        _wait_until_applied(lambda: client.get_serve_details()["applications"][name])
+        while any(each["status"] in _UNDER_WAY for each in _states(client, configs).values()):
+            time.sleep(0.2)
+    for name, each in _states(client, configs).items():
+        if each["status"] != "RUNNING":
+            fail(f"the application {name} is {each['status']}: {each['message']}")
     note("done")
 
 
-def _wait_until_applied(state: Callable[[], dict[str, Any]]) -> None:
-    while (found := state())["status"] in ("NOT_STARTED", "DEPLOYING"):
-        time.sleep(0.2)
-    if found["status"] != "RUNNING":
-        fail(f"the application is {found['status']}: {found['message']}")
+def _states(client: ServeSubmissionClient, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return Serve's state of those applications that it has."""
+    found: dict[str, dict[str, Any]] = client.get_serve_details()["applications"]
+    return {name: found[name] for name in names if name in found}
 
 
 def stop() -> None:
@@ -132,12 +140,12 @@ def stop() -> None:
     note("stopped")
 
 
-def _checked(config: Path, *, starts: bool = True) -> ServeConfig:
+def _checked(config: Path) -> ServeConfig:
     from deployments.config.serve_file import check
     from rapid.errors import ConfigurationError
 
     try:
-        return check(config, starts=starts)
+        return check(config)
     except ConfigurationError as error:
         fail(str(error))
 

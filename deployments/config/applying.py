@@ -15,44 +15,75 @@ from typing import Any
 from deployments.config.plans import Effect, Plans, deployment_plans, effects
 from deployments.config.preflight import preflight
 from deployments.config.serve_config import ServeConfig
-from deployments.config.serve_file import application_of
+from deployments.config.serve_file import applications_of, name_of
+from rapid.checkpoints.text import ChatText
+from rapid.checkpoints.vocabulary import check_same_vocabulary
+from rapid.errors import ConfigurationError
 
 Json = dict[str, Any]
 
 
 def update(
-    file: Json, config: ServeConfig, running: Mapping[str, Any] | None
+    file: Json, configs: Mapping[str, ServeConfig], running: Mapping[str, Json]
 ) -> tuple[Json, dict[str, Effect]]:
     """Return the content to send to Serve, and what it does to each deployment that it changes.
 
     Args:
         file: Content of the configuration file.
-        config: The settings of its application, checked.
-        running: The application's part of the configuration that Serve runs, as its API returns
-            it; None if it does not run.
+        configs: The settings of its applications, checked, by application.
+        running: The parts of the configuration that Serve runs, as its API returns them, by
+            application.
 
     Raises:
-        ConfigurationError: If a checkpoint that the running application names is gone.
+        ConfigurationError: If a model would take the place of one with another vocabulary.
     """
+    found: dict[str, Effect] = {}
+    applications = list(file["applications"])
+    for application in applications_of(file):
+        name = name_of(application)
+        sent, done = _update(application, configs[name], running.get(name))
+        applications[applications.index(application)] = sent
+        several = len(configs) > 1
+        found |= {f"{name}/{each}" if several else each: how for each, how in done.items()}
+    return file | {"applications": applications}, found
+
+
+def _update(
+    application: Json, config: ServeConfig, running: Json | None
+) -> tuple[Json, dict[str, Effect]]:
     after = deployment_plans(config)
     if running is None:
-        return file, effects({}, after)
-    built = deployment_plans(preflight(ServeConfig.model_validate(running["args"])))
+        return application, effects({}, after)
+    built_from = preflight(ServeConfig.model_validate(running["args"]))
+    _check_vocabulary_stays(built_from.target.engine.model, config.target.engine.model)
+    built = deployment_plans(built_from)
     blocks = {block["name"]: block for block in running.get("deployments", ())}
     before = {
         name: replace(plan, options=plan.options | _live(blocks.get(name, {})))
         for name, plan in built.items()
     }
     if _without_live(built) != _without_live(after):
-        return file, effects(before, after)
-    application = application_of(file)
+        return application, effects(before, after)
     overrides = {each["name"]: each for each in application.get("deployments", ())}
     for name, plan in after.items():
         if live := _live(plan.options):
             overrides[name] = {"name": name} | overrides.get(name, {}) | live
     sent = application | {"args": running["args"], "deployments": list(overrides.values())}
-    others = [sent if each is application else each for each in file["applications"]]
-    return file | {"applications": others}, effects(before, after)
+    return sent, effects(before, after)
+
+
+def _check_vocabulary_stays(old: str, new: str) -> None:
+    """Check that replicas with the old model and with the new may serve side by side."""
+    if old == new:
+        return
+    try:
+        check_same_vocabulary(ChatText.load(old), ChatText.load(new))
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"target.engine.model: {old!r} and {new!r} would serve side by side while replicas "
+            "are replaced, but do not share their tokens: run the new model as a second "
+            "application (api.canary), or stop the server and start it"
+        ) from error
 
 
 def _live(options: Mapping[str, Any]) -> Json:

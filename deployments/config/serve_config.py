@@ -83,6 +83,19 @@ class ApiKey(Frozen):
     operator: bool = False
 
 
+class CanaryConfig(Frozen):
+    """Another version of the application that answers a share of the requests.
+
+    Attributes:
+        application: Name of the other application in the same file.
+        share: Share of the requests, in [0, 1]. Requests about the same documents, or of one
+            conversation with a long beginning, go to the same version.
+    """
+
+    application: str = Field(min_length=1)
+    share: Finite = Field(ge=0, le=1)
+
+
 class ApiConfig(Frozen):
     """Settings of the HTTP API.
 
@@ -102,6 +115,7 @@ class ApiConfig(Frozen):
             once with all its replicas, and at least four; a server with one tenant has no such
             limit.
         heartbeat_s: Seconds of silence after which a stream gets a comment line.
+        canary: Another version of the application beside this one; None for this one alone.
         pool: Settings of the ingress's replicas.
     """
 
@@ -114,6 +128,7 @@ class ApiConfig(Frozen):
     max_characters: int | None = Field(None, ge=1)
     max_requests_per_tenant: int | None = Field(None, ge=1)
     heartbeat_s: Finite = Field(5.0, gt=0)
+    canary: CanaryConfig | None = None
     pool: RequestPoolConfig = RequestPoolConfig()
 
     @property

@@ -21,32 +21,58 @@ BUILDER = "deployments.app:build"
 _MADE_FROM_ARGS = ("user_config", "autoscaling_config", "num_replicas", "request_router_config")
 
 
-def check(path: str | Path, *, starts: bool = True) -> ServeConfig:
+def check(path: str | Path) -> ServeConfig:
     """Validate all that can be checked without a start: keys, ranges, checkpoints and bind address.
 
-    Args:
-        path: The file.
-        starts: Whether the application is about to start, so that its engines must fit the free
-            memory of this machine if Ray runs here.
+    Returns:
+        The settings of the application that clients ask: the only one that `BUILDER` builds, or of
+        several the one at ``/``.
 
     Raises:
         ConfigurationError: If a check fails; schema violations are listed one per line.
     """
     settings = read_yaml(Path(path), "serve_config.yaml")
-    application = application_of(settings)
-    args = application.get("args") or {}
-    config = validated(ServeConfig, args, prefix=f"{path}: ", top="args")
-    _check_bind(settings, config)
-    _check_overrides(application)
     is_local = os.environ.get("RAY_ADDRESS", "local") == "local"
-    return preflight(config, runs_here=starts and is_local)
+    configs = checked(settings, f"{path}: ", starts_here=is_local)
+    return configs[front_of(settings)]
 
 
-def application_of(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the file's one application that `BUILDER` builds.
+def checked(
+    settings: dict[str, Any], prefix: str = "", *, starts_here: bool = False
+) -> dict[str, ServeConfig]:
+    """Return the checked settings of every application that `BUILDER` builds, by its name.
+
+    Args:
+        settings: Content of the file.
+        prefix: Start of every line of an error.
+        starts_here: Whether they are about to start on this machine, so that the engines of each
+            must fit its free memory.
 
     Raises:
-        ConfigurationError: If there is none, or another one.
+        ConfigurationError: If a check fails.
+    """
+    configs: dict[str, ServeConfig] = {}
+    for application in applications_of(settings):
+        args = application.get("args") or {}
+        config = validated(ServeConfig, args, prefix=prefix, top="args")
+        _check_bind(settings, config)
+        _check_overrides(application)
+        configs[name_of(application)] = preflight(config, runs_here=starts_here)
+    front = front_of(settings)
+    canary = configs[front].api.canary
+    if canary is not None and canary.application not in configs.keys() - {front}:
+        raise ConfigurationError(
+            f"{prefix}api.canary.application: the file has no other application "
+            f"{canary.application!r} with import_path: {BUILDER}"
+        )
+    return configs
+
+
+def applications_of(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the file's applications that `BUILDER` builds.
+
+    Raises:
+        ConfigurationError: If there is none.
     """
     applications = settings.get("applications")
     ours = [
@@ -54,11 +80,32 @@ def application_of(settings: dict[str, Any]) -> dict[str, Any]:
         for each in (applications if isinstance(applications, list) else [])
         if isinstance(each, dict) and each.get("import_path") == BUILDER
     ]
-    if len(ours) != 1:
+    if not ours:
         raise ConfigurationError(
-            f"the file must have one application with import_path: {BUILDER}; it has {len(ours)}"
+            f"the file must have at least one application with import_path: {BUILDER}"
         )
-    return ours[0]
+    return ours
+
+
+def name_of(application: dict[str, Any]) -> str:
+    """Return an application's name."""
+    return str(application.get("name", "default"))
+
+
+def front_of(settings: dict[str, Any]) -> str:
+    """Return the name of the application that clients ask.
+
+    Raises:
+        ConfigurationError: If there are several and not exactly one is at ``/``.
+    """
+    ours = applications_of(settings)
+    fronts = [each for each in ours if len(ours) == 1 or each.get("route_prefix", "/") == "/"]
+    if len(fronts) != 1:
+        raise ConfigurationError(
+            f"of {len(ours)} applications with import_path: {BUILDER}, one must have "
+            f"route_prefix: /; {len(fronts)} have it"
+        )
+    return name_of(fronts[0])
 
 
 def _check_overrides(application: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from deployments.config.applying import update
 from deployments.config.preflight import preflight
 from deployments.config.serve_config import ServeConfig
 from deployments.config.tenants import hash_key
-from tests.ray_cluster import wait_until
+from tests.ray_cluster import FAKES, Fakes, wait_until
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +48,10 @@ class Running:
     def apply(self, edit: Callable[[dict[str, Any]], object] = lambda _: None) -> dict[str, Any]:
         """Send the edited settings; what this does to each deployment."""
         edit(self.args)
-        config = preflight(ServeConfig.model_validate(self.args))
-        content, effects = update(self.content(), config, self.state().get("deployed_app_config"))
+        file, state = self.content(), self.state()
+        config = ServeConfig.model_validate(self.args)
+        running = {APP: state["deployed_app_config"]} if state else {}
+        content, effects = update(file, {APP: preflight(config)}, running)
         self.send(content)
         return effects
 
@@ -218,3 +220,20 @@ def test_a_new_engine_has_loaded_before_the_old_one_leaves(running: Running) -> 
     after = running.replicas()
     assert after.pop("Target").isdisjoint(before.pop("Target"))
     assert after == before
+
+
+def test_two_versions_answer_by_share(running: Running, fakes: Fakes) -> None:
+    """The application of fakes takes all, then nothing, then is not there."""
+
+    def answering(application: str, share: float) -> str:
+        canary = {"application": application, "share": share}
+        running.apply(lambda args: args["api"].update(canary=canary))
+        assert running.settled() == "RUNNING"
+        name: str = running.ask(max_tokens=4).json()["rapid"]["application"]
+        return name
+
+    before = running.replicas()
+    assert answering(FAKES, 1.0) == FAKES
+    assert answering(FAKES, 0.0) == APP
+    assert answering("gone", 1.0) == APP
+    assert running.replicas() == before

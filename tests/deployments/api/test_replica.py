@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -23,6 +22,8 @@ LONG = "x" * (2**20 + 1)
 
 class ScriptedHandle:
     """A Serve handle that remembers its options, and answers nothing or fails."""
+
+    app_name = "rapid"
 
     def __init__(self, failure: Exception | None = None) -> None:
         self.failure = failure
@@ -118,15 +119,13 @@ async def caught(failure: Exception) -> Exception:
 
 
 @pytest.fixture
-def in_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    context = SimpleNamespace(app_name="rapid")
-    monkeypatch.setattr("deployments.api.replica.serve.get_replica_context", lambda: context)
+def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Readiness, "start", lambda self: None)
 
 
 @pytest.mark.parametrize("is_embedded", [True, False])
 async def test_the_models_card_says_whether_it_is_an_embedded_one(
-    is_embedded: bool, in_a_replica: None
+    is_embedded: bool, nobody_looks: None
 ) -> None:
     replica = IngressReplica(ApiConfig(), ScriptedHandle(), is_embedded)  # type: ignore[arg-type]
     transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
@@ -135,7 +134,7 @@ async def test_the_models_card_says_whether_it_is_an_embedded_one(
     assert card["rapid"] == {"embedded": is_embedded}
 
 
-async def test_new_keys_and_limits_reach_a_replica_that_runs(in_a_replica: None) -> None:
+async def test_new_keys_and_limits_reach_a_replica_that_runs(nobody_looks: None) -> None:
     replica = IngressReplica(ApiConfig(), ScriptedHandle(), False)  # type: ignore[arg-type]
     transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
     key = {"tenant": "a", "sha256": hash_key("sk-new")}

@@ -134,7 +134,7 @@ class TestApply:
         result = rapid("apply", str(path))
         assert ray.sent == file
         assert result.exit_code == 1  # it says what Serve says
-        assert "the application is DEPLOY_FAILED: max_choices" in result.stderr
+        assert "the application rapid is DEPLOY_FAILED: max_choices" in result.stderr
 
     def test_a_mistake_is_refused_before_anything_is_sent(self, serve, edited):
         path, _, before = edited

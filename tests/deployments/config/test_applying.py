@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,9 @@ import pytest
 import yaml
 
 from deployments.config.applying import update
-from deployments.config.preflight import preflight
-from deployments.config.serve_config import ServeConfig
+from deployments.config.serve_file import checked
+from rapid.embedded import TARGET
+from rapid.errors import ConfigurationError
 
 FILE: dict[str, Any] = yaml.safe_load(
     (Path(__file__).parents[3] / "serve_config.yaml").read_text(encoding="utf-8")
@@ -26,9 +29,7 @@ def file() -> dict[str, Any]:
 
 def sent(file: dict[str, Any], running: dict[str, Any] | None = RUNNING) -> tuple[Any, Any]:
     """The application that is sent, and its effects."""
-    (ours,) = (each for each in file["applications"] if each["name"] == "rapid")
-    config = preflight(ServeConfig.model_validate(ours["args"]))
-    content, effects = update(file, config, running)
+    content, effects = update(file, checked(file), {"rapid": running} if running else {})
     (application,) = (each for each in content["applications"] if each["name"] == "rapid")
     return application, effects
 
@@ -85,7 +86,38 @@ def test_what_else_the_file_says_is_sent_as_it_is(file: Any) -> None:
     application, _ = sent(file)
     block = blocks(application)["Ingress"]
     assert (block["max_queued_requests"], block["user_config"]["max_choices"]) == (7, 3)
-    config = preflight(ServeConfig.model_validate(ours["args"]))
-    content, _ = update(file, config, RUNNING)
+    content, _ = update(file, checked(file), {"rapid": RUNNING})
     assert content["applications"][0] == other
     assert content["http_options"] == FILE["http_options"]
+
+
+def test_two_versions_are_two_applications_of_one_file(file: Any) -> None:
+    (ours,) = file["applications"]
+    following = copy.deepcopy(ours) | {"name": "next", "route_prefix": "/next"}
+    file["applications"].append(following)
+    ours["args"]["api"]["canary"] = {"application": "next", "share": 0.1}
+    content, effects = update(file, checked(file), {"rapid": RUNNING})
+    front, beside = content["applications"]
+    assert blocks(front)["Ingress"]["user_config"]["canary"]["share"] == 0.1
+    assert beside == following
+    assert effects.pop("rapid/Ingress") == "live"
+    assert set(effects.values()) == {"starts"}
+    assert all(name.startswith("next/") for name in effects)
+
+
+def test_models_that_share_no_tokens_do_not_replace_each_other(file: Any, tmp_path: Path) -> None:
+    """While replicas are replaced, one's answers would be read as the other's."""
+    swapped = tmp_path / "swapped"
+    shutil.copytree(TARGET, swapped)
+    tokenizer = json.loads((swapped / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[100:102]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (swapped / "tokenizer.json").write_text(json.dumps(tokenizer))
+    for role in ("target", "drafter"):
+        file["applications"][0]["args"][role]["engine"]["model"] = str(swapped)
+    with pytest.raises(ConfigurationError, match=r"do not share their tokens: run the new model"):
+        sent(file)
+    shutil.copy(TARGET / "tokenizer.json", swapped)
+    _, effects = sent(file)
+    assert effects["Target"] == "rolls"

@@ -15,7 +15,7 @@ from ray.serve._private.version import DeploymentVersion
 
 from deployments.app import compose
 from deployments.config.plans import deployment_plans, effects
-from deployments.config.serve_config import ApiKey, ServeConfig
+from deployments.config.serve_config import ApiKey, CanaryConfig, ServeConfig
 from retrieval.config import BGEM3EmbedderConfig, LocalStoreConfig
 from tests.deployments.test_app import graph
 
@@ -34,6 +34,7 @@ CONFIG = ServeConfig.model_validate(
 OTHERS = {
     "embedder": BGEM3EmbedderConfig(kind="bge-m3"),
     "store": LocalStoreConfig(),
+    "canary": CanaryConfig(application="next", share=0.1),
     "keys": (ApiKey(tenant="a", sha256="0" * 64),),
 }
 DEPLOYMENTS = {

@@ -96,6 +96,14 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
             "deployments: Ingress: user_config is made from args: change the settings there",
         ),
         (
+            lambda file, _: file["applications"].append(file["applications"][0] | {"name": "b"}),
+            "of 2 applications with import_path: deployments.app:build, one must have",
+        ),
+        (
+            lambda _, args: args["api"].update(canary={"application": "next", "share": 0.1}),
+            "api.canary.application: the file has no other application 'next'",
+        ),
+        (
             lambda file, _: file["http_options"].update(host="0.0.0.0"),
             "api.keys is empty",
         ),
