@@ -25,6 +25,7 @@ from ray.actor import ActorHandle
 from ray.serve.handle import DeploymentHandle
 
 from cluster.failures import FailureKind, failure_of
+from cluster.reports import EngineWatch
 from rapid.errors import LeaseNotFound, Overloaded, RapidError, TargetUnavailable
 from rapid.messages import LeaseRequest
 
@@ -60,15 +61,25 @@ class LeasingReplica:
     def __init__(self, start_engine: Callable[[], ActorHandle]) -> None:
         self._engine = start_engine()
         self._fate: asyncio.Task[None] | None = None
+        self._watch = EngineWatch(self._engine)
 
     async def lease(self, request: LeaseRequest) -> AsyncIterator[ActorHandle]:
         """Yield the engine once it has room for `request`, then wait for the end of the lease."""
-        try:
-            await self._engine.open.remote(request)
-            yield self._engine
-            await self._engine.wait_closed.remote(request.lease_id)
-        finally:  # also if cancelled in the queue: release undoes an open that arrives later
-            self._engine.release.remote(request.lease_id)
+        with self._watch.counting(request):
+            try:
+                await self._engine.open.remote(request)
+                yield self._engine
+                await self._engine.wait_closed.remote(request.lease_id)
+            finally:  # also if cancelled in the queue: release undoes an open that arrives later
+                self._engine.release.remote(request.lease_id)
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """Return the engine's latest report for Serve's routers."""
+        return self._watch.routing_stats()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the numbers of the engine's latest report for Serve's autoscaler."""
+        return self._watch.autoscaling_stats()
 
     async def check_health(self) -> None:
         """Raise an error if the engine is gone; the first call waits until its model is loaded."""
@@ -78,6 +89,7 @@ class LeasingReplica:
             return
         await ping
         self._fate = asyncio.create_task(self._share_fate())
+        self._watch.start()
 
     async def _share_fate(self) -> None:
         """Exit the process when the engine dies.

@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from rapid.config import Finite, Frozen
 
 _METRICS_INTERVAL_S = 0.5
+_REPORTS_PERIOD_S = 1.0  # between two collections of a replica's report by Serve's controller
 _HEALTH_CHECK_PERIOD_S = 1.0  # a dead replica is detected and replaced at the next check
 
 
@@ -29,6 +30,9 @@ class PoolConfig(Frozen):
             request for as long as it is held, so for engines this counts live leases.
         max_ongoing_requests: Most requests that a replica takes at once; replicas with an engine
             take the engine's `max_leases` instead.
+        first_token_goal_s: Seconds to the first token that are aimed at, for pools of engines: a
+            document is read by another replica, and replicas are added, where waiting prompts would
+            take longer.
         upscale_delay_s: Seconds that high load must last before replicas are added.
         downscale_delay_s: Seconds that low load must last before replicas are removed.
         graceful_shutdown_timeout_s: Seconds that a removed replica may take to finish its requests.
@@ -43,6 +47,7 @@ class PoolConfig(Frozen):
     max_replicas: int = Field(1, ge=1)
     target_ongoing_requests: Finite = Field(8.0, gt=0)
     max_ongoing_requests: int = Field(64, ge=1)
+    first_token_goal_s: Finite = Field(10.0, gt=0)
     upscale_delay_s: Finite = Field(2.0, ge=0)
     downscale_delay_s: Finite = Field(20.0, ge=0)
     graceful_shutdown_timeout_s: Finite = Field(600.0, ge=0)
@@ -95,7 +100,11 @@ def deployment_options(pool: PoolConfig, max_leases: int | None = None) -> dict[
     if max_leases is not None:
         options["request_router_config"] = {
             "request_router_class": "cluster.affinity.AffinityRouter",
-            "request_router_kwargs": {"target_ongoing_requests": pool.target_ongoing_requests},
+            "request_router_kwargs": {
+                "target_ongoing_requests": pool.target_ongoing_requests,
+                "first_token_goal_s": pool.first_token_goal_s,
+            },
+            "request_routing_stats_period_s": _REPORTS_PERIOD_S,
         }
     if pool.num_gpus and max_leases is None:
         options["ray_actor_options"] |= _gpus(pool)

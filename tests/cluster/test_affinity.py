@@ -1,10 +1,10 @@
-"""Who takes a request that names what it reads."""
+"""The router between Serve and `cluster.routing`: what it knows, and what it remembers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from dataclasses import dataclass
+import time
+from dataclasses import asdict, dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,60 +13,112 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import ReplicaID
 
-from cluster.affinity import AffinityRouter, weight
+from cluster.affinity import AffinityRouter
 from cluster.placement import PoolConfig, deployment_options
+from cluster.reports import EngineReport, document_name
+from cluster.routing import weight
+from rapid.config import SamplingConfig, SpeculationConfig
+from rapid.messages import LeaseRequest, as_prompt
+
+EMPTY = EngineReport(0.0, 256, 256, 16, 16)
 
 
 @dataclass(frozen=True)
 class Replica:
     replica_id: ReplicaID
+    routing_stats: dict[str, Any] = field(default_factory=dict)
 
 
-REPLICAS = [Replica(SimpleNamespace(unique_id=name)) for name in "abcd"]  # type: ignore[arg-type]
+def replica(name: str, report: EngineReport | None = None, age_s: float = 0.0) -> Any:
+    stats = asdict(replace(report, at=time.time() - age_s)) if report else {}
+    return Replica(SimpleNamespace(unique_id=name), stats)  # type: ignore[arg-type]
 
 
-def router(ongoing: dict[str, int]) -> AffinityRouter:
+SILENT = [replica(name) for name in "abcd"]
+RANKS = sorted("abcd", key=lambda name: weight(document_name("x"), name), reverse=True)
+
+
+def router(ongoing: dict[str, int] | None = None) -> AffinityRouter:
     """A router that knows how much each replica has to do, without Serve around it."""
     router = object.__new__(AffinityRouter)
-    cache = SimpleNamespace(get=lambda replica_id: ongoing.get(replica_id.unique_id))
+    known = ongoing or {}
+    cache = SimpleNamespace(get=lambda replica_id: known.get(replica_id.unique_id))
     router._replica_queue_len_cache = cache
-    router.initialize_state(target_ongoing_requests=2)
+    router.initialize_state(target_ongoing_requests=2, first_token_goal_s=10)
     return router
 
 
-async def first_asked(name: str, ongoing: dict[str, int], replicas: list[Any] = REPLICAS) -> Any:
-    pending = SimpleNamespace(metadata=SimpleNamespace(session_id=name))
-    return (await router(ongoing).choose_replicas(replicas, pending))[0]  # type: ignore[arg-type]
+def pending(request_id: str, argument: Any = None, name: str = "") -> Any:
+    metadata = SimpleNamespace(session_id=name, internal_request_id=request_id)
+    return SimpleNamespace(metadata=metadata, args=[argument])
 
 
-async def test_a_name_has_one_owner_and_names_are_spread() -> None:
-    owners = {str(number): await first_asked(str(number), {}) for number in range(200)}
-    assert all([await first_asked(name, {}) == owner for name, owner in owners.items()])
-    taken = Counter(owner.replica_id.unique_id for (owner,) in owners.values())
-    assert set(taken) == set("abcd")
-    assert min(taken.values()) > 25
+def lease(num_tokens: int, affinity: str = "") -> LeaseRequest:
+    return LeaseRequest(
+        "lease",
+        "local",
+        as_prompt(range(num_tokens)),
+        max_tokens=50,
+        sampling=SamplingConfig(),
+        speculation=SpeculationConfig(max_draft=10),
+        affinity=affinity,
+    )
+
+
+async def groups(router: AffinityRouter, replicas: list[Any], request: Any) -> list[list[str]]:
+    chosen = await router.choose_replicas(replicas, request)
+    return [[each.replica_id.unique_id for each in group] for group in chosen]
+
+
+async def test_a_name_is_tried_at_its_replicas_one_by_one_then_at_all_others() -> None:
+    tried = await groups(router(), SILENT, pending("1", name="x"))
+    assert tried == [[RANKS[0]], [RANKS[1]], [RANKS[2]], [RANKS[3]]]
+    five = [*SILENT, replica("e")]
+    assert [len(group) for group in await groups(router(), five, pending("1", name="x"))] == [
+        1,
+        1,
+        1,
+        2,
+    ]
 
 
 async def test_a_busy_owner_is_not_waited_for() -> None:
-    (owner,) = await first_asked("x", {})
-    busy = {owner.replica_id.unique_id: 2}
-    assert len(await first_asked("x", busy)) == 2
-    assert await first_asked("x", {owner.replica_id.unique_id: 1}) == [owner]
+    ask = pending("1", name="x")
+    assert (await groups(router({RANKS[0]: 1}), SILENT, ask))[0] == [RANKS[0]]
+    assert (await groups(router({RANKS[0]: 2}), SILENT, ask))[0] == [RANKS[1]]
 
 
-async def test_without_a_name_two_are_compared() -> None:
-    assert len(await first_asked("", {})) == 2
-    assert len(await first_asked("", {}, REPLICAS[:1])) == 1
-    assert await router({}).choose_replicas([], None) == []
+async def test_without_a_name_or_a_replica_there_is_still_an_answer() -> None:
+    assert sum(map(len, await groups(router(), SILENT, pending("1")))) == 4
+    assert await groups(router(), SILENT[:1], pending("1")) == [["a"]]
+    assert await router().choose_replicas([], None) == []
 
 
-async def test_a_lost_replica_moves_its_own_names_only() -> None:
-    for name in map(str, range(50)):
-        (owner,) = await first_asked(name, {})
-        rest = [each for each in REPLICAS if each is not REPLICAS[0]]
-        if owner is not REPLICAS[0]:
-            assert await first_asked(name, {}, rest) == [owner]
-    assert weight("x", REPLICAS[0].replica_id) != weight("y", REPLICAS[0].replica_id)
+async def test_a_small_request_does_not_go_to_a_replica_that_one_lease_has_filled() -> None:
+    replicas = [replica("a", replace(EMPTY, pages_free=5)), replica("b", EMPTY)]
+    for number in range(20):
+        assert await groups(router(), replicas, pending(str(number), lease(100))) == [["b"]]
+
+
+async def test_a_stale_report_does_not_count() -> None:
+    stale = replica("a", replace(EMPTY, pages_free=5), age_s=6)
+    assert ["a"] in await groups(router(), [stale, replica("b", EMPTY)], pending("1", lease(100)))
+
+
+async def test_what_was_assigned_counts_until_a_report_knows_it() -> None:
+    one = router()
+    a, b = replica("a", EMPTY), replica("b", EMPTY)
+    large = pending("large", lease(3900))
+    await one.choose_replicas([a], large)
+    assert await groups(one, [a, b], pending("1", lease(100))) == [["b"]]
+    one.on_request_routed(large, b.replica_id, None)
+    assert await groups(one, [a, b], pending("1", lease(100))) == [["a"]]
+    one.on_request_completed(b.replica_id, "large")
+    assert len(await groups(one, [a, b], pending("1", lease(100)))) == 2
+    await one.choose_replicas([a], large)
+    later = replace(EMPTY, at=time.time() + 1)  # the engine was asked after it had the request
+    newer = [Replica(each.replica_id, asdict(later)) for each in (a, b)]
+    assert len(await groups(one, newer, pending("1", lease(100)))) == 2
 
 
 @pytest.mark.ray

@@ -113,3 +113,16 @@ def test_a_row_too_cheap_to_see_costs_nothing() -> None:
     costs.observe(1.0, [], is_alone=False)
     costs.observe(0.9, chunk(16, 100), is_alone=False)  # faster with than without
     assert costs.row_s(100) == 0
+
+
+def test_the_speed_of_reading_is_that_of_the_latest_steps_with_a_prompt() -> None:
+    costs = StepCosts()
+    assert costs.prefill_tokens_per_s == 0
+    costs.observe(1.0, [], is_alone=False)
+    assert costs.prefill_tokens_per_s == 0
+    costs.observe(2.0, chunk(64, 0), is_alone=False)
+    assert costs.prefill_tokens_per_s == pytest.approx(32)
+    for _ in range(60):
+        costs.observe(0.5, chunk(64, 4000), is_alone=True)
+        costs.observe(9.0, [], is_alone=False)
+    assert costs.prefill_tokens_per_s == pytest.approx(128, rel=0.02)
