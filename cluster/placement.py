@@ -74,12 +74,15 @@ class PoolConfig(Frozen):
         return self
 
 
-def deployment_options(pool: PoolConfig, max_leases: int | None = None) -> dict[str, Any]:
+def deployment_options(
+    pool: PoolConfig, max_leases: int | None = None, *, is_scaled_by_lag: bool = False
+) -> dict[str, Any]:
     """Return the keyword arguments of ``serve.deployment(...)`` for a pool.
 
     Args:
         pool: Settings of the pool.
         max_leases: Leases of the engine that each replica starts; None for a pool without engines.
+        is_scaled_by_lag: Whether the replicas report how late their event loops are.
     """
     options: dict[str, Any] = {
         "ray_actor_options": {"num_cpus": pool.num_cpus},
@@ -97,7 +100,15 @@ def deployment_options(pool: PoolConfig, max_leases: int | None = None) -> dict[
             "look_back_period_s": max(2 * _METRICS_INTERVAL_S, pool.upscale_delay_s),
         },
     }
+    if is_scaled_by_lag:
+        options["autoscaling_config"]["policy"] = {
+            "policy_function": "cluster.autoscaling:OrchestratorPolicy"
+        }
     if max_leases is not None:
+        options["autoscaling_config"]["policy"] = {
+            "policy_function": "cluster.autoscaling:EnginePolicy",
+            "policy_kwargs": {"first_token_goal_s": pool.first_token_goal_s},
+        }
         options["request_router_config"] = {
             "request_router_class": "cluster.affinity.AffinityRouter",
             "request_router_kwargs": {

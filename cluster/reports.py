@@ -1,9 +1,10 @@
-"""What the replicas of an engine pool report: how much room they have and how much work waits.
+"""What replicas report: how much room an engine has, and how much work waits.
 
-A replica only keeps leases; its engine is an actor of its own. `EngineWatch` asks the engine for
-its status in the background, so that Serve, which collects the reports of all replicas, never waits
-for an engine. Serve's controller hands the reports to the routers (`cluster.affinity`) and to the
-autoscaling policies (`cluster.autoscaling`).
+A replica of an engine pool only keeps leases; its engine is an actor of its own. `EngineWatch` asks
+the engine for its status in the background, so that Serve, which collects the reports of all
+replicas, never waits for an engine. Serve's controller hands the reports to the routers
+(`cluster.affinity`) and to the autoscaling policies (`cluster.autoscaling`). `LoopWatch` measures
+what orchestrators report.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Self
 
 from ray.actor import ActorHandle
 
+from rapid.estimators import RunningMean
 from rapid.messages import EngineStatus, LeaseRequest
 from rapid.ports import Clock
 
@@ -28,6 +30,7 @@ logger = logging.getLogger(__name__)
 REPORTS_STALE_S = 5.0  # age from which a report says nothing about the present
 _POLL_S = 0.5
 _MOST_DOCUMENTS = 32
+_BEAT_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,32 @@ class EngineWatch:
         self._report = EngineReport.of(
             status, at=asked_at, num_requests=self._num_requests, documents=documents
         )
+
+
+class LoopWatch:
+    """How late this process's event loop runs, measured in the background.
+
+    A task asks to be woken every tenth of a second; how much later it is woken is the time for
+    which other tasks of the loop wait, too.
+    """
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._lag_s = RunningMean()
+        self._watching: asyncio.Task[None] | None = None
+
+    def autoscaling_stats(self) -> dict[str, float]:
+        """Return ``loop_lag_s`` for Serve's autoscaler; the first call begins to measure."""
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+        lag_s = self._lag_s.value
+        return {} if lag_s is None else {"loop_lag_s": lag_s}
+
+    async def _watch(self) -> None:
+        while True:
+            began = self._clock()
+            await asyncio.sleep(_BEAT_S)
+            self._lag_s.add(max(self._clock() - began - _BEAT_S, 0.0))
 
 
 def held_documents(used: OrderedDict[str, int], num_tokens: int) -> dict[str, int]:

@@ -51,9 +51,9 @@ def compose(
         retriever = _deployment("Retriever", RetrieverReplica, config.retriever.pool).bind(
             config.retriever.retrieval, config.target.engine.model
         )
-    orchestrator = _deployment("Orchestrator", Orchestrator, config.orchestrator.pool).bind(
-        config, target, drafter, retriever
-    )
+    orchestrator = _deployment(
+        "Orchestrator", Orchestrator, config.orchestrator.pool, is_scaled_by_lag=True
+    ).bind(config, target, drafter, retriever)
     ingress = _deployment("Ingress", serve.ingress()(IngressReplica), config.api.pool)
     return ingress.bind(config.api, orchestrator, config.is_embedded)
 
@@ -65,6 +65,12 @@ def _engines(name: str, pool: EnginePoolConfig, load: EngineFactory) -> Applicat
 
 
 def _deployment(
-    name: str, cls: type, pool: PoolConfig, max_leases: int | None = None
+    name: str,
+    cls: type,
+    pool: PoolConfig,
+    max_leases: int | None = None,
+    *,
+    is_scaled_by_lag: bool = False,
 ) -> serve.Deployment:
-    return serve.deployment(cls).options(name=name, **deployment_options(pool, max_leases))
+    options = deployment_options(pool, max_leases, is_scaled_by_lag=is_scaled_by_lag)
+    return serve.deployment(cls).options(name=name, **options)

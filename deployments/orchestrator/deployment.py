@@ -9,6 +9,7 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from cluster.reports import LoopWatch
 from deployments.config.serve_config import ServeConfig
 from deployments.metrics import RequestMetrics
 from deployments.orchestrator.ray_ports import RayPool, RayRetrieval, VerifierSettings
@@ -47,6 +48,7 @@ class Orchestrator:
             config, target, drafter, retriever, target_text, drafter_text
         )
         self._metrics = RequestMetrics(config.api.model)
+        self._loop = LoopWatch()
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationEvent]:
         """Yield the events of a request; closing or cancelling the stream releases everything."""
@@ -54,6 +56,10 @@ class Orchestrator:
         async with aclosing(self._metrics.watched(run.events())) as events:
             async for event in events:
                 yield event
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return how late the event loop is, for Serve's autoscaler."""
+        return self._loop.autoscaling_stats()
 
     async def ready(self) -> dict[str, Any]:
         """Return the status of the pools' replicas and engines, for ``GET /ready``."""

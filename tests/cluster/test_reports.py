@@ -35,14 +35,14 @@ class Engine:
         self.answers = asyncio.Event()
         self.answers.set()
         self.fails = False
-        self.num_asked = 0
+        self.asked = asyncio.Queue[None]()
         self.status = self
 
     def remote(self) -> Any:
         return self._answer()
 
     async def _answer(self) -> EngineStatus:
-        self.num_asked += 1
+        self.asked.put_nowait(None)
         await self.answers.wait()
         if self.fails:
             raise RuntimeError("a secret")
@@ -81,18 +81,16 @@ async def watched(engine: Engine, clock: ManualClock) -> EngineWatch:
     assert watch.routing_stats() == watch.autoscaling_stats() == {}
     watch.start()
     watch.start()
-    async with asyncio.timeout(30):
-        while not watch.routing_stats():
-            await asyncio.sleep(0.01)
+    await next_look(engine)
     return watch
 
 
 async def next_look(engine: Engine) -> None:
-    """Wait until the engine was asked once more and has answered."""
-    asked = engine.num_asked
+    """Wait until the engine was asked once more and has answered, as it is asked again."""
+    engine.asked = asyncio.Queue[None]()
     async with asyncio.timeout(30):
-        while engine.num_asked < asked + 2:
-            await asyncio.sleep(0.01)
+        await engine.asked.get()
+        await engine.asked.get()
 
 
 async def test_a_report_says_what_a_new_lease_could_have(clock: ManualClock) -> None:

@@ -129,7 +129,8 @@ def test_a_request_without_a_document_goes_to_the_less_loaded_of_two() -> None:
 
 
 def test_where_all_are_full_the_shortest_queue_is_first() -> None:
-    reports = {name: replace(FULL, leases_waiting=number) for name, number in zip("abc", (2, 1, 3))}
+    waiting = {"a": 2, "b": 1, "c": 3}
+    reports = {name: replace(FULL, leases_waiting=number) for name, number in waiting.items()}
     assert order(SMALL, reports, names=["a", "b", "c"]) == ["b", "a", "c"]
 
 
