@@ -4,8 +4,9 @@ It uses Serve's request router API (alpha in Ray 2.60). Every process that has a
 has a router, which gets the replicas' reports from Serve's controller about once a second. What it
 assigned itself since a report was made, it adds.
 
-Serve copies this class with its module into each process, so what the process shares with its
-routers is in `cluster.routing`, which is imported.
+A lease that waits in an engine's queue can ask its router whether it would open elsewhere at once
+(`AffinityRouter.can_move`). Serve copies this class with its module into each process, so the
+process finds its routers through `cluster.routers`, which is imported.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from cluster import routers
 from cluster.reports import REPORTS_STALE_S, EngineReport, document_name
-from cluster.routing import Candidate, Need, ranked
+from cluster.routing import Candidate, Need, has_room, ranked
 from rapid.messages import LeaseRequest
 
 _SINGLES = 3  # replicas that are tried one by one before all others together
@@ -38,6 +40,8 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         self._target_ongoing_requests = target_ongoing_requests
         self._first_token_goal_s = first_token_goal_s
         self._assigned: dict[str, tuple[str, Need, float]] = {}  # by the request's id
+        self._taken_by: dict[str, tuple[str, str]] = {}  # replica and lease id, by the request's id
+        routers.add(self._deployment_id, self)
 
     async def choose_replicas(
         self,
@@ -64,10 +68,34 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
     ) -> None:
         """Note which replica took a request."""
         self._assign(pending_request, replica_id.unique_id, _need_of(pending_request))
+        if pending_request.args and isinstance(request := pending_request.args[0], LeaseRequest):
+            taken = (replica_id.unique_id, request.lease_id)
+            self._taken_by[pending_request.metadata.internal_request_id] = taken
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Forget a request that has ended or was not taken."""
         self._assigned.pop(internal_request_id, None)
+        self._taken_by.pop(internal_request_id, None)
+
+    def can_move(self, request: LeaseRequest) -> bool:
+        """Return whether a lease that was asked for waits in a queue, and would open elsewhere.
+
+        Any thread may call this.
+        """
+        takers = [
+            taker for taker, lease_id in [*self._taken_by.values()] if lease_id == request.lease_id
+        ]
+        candidates = {each.replica: each for each in self._candidates(self._replicas_list)}
+        here = candidates.pop(takers[0], None) if takers else None
+        if here is None or here.report is None or not here.report.leases_waiting:
+            return False
+        need, target = Need.of(request), self._target_ongoing_requests
+        return any(has_room(need, each, target) for each in candidates.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the pool has no running replica."""
+        return not self._replicas_list
 
     def _assign(self, request: PendingRequest, replica: str, need: Need) -> None:
         self._assigned[request.metadata.internal_request_id] = (replica, need, time.time())
@@ -83,7 +111,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
             report = reports.get(replica)
             known_at = report.at - _TRANSIT_S if report else now - REPORTS_STALE_S
             if since < known_at or replica not in reports:
-                del self._assigned[request_id]
+                self._assigned.pop(request_id, None)
             else:
                 assigned[replica].append(need)
         return [

@@ -26,6 +26,7 @@ _PAGES_GOAL = 0.85
 _SPARE = 1.25
 _LAG_GOAL_S = 0.01
 _MOST_GROWTH = 2.0
+_MOST_SHRINKAGE = 0.25
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,9 @@ def engines_wanted(state: PoolState, *, target_ongoing: float, first_token_goal_
     """Return how many engine replicas a pool should have; Serve applies limits and delays.
 
     Replicas are added for the load as it is, and removed only where the rest would carry a quarter
-    more than it, so that a pool at the edge does not change back and forth. A replica without a
-    report is taken for an average one, and as long as there is one, none is removed.
+    more than it, so that a pool at the edge does not change back and forth; and at most a quarter
+    at once, because with a replica the documents go that it has read. A replica without a report is
+    taken for an average one, and as long as there is one, none is removed.
 
     Args:
         state: The pool.
@@ -104,9 +106,9 @@ def engines_wanted(state: PoolState, *, target_ongoing: float, first_token_goal_
         return more
     if len(known) < len(state.loads):
         return state.target
-    load = sum(state.draining, total)
-    enough = math.ceil(_SPARE * needed(load, _SPARE * state.queued))
-    return min(enough, state.target)
+    enough = math.ceil(_SPARE * needed(sum(state.draining, total), state.queued))
+    least = math.floor((1 - _MOST_SHRINKAGE) * state.target)
+    return min(max(enough, least), state.target)
 
 
 def orchestrators_wanted(

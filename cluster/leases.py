@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import logging
 import os
+import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from typing import Any
 from ray.actor import ActorHandle
 from ray.serve.handle import DeploymentHandle
 
+from cluster import routers
 from cluster.failures import FailureKind, failure_of
 from cluster.reports import EngineWatch
 from rapid.errors import LeaseNotFound, Overloaded, RapidError, TargetUnavailable
@@ -33,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _PING_TIMEOUT_S = 10.0
 _RETRY_S = 0.2
+_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,7 @@ async def hold(
     timeout_s: float,
     renew_every_s: float,
     lost: type[RapidError] = TargetUnavailable,
+    may_rest: bool = False,
 ) -> AsyncIterator[HeldLease]:
     """Hold a lease for the duration of the context: renew it, and always release it.
 
@@ -122,6 +126,8 @@ async def hold(
         timeout_s: Longest wait for room, in seconds.
         renew_every_s: Seconds between renewals, well below the engine's time-to-live.
         lost: Error class for replicas that died or cannot be reached.
+        may_rest: Whether to give up, with `lost`, on a pool that has no replica. Having been asked
+            for a lease is what makes Serve start one.
 
     Raises:
         Overloaded: No replica had room within `timeout_s`, or the pool's queue is full. Its
@@ -129,7 +135,7 @@ async def hold(
         RapidError: `lost`, or the engine refused the request. Entering raises nothing else.
     """
     started = time.monotonic()
-    lease_id, stream, engine = await _acquire(pool, request, timeout_s, lost)
+    lease_id, stream, engine = await _acquire(pool, request, timeout_s, lost, may_rest)
     lease = HeldLease(lease_id, engine, time.monotonic() - started)
     renewal = asyncio.create_task(_renew(lease, renew_every_s))
     try:
@@ -186,7 +192,11 @@ async def hold_beside(
 
 
 async def _acquire(
-    pool: DeploymentHandle, request: LeaseRequest, timeout_s: float, lost: type[RapidError]
+    pool: DeploymentHandle,
+    request: LeaseRequest,
+    timeout_s: float,
+    lost: type[RapidError],
+    may_rest: bool,
 ) -> tuple[str, Any, ActorHandle]:
     lease = pool.options(
         stream=True, method_name="lease", session_id=request.affinity, _by_reference=False
@@ -201,7 +211,11 @@ async def _acquire(
                 named = replace(request, lease_id=f"{request.lease_id}.{next(attempts)}")
                 stream = lease.remote(named)
                 try:
-                    return named.lease_id, stream, await anext(stream)
+                    engine = await _opened(pool, named, stream, lost if may_rest else None)
+                    if engine is None:
+                        stream.cancel()
+                        continue
+                    return named.lease_id, stream, engine
                 except BaseException as error:
                     stream.cancel()
                     if not failure_of(error).is_of_one_replica:
@@ -220,6 +234,22 @@ async def _acquire(
         if failure.kind is FailureKind.SATURATED:
             raise Overloaded(f"The {name} pool's queue is full.", timeout_s) from None
         raise failure.as_rapid_error(f"{name} pool", lost) from None
+
+
+async def _opened(pool: DeploymentHandle, request: LeaseRequest, stream: Any) -> ActorHandle | None:
+    """Wait until a lease opens and return its engine; None if it would open elsewhere at once.
+
+    Who waits for room looks about once a second whether another replica has some by now.
+    """
+    opening = asyncio.ensure_future(anext(stream))
+    try:
+        while not (await asyncio.wait({opening}, timeout=_LOOK_S * random.uniform(0.5, 1.5)))[0]:
+            router = routers.find(pool.deployment_id)
+            if router is not None and router.can_move(request):
+                return None
+        return opening.result()
+    finally:
+        opening.cancel()
 
 
 async def _renew(lease: HeldLease, every_s: float) -> None:

@@ -153,13 +153,13 @@ def ranked(
 
     if need.document:
         held = [each for each in roomy if each.holds and each.first_token_s <= limit_s]
-        others = [each for each in roomy if each not in held and not is_crowded(each)]
+        calm = [each for each in roomy if not each.holds and not is_crowded(each)]
+        chosen = held + calm
     else:
-        held = []
         calm = [each for each in roomy if not is_crowded(each)] or roomy
-        others = sorted(draw(calm, min(2, len(calm))), key=_load)
-    chosen = held + others
-    rest = sorted((each for each in roomy if each not in chosen), key=_load)
+        chosen = sorted(draw(calm, min(2, len(calm))), key=_load)
+    first = {each.replica for each in chosen}
+    rest = sorted((each for each in roomy if each.replica not in first), key=_load)
     return [each.replica for each in chosen + rest]
 
 
@@ -184,9 +184,7 @@ def _standing(need: Need, candidate: Candidate, target_ongoing: float) -> _Stand
             num_requests=num_ongoing,
             num_waiting=num_ongoing,
         )
-    held = _Held(report)
-    for each in candidate.assigned:
-        held.take(each)
+    held = _Held(report, candidate.assigned)
     leases_free = report.leases_free - sum(each.num_leases for each in candidate.assigned)
     pages_free = report.pages_free - held.num_pages
     held_tokens = held.documents.get(need.document, 0) if need.document else 0
@@ -211,17 +209,20 @@ def _standing(need: Need, candidate: Candidate, target_ongoing: float) -> _Stand
 class _Held:
     """What a replica holds, and has to read, after leases that its report does not know yet."""
 
-    def __init__(self, report: EngineReport) -> None:
-        self.documents = dict(report.documents)
+    def __init__(self, report: EngineReport, assigned: Sequence[Need]) -> None:
+        self.documents = report.documents
         self.num_pages = self.num_unread = 0
         self._page_tokens = report.page_tokens
+        for each in assigned:
+            self._take(each)
 
-    def take(self, need: Need) -> None:
+    def _take(self, need: Need) -> None:
         held_tokens = self.documents.get(need.document, 0) if need.document else 0
         self.num_pages += need.num_pages(self._page_tokens, held_tokens)
         self.num_unread += need.prompt_tokens - need.num_shared(held_tokens)
         if need.document:
-            self.documents[need.document] = max(held_tokens, need.prompt_tokens)
+            longest = max(held_tokens, need.prompt_tokens)
+            self.documents = {**self.documents, need.document: longest}
 
 
 def weight(name: str, replica: str) -> bytes:

@@ -13,6 +13,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import ReplicaID
 
+from cluster import routers
 from cluster.affinity import AffinityRouter
 from cluster.placement import PoolConfig, deployment_options
 from cluster.reports import EngineReport, document_name
@@ -44,6 +45,7 @@ def router(ongoing: dict[str, int] | None = None) -> AffinityRouter:
     known = ongoing or {}
     cache = SimpleNamespace(get=lambda replica_id: known.get(replica_id.unique_id))
     router._replica_queue_len_cache = cache
+    router._deployment_id, router._replicas_list = "Pool", []
     router.initialize_state(target_ongoing_requests=2, first_token_goal_s=10)
     return router
 
@@ -119,6 +121,26 @@ async def test_what_was_assigned_counts_until_a_report_knows_it() -> None:
     later = replace(EMPTY, at=time.time() + 1)  # the engine was asked after it had the request
     newer = [Replica(each.replica_id, asdict(later)) for each in (a, b)]
     assert len(await groups(one, newer, pending("1", lease(100)))) == 2
+
+
+async def test_a_lease_that_waits_can_move_once_another_replica_has_room() -> None:
+    one = router()
+    waits = lease(100)
+    queue = replica("a", replace(EMPTY, pages_free=5, leases_waiting=1))
+    assert routers.find("Pool") is one
+    one._replicas_list = [queue, replica("b", replace(EMPTY, pages_free=5))]
+    assert not one.can_move(waits)  # nobody has taken it
+    one.on_request_routed(pending("1", waits), queue.replica_id, None)
+    assert not one.can_move(waits)
+    one._replicas_list = [queue, replica("b", EMPTY)]
+    assert one.can_move(waits)
+    one._replicas_list = [queue, replica("b", EMPTY, age_s=6)]
+    assert not one.can_move(waits)
+    one._replicas_list = [replica("a", EMPTY), replica("b", EMPTY)]
+    assert not one.can_move(waits)  # it is opening
+    one._replicas_list = [queue, replica("b", EMPTY)]
+    one.on_request_completed(queue.replica_id, "1")
+    assert not one.can_move(waits)
 
 
 @pytest.mark.ray

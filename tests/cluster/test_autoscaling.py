@@ -74,6 +74,12 @@ def test_a_replica_is_removed_only_where_the_rest_has_room_to_spare(
     assert wanted(2, each, each) == expected
 
 
+def test_a_large_pool_shrinks_step_by_step() -> None:
+    assert wanted(100, *([IDLE] * 100)) == 75
+    assert wanted(3, IDLE, IDLE, IDLE) == 2
+    assert wanted(1, IDLE) == 0
+
+
 def test_a_pool_at_the_edge_does_not_change_back_and_forth() -> None:
     """Whatever the load, the number that one decision gives is what the next one keeps."""
     for tenths in range(400):
