@@ -22,6 +22,7 @@ from cluster.routing import Candidate, Need, has_room, ranked
 from rapid.messages import LeaseRequest
 
 _SINGLES = 3  # replicas that are tried one by one before all others together
+_NEW_S = 2.0  # until Serve has told a router of the replicas that run
 _TRANSIT_S = 0.5  # from an assignment to the engine's count of it
 
 
@@ -41,6 +42,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         self._first_token_goal_s = first_token_goal_s
         self._assigned: dict[str, tuple[str, Need, float]] = {}  # by the request's id
         self._taken_by: dict[str, tuple[str, str]] = {}  # replica and lease id, by the request's id
+        self._created = time.monotonic()
         routers.add(self._deployment_id, self)
 
     async def choose_replicas(
@@ -94,8 +96,9 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
 
     @property
     def is_empty(self) -> bool:
-        """Whether the pool has no running replica."""
-        return not self._replicas_list
+        """Whether the pool has no running replica; a router that is new does not know yet."""
+        is_new = time.monotonic() - self._created < _NEW_S
+        return not self._replicas_list and not is_new
 
     def _assign(self, request: PendingRequest, replica: str, need: Need) -> None:
         self._assigned[request.metadata.internal_request_id] = (replica, need, time.time())

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _PING_TIMEOUT_S = 10.0
 _RETRY_S = 0.2
+_FIRST_LOOK_S = 0.2
 _LOOK_S = 1.0
 
 
@@ -236,17 +237,26 @@ async def _acquire(
         raise failure.as_rapid_error(f"{name} pool", lost) from None
 
 
-async def _opened(pool: DeploymentHandle, request: LeaseRequest, stream: Any) -> ActorHandle | None:
+async def _opened(
+    pool: DeploymentHandle, request: LeaseRequest, stream: Any, resting: type[RapidError] | None
+) -> ActorHandle | None:
     """Wait until a lease opens and return its engine; None if it would open elsewhere at once.
 
     Who waits for room looks about once a second whether another replica has some by now.
+
+    Raises:
+        RapidError: `resting`, if that is given and the pool has no replica.
     """
     opening = asyncio.ensure_future(anext(stream))
+    look_s = _FIRST_LOOK_S
     try:
-        while not (await asyncio.wait({opening}, timeout=_LOOK_S * random.uniform(0.5, 1.5)))[0]:
+        while not (await asyncio.wait({opening}, timeout=look_s))[0]:
             router = routers.find(pool.deployment_id)
+            if router is not None and resting and router.is_empty:
+                raise resting(f"The {pool.deployment_name} pool has no replica yet.")
             if router is not None and router.can_move(request):
                 return None
+            look_s = _LOOK_S * random.uniform(0.5, 1.5)
         return opening.result()
     finally:
         opening.cancel()

@@ -86,7 +86,8 @@ def services_over_ray(
     if drafter is not None:
         ttl_s = drafter_engine.lease_ttl_s
         alone = RayPool(drafter, ttl_s, verifiers, TargetUnavailable)
-        drafters = RayPool(drafter, ttl_s, verifiers, DrafterUnavailable)
+        may_rest = config.drafter_pool.pool.min_replicas == 0
+        drafters = RayPool(drafter, ttl_s, verifiers, DrafterUnavailable, may_rest=may_rest)
     if config.drafter == "target":
         drafters = targets
     return Services(

@@ -69,6 +69,8 @@ class RayPool:
         lease_ttl_s: float,
         verifiers: VerifierSettings,
         lost: type[RapidError],
+        *,
+        may_rest: bool = False,
     ) -> None:
         """Store the settings that all leases of the pool share.
 
@@ -77,8 +79,10 @@ class RayPool:
             lease_ttl_s: Seconds after which its engines free a lease that is not renewed.
             verifiers: Settings of its leases' verifiers.
             lost: The error that the loss of one of its engines raises.
+            may_rest: Whether a request does without a lease while the pool has no replica.
         """
         self._handle = handle
+        self._may_rest = may_rest
         self._renew_every_s = lease_ttl_s / _RENEWALS_PER_TTL
         self._verifiers = verifiers
         self._lost = lost
@@ -96,7 +100,12 @@ class RayPool:
         lost, every_s = self._lost, self._renew_every_s
         if beside is None:
             holding = hold(
-                self._handle, request, timeout_s=wait_s, renew_every_s=every_s, lost=lost
+                self._handle,
+                request,
+                timeout_s=wait_s,
+                renew_every_s=every_s,
+                lost=lost,
+                may_rest=self._may_rest,
             )
         else:
             assert isinstance(beside, RayLease)

@@ -143,6 +143,15 @@ async def test_a_lease_that_waits_can_move_once_another_replica_has_room() -> No
     assert not one.can_move(waits)
 
 
+def test_a_router_that_is_new_does_not_take_its_pool_for_empty() -> None:
+    one = router()
+    assert not one.is_empty
+    one._created -= 3
+    assert one.is_empty
+    one._replicas_list = SILENT
+    assert not one.is_empty
+
+
 @pytest.mark.ray
 async def test_serve_sends_a_name_to_its_owner_until_that_is_busy(ray_cluster: str) -> None:
     class Pool:

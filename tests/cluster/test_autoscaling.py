@@ -81,16 +81,14 @@ def test_a_large_pool_shrinks_step_by_step() -> None:
 
 
 def test_a_pool_at_the_edge_does_not_change_back_and_forth() -> None:
-    """Whatever the load, the number that one decision gives is what the next one keeps."""
-    for tenths in range(400):
-        target = 5
-        requests = tenths / 10
-        for _ in range(3):
-            each = load(requests=requests / target) if target else None
-            target, before = wanted(target, *([each] * target)), target
-            if not target:
-                break
-        assert target in (before, 0)
+    """Whatever the load is, decisions come to rest, and never turn back on the way."""
+    for tenths in range(1, 400):
+        numbers = [5]
+        for _ in range(12):
+            each = load(requests=tenths / 10 / numbers[-1])
+            numbers.append(wanted(numbers[-1], *([each] * numbers[-1])))
+        assert numbers[-1] == numbers[-2]
+        assert numbers in (sorted(numbers), sorted(numbers, reverse=True))
 
 
 def test_nothing_is_removed_while_a_report_is_stale() -> None:

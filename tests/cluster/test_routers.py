@@ -12,7 +12,7 @@ import pytest
 from cluster import routers
 from cluster.leases import hold
 from rapid.config import SamplingConfig, SpeculationConfig
-from rapid.errors import Overloaded
+from rapid.errors import DrafterUnavailable, Overloaded
 from rapid.messages import LeaseRequest, as_prompt
 from tests.local_pools import LocalActor, LocalStream
 
@@ -109,6 +109,24 @@ async def test_where_no_other_has_room_it_waits_in_its_queue(pool: Pool) -> None
         async with hold(pool, REQUEST, timeout_s=0.3, renew_every_s=9):  # type: ignore[arg-type]
             pass
     assert pool.num_asked == 1
+    assert pool.given_up == ["asked.0"]
+
+
+async def test_a_pool_without_a_replica_is_not_waited_for_where_it_may_rest(pool: Pool) -> None:
+    router = Router(has_room=False)
+    router.is_empty = True
+    routers.add("a pool", router)
+    with pytest.raises(DrafterUnavailable, match="has no replica yet"):
+        async with hold(
+            pool,  # type: ignore[arg-type]
+            REQUEST,
+            timeout_s=30,
+            renew_every_s=9,
+            lost=DrafterUnavailable,
+            may_rest=True,
+        ):
+            pass
+    assert pool.num_asked == 1  # which is what starts a replica
     assert pool.given_up == ["asked.0"]
 
 
