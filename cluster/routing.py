@@ -175,7 +175,9 @@ def _load(standing: _Standing) -> tuple[float, int]:
 def _standing(need: Need, candidate: Candidate, target_ongoing: float) -> _Standing:
     report = candidate.report
     if report is None:
-        num_ongoing = max(candidate.num_ongoing or 0, len(candidate.assigned))
+        num_ongoing = candidate.num_ongoing
+        if num_ongoing is None:
+            num_ongoing = len(candidate.assigned)
         return _Standing(
             candidate.replica,
             has_room=num_ongoing < target_ongoing,

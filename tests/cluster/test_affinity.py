@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,14 @@ from ray.serve.request_router import ReplicaID
 
 from cluster import routers
 from cluster.affinity import AffinityRouter
+from cluster.leases import hold
 from cluster.placement import PoolConfig, deployment_options
 from cluster.reports import EngineReport, document_name
 from cluster.routing import weight
-from rapid.config import SamplingConfig, SpeculationConfig
+from deployments.pools.replica import EngineReplica
+from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.messages import LeaseRequest, as_prompt
+from tests.fakes import FakeEngine
 
 EMPTY = EngineReport(0.0, 256, 256, 16, 16)
 
@@ -178,3 +182,40 @@ async def test_serve_sends_a_name_to_its_owner_until_that_is_busy(ray_cluster: s
         assert set(await asyncio.gather(*busy)) == alone["0"]
     finally:
         serve.delete("affinity")
+
+
+@pytest.mark.ray
+async def test_no_lease_waits_behind_one_that_fills_its_replica(ray_cluster: str) -> None:
+    """Two replicas of 64 pages each; a large lease takes 60, a small one 9."""
+    pool = PoolConfig(min_replicas=2, max_replicas=2, num_cpus=0.01)
+    engine = EngineConfig(model="fake", kv_cache_tokens=1024, max_leases=8)
+    deployment = serve.deployment(EngineReplica).options(**deployment_options(pool, max_leases=8))
+    application = deployment.bind(engine, pool, FakeEngine)
+    handle: DeploymentHandle = serve.run(application, name="rooms", route_prefix=None)
+
+    def taken(lease_id: str, num_tokens: int, timeout_s: float = 60) -> Any:
+        request = replace(lease(num_tokens), lease_id=lease_id)
+        return hold(handle, request, timeout_s=timeout_s, renew_every_s=5)
+
+    async def small(number: int) -> Any:
+        async with taken(f"small-{number}", 80) as held:
+            await asyncio.sleep(1)
+            return held.engine._actor_id
+
+    try:
+        async with AsyncExitStack() as held, AsyncExitStack() as other:
+            filled = await held.enter_async_context(taken("large", 850))
+            await asyncio.sleep(4)  # until the router knows
+            takers = await asyncio.gather(*map(small, range(5)))
+            assert filled.engine._actor_id not in takers
+            await asyncio.sleep(4)
+            second = await other.enter_async_context(taken("second", 850))
+            assert second.engine._actor_id != filled.engine._actor_id
+            await asyncio.sleep(4)  # now both are full: five wait, in whichever queue is shorter
+            waiting = [asyncio.ensure_future(small(number)) for number in range(5, 10)]
+            await asyncio.sleep(4)
+            assert not any(each.done() for each in waiting)
+            await other.aclose()
+            assert set(await asyncio.gather(*waiting)) == {second.engine._actor_id}
+    finally:
+        serve.delete("rooms")
