@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -14,6 +14,7 @@ from deployments.config.serve_config import ServeConfig
 from deployments.metrics import RequestMetrics
 from deployments.orchestrator.ray_ports import RayPool, RayRetrieval, VerifierSettings
 from deployments.orchestrator.readiness import readiness
+from rapid.answering.answers import gathered
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.request import RequestRun
 from rapid.answering.services import Pools, Services
@@ -50,11 +51,17 @@ class Orchestrator:
         self._metrics = RequestMetrics(config.api.model)
         self._loop = LoopWatch()
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationEvent]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
         """Yield the events of a request; closing or cancelling the stream releases everything."""
         run = RequestRun(self._services, request)
         async with aclosing(self._metrics.watched(run.events())) as events:
             async for event in events:
+                yield event
+
+    async def answer(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
+        """Yield the events of `generate` with the text of a choice in one piece, at the end."""
+        async with aclosing(self.generate(request)) as events:
+            async for event in gathered(events):
                 yield event
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
