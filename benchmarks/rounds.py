@@ -9,6 +9,7 @@ empty     two plain async actors and a loop in a third, blocks without content: 
 bare      the same with the block: the least that Ray can do
 loop      the application's own: leases on Serve pools, engine actors, `speculate`, answer's text
 request   the same behind the orchestrator, with every round's text streamed to a caller
+answer    the same for a caller who reads the text when it is complete
 
 The engines are `tests.fakes.FakeEngine`, with real ledgers and scripted tokens. The milliseconds
 that they spend on a round outside Ray are reported too. Then the embedded models answer questions
@@ -61,7 +62,6 @@ from rapid.messages import (  # noqa: E402
     LeaseRequest,
     Message,
     SpeculationRequest,
-    TextDelta,
     Verdict,
     as_prompt,
 )
@@ -190,9 +190,9 @@ class Loops:
         return totals
 
 
-async def requests(orchestrator: Any, loops: int, rounds: int) -> float:
-    """Return the seconds from the first round of any request to the last round of all."""
-    generate = orchestrator.options(stream=True, method_name="generate", _by_reference=False)
+async def requests(orchestrator: Any, method: str, loops: int, rounds: int) -> float:
+    """Return the seconds from the first event of any request to the last of all."""
+    generate = orchestrator.options(stream=True, method_name=method, _by_reference=False)
     times: list[float] = []
 
     async def ask(index: int) -> None:
@@ -202,11 +202,11 @@ async def requests(orchestrator: Any, loops: int, rounds: int) -> float:
             (Message("user", "Which harbour?"),),
             seed=1,
             max_tokens=BLOCK * rounds,
+            is_streamed=method == "generate",
             speculation=SpeculationRequest(mode="lossless"),
         )
-        async for event in generate.remote(request):
-            if isinstance(event, TextDelta):
-                times.append(time.perf_counter())
+        async for _ in generate.remote(request):
+            times.append(time.perf_counter())
 
     await asyncio.gather(*(ask(index) for index in range(loops)))
     return max(times) - min(times)
@@ -311,7 +311,8 @@ def measure(rounds: int, repeats: int, answers: int) -> dict[str, Any]:
         "empty": lambda n, r: ray.get(loops.bare.remote(ping, pong, 0, n, r)),
         "bare": lambda n, r: ray.get(loops.bare.remote(ping, pong, BLOCK, n, r)),
         "loop": lambda n, r: ray.get(loops.ours.remote(n, r)),
-        "request": lambda n, r: asyncio.run(requests(handle("Orchestrator"), n, r)),
+        "request": lambda n, r: asyncio.run(requests(handle("Orchestrator"), "generate", n, r)),
+        "answer": lambda n, r: asyncio.run(requests(handle("Orchestrator"), "answer", n, r)),
     }
     for run in ways.values():
         run(2, 20)

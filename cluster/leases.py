@@ -17,6 +17,7 @@ import contextlib
 import itertools
 import logging
 import os
+import random
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
@@ -26,8 +27,10 @@ import ray
 from ray.actor import ActorHandle
 from ray.serve.handle import DeploymentHandle
 
+from cluster import routers
 from cluster.blame import BLAME
 from cluster.failures import FailureKind, failure_of
+from cluster.reports import EngineWatch
 from rapid.errors import EngineFailed, LeaseNotFound, Overloaded, RapidError, TargetUnavailable
 from rapid.messages import LeaseRequest
 
@@ -37,6 +40,8 @@ Turn = Callable[[], contextlib.AbstractAsyncContextManager[None]]
 
 _PING_TIMEOUT_S = 8.0
 _RETRY_S = 0.2
+_FIRST_LOOK_S = 0.2
+_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +126,26 @@ class LeasingReplica:
         self._engine = start_engine()
         self._replica = replica
         self._fate: asyncio.Task[None] | None = None
+        self._watch = EngineWatch(self._engine)
 
     async def lease(self, request: LeaseRequest) -> AsyncIterator[Granted | None]:
         """Yield None, then the engine once it has room, and wait for the end of the lease."""
-        try:
-            yield None
-            await self._engine.open.remote(request)
-            yield Granted(self._engine, self._replica)
-            await self._engine.wait_closed.remote(request.lease_id)
-        finally:  # also if cancelled in the queue: release undoes an open that arrives later
-            self._engine.release.remote(request.lease_id)
+        with self._watch.counting(request):
+            try:
+                yield None
+                await self._engine.open.remote(request)
+                yield Granted(self._engine, self._replica)
+                await self._engine.wait_closed.remote(request.lease_id)
+            finally:  # also if cancelled in the queue: release undoes an open that arrives later
+                self._engine.release.remote(request.lease_id)
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """Return the engine's latest report for Serve's routers."""
+        return self._watch.routing_stats()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the numbers of the engine's latest report for Serve's autoscaler."""
+        return self._watch.autoscaling_stats()
 
     async def check_health(self) -> None:
         """Raise an error if the engine is gone; the first call waits until its model is loaded."""
@@ -138,6 +153,7 @@ class LeasingReplica:
         if self._fate is None:
             await ping
             self._fate = asyncio.create_task(self._share_fate())
+            self._watch.start()
             return
         try:
             async with asyncio.timeout(_PING_TIMEOUT_S):
@@ -173,6 +189,7 @@ async def hold(
     renew_every_s: float,
     lost: type[RapidError] = TargetUnavailable,
     turn: Turn = contextlib.nullcontext,
+    may_rest: bool = False,
 ) -> AsyncIterator[HeldLease]:
     """Hold a lease for the duration of the context: renew it, and always release it.
 
@@ -184,13 +201,15 @@ async def hold(
         lost: Error class for replicas that died or cannot be reached.
         turn: Context to be in until a replica has taken the request. Serve's own queue is first
             come, first served, so fairness is up to whoever lets requests into it.
+        may_rest: Whether to give up, with `lost`, on a pool that has no replica. Having been asked
+            for a lease is what makes Serve start one.
 
     Raises:
         Overloaded: No replica had room within `timeout_s`, or the pool's queue is full.
         RapidError: `lost`, or the engine refused the request. Entering raises nothing else.
     """
     started = time.monotonic()
-    lease_id, stream, granted = await _acquire(pool, request, timeout_s, lost, turn)
+    lease_id, stream, granted = await _acquire(pool, request, timeout_s, lost, turn, may_rest)
     engine = granted.engine
     lease = HeldLease(lease_id, engine, time.monotonic() - started, granted.replica)
     renewal = asyncio.create_task(_renew(lease, renew_every_s))
@@ -253,6 +272,7 @@ async def _acquire(
     timeout_s: float,
     lost: type[RapidError],
     turn: Turn,
+    may_rest: bool,
 ) -> tuple[str, Any, Granted]:
     lease = pool.options(
         stream=True, method_name="lease", session_id=request.affinity, _by_reference=False
@@ -269,8 +289,13 @@ async def _acquire(
                 try:
                     async with turn():
                         stream = lease.remote(named)
-                        await anext(stream)
-                    return named.lease_id, stream, await anext(stream)
+                        await _next(pool, named, stream, lost if may_rest else None)
+                    granted = await _next(pool, named, stream, lost if may_rest else None)
+                    assert granted is not None
+                    return named.lease_id, stream, granted
+                except _OpensElsewhere:
+                    stream.cancel()
+                    continue
                 except BaseException as error:
                     if stream is not None:
                         stream.cancel()
@@ -287,6 +312,37 @@ async def _acquire(
         raise Overloaded(f"The {name} pool is full: no room within {timeout_s:g} s.") from None
     except Exception as error:
         raise failure_of(error).as_rapid_error(f"{name} pool", lost) from None
+
+
+async def _next(
+    pool: DeploymentHandle, request: LeaseRequest, stream: Any, resting: type[RapidError] | None
+) -> Granted | None:
+    """Return the next item of a lease's stream: None from a replica, then what it grants.
+
+    Who waits for room looks about once a second whether another replica has some by now.
+
+    Raises:
+        _OpensElsewhere: The lease waits, and would open on another replica at once.
+        RapidError: `resting`, if that is given and the pool has no replica.
+    """
+    coming = asyncio.ensure_future(anext(stream))
+    look_s = _FIRST_LOOK_S
+    try:
+        while not (await asyncio.wait({coming}, timeout=look_s))[0]:
+            router = routers.find(pool.deployment_id)
+            if router is not None and resting and router.is_empty:
+                raise resting(f"The {pool.deployment_name} pool has no replica yet.")
+            if router is not None and router.can_move(request):
+                raise _OpensElsewhere
+            look_s = _LOOK_S * random.uniform(0.5, 1.5)
+        item: Granted | None = coming.result()
+        return item
+    finally:
+        coming.cancel()
+
+
+class _OpensElsewhere(Exception):  # noqa: N818 (it is a signal)
+    """A lease that waits on one replica would open on another at once."""
 
 
 async def _renew(lease: HeldLease, every_s: float) -> None:

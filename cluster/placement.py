@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from rapid.config import Finite, Frozen
 
 _METRICS_INTERVAL_S = 0.5
+_REPORTS_PERIOD_S = 1.0  # between two collections of a replica's report by Serve's controller
 _HEALTH_CHECK_PERIOD_S = 1.0  # a dead replica is detected and replaced at the next check
 _QUEUED_PER_LEASE = 8  # requests that may wait for each lease of a pool with all its replicas
 _QUEUED = 256  # requests that may wait for a pool without leases: as many as its caller holds
@@ -33,6 +34,9 @@ class PoolConfig(Frozen):
             take the engine's `max_leases` instead.
         max_queued_requests: Most requests that wait at each process that calls the pool; further
             ones are refused. None is 256, and for engines eight times the leases of all replicas.
+        first_token_goal_s: Seconds to the first token that are aimed at, for pools of engines: a
+            document is read by another replica, and replicas are added, where waiting prompts would
+            take longer.
         upscale_delay_s: Seconds that high load must last before replicas are added.
         downscale_delay_s: Seconds that low load must last before replicas are removed.
         graceful_shutdown_timeout_s: Seconds that a removed replica may take to finish its requests.
@@ -51,6 +55,7 @@ class PoolConfig(Frozen):
     target_ongoing_requests: Finite = Field(8.0, gt=0)
     max_ongoing_requests: int = Field(64, ge=1)
     max_queued_requests: int | None = Field(None, ge=1)
+    first_token_goal_s: Finite = Field(10.0, gt=0)
     upscale_delay_s: Finite = Field(2.0, ge=0)
     downscale_delay_s: Finite = Field(20.0, ge=0)
     graceful_shutdown_timeout_s: Finite = Field(600.0, ge=0)
@@ -99,12 +104,15 @@ def num_queued(pool: PoolConfig, max_leases: int | None = None) -> int:
     return _QUEUED_PER_LEASE * max_leases * pool.max_replicas
 
 
-def deployment_options(pool: PoolConfig, max_leases: int | None = None) -> dict[str, Any]:
+def deployment_options(
+    pool: PoolConfig, max_leases: int | None = None, *, is_scaled_by_lag: bool = False
+) -> dict[str, Any]:
     """Return the keyword arguments of ``serve.deployment(...)`` for a pool.
 
     Args:
         pool: Settings of the pool.
         max_leases: Leases of the engine that each replica starts; None for a pool without engines.
+        is_scaled_by_lag: Whether the replicas report how late their event loops are.
     """
     options: dict[str, Any] = {
         "ray_actor_options": {"num_cpus": pool.num_cpus},
@@ -124,10 +132,22 @@ def deployment_options(pool: PoolConfig, max_leases: int | None = None) -> dict[
             "look_back_period_s": max(2 * _METRICS_INTERVAL_S, pool.upscale_delay_s),
         },
     }
+    if is_scaled_by_lag:
+        options["autoscaling_config"]["policy"] = {
+            "policy_function": "cluster.autoscaling:OrchestratorPolicy"
+        }
     if max_leases is not None:
+        options["autoscaling_config"]["policy"] = {
+            "policy_function": "cluster.autoscaling:EnginePolicy",
+            "policy_kwargs": {"first_token_goal_s": pool.first_token_goal_s},
+        }
         options["request_router_config"] = {
             "request_router_class": "cluster.affinity.AffinityRouter",
-            "request_router_kwargs": {"target_ongoing_requests": pool.target_ongoing_requests},
+            "request_router_kwargs": {
+                "target_ongoing_requests": pool.target_ongoing_requests,
+                "first_token_goal_s": pool.first_token_goal_s,
+            },
+            "request_routing_stats_period_s": _REPORTS_PERIOD_S,
         }
     if pool.num_gpus and max_leases is None:
         options["ray_actor_options"] |= _gpus(pool)

@@ -255,10 +255,18 @@ class TargetLogits:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """The occupancy of an engine.
+    """The occupancy of an engine and the work that waits for it.
 
     Attributes:
         kv_pages_in_use: Pages in use, without idle prefixes that are only kept for reuse.
+        leases_kept: Places kept for second leases that open leases still expect.
+        kv_pages_kept: Pages kept for them.
+        leases_waiting: Requests in the queue for a lease.
+        tokens_waiting: Prompt tokens that are still to be read. Pages that open leases share count
+            once. Prompts of waiting leases count whole, but only once for one `affinity`.
+        prefill_tokens_per_s: Prompt tokens read in a second of the steps that read any, beside
+            whatever else those steps did; 0 before the first.
+        step_s: Usual seconds of a step that reads no prompt; 0 before the first.
         ahead_hits: Calls for a block that found some of it drafted ahead.
         ahead_misses: Calls for a block that found the tokens drafted ahead to be wrong.
     """
@@ -269,6 +277,12 @@ class EngineStatus:
     kv_pages_total: int
     page_tokens: int
     max_context: int
+    leases_kept: int = 0
+    kv_pages_kept: int = 0
+    leases_waiting: int = 0
+    tokens_waiting: int = 0
+    prefill_tokens_per_s: float = 0.0
+    step_s: float = 0.0
     ahead_hits: int = 0
     ahead_misses: int = 0
 

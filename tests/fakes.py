@@ -82,7 +82,7 @@ class FakeEngine:
         self.vocab, self.opened_by = vocab, opened_by
         self.leases: dict[str, FakeLease] = {}
         self.pages_total = config.kv_cache_tokens // config.page_tokens
-        self.pages_in_use = 0
+        self.pages_in_use = self.num_waiting = 0
         self._room = asyncio.Condition()
         self.closed = asyncio.Event()
 
@@ -93,9 +93,13 @@ class FakeEngine:
         if num_tokens > context:
             raise PromptTooLong(f"{num_tokens - context} tokens too long for this engine")
         num_pages = -(-num_tokens // self.config.page_tokens) * request.num_choices
-        async with self._room:
-            await self._room.wait_for(lambda: self._has_room(num_pages))
-            self.pages_in_use += num_pages
+        self.num_waiting += 1
+        try:
+            async with self._room:
+                await self._room.wait_for(lambda: self._has_room(num_pages))
+                self.pages_in_use += num_pages
+        finally:
+            self.num_waiting -= 1
         committed = request.committed or ((),) * request.num_choices
         self.leases[request.lease_id] = FakeLease(request, num_pages, [list(c) for c in committed])
 
@@ -220,6 +224,7 @@ class FakeEngine:
             kv_pages_total=self.pages_total,
             page_tokens=self.config.page_tokens,
             max_context=self.config.max_context or self.config.kv_cache_tokens,
+            leases_waiting=self.num_waiting,
         )
 
     def check_integrity(self) -> None:

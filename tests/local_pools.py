@@ -87,7 +87,7 @@ class LocalPool:
     """A Serve handle to one replica; `fail` is raised by every new lease."""
 
     def __init__(self, name: str, load: Callable[[], Any]) -> None:
-        self.deployment_name = name
+        self.deployment_name = self.deployment_id = name
         self.load = load
         self.fail: Exception | None = None
         self.num_streams = 0

@@ -45,7 +45,7 @@ class RemoteOrchestrator:
         """
         generate = self._handle.options(
             stream=True,
-            method_name="generate",
+            method_name="generate" if request.is_streamed else "answer",
             _by_reference=_num_chars(request) > _MAX_GRPC_CHARS,
         )
         stream = generate.remote(request)

@@ -60,6 +60,7 @@ def deployment_plans(config: ServeConfig) -> Plans:
         config.drafter_pool.engine.model,
         config.drafter if isinstance(config.drafter, str) else "Drafter",
         api.model,
+        is_scaled_by_lag=True,
         user_config=config.model_dump(
             mode="json",
             exclude_unset=True,
@@ -101,9 +102,10 @@ def _plan(
     pool: PoolConfig,
     *started_with: object,
     max_leases: int | None = None,
+    is_scaled_by_lag: bool = False,
     user_config: dict[str, Any] | None = None,
 ) -> DeploymentPlan:
-    options = deployment_options(pool, max_leases)
+    options = deployment_options(pool, max_leases, is_scaled_by_lag=is_scaled_by_lag)
     if user_config is not None:
         options["user_config"] = user_config
     return DeploymentPlan(options, version_of(started_with))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from cluster.placement import num_queued
+from cluster.reports import LoopWatch
 from deployments.config.live import accepted
 from deployments.config.serve_config import ServeConfig
 from deployments.metrics import RequestMetrics
@@ -19,6 +20,7 @@ from deployments.orchestrator.ray_ports import (
     RayRetrieval,
     VerifierSettings,
 )
+from rapid.answering.answers import gathered
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.request import RequestRun
 from rapid.answering.services import Pools, Services
@@ -54,6 +56,7 @@ class Orchestrator:
         )
         self._services = services_over_ray(config, *self._handles, *self._texts)
         self._metrics = RequestMetrics(config.api.model)
+        self._loop = LoopWatch()
         self._settings: ServeConfig | None = None
 
     def reconfigure(self, settings: dict[str, Any]) -> None:
@@ -66,12 +69,22 @@ class Orchestrator:
         self._services = replace(services, costs=self._services.costs)
         self._settings = config
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationEvent]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
         """Yield the events of a request; closing or cancelling the stream releases everything."""
         run = RequestRun(self._services, request)
         async with aclosing(self._metrics.watched(run.events())) as events:
             async for event in events:
                 yield event
+
+    async def answer(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
+        """Yield the events of `generate` with the text of a choice in one piece, at the end."""
+        async with aclosing(self.generate(request)) as events:
+            async for event in gathered(events):
+                yield event
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return how late the event loop is, for Serve's autoscaler."""
+        return self._loop.autoscaling_stats()
 
 
 def services_over_ray(
@@ -96,7 +109,10 @@ def services_over_ray(
         if config.drafter != "target":
             waiting = LeaseQueue(num_queued(config.drafter_pool.pool, drafter_engine.max_leases))
         alone = RayPool(drafter, waiting, ttl_s, verifiers, TargetUnavailable)
-        drafters = RayPool(drafter, waiting, ttl_s, verifiers, DrafterUnavailable)
+        may_rest = config.drafter_pool.pool.min_replicas == 0
+        drafters = RayPool(
+            drafter, waiting, ttl_s, verifiers, DrafterUnavailable, may_rest=may_rest
+        )
     if config.drafter == "target":
         drafters = targets
     return Services(

@@ -127,6 +127,8 @@ class RayPool:
         lease_ttl_s: float,
         verifiers: VerifierSettings,
         lost: type[RapidError],
+        *,
+        may_rest: bool = False,
     ) -> None:
         """Store the settings that all leases of the pool share.
 
@@ -136,9 +138,11 @@ class RayPool:
             lease_ttl_s: Seconds after which its engines free a lease that is not renewed.
             verifiers: Settings of its leases' verifiers.
             lost: The error that the loss of one of its engines raises.
+            may_rest: Whether a request does without a lease while the pool has no replica.
         """
         self._handle = handle
         self._queue = queue
+        self._may_rest = may_rest
         self._renew_every_s = lease_ttl_s / _RENEWALS_PER_TTL
         self._verifiers = verifiers
         self._lost = lost
@@ -164,6 +168,7 @@ class RayPool:
                 renew_every_s=every_s,
                 lost=lost,
                 turn=lambda: queue.turn(request),
+                may_rest=self._may_rest,
             )
             counted = queue.held()
         else:

@@ -7,7 +7,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 
 from rapid.checkpoints.text import ChatText
-from rapid.messages import FinishReason, TextDelta, TokenLogprobs, TokenText, Verdict
+from rapid.messages import (
+    Finished,
+    FinishReason,
+    GenerationEvent,
+    TextDelta,
+    TokenLogprobs,
+    TokenText,
+    Verdict,
+)
 from rapid.speculation.statistics import RoundStatistics
 
 
@@ -61,6 +69,27 @@ class GrowingAnswer:
         text = self._text.token_text
         top = tuple((text(token_id), logprob) for token_id, logprob in token.top)
         return TokenText(text(token.token_id), token.logprob, top)
+
+
+async def gathered(
+    events: AsyncIterator[GenerationEvent],
+) -> AsyncGenerator[GenerationEvent]:
+    """Yield `events` with one delta for each choice, just before the receipt.
+
+    For a caller who reads no text before the answer is complete: a delta of every round costs an
+    orchestrator more than what it does itself for a round (``benchmarks/rounds.py``).
+    """
+    deltas: dict[int, list[TextDelta]] = {}
+    async for event in events:
+        if isinstance(event, TextDelta):
+            deltas.setdefault(event.choice, []).append(event)
+            continue
+        if isinstance(event, Finished):
+            for choice, parts in sorted(deltas.items()):
+                text = "".join(part.text for part in parts)
+                logprobs = tuple(each for part in parts for each in part.logprobs)
+                yield TextDelta(choice, text, logprobs, parts[-1].finish_reason)
+        yield event
 
 
 async def merged(

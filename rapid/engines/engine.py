@@ -176,11 +176,14 @@ class Engine:
         return cast(Ending, await reply.future)
 
     def status(self) -> EngineStatus:
-        """Return the counts of leases, pages and drafts ahead, after ending expired leases."""
+        """Return the counts and measured speeds, after ending expired leases."""
         with self._state.guard:
             self._state.expire()
+            costs = self._state.scheduler.costs
             return replace(
                 self._state.ledger.status(),
+                prefill_tokens_per_s=costs.prefill_tokens_per_s,
+                step_s=costs.base_s.value or 0.0,
                 ahead_hits=self._state.ahead_hits,
                 ahead_misses=self._state.ahead_misses,
             )

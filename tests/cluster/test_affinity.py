@@ -1,10 +1,11 @@
-"""Who takes a request that names what it reads."""
+"""The router between Serve and `cluster.routing`: what it knows, and what it remembers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from dataclasses import dataclass
+import time
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,46 +14,85 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import ReplicaID
 
-from cluster.affinity import AffinityRouter, weight
+from cluster import routers
+from cluster.affinity import AffinityRouter
 from cluster.blame import Blame
+from cluster.leases import hold
 from cluster.placement import PoolConfig, deployment_options
+from cluster.reports import EngineReport, document_name
+from cluster.routing import weight
+from deployments.pools.replica import EngineReplica
+from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
+from rapid.messages import LeaseRequest, as_prompt
+from tests.fakes import FakeEngine
+
+EMPTY = EngineReport(0.0, 256, 256, 16, 16)
 
 
 @dataclass(frozen=True)
 class Replica:
     replica_id: ReplicaID
+    routing_stats: dict[str, Any] = field(default_factory=dict)
 
 
-REPLICAS = [Replica(SimpleNamespace(unique_id=name)) for name in "abcd"]  # type: ignore[arg-type]
+def replica(name: str, report: EngineReport | None = None, age_s: float = 0.0) -> Any:
+    stats = asdict(replace(report, at=time.time() - age_s)) if report else {}
+    return Replica(SimpleNamespace(unique_id=name), stats)  # type: ignore[arg-type]
 
 
-def router(ongoing: dict[str, int]) -> AffinityRouter:
+SILENT = [replica(name) for name in "abcd"]
+RANKS = sorted("abcd", key=lambda name: weight(document_name("x"), name), reverse=True)
+
+
+def router(ongoing: dict[str, int] | None = None) -> AffinityRouter:
     """A router that knows how much each replica has to do, without Serve around it."""
     router = object.__new__(AffinityRouter)
-    cache = SimpleNamespace(get=lambda replica_id: ongoing.get(replica_id.unique_id))
+    known = ongoing or {}
+    cache = SimpleNamespace(get=lambda replica_id: known.get(replica_id.unique_id))
     router._replica_queue_len_cache = cache
-    router.initialize_state(target_ongoing_requests=2)
+    router._deployment_id, router._replicas_list = "Pool", []
+    router.initialize_state(target_ongoing_requests=2, first_token_goal_s=10)
     return router
 
 
-async def first_asked(name: str, ongoing: dict[str, int], replicas: list[Any] = REPLICAS) -> Any:
-    pending = SimpleNamespace(metadata=SimpleNamespace(session_id=name))
-    return (await router(ongoing).choose_replicas(replicas, pending))[0]  # type: ignore[arg-type]
+def pending(request_id: str, argument: Any = None, name: str = "") -> Any:
+    metadata = SimpleNamespace(session_id=name, internal_request_id=request_id)
+    return SimpleNamespace(metadata=metadata, args=[argument])
 
 
-async def test_a_name_has_one_owner_and_names_are_spread() -> None:
-    owners = {str(number): await first_asked(str(number), {}) for number in range(200)}
-    assert all([await first_asked(name, {}) == owner for name, owner in owners.items()])
-    taken = Counter(owner.replica_id.unique_id for (owner,) in owners.values())
-    assert set(taken) == set("abcd")
-    assert min(taken.values()) > 25
+def lease(num_tokens: int, affinity: str = "") -> LeaseRequest:
+    return LeaseRequest(
+        "lease",
+        "local",
+        as_prompt(range(num_tokens)),
+        max_tokens=50,
+        sampling=SamplingConfig(),
+        speculation=SpeculationConfig(max_draft=10),
+        affinity=affinity,
+    )
+
+
+async def groups(router: AffinityRouter, replicas: list[Any], request: Any) -> list[list[str]]:
+    chosen = await router.choose_replicas(replicas, request)
+    return [[each.replica_id.unique_id for each in group] for group in chosen]
+
+
+async def test_a_name_is_tried_at_its_replicas_one_by_one_then_at_all_others() -> None:
+    tried = await groups(router(), SILENT, pending("1", name="x"))
+    assert tried == [[RANKS[0]], [RANKS[1]], [RANKS[2]], [RANKS[3]]]
+    five = [*SILENT, replica("e")]
+    assert [len(group) for group in await groups(router(), five, pending("1", name="x"))] == [
+        1,
+        1,
+        1,
+        2,
+    ]
 
 
 async def test_a_busy_owner_is_not_waited_for() -> None:
-    (owner,) = await first_asked("x", {})
-    busy = {owner.replica_id.unique_id: 2}
-    assert len(await first_asked("x", busy)) == 2
-    assert await first_asked("x", {owner.replica_id.unique_id: 1}) == [owner]
+    ask = pending("1", name="x")
+    assert (await groups(router({RANKS[0]: 1}), SILENT, ask))[0] == [RANKS[0]]
+    assert (await groups(router({RANKS[0]: 2}), SILENT, ask))[0] == [RANKS[1]]
 
 
 async def test_an_owner_that_has_just_failed_a_request_is_left_alone(
@@ -60,27 +100,73 @@ async def test_an_owner_that_has_just_failed_a_request_is_left_alone(
 ) -> None:
     blame = Blame()
     monkeypatch.setattr("cluster.affinity.BLAME", blame)
-    (owner,) = await first_asked("x", {})
-    blame.put(owner.replica_id.unique_id)
-    (other,) = await first_asked("x", {})
-    assert other is not owner
-    assert owner not in [each for _ in range(50) for each in await first_asked("", {})]
-    assert await first_asked("x", {}, [owner]) == [owner]
+    ask = pending("1", name="x")
+    assert (await groups(router(), SILENT, ask))[0] == [RANKS[0]]
+    blame.put(RANKS[0])
+    assert (await groups(router(), SILENT, ask))[0] == [RANKS[1]]
+    assert RANKS[0] not in sum(await groups(router(), SILENT, pending("2")), [])
 
 
-async def test_without_a_name_two_are_compared() -> None:
-    assert len(await first_asked("", {})) == 2
-    assert len(await first_asked("", {}, REPLICAS[:1])) == 1
-    assert await router({}).choose_replicas([], None) == []
+async def test_without_a_name_or_a_replica_there_is_still_an_answer() -> None:
+    assert sum(map(len, await groups(router(), SILENT, pending("1")))) == 4
+    assert await groups(router(), SILENT[:1], pending("1")) == [["a"]]
+    assert await router().choose_replicas([], None) == []
 
 
-async def test_a_lost_replica_moves_its_own_names_only() -> None:
-    for name in map(str, range(50)):
-        (owner,) = await first_asked(name, {})
-        rest = [each for each in REPLICAS if each is not REPLICAS[0]]
-        if owner is not REPLICAS[0]:
-            assert await first_asked(name, {}, rest) == [owner]
-    assert weight("x", REPLICAS[0].replica_id) != weight("y", REPLICAS[0].replica_id)
+async def test_a_small_request_does_not_go_to_a_replica_that_one_lease_has_filled() -> None:
+    replicas = [replica("a", replace(EMPTY, pages_free=5)), replica("b", EMPTY)]
+    for number in range(20):
+        assert await groups(router(), replicas, pending(str(number), lease(100))) == [["b"]]
+
+
+async def test_a_stale_report_does_not_count() -> None:
+    stale = replica("a", replace(EMPTY, pages_free=5), age_s=6)
+    assert ["a"] in await groups(router(), [stale, replica("b", EMPTY)], pending("1", lease(100)))
+
+
+async def test_what_was_assigned_counts_until_a_report_knows_it() -> None:
+    one = router()
+    a, b = replica("a", EMPTY), replica("b", EMPTY)
+    large = pending("large", lease(3900))
+    await one.choose_replicas([a], large)
+    assert await groups(one, [a, b], pending("1", lease(100))) == [["b"]]
+    one.on_request_routed(large, b.replica_id, None)
+    assert await groups(one, [a, b], pending("1", lease(100))) == [["a"]]
+    one.on_request_completed(b.replica_id, "large")
+    assert len(await groups(one, [a, b], pending("1", lease(100)))) == 2
+    await one.choose_replicas([a], large)
+    later = replace(EMPTY, at=time.time() + 1)  # the engine was asked after it had the request
+    newer = [Replica(each.replica_id, asdict(later)) for each in (a, b)]
+    assert len(await groups(one, newer, pending("1", lease(100)))) == 2
+
+
+async def test_a_lease_that_waits_can_move_once_another_replica_has_room() -> None:
+    one = router()
+    waits = lease(100)
+    queue = replica("a", replace(EMPTY, pages_free=5, leases_waiting=1))
+    assert routers.find("Pool") is one
+    one._replicas_list = [queue, replica("b", replace(EMPTY, pages_free=5))]
+    assert not one.can_move(waits)  # nobody has taken it
+    one.on_request_routed(pending("1", waits), queue.replica_id, None)
+    assert not one.can_move(waits)
+    one._replicas_list = [queue, replica("b", EMPTY)]
+    assert one.can_move(waits)
+    one._replicas_list = [queue, replica("b", EMPTY, age_s=6)]
+    assert not one.can_move(waits)
+    one._replicas_list = [replica("a", EMPTY), replica("b", EMPTY)]
+    assert not one.can_move(waits)  # it is opening
+    one._replicas_list = [queue, replica("b", EMPTY)]
+    one.on_request_completed(queue.replica_id, "1")
+    assert not one.can_move(waits)
+
+
+def test_a_router_that_is_new_does_not_take_its_pool_for_empty() -> None:
+    one = router()
+    assert not one.is_empty
+    one._created -= 3
+    assert one.is_empty
+    one._replicas_list = SILENT
+    assert not one.is_empty
 
 
 @pytest.mark.ray
@@ -109,3 +195,40 @@ async def test_serve_sends_a_name_to_its_owner_until_that_is_busy(ray_cluster: s
         assert set(await asyncio.gather(*busy)) == alone["0"]
     finally:
         serve.delete("affinity")
+
+
+@pytest.mark.ray
+async def test_no_lease_waits_behind_one_that_fills_its_replica(ray_cluster: str) -> None:
+    """Two replicas of 64 pages each; a large lease takes 60, a small one 9."""
+    pool = PoolConfig(min_replicas=2, max_replicas=2, num_cpus=0.01)
+    engine = EngineConfig(model="fake", kv_cache_tokens=1024, max_leases=8)
+    deployment = serve.deployment(EngineReplica).options(**deployment_options(pool, max_leases=8))
+    application = deployment.bind(engine, pool, FakeEngine)
+    handle: DeploymentHandle = serve.run(application, name="rooms", route_prefix=None)
+
+    def taken(lease_id: str, num_tokens: int, timeout_s: float = 60) -> Any:
+        request = replace(lease(num_tokens), lease_id=lease_id)
+        return hold(handle, request, timeout_s=timeout_s, renew_every_s=5)
+
+    async def small(number: int) -> Any:
+        async with taken(f"small-{number}", 80) as held:
+            await asyncio.sleep(1)
+            return held.engine._actor_id
+
+    try:
+        async with AsyncExitStack() as held, AsyncExitStack() as other:
+            filled = await held.enter_async_context(taken("large", 850))
+            await asyncio.sleep(4)  # until the router knows
+            takers = await asyncio.gather(*map(small, range(5)))
+            assert filled.engine._actor_id not in takers
+            await asyncio.sleep(4)
+            second = await other.enter_async_context(taken("second", 850))
+            assert second.engine._actor_id != filled.engine._actor_id
+            await asyncio.sleep(4)  # now both are full: five wait, in whichever queue is shorter
+            waiting = [asyncio.ensure_future(small(number)) for number in range(5, 10)]
+            await asyncio.sleep(4)
+            assert not any(each.done() for each in waiting)
+            await other.aclose()
+            assert set(await asyncio.gather(*waiting)) == {second.engine._actor_id}
+    finally:
+        serve.delete("rooms")

@@ -41,6 +41,7 @@ class StepCosts:
         self._fitted = [0.0] * 3  # start, a, b
         self._products = [[0.0] * 3 for _ in range(3)]  # of (1 / rows if alone, 1, depth)
         self._targets = [0.0] * 3  # products of the same with seconds per row
+        self._prefilled = (0.0, 0.0)  # recent rows of prefill, and the seconds of their steps
 
     @property
     def is_base_due(self) -> bool:
@@ -55,6 +56,12 @@ class StepCosts:
     def start_s(self) -> float:
         """Fixed seconds of a step with prefill rows only; the base until one was observed."""
         return self._fitted[0] if self._products[0][0] else self.base_s.value or 0.0
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Rows of prefill in a second of the recent steps with any; 0 before the first."""
+        rows, seconds = self._prefilled
+        return rows / seconds if seconds else 0.0
 
     def row_s(self, depth: int) -> float:
         """Return the seconds that a prefill row at `depth` adds; 0 before one was observed."""
@@ -99,6 +106,8 @@ class StepCosts:
         if not self.is_base_due:  # else sparse steps without prefill would never complete a probe
             self._num_others = 0
         self._num_chunks += 1
+        recent_rows, recent_s = self._prefilled
+        self._prefilled = (_DECAY * recent_rows + rows, _DECAY * recent_s + seconds)
         if is_alone:
             self._fit((1.0 / rows, 1.0, keys / rows), seconds / rows)
         elif self.base_s.value is not None:

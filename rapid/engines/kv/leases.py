@@ -236,7 +236,10 @@ class LeaseLedger:
         ]
 
     def status(self) -> EngineStatus:
-        """Return the counts of leases and pages."""
+        """Return the counts of leases, pages and what waits."""
+        kept = [each.request for each in self._open.values() if each.expects_companion]
+        waiting = [waiter.request for waiter in self._waiting()]
+        documents = {each.affinity or each.lease_id: len(each.prompt_ids) for each in waiting}
         return EngineStatus(
             leases_open=len(self._open),
             max_leases=self.max_leases,
@@ -244,6 +247,10 @@ class LeaseLedger:
             kv_pages_total=self.pool.num_pages,
             page_tokens=self.page_tokens,
             max_context=self.max_context,
+            leases_kept=len(kept),
+            kv_pages_kept=sum(self._num_pages(each, each.companion_tokens) for each in kept),
+            leases_waiting=len(waiting),
+            tokens_waiting=self.prefixes.num_unread * self.page_tokens + sum(documents.values()),
         )
 
     def check_integrity(self) -> None:

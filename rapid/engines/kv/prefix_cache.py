@@ -72,6 +72,11 @@ class PrefixCache:
         """Number of pages kept without a lease; they are evicted when room is needed."""
         return int((self._is_named & (self._pool.num_holders == 1)).sum())
 
+    @property
+    def num_unread(self) -> int:
+        """Number of named pages that open leases still have to compute, each counted once."""
+        return int((self._is_named & ~self._is_computed).sum())
+
     def fits(self, names: Sequence[bytes], num_pages: int, num_kept: int = 0) -> bool:
         """Return whether a lease whose prompt has these pages fits.
 

@@ -69,6 +69,17 @@ async def test_every_text_of_the_caller_counts(fields: Any, by_reference: bool) 
     assert handle.given["_by_reference"] == by_reference
 
 
+@pytest.mark.parametrize(("is_streamed", "method"), [(True, "generate"), (False, "answer")])
+async def test_text_comes_in_pieces_only_to_a_caller_who_reads_them(
+    is_streamed: bool, method: str
+) -> None:
+    handle = ScriptedHandle()
+    request = GenerateRequest("r", "local", (), is_streamed=is_streamed)
+    async for _ in RemoteOrchestrator(handle).generate(request):  # type: ignore[arg-type]
+        pass
+    assert handle.given["method_name"] == method
+
+
 @pytest.mark.parametrize(
     ("failure", "raised"),
     [

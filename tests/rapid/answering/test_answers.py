@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 
-from rapid.answering.answers import GrowingAnswer, merged
+from rapid.answering.answers import GrowingAnswer, gathered, merged
 from rapid.checkpoints.text import ChatText
 from rapid.errors import TargetUnavailable
-from rapid.messages import TextDelta, TokenLogprobs, Verdict
+from rapid.messages import (
+    Finished,
+    GenerationEvent,
+    Started,
+    TextDelta,
+    TokenLogprobs,
+    TokenText,
+    Verdict,
+)
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +129,38 @@ async def test_a_failure_waits_for_what_other_choices_had_to_say() -> None:
         await read_slowly()
     assert sorted(delta.text for delta in seen) == ["a", "b", "c", "d"]
     assert [delta.finish_reason for delta in seen if delta.choice == 0] == [None, "stop"]
+
+
+async def test_gathered_events_have_one_delta_for_each_choice_before_the_receipt() -> None:
+    started, finished = Started("plain", "asked", "target"), Finished(None)  # type: ignore[arg-type]
+    a, b = TokenText("a", -1.0), TokenText("b", -2.0)
+
+    async def events() -> AsyncIterator[GenerationEvent]:
+        yield started
+        yield TextDelta(1, "one ")
+        yield TextDelta(0, "a", (a,))
+        yield TextDelta(1, "more", finish_reason="stop")
+        yield TextDelta(0, "b", (b,), "length")
+        yield finished
+
+    assert [event async for event in gathered(events())] == [
+        started,
+        TextDelta(0, "ab", (a, b), "length"),
+        TextDelta(1, "one more", (), "stop"),
+        finished,
+    ]
+
+
+async def test_of_an_answer_that_fails_nothing_is_gathered() -> None:
+    async def events() -> AsyncIterator[GenerationEvent]:
+        yield TextDelta(0, "a")
+        raise TargetUnavailable("lost")
+
+    seen: list[GenerationEvent] = []
+
+    async def look() -> None:
+        seen.extend([event async for event in gathered(events())])
+
+    with pytest.raises(TargetUnavailable):
+        await look()
+    assert seen == []

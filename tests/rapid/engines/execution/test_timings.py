@@ -128,3 +128,16 @@ def test_a_step_is_expected_to_take_what_such_steps_took() -> None:
     assert costs.expected_s([], is_alone=False) == 0.5
     beside = costs.expected_s([*chunk(256, 0), *chunk(256, 0)], is_alone=False)
     assert beside == pytest.approx(1.012, rel=0.1)
+
+
+def test_the_speed_of_reading_is_that_of_the_latest_steps_with_a_prompt() -> None:
+    costs = StepCosts()
+    assert costs.prefill_tokens_per_s == 0
+    costs.observe(1.0, [], is_alone=False)
+    assert costs.prefill_tokens_per_s == 0
+    costs.observe(2.0, chunk(64, 0), is_alone=False)
+    assert costs.prefill_tokens_per_s == pytest.approx(32)
+    for _ in range(60):
+        costs.observe(0.5, chunk(64, 4000), is_alone=True)
+        costs.observe(9.0, [], is_alone=False)
+    assert costs.prefill_tokens_per_s == pytest.approx(128, rel=0.02)

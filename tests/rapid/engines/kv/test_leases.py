@@ -410,3 +410,31 @@ def test_no_more_may_be_committed_than_the_answer_may_have() -> None:
         ledger.ask("a", 24, committed=((5,) * 5,))
     ledger.ask("a", 24, committed=((5,) * 4,))
     assert ledger.admitted == ["a"]
+
+
+def test_the_status_tells_what_waits_and_what_is_kept() -> None:
+    ledger = Ledger(num_pages=20)
+    ledger.ask("open", 41, companion_tokens=10)
+    status = ledger.status()
+    assert (status.leases_kept, status.kv_pages_kept) == (1, 3)
+    assert (status.leases_waiting, status.tokens_waiting) == (0, 3 * 8)
+    ledger.prefixes.note_computed(ledger.get("open").prompt_pages[:2])
+    assert ledger.status().tokens_waiting == 8
+    for name in ("one", "two"):  # two questions about one document
+        asked = lease_request(name, random_prompt(100, 7), max_tokens=4)
+        ledger.request(replace(asked, affinity="document"))
+    ledger.ask("third", 100)
+    status = ledger.status()
+    assert status.leases_waiting == 3
+    assert status.tokens_waiting == 8 + 100 + (100 - 4 - 10)
+    ledger.forgo_companion("open")
+    assert (ledger.status().leases_kept, ledger.status().kv_pages_kept) == (0, 0)
+
+
+def test_what_two_prompts_share_is_read_once() -> None:
+    ledger = Ledger(num_pages=20)
+    prompt = random_prompt(33, 7)
+    for name in ("one", "two"):
+        ledger.request(lease_request(name, prompt, max_tokens=4))
+    assert ledger.status().leases_open == 2
+    assert ledger.status().tokens_waiting == 4 * 8

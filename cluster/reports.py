@@ -1,0 +1,209 @@
+"""What replicas report: how much room an engine has, and how much work waits.
+
+A replica of an engine pool only keeps leases; its engine is an actor of its own. `EngineWatch` asks
+the engine for its status in the background, so that Serve, which collects the reports of all
+replicas, never waits for an engine. Serve's controller hands the reports to the routers
+(`cluster.affinity`) and to the autoscaling policies (`cluster.autoscaling`). `LoopWatch` measures
+what orchestrators report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from typing import Any, Self
+
+from ray.actor import ActorHandle
+
+from rapid.estimators import RunningMean
+from rapid.messages import EngineStatus, LeaseRequest
+from rapid.ports import Clock
+
+logger = logging.getLogger(__name__)
+
+REPORTS_STALE_S = 5.0  # age from which a report says nothing about the present
+_POLL_S = 0.5
+_MOST_DOCUMENTS = 32
+_BEAT_S = 0.1
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """An engine's status at one moment, as routers and autoscaling policies get it.
+
+    Attributes:
+        at: When the engine was asked, in seconds since the epoch.
+        pages_free: Pages that a new lease could have, idle prefixes included; without those kept
+            for second leases that are still expected.
+        pages_total: All pages.
+        page_tokens: Tokens per page.
+        leases_free: Leases that could still open, by number.
+        num_requests: Requests at the replica, those that wait for their lease included.
+        leases_waiting: Requests in the engine's queue.
+        tokens_waiting: Prompt tokens that are still to be read.
+        prefill_tokens_per_s: Measured speed of reading; 0 if nothing was read yet.
+        step_s: Usual seconds of a step that reads no prompt; 0 if there was none yet.
+        documents: Tokens of the longest prompt about each document that the engine probably still
+            holds, by its name (`document_name`).
+    """
+
+    at: float
+    pages_free: int
+    pages_total: int
+    page_tokens: int
+    leases_free: int
+    num_requests: int = 0
+    leases_waiting: int = 0
+    tokens_waiting: int = 0
+    prefill_tokens_per_s: float = 0.0
+    step_s: float = 0.0
+    documents: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, status: EngineStatus, *, at: float, num_requests: int, documents: Mapping[str, int]
+    ) -> Self:
+        """Return the report of a status that an engine had at `at`."""
+        return cls(
+            at=at,
+            pages_free=status.kv_pages_total - status.kv_pages_in_use - status.kv_pages_kept,
+            pages_total=status.kv_pages_total,
+            page_tokens=status.page_tokens,
+            leases_free=status.max_leases - status.leases_open - status.leases_kept,
+            num_requests=num_requests,
+            leases_waiting=status.leases_waiting,
+            tokens_waiting=status.tokens_waiting,
+            prefill_tokens_per_s=round(status.prefill_tokens_per_s, 1),
+            step_s=round(status.step_s, 6),
+            documents=documents,
+        )
+
+    @classmethod
+    def from_stats(cls, stats: Mapping[str, Any], now: float) -> Self | None:
+        """Return the report in a replica's routing stats; None if there is none or it is stale."""
+        if not stats or now - stats["at"] > REPORTS_STALE_S:
+            return None
+        return cls(**stats)
+
+
+class EngineWatch:
+    """The latest report of one engine, renewed in the background.
+
+    Which documents an engine holds is estimated from the leases that its replica saw: those used
+    last, as many as the KV pool can hold, as the engine evicts the least recently used pages first.
+    """
+
+    def __init__(self, engine: ActorHandle, now: Clock = time.time) -> None:
+        self._engine = engine
+        self._now = now
+        self._documents: OrderedDict[str, int] = OrderedDict()  # least recently used first
+        self._num_requests = 0
+        self._report: EngineReport | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to watch; only the first call has an effect."""
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+
+    @contextmanager
+    def counting(self, request: LeaseRequest) -> Iterator[None]:
+        """Count a request while the context lasts, and remember which document it reads."""
+        if request.affinity:
+            name = document_name(request.affinity)
+            longest = max(self._documents.pop(name, 0), len(request.prompt_ids))
+            self._documents[name] = longest
+            while len(self._documents) > _MOST_DOCUMENTS:
+                self._documents.popitem(last=False)
+        self._num_requests += 1
+        try:
+            yield
+        finally:
+            self._num_requests -= 1
+
+    def routing_stats(self) -> dict[str, Any]:
+        """Return the latest report for Serve's routers; empty before the first."""
+        return asdict(self._report) if self._report else {}
+
+    def autoscaling_stats(self) -> dict[str, float]:
+        """Return the numbers of the latest report for Serve's autoscaler; empty if it is stale."""
+        stats = self.routing_stats()
+        if EngineReport.from_stats(stats, self._now()) is None:
+            return {}
+        return {name: value for name, value in stats.items() if name not in ("at", "documents")}
+
+    async def _watch(self) -> None:
+        while True:
+            await self._look()
+            await asyncio.sleep(_POLL_S)
+
+    async def _look(self) -> None:
+        asked_at = self._now()
+        try:
+            async with asyncio.timeout(REPORTS_STALE_S):
+                status: EngineStatus = await self._engine.status.remote()
+        except Exception as error:  # its replica's health check says what becomes of the engine
+            logger.info("the engine does not report: %s", type(error).__name__)
+            return
+        num_tokens = status.kv_pages_total * status.page_tokens
+        documents = held_documents(self._documents, num_tokens)
+        self._report = EngineReport.of(
+            status, at=asked_at, num_requests=self._num_requests, documents=documents
+        )
+
+
+class LoopWatch:
+    """How late this process's event loop runs, measured in the background.
+
+    A task asks to be woken every tenth of a second; how much later it is woken is the time for
+    which other tasks of the loop wait, too.
+    """
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._lag_s = RunningMean()
+        self._watching: asyncio.Task[None] | None = None
+
+    def autoscaling_stats(self) -> dict[str, float]:
+        """Return ``loop_lag_s`` for Serve's autoscaler; the first call begins to measure."""
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+        lag_s = self._lag_s.value
+        return {} if lag_s is None else {"loop_lag_s": lag_s}
+
+    async def _watch(self) -> None:
+        while True:
+            began = self._clock()
+            await asyncio.sleep(_BEAT_S)
+            self._lag_s.add(max(self._clock() - began - _BEAT_S, 0.0))
+
+
+def held_documents(used: OrderedDict[str, int], num_tokens: int) -> dict[str, int]:
+    """Return the documents used last that fit into `num_tokens` together.
+
+    Args:
+        used: Tokens of each document, the least recently used first.
+        num_tokens: Tokens that the KV pool holds.
+    """
+    held: dict[str, int] = {}
+    for name in reversed(used):
+        num_tokens -= used[name]
+        if num_tokens < 0:
+            break
+        held[name] = used[name]
+    return held
+
+
+def document_name(affinity: str) -> str:
+    """Return a short name for what a lease request's ``affinity`` names.
+
+    Reports of all replicas go to all routers, so the name has eight characters. It only guides
+    routing: two documents with one name share a replica and nothing else.
+    """
+    return blake2b(affinity.encode(), digest_size=4).hexdigest()

@@ -1,0 +1,35 @@
+"""The routers of this process, by the deployment that they route to."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+from rapid.messages import LeaseRequest
+
+
+class PoolRouter(Protocol):
+    """What a caller may ask a router of an engine pool; see `cluster.affinity.AffinityRouter`."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the pool has no running replica."""
+        ...
+
+    def can_move(self, request: LeaseRequest) -> bool:
+        """Return whether a lease that waits in a queue would open on another replica at once."""
+        ...
+
+
+_routers: WeakValueDictionary[Hashable, PoolRouter] = WeakValueDictionary()
+
+
+def add(deployment: Hashable, router: PoolRouter) -> None:
+    """Remember the router of a deployment for as long as it lives."""
+    _routers[deployment] = router
+
+
+def find(deployment: Hashable) -> PoolRouter | None:
+    """Return the router of a deployment; None if this process has not called it yet."""
+    return _routers.get(deployment)

@@ -1,0 +1,232 @@
+"""The choice of a replica for a lease: where its document is and there is room.
+
+`ranked` is a pure function of what the request needs, what the replicas reported and what the
+router itself has assigned since. Its rules, first to last:
+
+1. A replica that is full is no choice while another one has room. A replica is full when the pages
+   or places that the lease needs are not free, or when a lease already waits there.
+2. The document's pages cost nothing where they are: a replica that holds the document takes the
+   request if its own tail fits. It may be crowded, but where it would miss the goal for the first
+   token, and another replica would be faster, that one is chosen.
+3. Otherwise the replicas are tried in the order of their hash with the document's name (rendezvous
+   hashing, Thaler and Ravishankar 1998), those that are crowded last. All routers find the same
+   order without communication. So the second replica that reads a document is the same for all of
+   them, and only so many read it as its questions need.
+4. A request without a document goes to the better of two random replicas.
+
+Reports are a second or two old, so the router adds what it has assigned meanwhile. A replica whose
+report is stale is judged by the number of its requests alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from cluster.reports import EngineReport, document_name
+from rapid.messages import LeaseRequest
+
+_TAIL_TOKENS = 512
+
+Draw = Callable[[Sequence["_Standing"], int], list["_Standing"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a lease takes of an engine.
+
+    Attributes:
+        document: Short name of what the prompt is about; empty if nothing.
+        prompt_tokens: Length of the prompt.
+        answer_tokens: Longest answer of one choice, with a last block beyond its end.
+        num_choices: Number of answers, which share the prompt's pages.
+        companion_tokens: Prompt of a second lease that will follow on the same engine; 0 if none.
+    """
+
+    document: str = ""
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    num_choices: int = 1
+    companion_tokens: int = 0
+
+    @classmethod
+    def of(cls, request: LeaseRequest) -> Need:
+        """Return what a request for a lease needs."""
+        return cls(
+            document_name(request.affinity) if request.affinity else "",
+            len(request.prompt_ids),
+            request.max_tokens + request.speculation.max_draft,
+            request.num_choices,
+            request.companion_tokens,
+        )
+
+    @property
+    def num_leases(self) -> int:
+        """The number of leases, with the companion."""
+        return 1 + (self.companion_tokens > 0)
+
+    def num_shared(self, held_tokens: int) -> int:
+        """Return how many tokens of the prompt are there, of a document held with `held_tokens`.
+
+        A held prompt and this one may end in different questions.
+        """
+        return max(min(self.prompt_tokens, held_tokens) - _TAIL_TOKENS, 0)
+
+    def num_pages(self, page_tokens: int, held_tokens: int = 0) -> int:
+        """Return the pages that the lease takes beside those that are there."""
+        shared = self.prompt_tokens // page_tokens
+        whole = -(-(self.prompt_tokens + self.answer_tokens) // page_tokens)
+        num_pages = whole + (self.num_choices - 1) * (whole - shared)
+        if self.companion_tokens:
+            num_pages += -(-(self.companion_tokens + self.answer_tokens) // page_tokens)
+        return num_pages - self.num_shared(held_tokens) // page_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A running replica, as a router knows it.
+
+    Attributes:
+        replica: The replica's unique id.
+        num_ongoing: Requests that Serve counts there; None if it does not know.
+        report: The latest report; None if there is none or it is stale.
+        assigned: What the router assigned to the replica after the report, the oldest first.
+    """
+
+    replica: str
+    num_ongoing: int | None = None
+    report: EngineReport | None = None
+    assigned: Sequence[Need] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """How a candidate stands for one request.
+
+    Attributes:
+        has_room: Whether the lease would open at once.
+        holds: Whether the document is there, or is being read.
+        first_token_s: Seconds until the prompt would be read, behind all that waits; 0 if unknown.
+        num_requests: Requests there.
+        num_waiting: Leases that would be before this one in the queue.
+    """
+
+    replica: str
+    has_room: bool
+    holds: bool
+    first_token_s: float
+    num_requests: int
+    num_waiting: int
+
+
+def ranked(
+    need: Need,
+    candidates: Sequence[Candidate],
+    *,
+    target_ongoing: float,
+    first_token_goal_s: float,
+    draw: Draw = random.sample,
+) -> list[str]:
+    """Return the replicas in the order in which to try them; full ones only if all are.
+
+    Args:
+        need: What the request needs.
+        candidates: The running replicas.
+        target_ongoing: Requests from which a replica counts as crowded.
+        first_token_goal_s: Seconds to the first token from which a replica that holds the document
+            is given up for a faster one.
+        draw: Sample without replacement, for requests without a document.
+    """
+    standings = [_standing(need, each, target_ongoing) for each in candidates]
+    if need.document:
+        standings.sort(key=lambda each: weight(need.document, each.replica), reverse=True)
+    roomy = [each for each in standings if each.has_room]
+    if not roomy:
+        waiting = sorted(standings, key=lambda each: (each.num_waiting, not each.holds))
+        return [each.replica for each in waiting]
+    limit_s = max(first_token_goal_s, min(each.first_token_s for each in roomy))
+
+    def is_crowded(each: _Standing) -> bool:
+        return each.num_requests >= target_ongoing or each.first_token_s > limit_s
+
+    if need.document:
+        held = [each for each in roomy if each.holds and each.first_token_s <= limit_s]
+        calm = [each for each in roomy if not each.holds and not is_crowded(each)]
+        chosen = held + calm
+    else:
+        calm = [each for each in roomy if not is_crowded(each)] or roomy
+        chosen = sorted(draw(calm, min(2, len(calm))), key=_load)
+    first = {each.replica for each in chosen}
+    rest = sorted((each for each in roomy if each.replica not in first), key=_load)
+    return [each.replica for each in chosen + rest]
+
+
+def has_room(need: Need, candidate: Candidate, target_ongoing: float) -> bool:
+    """Return whether a lease would open on a replica at once; False if nothing is known of it."""
+    return candidate.report is not None and _standing(need, candidate, target_ongoing).has_room
+
+
+def _load(standing: _Standing) -> tuple[float, int]:
+    return standing.first_token_s, standing.num_requests
+
+
+def _standing(need: Need, candidate: Candidate, target_ongoing: float) -> _Standing:
+    report = candidate.report
+    if report is None:
+        num_ongoing = candidate.num_ongoing
+        if num_ongoing is None:
+            num_ongoing = len(candidate.assigned)
+        return _Standing(
+            candidate.replica,
+            has_room=num_ongoing < target_ongoing,
+            holds=False,
+            first_token_s=0.0,
+            num_requests=num_ongoing,
+            num_waiting=num_ongoing,
+        )
+    held = _Held(report, candidate.assigned)
+    leases_free = report.leases_free - sum(each.num_leases for each in candidate.assigned)
+    pages_free = report.pages_free - held.num_pages
+    held_tokens = held.documents.get(need.document, 0) if need.document else 0
+    has_room = (
+        not report.leases_waiting
+        and need.num_leases <= leases_free
+        and need.num_pages(report.page_tokens, held_tokens) <= pages_free
+    )
+    num_unread = report.tokens_waiting + held.num_unread
+    num_unread += need.prompt_tokens - need.num_shared(held_tokens)
+    speed = report.prefill_tokens_per_s
+    return _Standing(
+        candidate.replica,
+        has_room,
+        holds=held_tokens > 0,
+        first_token_s=num_unread / speed if speed else 0.0,
+        num_requests=report.num_requests + len(candidate.assigned),
+        num_waiting=report.leases_waiting + len(candidate.assigned),
+    )
+
+
+class _Held:
+    """What a replica holds, and has to read, after leases that its report does not know yet."""
+
+    def __init__(self, report: EngineReport, assigned: Sequence[Need]) -> None:
+        self.documents = report.documents
+        self.num_pages = self.num_unread = 0
+        self._page_tokens = report.page_tokens
+        for each in assigned:
+            self._take(each)
+
+    def _take(self, need: Need) -> None:
+        held_tokens = self.documents.get(need.document, 0) if need.document else 0
+        self.num_pages += need.num_pages(self._page_tokens, held_tokens)
+        self.num_unread += need.prompt_tokens - need.num_shared(held_tokens)
+        if need.document:
+            longest = max(held_tokens, need.prompt_tokens)
+            self.documents = {**self.documents, need.document: longest}
+
+
+def weight(name: str, replica: str) -> bytes:
+    """Return the hash of a name and a replica; replicas are preferred from the highest down."""
+    return blake2b(f"{name} {replica}".encode(), digest_size=8).digest()
