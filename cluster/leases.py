@@ -341,7 +341,7 @@ async def _next(
         coming.cancel()
 
 
-class _OpensElsewhere(Exception):  # noqa: N818 (it is a signal)
+class _OpensElsewhere(Exception):
     """A lease that waits on one replica would open on another at once."""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster import routers
-from cluster.leases import hold
+from cluster.leases import Granted, hold
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import DrafterUnavailable, Overloaded
 from rapid.messages import LeaseRequest, as_prompt
@@ -60,6 +60,7 @@ class Pool:
         self.engine = LocalActor(Engine())
         self.given_up: list[str] = []
         self.num_asked = 0
+        self.has_replicas = True
 
     def options(self, **_: Any) -> Pool:
         return self
@@ -71,17 +72,21 @@ class Pool:
         return Queue(self, request.lease_id)
 
     async def _open(self) -> AsyncIterator[Any]:
-        yield self.engine
+        yield None
+        yield Granted(self.engine, "r1")
 
 
 class Queue:
-    """A stream that yields nothing."""
+    """A stream of a replica that has taken a request, or of none, and has no room for it."""
 
     def __init__(self, pool: Pool, lease_id: str) -> None:
         self._pool, self._lease_id = pool, lease_id
+        self._is_taken = pool.has_replicas
 
     async def __anext__(self) -> Any:
-        await asyncio.Event().wait()
+        if not self._is_taken:
+            await asyncio.Event().wait()
+        self._is_taken = False
 
     def cancel(self) -> None:
         self._pool.given_up.append(self._lease_id)
@@ -114,7 +119,7 @@ async def test_where_no_other_has_room_it_waits_in_its_queue(pool: Pool) -> None
 
 async def test_a_pool_without_a_replica_is_not_waited_for_where_it_may_rest(pool: Pool) -> None:
     router = Router(has_room=False)
-    router.is_empty = True
+    router.is_empty, pool.has_replicas = True, False
     routers.add("a pool", router)
     with pytest.raises(DrafterUnavailable, match="has no replica yet"):
         async with hold(
