@@ -14,6 +14,7 @@
     ├── DrafterUnavailable      `auto` and `lossless` continue without a drafter   503
     ├── DrafterHangs            no draft block came in time                        503
     ├── TargetUnavailable       no target replica answered                         503
+    ├── RetrievalPending        documents are still being indexed for retrieval        503
     ├── EngineFailed            a forward pass raised; its leases are released     500
     └── ConfigurationError      the configuration is rejected before startup
 
@@ -100,6 +101,10 @@ class DrafterHangs(RapidError):
     Recoverable by giving up the leases of both drafter and verifier: a late block must not reach
     a verifier's lease that has moved on.
     """
+
+
+class RetrievalPending(RapidError):
+    """Documents that are still being indexed; the answer continues, and a later one finds them."""
 
 
 class TargetUnavailable(RapidError):
