@@ -69,12 +69,16 @@ class PoolConfig(Frozen):
         return self
 
 
-def deployment_options(pool: PoolConfig, max_leases: int | None = None) -> dict[str, Any]:
+def deployment_options(
+    pool: PoolConfig, max_leases: int | None = None, *, has_affinity: bool = False
+) -> dict[str, Any]:
     """Return the keyword arguments of ``serve.deployment(...)`` for a pool.
 
     Args:
         pool: Settings of the pool.
         max_leases: Leases of the engine that each replica starts; None for a pool without engines.
+        has_affinity: Whether requests go to the replica that owns their name
+            (`cluster.affinity`); those for a lease always do.
     """
     options: dict[str, Any] = {
         "ray_actor_options": {"num_cpus": pool.num_cpus},
@@ -92,7 +96,7 @@ def deployment_options(pool: PoolConfig, max_leases: int | None = None) -> dict[
             "look_back_period_s": max(2 * _METRICS_INTERVAL_S, pool.upscale_delay_s),
         },
     }
-    if max_leases is not None:
+    if max_leases is not None or has_affinity:
         options["request_router_config"] = {
             "request_router_class": "cluster.affinity.AffinityRouter",
             "request_router_kwargs": {"target_ongoing_requests": pool.target_ongoing_requests},

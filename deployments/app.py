@@ -48,9 +48,9 @@ def compose(
     elif config.drafts_with_model:
         drafter = _engines("Drafter", config.drafter_pool, load_drafter)
     if drafter is not None:
-        retriever = _deployment("Retriever", RetrieverReplica, config.retriever.pool).bind(
-            config.retriever.retrieval, config.target.engine.model
-        )
+        retriever = _deployment(
+            "Retriever", RetrieverReplica, config.retriever.pool, has_affinity=True
+        ).bind(config.retriever.placed, config.target.engine.model)
     orchestrator = _deployment("Orchestrator", Orchestrator, config.orchestrator.pool).bind(
         config, target, drafter, retriever
     )
@@ -65,6 +65,12 @@ def _engines(name: str, pool: EnginePoolConfig, load: EngineFactory) -> Applicat
 
 
 def _deployment(
-    name: str, cls: type, pool: PoolConfig, max_leases: int | None = None
+    name: str,
+    cls: type,
+    pool: PoolConfig,
+    max_leases: int | None = None,
+    *,
+    has_affinity: bool = False,
 ) -> serve.Deployment:
-    return serve.deployment(cls).options(name=name, **deployment_options(pool, max_leases))
+    options = deployment_options(pool, max_leases, has_affinity=has_affinity)
+    return serve.deployment(cls).options(name=name, **options)

@@ -11,7 +11,8 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.config.serve_config import ServeConfig
 from deployments.metrics import RequestMetrics
-from deployments.orchestrator.ray_ports import RayPool, RayRetrieval, VerifierSettings
+from deployments.orchestrator.ray_ports import RayPool, VerifierSettings
+from deployments.orchestrator.ray_retrieval import RayRetrieval
 from deployments.orchestrator.readiness import readiness
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.request import RequestRun

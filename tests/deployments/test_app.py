@@ -16,6 +16,7 @@ from deployments.config.serve_config import ServeConfig
 from deployments.config.serve_file import check
 
 ROOT = Path(__file__).parents[2]
+UPWARD = ROOT / "cluster/configs/llama-3.1-8b-with-70b-drafter.yaml"
 
 
 def graph(application: Application) -> dict[str, Application]:
@@ -55,6 +56,16 @@ def test_the_application_has_five_deployments_and_its_ingress_is_http() -> None:
         "Retriever",
     }
     assert application._bound_deployment.name == "Ingress"
+
+
+def test_documents_have_their_retriever() -> None:
+    """One replica knows a document, embeds on the pool's device, and is asked first."""
+    (file,) = yaml.safe_load(UPWARD.read_text())["applications"]
+    config = ServeConfig.model_validate(file["args"])
+    retriever = graph(app.compose(config))["Retriever"]._bound_deployment
+    assert retriever.init_args[0].embedder.device == "cuda"
+    router = retriever._deployment_config.request_router_config
+    assert router.request_router_class == "cluster.affinity.AffinityRouter"
 
 
 def test_the_ingress_is_told_whether_the_target_is_embedded() -> None:
