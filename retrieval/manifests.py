@@ -189,7 +189,7 @@ class Manifests:
     def _is_claimable(self, manifest: dict[str, Any]) -> bool:
         now = self._clock()
         is_free = not manifest["is_complete"] and manifest["claimed_until"] < now
-        return is_free or manifest["expires_at"] < now
+        return bool(is_free or manifest["expires_at"] < now)
 
     def _claimable(self) -> qm.Filter:
         """Return what `_is_claimable` says, for the server."""

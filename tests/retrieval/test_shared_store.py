@@ -14,11 +14,13 @@ from retrieval import (
     Retriever,
     StoreUnavailable,
     UnknownDocument,
+    open_retriever,
 )
 from retrieval import shared_store as module
 from retrieval.config import ServerStoreConfig
 from retrieval.manifests import CLAIM_S
 from tests.retrieval.memory_server import MemoryServer
+from tests.retrieval.rest_server import RestQdrant
 from tests.retrieval.test_retriever import LETTER, QUESTION, SMALL, Watched
 from tests.retrieval.tokens import words
 
@@ -309,3 +311,30 @@ async def test_vectors_that_cannot_be_made_free_the_claim_before_it_runs_out(clu
         await first.index("local", [LETTER])
     cluster.embedder.error = None
     assert (await second.retrieve("local", [LETTER], QUESTION)).chunks
+
+
+async def test_over_http_four_retrievers_share_lose_and_find_a_document():
+    """The calls as they go over the wire; the server behind them is local mode."""
+    chunks, once = await alone()
+    rest, embedder = RestQdrant(), Watched()
+    store = ServerStoreConfig(kind="server", url=rest.url)
+    config = SMALL.model_copy(update={"store": store})
+    four = [await open_retriever(config, words, embedder, tokenizer="words") for _ in range(4)]
+    try:
+        asked = [each.retrieve("local", [LETTER], QUESTION) for each in four]
+        assert {context.chunks for context in await asyncio.gather(*asked)} == {chunks}
+        assert embedder.passages == rest.num_chunks("rapid-chunks") == once
+        rest.empty()
+        assert (await four[0].retrieve("local", [LETTER], QUESTION)).chunks == chunks
+        assert rest.num_chunks("rapid-chunks") == once
+        rest.stop()
+        with pytest.raises(StoreUnavailable, match=rest.url):
+            await four[1].retrieve("local", [LETTER], QUESTION)
+        rest.start()
+        await until(lambda: four[1].outage is None)
+        assert (await four[1].retrieve("local", [LETTER], QUESTION)).chunks == chunks
+        assert embedder.passages == 2 * once
+    finally:
+        for each in four:
+            await each.close()
+        rest.stop()
