@@ -31,6 +31,7 @@ from retrieval.store import StoredDocument
 CLAIM_S = 15.0
 """How long a claim holds that its owner does not renew."""
 
+_CLAIMED, _COMPLETE = "claimed", "complete"  # states
 _REFRESHED_SHARE = 0.1
 _EXPIRED_AT_ONCE = 100
 
@@ -78,7 +79,7 @@ class Manifests:
         if manifest is None or self._is_claimable(manifest):
             await self._write(tenant, document_id, only_if=self._claimable())
             manifest = await self._read(tenant, document_id)
-        if manifest is None or not manifest["is_complete"]:
+        if manifest is None or manifest["state"] == _CLAIMED:
             return Claimed(manifest is not None and manifest["owner"] == self._owner)
         self._expires_at[tenant, document_id] = manifest["expires_at"]
         return StoredDocument(manifest["num_chunks"], manifest["num_tokens"])
@@ -112,8 +113,8 @@ class Manifests:
 
         A document that is being added again stays claimed.
         """
-        lost = qm.Filter(must=[self._has_id(tenant, document_id), _equals("is_complete", True)])
-        await self._set({"is_complete": False, "claimed_until": 0.0}, lost)
+        lost = qm.Filter(must=[self._has_id(tenant, document_id), _equals("state", _COMPLETE)])
+        await self._set({"state": _CLAIMED, "claimed_until": 0.0}, lost)
 
     async def expired(self) -> list[Expired]:
         """Return some of the documents whose time has passed, of any tenant and index."""
@@ -163,7 +164,7 @@ class Manifests:
             "tenant": tenant,
             "manifest_of": document_id,
             "owner": self._owner,
-            "is_complete": stored is not None,
+            "state": _CLAIMED if stored is None else _COMPLETE,
             "claimed_until": self._clock() + CLAIM_S,
             "num_chunks": stored.num_chunks if stored else None,
             "num_tokens": stored.num_tokens if stored else None,
@@ -188,19 +189,19 @@ class Manifests:
 
     def _is_claimable(self, manifest: dict[str, Any]) -> bool:
         now = self._clock()
-        is_free = not manifest["is_complete"] and manifest["claimed_until"] < now
+        is_free = manifest["state"] == _CLAIMED and manifest["claimed_until"] < now
         return bool(is_free or manifest["expires_at"] < now)
 
     def _claimable(self) -> qm.Filter:
         """Return what `_is_claimable` says, for the server."""
-        free = [_equals("is_complete", False), _below("claimed_until", self._clock())]
+        free = [_equals("state", _CLAIMED), _below("claimed_until", self._clock())]
         return qm.Filter(should=[qm.Filter(must=free), self._has_expired()])
 
     def _has_expired(self) -> qm.FieldCondition:
         return _below("expires_at", self._clock())
 
     def _ours(self, tenant: str, document_id: str) -> qm.Filter:
-        mine = [_equals("owner", self._owner), _equals("is_complete", False)]
+        mine = [_equals("owner", self._owner), _equals("state", _CLAIMED)]
         return qm.Filter(must=[self._has_id(tenant, document_id), *mine])
 
     def _has_id(self, tenant: str, document_id: str) -> qm.HasIdCondition:
@@ -220,7 +221,7 @@ def _uuid(*parts: str) -> str:
     return str(uuid5(NAMESPACE_URL, "\n".join(["rapid-chunks", *parts])))
 
 
-def _equals(field: str, value: str | bool) -> qm.FieldCondition:
+def _equals(field: str, value: str) -> qm.FieldCondition:
     return qm.FieldCondition(key=field, match=qm.MatchValue(value=value))
 
 

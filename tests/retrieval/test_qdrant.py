@@ -214,13 +214,13 @@ async def test_a_claim_is_a_conditional_write_that_is_read_back(server):
     store = await open_store(server)
     server.answers["POST /collections/chunks/points"] = {"result": []}
     claiming = store.claimed("acme", "d")
-    mine = {"id": "x", "payload": {"is_complete": False, "owner": store._manifests._owner}}
+    mine = {"id": "x", "payload": {"state": "claimed", "owner": store._manifests._owner}}
     reads = iter([[], [mine]])
     server.on["POST /collections/chunks/points"] = lambda: {"result": next(reads)}
     assert await claiming.__aenter__() is None
     (claim,) = server.bodies("PUT /collections/chunks/points")
     free, expired = claim["update_filter"]["should"]
-    assert [each["key"] for each in free["must"]] == ["is_complete", "claimed_until"]
+    assert [each["key"] for each in free["must"]] == ["state", "claimed_until"]
     assert expired["key"] == "expires_at"
     (manifest,) = claim["points"]
     assert manifest["vector"] == {}
