@@ -105,13 +105,19 @@ def num_queued(pool: PoolConfig, max_leases: int | None = None) -> int:
 
 
 def deployment_options(
-    pool: PoolConfig, max_leases: int | None = None, *, is_scaled_by_lag: bool = False
+    pool: PoolConfig,
+    max_leases: int | None = None,
+    *,
+    has_affinity: bool = False,
+    is_scaled_by_lag: bool = False,
 ) -> dict[str, Any]:
     """Return the keyword arguments of ``serve.deployment(...)`` for a pool.
 
     Args:
         pool: Settings of the pool.
         max_leases: Leases of the engine that each replica starts; None for a pool without engines.
+        has_affinity: Whether requests go to the replica that owns their name
+            (`cluster.affinity`); those for a lease always do.
         is_scaled_by_lag: Whether the replicas report how late their event loops are.
     """
     options: dict[str, Any] = {
@@ -141,6 +147,7 @@ def deployment_options(
             "policy_function": "cluster.autoscaling:EnginePolicy",
             "policy_kwargs": {"first_token_goal_s": pool.first_token_goal_s},
         }
+    if max_leases is not None or has_affinity:
         options["request_router_config"] = {
             "request_router_class": "cluster.affinity.AffinityRouter",
             "request_router_kwargs": {

@@ -51,7 +51,7 @@ def compose(
         drafter = _engines("Drafter", plans, config.drafter_pool, load_drafter)
     if drafter is not None:
         retriever = _deployment("Retriever", plans, RetrieverReplica).bind(
-            config.retriever.retrieval, config.target.engine.model
+            config.retriever.placed, config.target.engine.model
         )
     orchestrator = _deployment("Orchestrator", plans, Orchestrator).bind(
         config, target, drafter, retriever

@@ -16,6 +16,7 @@
     ├── DrafterHangs            no draft block came in time                        503
     ├── TargetUnavailable       no target replica answered                         503
     │   └── TargetHangs         a target's engine gives no sign of life            503
+    ├── RetrievalPending        documents are still being indexed for retrieval        503
     ├── EngineFailed            an engine failed at a step, or is closed           500
     └── ConfigurationError      the configuration is rejected before startup
 
@@ -106,6 +107,10 @@ class DrafterHangs(RapidError):
     Recoverable by giving up the leases of both drafter and verifier: a late block must not reach
     a verifier's lease that has moved on.
     """
+
+
+class RetrievalPending(RapidError):
+    """Documents that are still being indexed; the answer continues, and a later one finds them."""
 
 
 class TargetUnavailable(RapidError):

@@ -262,7 +262,8 @@ def open_pair(
         pools = [_pool(opening, model, vocab_size) for model in models]
         retriever: Retriever | None = None
         if not looks_up:
-            retriever = loop.run(open_retriever(retrieval, texts[0].token_offsets))
+            offsets, tokenizer = texts[0].token_offsets, texts[0].fingerprint
+            retriever = loop.run(open_retriever(retrieval, offsets, tokenizer=tokenizer))
             opening.callback(lambda: loop.run(retriever.close()))
         config = AnsweringConfig()
         services = Services(

@@ -6,10 +6,11 @@ sentence-transformers are imported only where they are used.
 """
 
 from rapid.messages import Document
+from retrieval.bge_m3 import BGEM3Embedder
 from retrieval.chunking import Chunk, RetrievedChunk, chunk_text, hf_token_offsets
 from retrieval.config import RetrievalConfig
+from retrieval.context import RetrievalTimings, RetrievedContext
 from retrieval.embedding import (
-    BGEM3Embedder,
     Embedder,
     Embedding,
     LexicalEmbedder,
@@ -17,6 +18,7 @@ from retrieval.embedding import (
     make_embedder,
 )
 from retrieval.errors import (
+    ChunksMissing,
     CollectionMismatch,
     EmbedderFailed,
     RetrievalError,
@@ -24,18 +26,17 @@ from retrieval.errors import (
     UnknownDocument,
 )
 from retrieval.retriever import (
-    RetrievalTimings,
-    RetrievedContext,
     Retriever,
     open_retriever,
     retrieve_context,
 )
-from retrieval.store import ChunkStore
+from retrieval.store import ChunkStore, StoredDocument
 
 __all__ = [
     "BGEM3Embedder",
     "Chunk",
     "ChunkStore",
+    "ChunksMissing",
     "CollectionMismatch",
     "Document",
     "Embedder",
@@ -50,6 +51,7 @@ __all__ = [
     "Retriever",
     "SentenceEmbedder",
     "StoreUnavailable",
+    "StoredDocument",
     "UnknownDocument",
     "chunk_text",
     "hf_token_offsets",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+_INDEX_FORMAT = "1"  # another one when code changes chunks or vectors
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -27,11 +30,18 @@ class BGEM3EmbedderConfig(_Config):
 
     kind: Literal["bge-m3"]
     model: str = Field("BAAI/bge-m3", description="A local folder or a hub name.")
-    device: str | None = Field(None, description="One device; by default a GPU if there is one.")
+    device: str = Field("auto", description="One device; 'auto' is a GPU if there is one.")
     max_length: int = Field(
         8192, ge=16, le=8192, description="Tokens of the embedder; longer chunks are cut there."
     )
-    batch_size: int = Field(16, ge=1, description="Chunks in one forward pass.")
+    batch_tokens: int = Field(
+        8192,
+        ge=1,
+        description=(
+            "Tokens of the embedder in one forward pass, padding included, unless one chunk has "
+            "more. A question waits for one such pass at most."
+        ),
+    )
 
 
 class SentenceEmbedderConfig(_Config):
@@ -42,7 +52,7 @@ class SentenceEmbedderConfig(_Config):
         "all-minilm-l6-v2",
         description="A name of 'rapid models list', a local folder, or a hub name.",
     )
-    device: str = Field("cpu", description="One device.")
+    device: str = Field("auto", description="One device; 'auto' is a GPU if there is one.")
     max_length: int = Field(
         256, ge=16, le=8192, description="Tokens of the embedder; longer chunks are cut there."
     )
@@ -68,6 +78,12 @@ class ServerStoreConfig(_Config):
         False, description="Send the key unencrypted, on a network that nobody else reads."
     )
     timeout_s: float = Field(30.0, gt=0)
+    ttl_s: float = Field(
+        86_400.0,
+        ge=60,
+        allow_inf_nan=False,
+        description="Seconds that a document stays after its last use.",
+    )
 
     @model_validator(mode="after")
     def _url_is_usable(self) -> Self:
@@ -133,7 +149,8 @@ class RetrievalConfig(_Config):
         ge=1,
         description=(
             "Chunks of attached documents kept for the next question; by default 1,024 in the "
-            "local store, whose searches visit every chunk it holds, and 65,536 on a server."
+            "local store, whose searches visit every chunk it holds. Of a server's chunks a "
+            "retriever knows so many by name, by default 65,536; they stay for store.ttl_s."
         ),
     )
 
@@ -164,6 +181,16 @@ class RetrievalConfig(_Config):
         if self.max_cached_chunks is not None:
             return self.max_cached_chunks
         return 65_536 if isinstance(self.store, ServerStoreConfig) else 1_024
+
+    def index_name(self, tokenizer: str) -> str:
+        """Return a name of everything beside a text that decides its chunks and vectors.
+
+        Args:
+            tokenizer: The fingerprint of the tokenizer that counts the tokens of chunks.
+        """
+        embedder = self.embedder.model_dump(exclude={"device", "batch_size", "batch_tokens"})
+        parts = [_INDEX_FORMAT, embedder, self.chunk_tokens, self.max_chunk_chars, tokenizer]
+        return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
 
     def budget_for(self, document_tokens: int) -> int:
         """Return the budget, in tokens, for documents of `document_tokens` in total."""

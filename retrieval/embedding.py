@@ -5,8 +5,6 @@ Embedders block while they compute; asynchronous callers run them in a thread.
 
 from __future__ import annotations
 
-import os
-import threading
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -22,6 +20,7 @@ from retrieval.chunking import RetrievedChunk
 from retrieval.config import BGEM3EmbedderConfig, EmbedderConfig, SentenceEmbedderConfig
 from retrieval.errors import EmbedderFailed
 from retrieval.terms import content_terms, names, terms
+from retrieval.turns import Turns
 
 _COSINE_PER_WORDS = 0.05  # what one unit of a BM25 score counts beside a cosine
 _LEAST_COSINE = 0.39
@@ -107,6 +106,8 @@ def make_embedder(config: EmbedderConfig) -> Embedder:
         EmbedderFailed: If the model cannot be loaded.
     """
     if isinstance(config, BGEM3EmbedderConfig):
+        from retrieval.bge_m3 import BGEM3Embedder
+
         return BGEM3Embedder(config)
     if isinstance(config, SentenceEmbedderConfig):
         return SentenceEmbedder(config)
@@ -181,86 +182,6 @@ def _sparse(weights: dict[str, float]) -> SparseVector:
     return SparseVector(terms, tuple(numbered[term] for term in terms))
 
 
-class BGEM3Embedder:
-    """A BGE-M3 embedder: dense vectors (cosine) and learned term weights from one forward pass.
-
-    Passages are embedded in batches, each under a lock, so that a query waits for one batch and not
-    for a whole document.
-
-    Attributes:
-        floor: The least dense cosine, 0.3, which is the paper's threshold.
-        space: Dense vectors of the model's hidden size and term weights without IDF.
-    """
-
-    floor = 0.3
-
-    def __init__(self, config: BGEM3EmbedderConfig) -> None:
-        """Load the model; importing FlagEmbedding alone takes seconds.
-
-        Raises:
-            EmbedderFailed: If the model is missing or not in BGE-M3's format.
-        """
-        self._config = config
-        self._lock = threading.Lock()
-        try:
-            import torch
-            from FlagEmbedding import BGEM3FlagModel
-
-            device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
-            # One string, never a list: a list of devices starts a pool of processes.
-            self._model: Any = BGEM3FlagModel(
-                _checkpoint(config.model), devices=device, use_fp16=device.startswith("cuda")
-            )
-        except Exception as error:
-            raise EmbedderFailed(
-                f"cannot load the embedder {config.model!r}: {error}. "
-                "Give embedder.model a folder in BGE-M3's format, or a hub name"
-            ) from error
-        size = int(self._model.model.model.config.hidden_size)
-        self.space = VectorSpace(dense_size=size, sparse=True)
-
-    def embed_passages(self, texts: Sequence[str]) -> list[Embedding]:
-        """Embed passages, `batch_size` of them in a forward pass.
-
-        Raises:
-            EmbedderFailed: If the model raises.
-        """
-        step = self._config.batch_size
-        batches = (list(texts[i : i + step]) for i in range(0, len(texts), step))
-        return [embedding for batch in batches for embedding in self._encode(batch)]
-
-    def embed_query(self, text: str) -> Embedding:
-        """Embed a query; BGE-M3 treats queries and passages alike.
-
-        Raises:
-            EmbedderFailed: If the model raises.
-        """
-        return self._encode([text])[0]
-
-    def is_evidence(self, query: str, chunks: Sequence[RetrievedChunk]) -> bool:
-        """Return whether there is any chunk: each is above the floor."""
-        return bool(chunks)
-
-    def _encode(self, texts: list[str]) -> list[Embedding]:
-        try:
-            with self._lock:
-                encoded = self._model.encode(
-                    texts,
-                    batch_size=len(texts) + 1,  # a full batch would print a progress bar
-                    max_length=self._config.max_length,  # the default cuts at 512, silently
-                    return_dense=True,
-                    return_sparse=True,
-                )
-        except Exception as error:
-            raise EmbedderFailed(f"the embedder failed on {len(texts)} texts: {error}") from error
-        return [
-            Embedding(dense=np.asarray(dense, dtype=np.float32), sparse=_by_token(weights))
-            for dense, weights in zip(
-                encoded["dense_vecs"], encoded["lexical_weights"], strict=True
-            )
-        ]
-
-
 class SentenceEmbedder:
     """A sentence-transformers embedder: dense vectors (cosine), and BM25 term weights beside them.
 
@@ -282,7 +203,7 @@ class SentenceEmbedder:
             EmbedderFailed: If the model is missing, has not been fetched, or cannot be loaded.
         """
         self._config = config
-        self._lock = threading.Lock()
+        self._turns = Turns()
         self._words = LexicalEmbedder()
         try:
             folder = local_path(config.model)
@@ -291,7 +212,7 @@ class SentenceEmbedder:
         try:
             from sentence_transformers import SentenceTransformer
 
-            self._model: Any = SentenceTransformer(folder, device=config.device)
+            self._model: Any = SentenceTransformer(folder, device=device_named(config.device))
         except Exception as error:
             raise EmbedderFailed(
                 f"cannot load the embedder {config.model!r}: {error}. Give embedder.model a folder "
@@ -310,17 +231,22 @@ class SentenceEmbedder:
             EmbedderFailed: If the model raises.
         """
         step = self._config.batch_size
-        dense = [d for i in range(0, len(texts), step) for d in self._dense(texts[i : i + step])]
+        dense: list[NDArray[np.float32]] = []
+        for first in range(0, len(texts), step):
+            with self._turns.batch():
+                dense += list(self._dense(texts[first : first + step]))
         words = self._words.embed_passages(texts)
         return [Embedding(d, each.sparse) for d, each in zip(dense, words, strict=True)]
 
     def embed_query(self, text: str) -> Embedding:
-        """Embed a query.
+        """Embed a query, before any batch that waits.
 
         Raises:
             EmbedderFailed: If the model raises.
         """
-        return Embedding(self._dense([text])[0], self._words.embed_query(text).sparse)
+        with self._turns.question():
+            (dense,) = self._dense([text])
+        return Embedding(dense, self._words.embed_query(text).sparse)
 
     def is_evidence(self, query: str, chunks: Sequence[RetrievedChunk]) -> bool:
         """Return whether the best cosine is at least 0.39."""
@@ -329,34 +255,18 @@ class SentenceEmbedder:
     def _dense(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return unit vectors, [len(texts), dense_size]."""
         try:
-            with self._lock:
-                vectors: NDArray[np.float32] = self._model.encode(
-                    list(texts), normalize_embeddings=True, show_progress_bar=False
-                )
+            vectors: NDArray[np.float32] = self._model.encode(
+                list(texts), normalize_embeddings=True, show_progress_bar=False
+            )
         except Exception as error:
             raise EmbedderFailed(f"the embedder failed on {len(texts)} texts: {error}") from error
         return vectors
 
 
-def _checkpoint(model: str) -> str:
-    """Return the folder of a model, downloaded from the hub if `model` is no local folder.
+def device_named(name: str) -> str:
+    """Return a device by its name; 'auto' is a GPU if this process sees one."""
+    if name != "auto":
+        return name
+    import torch
 
-    Raises:
-        FileNotFoundError: If the folder lacks one of BGE-M3's two extra weight files, for which
-            FlagEmbedding would silently use random term weights.
-    """
-    if not os.path.isdir(model):
-        from huggingface_hub import snapshot_download
-
-        others = ["onnx/*", "imgs/*", "*.h5", "*.msgpack", "*.ot"]
-        model = snapshot_download(model, ignore_patterns=others)
-    for name in ("sparse_linear.pt", "colbert_linear.pt"):
-        if not os.path.exists(os.path.join(model, name)):
-            raise FileNotFoundError(f"{model} has no {name}")
-    return model
-
-
-def _by_token(weights: dict[str, float]) -> SparseVector:
-    """Return FlagEmbedding's ``{"token id": weight}`` as a sparse vector."""
-    terms = sorted((int(token), float(weight)) for token, weight in weights.items())
-    return SparseVector(tuple(t for t, _ in terms), tuple(w for _, w in terms))
+    return "cuda" if torch.cuda.is_available() else "cpu"

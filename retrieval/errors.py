@@ -5,6 +5,7 @@
     RapidError
     └── RetrievalError              `auto` goes on without retrieval
         ├── StoreUnavailable        the vector store did not answer, or refused the request
+        │   └── ChunksMissing       the store has lost chunks of documents that it held
         ├── CollectionMismatch      the collection was made for another embedder
         ├── EmbedderFailed          the embedding model raised
         └── UnknownDocument         no such document of this tenant is indexed
@@ -21,6 +22,10 @@ class RetrievalError(RapidError):
 
 class StoreUnavailable(RetrievalError):
     """The vector store did not answer, or refused the request; a retry may help."""
+
+
+class ChunksMissing(StoreUnavailable):
+    """Documents of which the store has lost chunks; indexing them again helps."""
 
 
 class CollectionMismatch(RetrievalError):

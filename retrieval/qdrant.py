@@ -1,7 +1,7 @@
-"""The chunk store on Qdrant, inside the process (local mode) or on a server.
+"""One Qdrant collection with the chunks of all tenants, inside the process or on a server.
 
-One collection holds all tenants, as Qdrant advises; `_scope` builds the only filter, and every
-search, look-up and term statistic goes through it.
+One collection holds all tenants, as Qdrant advises; `_scope` builds the only filter by tenant, and
+every search, look-up, count and term statistic goes through it.
 
 Qdrant computes scores, and this module ranks them. Qdrant orders points of equal score by whatever
 else the collection holds or held, so its own top-k and fusion would not be functions of the
@@ -10,10 +10,10 @@ documents and the query alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
-from uuid import uuid4
+from itertools import chain
+from typing import Any
 
 from qdrant_client import AsyncQdrantClient
 from qdrant_client import models as qm
@@ -21,116 +21,105 @@ from qdrant_client.common.client_exceptions import QdrantException
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from retrieval.chunking import Chunk, RetrievedChunk
-from retrieval.config import ServerStoreConfig, StoreConfig
 from retrieval.embedding import Embedding, VectorSpace
-from retrieval.errors import CollectionMismatch, StoreUnavailable
+from retrieval.errors import ChunksMissing, CollectionMismatch, StoreUnavailable
 from retrieval.ranking import rank, reciprocal_ranks
 
-_LOCAL = ":memory:"
+LOCAL = ":memory:"
+"""The location of a collection inside the process."""
+
 _DENSE = "dense"
 _SPARSE = "sparse"
 _POINTS_PER_UPSERT = 256  # about 6 MB of JSON at 1024 dimensions; the server accepts 32
+_INDEXED = {  # fields that filters name, beside the tenant
+    "document_id": qm.PayloadSchemaType.KEYWORD,
+    "expires_at": qm.PayloadSchemaType.FLOAT,
+}
 _OLDEST_SERVER = (1, 19)  # the first whose term statistics can be limited to a tenant
 
 
-class QdrantChunkStore:
-    """A `ChunkStore` in one Qdrant collection.
+class QdrantCollection:
+    """A Qdrant collection of chunks, and exact searches in documents of one tenant.
 
-    A store sees only the documents that it added itself (`_owner`), so that several retrievers may
-    share a server and each may delete a document without affecting the others.
+    Attributes:
+        client: The client of the server, or of local mode.
+        name: The collection's name.
+        url: Where it is, for messages; `LOCAL` inside the process.
     """
 
     def __init__(
-        self, client: AsyncQdrantClient, collection: str, space: VectorSpace, *, url: str
+        self, client: AsyncQdrantClient, name: str, space: VectorSpace, *, url: str = LOCAL
     ) -> None:
-        self._client = client
-        self._collection = collection
+        self.client = client
+        self.name = name
+        self.url = url
         self._space = space
-        self._url = url
-        self._owner = uuid4().hex
-        self._point_ids: dict[tuple[str, str], list[str]] = {}
-        # Local mode never frees a deleted point's slot and keeps scoring it, so ids are reused.
-        self._free_point_ids: list[str] = []
 
-    @classmethod
-    async def open(cls, config: StoreConfig, collection: str, space: VectorSpace) -> Self:
-        """Connect, and create the collection if it does not exist.
+    async def prepare(self) -> None:
+        """Check the server, and create the collection and its indexes if they do not exist.
 
         Raises:
             StoreUnavailable: If the server does not answer, or refuses the key.
             CollectionMismatch: If the collection was made for other vectors, or the server is too
                 old.
         """
-        if not isinstance(config, ServerStoreConfig):
-            store = cls(AsyncQdrantClient(_LOCAL), collection, space, url=_LOCAL)
-            await store._create()
-            return store
-        key = config.key()
-        client = AsyncQdrantClient(
-            url=config.url,
-            headers=None if key is None else {"api-key": key},
-            timeout=int(max(1, config.timeout_s)),
-            check_compatibility=False,  # it only warns; `_check_server` raises
-        )
-        store = cls(client, collection, space, url=config.url)
-        try:
-            await store._check_server()
-            await store._create()
-            await store._index_payload()
-        except BaseException:
-            await client.close()
-            raise
-        return store
+        if self.url == LOCAL:  # it has no such indexes, and warns
+            await self._create()
+            return
+        await self._check_server()
+        await self._create()
+        await self._index_payload()
 
-    async def add(
+    def points(
         self,
         tenant: str,
         document_id: str,
         chunks: Sequence[Chunk],
         embeddings: Sequence[Embedding],
-    ) -> None:
-        """Add a document; if this fails, `delete` removes the chunks that were stored."""
-        await self.delete(tenant, document_id)
-        points = [
-            qm.PointStruct(
-                id=self._next_point_id(),
-                vector=vectors,
-                payload=_payload(tenant, self._own(document_id), chunk),
-            )
-            for chunk, embedding in zip(chunks, embeddings, strict=True)
-            if (vectors := self._vectors(embedding))  # a chunk without vectors could not be found
+        ids: Iterable[str],
+    ) -> list[qm.PointStruct]:
+        """Return the points of a document, in order, with ids from `ids`.
+
+        A chunk without vectors could not be found, and gets none.
+
+        Raises:
+            CollectionMismatch: If the vectors are not of the collection's space.
+        """
+        vectors = [self._vectors(embedding) for embedding in embeddings]
+        findable = [(c, v) for c, v in zip(chunks, vectors, strict=True) if v]
+        return [
+            qm.PointStruct(id=id_, vector=vector, payload=_payload(tenant, document_id, chunk))
+            for (chunk, vector), id_ in zip(findable, ids, strict=False)
         ]
-        self._point_ids[tenant, document_id] = [str(point.id) for point in points]
-        with self._errors_named():
+
+    async def upsert(self, points: Sequence[qm.PointStruct]) -> None:
+        """Store points in requests that the server accepts; others are not replaced."""
+        with self.errors_named():
             for first in range(0, len(points), _POINTS_PER_UPSERT):
-                batch = points[first : first + _POINTS_PER_UPSERT]
-                await self._client.upsert(self._collection, batch, wait=True)
+                batch = list(points[first : first + _POINTS_PER_UPSERT])
+                await self.client.upsert(self.name, batch, wait=True)
 
     async def search(
         self,
         tenant: str,
-        document_ids: Sequence[str],
+        documents: Mapping[str, Sequence[str]],
         query: Embedding,
         *,
         limit: int,
         floor: float,
     ) -> list[RetrievedChunk]:
-        """Search as `ChunkStore.search` specifies.
+        """Search as `ChunkStore.search` specifies, in documents given with their points in order.
 
         A search takes two calls: one for the ids and scores of all chunks above the floor, one for
         the texts of the best.
         """
-        in_order = [
-            point_id
-            for document_id in document_ids
-            for point_id in self._point_ids.get((tenant, document_id), [])
-        ]
+        in_order = list(chain.from_iterable(documents.values()))
         if not in_order or (query.dense is None and not _has_terms(query)):
             return []
-        scope = self._scope(tenant, document_ids)
+        scope = self._scope(tenant, documents)
         queries = self._queries(query, scope, limit=len(in_order), floor=floor)
-        with self._errors_named():
-            responses = await self._client.query_batch_points(self._collection, queries)
+        with self.errors_named():
+            responses = await self.client.query_batch_points(self.name, queries)
         rankings = []
         for response in responses:
             scores = {str(point.id): point.score for point in response.points}
@@ -147,34 +136,23 @@ class QdrantChunkStore:
             if id_ in payloads
         ]
 
+    async def count(self, tenant: str, documents: Iterable[str]) -> int:
+        """Return how many chunks of a tenant's documents the collection holds."""
+        with self.errors_named():
+            scope = self._scope(tenant, documents)
+            return (await self.client.count(self.name, scope, exact=True)).count
+
     async def delete(self, tenant: str, document_id: str) -> None:
-        """Delete a document's points; see `ChunkStore.delete`."""
-        key = (tenant, document_id)
-        ids = self._point_ids.pop(key, [])
-        if not ids:
-            return
-        try:
-            with self._errors_named():
-                await self._client.delete(self._collection, qm.PointIdsList(points=list(ids)))
-        except BaseException:
-            self._point_ids[key] = ids + self._point_ids.get(key, [])
-            raise
-        self._free_point_ids.extend(ids)
+        """Delete all chunks of a document."""
+        with self.errors_named():
+            scope = self._scope(tenant, [document_id])
+            await self.client.delete(self.name, qm.FilterSelector(filter=scope))
 
-    async def close(self) -> None:
-        """Delete every document that this store added, then disconnect."""
-        try:
-            for tenant, document_id in list(self._point_ids):
-                await self.delete(tenant, document_id)
-        finally:
-            await self._client.close()
-
-    def _scope(self, tenant: str, document_ids: Sequence[str]) -> qm.Filter:
+    def _scope(self, tenant: str, documents: Iterable[str]) -> qm.Filter:
         """Return the filter of a tenant's documents, the only one by tenant in this module."""
-        own = [self._own(document_id) for document_id in document_ids]
         return qm.Filter(
             must=[  # local mode tests them in this order, so the most selective is first
-                qm.FieldCondition(key="document_id", match=qm.MatchAny(any=own)),
+                qm.FieldCondition(key="document_id", match=qm.MatchAny(any=list(documents))),
                 qm.FieldCondition(key="tenant", match=qm.MatchValue(value=tenant)),
             ]
         )
@@ -200,7 +178,7 @@ class QdrantChunkStore:
     ) -> list[qm.QueryRequest]:
         """Return a search for each vector of the query, dense first, for ids and scores only."""
         params = qm.SearchParams(
-            exact=None if self._url == _LOCAL else True,  # local mode is always exact, and warns
+            exact=None if self.url == LOCAL else True,  # local mode is always exact, and warns
             idf=qm.IdfCorpusParams(corpus=scope) if self._space.idf else None,
         )
         vectors: dict[str, Any] = {}
@@ -226,9 +204,9 @@ class QdrantChunkStore:
         if not point_ids:
             return {}
         chosen = qm.Filter(must=[qm.HasIdCondition(has_id=list(point_ids)), scope])
-        with self._errors_named():
-            points, _ = await self._client.scroll(
-                self._collection, scroll_filter=chosen, limit=len(point_ids), with_payload=True
+        with self.errors_named():
+            points, _ = await self.client.scroll(
+                self.name, scroll_filter=chosen, limit=len(point_ids), with_payload=True
             )
         return {str(point.id): point.payload or {} for point in points}
 
@@ -236,7 +214,7 @@ class QdrantChunkStore:
         size = None if embedding.dense is None else len(embedding.dense)
         if size != self._space.dense_size or (embedding.sparse is not None) != self._space.sparse:
             raise CollectionMismatch(
-                f"the collection {self._collection!r} holds {_describe(self._space)}, not "
+                f"the collection {self.name!r} holds {_describe(self._space)}, not "
                 f"{_describe(VectorSpace(size, embedding.sparse is not None))}"
             )
         vectors: dict[str, Any] = {}
@@ -246,20 +224,14 @@ class QdrantChunkStore:
             vectors[_SPARSE] = _qdrant_sparse(embedding)
         return vectors
 
-    def _own(self, document_id: str) -> str:
-        return f"{self._owner}/{document_id}"
-
-    def _next_point_id(self) -> str:
-        return self._free_point_ids.pop() if self._free_point_ids else str(uuid4())
-
     async def _create(self) -> None:
-        with self._errors_named():
-            if not await self._client.collection_exists(self._collection):
+        with self.errors_named():
+            if not await self.client.collection_exists(self.name):
                 dense = self._space.dense_size
                 modifier = qm.Modifier.IDF if self._space.idf else None
                 try:
-                    await self._client.create_collection(
-                        self._collection,
+                    await self.client.create_collection(
+                        self.name,
                         vectors_config={}
                         if dense is None
                         else {_DENSE: qm.VectorParams(size=dense, distance=qm.Distance.COSINE)},
@@ -270,7 +242,7 @@ class QdrantChunkStore:
                 except UnexpectedResponse as error:
                     if error.status_code != 409:  # 409: another retriever created it first
                         raise
-            params = (await self._client.get_collection(self._collection)).config.params
+            params = (await self.client.get_collection(self.name)).config.params
         vectors = params.vectors if isinstance(params.vectors, dict) else {}
         sparse = (params.sparse_vectors or {}).get(_SPARSE)
         held = VectorSpace(
@@ -280,44 +252,52 @@ class QdrantChunkStore:
         )
         if held != self._space:
             raise CollectionMismatch(
-                f"the collection {self._collection!r} at {self._url} holds {_describe(held)}, but "
+                f"the collection {self.name!r} at {self.url} holds {_describe(held)}, but "
                 f"the embedder makes {_describe(self._space)}: choose another collection name"
             )
 
     async def _index_payload(self) -> None:
         """Index the filtered fields, on a server only: local mode has no such index and warns."""
         tenant = qm.KeywordIndexParams(type=qm.KeywordIndexType.KEYWORD, is_tenant=True)
-        with self._errors_named():
-            await self._client.create_payload_index(self._collection, "tenant", tenant)
-            await self._client.create_payload_index(
-                self._collection, "document_id", qm.PayloadSchemaType.KEYWORD
-            )
+        with self.errors_named():
+            await self.client.create_payload_index(self.name, "tenant", tenant)
+            for field, schema in _INDEXED.items():
+                await self.client.create_payload_index(self.name, field, schema)
 
     async def _check_server(self) -> None:
-        with self._errors_named():
-            version = (await self._client.info()).version
+        with self.errors_named():
+            version = (await self.client.info()).version
         if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_SERVER:
             raise CollectionMismatch(
-                f"Qdrant {version} at {self._url} is too old: from 1.19 on, term statistics can be "
+                f"Qdrant {version} at {self.url} is too old: from 1.19 on, term statistics can be "
                 "kept to a tenant; before, one tenant's text moves another's scores. Upgrade it"
             )
 
     @contextmanager
-    def _errors_named(self) -> Iterator[None]:
+    def errors_named(self) -> Iterator[None]:
+        """Raise errors of the client within the block as errors of the store.
+
+        Raises:
+            ChunksMissing: If the collection is gone.
+            StoreUnavailable: If Qdrant does not answer, or refuses.
+        """
         try:
             yield
         except UnexpectedResponse as error:
+            if error.status_code == 404:
+                raise ChunksMissing(
+                    f"Qdrant at {self.url} has no collection {self.name!r} any more"
+                ) from error
             advice = {
                 401: "it wants an API key: set store.api_key_env",
                 403: "it refuses this API key: check store.api_key_env",
-                404: "the collection is gone: restart the retriever",
             }.get(error.status_code or 0, error.content.decode(errors="replace")[:300])
             raise StoreUnavailable(
-                f"Qdrant at {self._url} answered {error.status_code}: {advice}"
+                f"Qdrant at {self.url} answered {error.status_code}: {advice}"
             ) from error
         except (ResponseHandlingException, QdrantException, OSError) as error:
             raise StoreUnavailable(
-                f"Qdrant at {self._url} does not answer ({error}): check that it runs and that "
+                f"Qdrant at {self.url} does not answer ({error}): check that it runs and that "
                 "store.url is right"
             ) from error
 

@@ -8,71 +8,25 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from rapid.errors import RetrievalPending
 from rapid.messages import Document
-from retrieval.chunking import Chunk, RetrievedChunk, TokenOffsets, chunk_text, hf_token_offsets
-from retrieval.config import RetrievalConfig
+from retrieval.chunking import Chunk, TokenOffsets, chunk_text, hf_token_offsets
+from retrieval.config import RetrievalConfig, ServerStoreConfig
+from retrieval.context import RetrievalTimings, RetrievedContext
 from retrieval.embedding import Embedder, Embedding, make_embedder
-from retrieval.errors import RetrievalError, StoreUnavailable, UnknownDocument
+from retrieval.errors import ChunksMissing, StoreUnavailable, UnknownDocument
 from retrieval.ranking import select
-from retrieval.store import ChunkStore
+from retrieval.store import ChunkStore, StoredDocument
 
 _log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class RetrievalTimings:
-    """Durations of the steps of a retrieval, in milliseconds.
-
-    Attributes:
-        index_ms: Chunking, embedding and storing; close to zero for documents already indexed.
-        embed_ms: Embedding of the query.
-        search_ms: The search in the store.
-    """
-
-    index_ms: float
-    embed_ms: float
-    search_ms: float
-
-    @property
-    def total_ms(self) -> float:
-        return self.index_ms + self.embed_ms + self.search_ms
-
-
-@dataclass(frozen=True, slots=True)
-class RetrievedContext:
-    """The context that retrieval found for a question.
-
-    Attributes:
-        chunks: The selected chunks, in document order.
-        cleared_floor: Whether any chunk scored above the floor, even if it did not fit the budget.
-        is_evidence: Whether the chunks have enough to do with the query to rely on them: by a
-            configured floor if there is one, else by the embedder's own rule.
-        budget_tokens: The most tokens of context.
-        document_ids: Ids of the searched documents.
-        timings: Durations of the steps.
-    """
-
-    chunks: tuple[RetrievedChunk, ...]
-    cleared_floor: bool
-    is_evidence: bool
-    budget_tokens: int
-    document_ids: tuple[str, ...]
-    timings: RetrievalTimings
-
-    @property
-    def text(self) -> str:
-        """The chunks joined by blank lines."""
-        return "\n\n".join(chunk.text.strip() for chunk in self.chunks)
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens of the chunks, at most `budget_tokens`."""
-        return sum(chunk.num_tokens for chunk in self.chunks)
+_DOCUMENTS_AT_ONCE = 4
+_NOTHING = StoredDocument(num_chunks=0, num_tokens=0)
 
 
 @dataclass(slots=True)
@@ -80,15 +34,13 @@ class _Entry:
     """A document that is stored or being indexed.
 
     Attributes:
-        indexing: The task that chunks, embeds and stores it.
-        num_tokens: Its length in tokens, zero until it is indexed.
-        num_chunks: Its stored chunks, zero until it is indexed.
+        indexing: The task that finds it in the store, or chunks, embeds and stores it.
+        stored: What the store holds, nothing until it is indexed.
         users: Requests that use it now; it is not evicted before they are done.
     """
 
     indexing: asyncio.Task[None]
-    num_tokens: int = 0
-    num_chunks: int = 0
+    stored: StoredDocument = _NOTHING
     users: int = 0
 
 
@@ -96,9 +48,12 @@ class Retriever:
     """A search over attached documents, which are indexed once and cached while there is room.
 
     A document is identified by a hash of tenant, name and text: a repeated document is not chunked
-    and embedded again, and concurrent requests for a new one share its indexing. Beyond
-    `RetrievalConfig.cache_size` chunks the least recently used documents are dropped from the
-    store. A retriever belongs to one event loop.
+    and embedded again, and concurrent requests for a new one share its indexing. What another
+    retriever has put into a shared store is found there, and what a store has lost is indexed
+    again. Beyond `RetrievalConfig.cache_size` chunks the least recently used documents are
+    forgotten, and are deleted from a store of this process. A retriever belongs to one event loop.
+
+    Queries are embedded in a thread of their own, so that none waits behind documents.
     """
 
     def __init__(
@@ -115,6 +70,13 @@ class Retriever:
         self._floor = embedder.floor if config.floor is None else config.floor
         # Keyed by tenant and document id, least recently used first.
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._documents = ThreadPoolExecutor(_DOCUMENTS_AT_ONCE, thread_name_prefix="documents")
+        self._queries = ThreadPoolExecutor(1, thread_name_prefix="queries")
+
+    @property
+    def outage(self) -> str | None:
+        """Why nothing can be retrieved now; None if, as far as is known, everything can."""
+        return self._store.outage
 
     async def index(self, tenant: str, documents: Sequence[Document]) -> tuple[str, ...]:
         """Index documents.
@@ -134,6 +96,7 @@ class Retriever:
         documents: Sequence[Document | str],
         query: str,
         budget_tokens: int | None = None,
+        wait_s: float | None = None,
     ) -> RetrievedContext:
         """Retrieve the context of a query.
 
@@ -142,22 +105,47 @@ class Retriever:
             documents: Texts, indexed first where they are new, or ids from `index`.
             query: The text to search for; see `choose_query`.
             budget_tokens: The most tokens of context. Defaults to the configured budget.
+            wait_s: How long to wait for new documents to be indexed, in seconds. Defaults to as
+                long as it takes.
 
         Raises:
             UnknownDocument: If an id is not, or no longer, indexed for this tenant.
+            RetrievalPending: If a document is not indexed in time; its indexing goes on.
             StoreUnavailable: If the store does not answer.
             EmbedderFailed: If the embedding model raises.
         """
         began = perf_counter()
-        async with self._in_use(tenant, documents) as held:
-            entries = dict(held)
-            ids = tuple(entries)
+        try:
+            return await self._retrieve(tenant, documents, query, budget_tokens, wait_s)
+        except ChunksMissing as missing:
+            _log.warning("documents are indexed again: %s", missing)
+            for document in documents:
+                entry = self._entries.get(_key(tenant, document))
+                if entry is not None and entry.indexing.done():
+                    del self._entries[_key(tenant, document)]
+        left_s = None if wait_s is None else wait_s - (perf_counter() - began)
+        return await self._retrieve(tenant, documents, query, budget_tokens, left_s)
+
+    async def _retrieve(
+        self,
+        tenant: str,
+        documents: Sequence[Document | str],
+        query: str,
+        budget_tokens: int | None,
+        wait_s: float | None,
+    ) -> RetrievedContext:
+        """Retrieve once; `ChunksMissing` is raised if the store has lost chunks."""
+        loop = asyncio.get_running_loop()
+        began = perf_counter()
+        async with self._in_use(tenant, documents, wait_s) as held:
+            stored = {document_id: entry.stored for document_id, entry in held}
+            ids = tuple(stored)
             budget = budget_tokens
             if budget is None:
-                budget = self._config.budget_for(sum(e.num_tokens for e in entries.values()))
-            limit = self._enough_for(budget, sum(e.num_chunks for e in entries.values()))
+                budget = self._config.budget_for(sum(s.num_tokens for s in stored.values()))
+            limit = self._enough_for(budget, sum(s.num_chunks for s in stored.values()))
             indexed = perf_counter()
-            vectors = await asyncio.to_thread(self._embedder.embed_query, query)
+            vectors = await loop.run_in_executor(self._queries, self._embedder.embed_query, query)
             embedded = perf_counter()
             ranked = await self._store.search(tenant, ids, vectors, limit=limit, floor=self._floor)
             searched = perf_counter()
@@ -194,22 +182,26 @@ class Retriever:
             entry.indexing.cancel()
         await asyncio.gather(*(e.indexing for e in self._entries.values()), return_exceptions=True)
         self._entries.clear()
+        for threads in (self._documents, self._queries):
+            threads.shutdown(wait=False, cancel_futures=True)
         await self._store.close()
 
     @asynccontextmanager
     async def _in_use(
-        self, tenant: str, documents: Sequence[Document | str]
+        self, tenant: str, documents: Sequence[Document | str], wait_s: float | None = None
     ) -> AsyncIterator[list[tuple[str, _Entry]]]:
-        """Yield the indexed documents with their ids; none is evicted within the block."""
+        """Yield the indexed documents with their ids; none is evicted within the block.
+
+        Raises:
+            RetrievalPending: If they are not indexed within `wait_s` seconds.
+        """
         held: list[tuple[str, _Entry]] = []
         try:
             for document in documents:
                 document_id, entry = self._entry(tenant, document)
                 entry.users += 1
                 held.append((document_id, entry))
-            for _, entry in held:
-                # Several requests may wait for this task, so cancelling one must not cancel it.
-                await asyncio.shield(entry.indexing)
+            await _indexed([entry for _, entry in held], wait_s)
             yield held
         finally:
             for _, entry in held:
@@ -224,8 +216,8 @@ class Retriever:
         Raises:
             UnknownDocument: If `document` is an id that is not indexed for this tenant.
         """
-        document_id = document if isinstance(document, str) else _document_id(tenant, document)
-        key = (tenant, document_id)
+        key = _key(tenant, document)
+        document_id = key[1]
         entry = self._entries.get(key)
         if entry is None:
             if isinstance(document, str):
@@ -237,19 +229,18 @@ class Retriever:
         return document_id, entry
 
     async def _index(self, key: tuple[str, str], document: Document) -> None:
-        tenant, document_id = key
+        loop = asyncio.get_running_loop()
         try:
-            chunks, embeddings, num_tokens = await asyncio.to_thread(
-                self._prepare, document_id, document
-            )
-            await self._store.add(tenant, document_id, chunks, embeddings)
+            async with self._store.claimed(*key) as found:
+                if found is None:
+                    chunks, embeddings, num_tokens = await loop.run_in_executor(
+                        self._documents, self._prepare, key[1], document
+                    )
+                    found = await self._store.add(*key, chunks, embeddings, num_tokens)
         except BaseException:
             del self._entries[key]
-            with suppress(RetrievalError):
-                await self._store.delete(tenant, document_id)
             raise
-        entry = self._entries[key]
-        entry.num_chunks, entry.num_tokens = len(chunks), num_tokens
+        self._entries[key].stored = found
 
     def _prepare(
         self, document_id: str, document: Document
@@ -273,16 +264,18 @@ class Retriever:
         The most recently used one stays even if it alone exceeds the cache; otherwise every
         question about it would index it again.
         """
-        excess = sum(e.num_chunks for e in self._entries.values()) - self._config.cache_size
-        for (tenant, document_id), entry in list(self._entries.items())[:-1]:
+        excess = sum(e.stored.num_chunks for e in self._entries.values()) - self._config.cache_size
+        for key, entry in list(self._entries.items())[:-1]:
             if excess <= 0:
                 return
-            if entry.users == 0 and entry.indexing.done():
-                excess -= entry.num_chunks
+            is_unused = entry.users == 0 and entry.indexing.done()
+            if is_unused and self._entries.get(key) is entry:
+                excess -= entry.stored.num_chunks
+                del self._entries[key]
                 try:
-                    await self.forget(tenant, document_id)
+                    await self._store.evict(*key)
                 except StoreUnavailable as error:  # the current request does not depend on it
-                    _log.warning("could not drop %s: %s", document_id, error)
+                    _log.warning("could not drop %s: %s", key[1], error)
 
     def _enough_for(self, budget_tokens: int, num_chunks: int) -> int:
         """Return how many chunks to search for, with a margin for short and repeated ones."""
@@ -290,25 +283,39 @@ class Retriever:
 
 
 async def open_retriever(
-    config: RetrievalConfig, token_offsets: TokenOffsets, embedder: Embedder | None = None
+    config: RetrievalConfig,
+    token_offsets: TokenOffsets,
+    embedder: Embedder | None = None,
+    *,
+    tokenizer: str = "",
 ) -> Retriever:
     """Open the configured embedder and store; loading an embedding model takes seconds.
+
+    A server may be away: then nothing is retrieved until it is back (`Retriever.outage`).
 
     Args:
         config: Settings of retrieval.
         token_offsets: Returns the character ranges of the target's tokens.
         embedder: A loaded embedder to use instead of the configured one.
+        tokenizer: A fingerprint of the target's tokenizer, under which a shared store keeps what
+            was cut by it.
 
     Raises:
         EmbedderFailed: If the model cannot be loaded.
-        StoreUnavailable: If the store does not answer.
         CollectionMismatch: If the collection was made for another embedder.
     """
-    from retrieval.qdrant import QdrantChunkStore
-
     if embedder is None:
         embedder = await asyncio.to_thread(make_embedder, config.embedder)
-    store = await QdrantChunkStore.open(config.store, config.collection, embedder.space)
+    store: ChunkStore
+    if isinstance(config.store, ServerStoreConfig):
+        from retrieval.shared_store import SharedChunkStore
+
+        index = config.index_name(tokenizer)
+        store = await SharedChunkStore.open(config.store, config.collection, embedder.space, index)
+    else:
+        from retrieval.local_store import LocalChunkStore
+
+        store = await LocalChunkStore.open(config.collection, embedder.space)
     return Retriever(config, embedder, store, token_offsets)
 
 
@@ -350,10 +357,30 @@ def retrieve_context(
         return thread.submit(asyncio.run, retrieve()).result()
 
 
+async def _indexed(entries: Sequence[_Entry], wait_s: float | None) -> None:
+    """Wait until documents are indexed.
+
+    Raises:
+        RetrievalPending: If that takes longer than `wait_s` seconds.
+    """
+    try:
+        async with asyncio.timeout(wait_s):
+            for entry in entries:
+                # Several requests may wait for this task, so cancelling one must not cancel it.
+                await asyncio.shield(entry.indexing)
+    except TimeoutError:
+        raise RetrievalPending("The documents are still being indexed; ask again.") from None
+
+
 def _look_at(task: asyncio.Task[None]) -> None:
     """Retrieve a task's exception, so that asyncio does not report it as never retrieved."""
     if not task.cancelled():
         task.exception()
+
+
+def _key(tenant: str, document: Document | str) -> tuple[str, str]:
+    """Return the tenant and the id of a document, which may be given by its id."""
+    return tenant, document if isinstance(document, str) else _document_id(tenant, document)
 
 
 def _document_id(tenant: str, document: Document) -> str:

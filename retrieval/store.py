@@ -6,17 +6,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 from retrieval.chunking import Chunk, RetrievedChunk
 from retrieval.embedding import Embedding
 
 
+@dataclass(frozen=True, slots=True)
+class StoredDocument:
+    """What a store knows about a document whose chunks are all in it.
+
+    Attributes:
+        num_chunks: The chunks that a search can find; one without vectors is none of them.
+        num_tokens: The length of the document in tokens.
+    """
+
+    num_chunks: int
+    num_tokens: int
+
+
 class ChunkStore(Protocol):
     """A store of many tenants' chunks, in which tenants are isolated from each other.
 
-    Methods raise `StoreUnavailable` when the store does not answer.
+    Several retrievers may share a store, and then share its documents. Methods raise
+    `StoreUnavailable` when the store does not answer.
     """
+
+    @property
+    def outage(self) -> str | None:
+        """Why the store cannot be reached now; None if, as far as is known, it can be."""
+        ...
+
+    def claimed(
+        self, tenant: str, document_id: str
+    ) -> AbstractAsyncContextManager[StoredDocument | None]:
+        """Enter with the document if it is stored, or else with None and the claim to add it.
+
+        Who does not get the claim waits for the one who has it, so that one of all retrievers that
+        share the store embeds a document. A retriever that dies loses its claims. If the block
+        fails, the document counts as not stored.
+        """
+        ...
 
     async def add(
         self,
@@ -24,8 +56,9 @@ class ChunkStore(Protocol):
         document_id: str,
         chunks: Sequence[Chunk],
         embeddings: Sequence[Embedding],
-    ) -> None:
-        """Make a document's chunks searchable before returning; a document is added once.
+        num_tokens: int,
+    ) -> StoredDocument:
+        """Make a document's chunks searchable before returning; the caller holds its claim.
 
         Raises:
             CollectionMismatch: If the vectors are not of the store's space.
@@ -61,6 +94,17 @@ class ChunkStore(Protocol):
             floor: The least score of a chunk, applied before anything is fused: to the dense score
                 where there is one, to the sparse score otherwise. A chunk that shares no term with
                 the query has no sparse score.
+
+        Raises:
+            ChunksMissing: If the store has lost chunks of documents that were in it. From then on
+                they count as not stored.
+        """
+        ...
+
+    async def evict(self, tenant: str, document_id: str) -> None:
+        """Make room for other documents.
+
+        A store of one retriever deletes the document; a shared one may keep it for the others.
         """
         ...
 

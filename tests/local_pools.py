@@ -183,7 +183,10 @@ class LocalRetriever:
         self.queries: list[str] = []
         self.retrieve = self
 
-    def remote(self, tenant: str, documents: Any, query: str, budget: int) -> Any:
+    def options(self, **_: Any) -> Any:
+        return self
+
+    def remote(self, tenant: str, documents: Any, query: str, budget: int, wait_s: float) -> Any:
         self.queries.append(query)
         return self
 

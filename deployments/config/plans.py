@@ -52,8 +52,10 @@ def deployment_plans(config: ServeConfig) -> Plans:
         plans["Drafter"] = _engines(config.drafter)
     if config.drafts_with_model:
         # Each call says how much to retrieve.
-        retrieval = config.retriever.retrieval.model_copy(update={"budget_tokens": None})
-        plans["Retriever"] = _plan(config.retriever.pool, retrieval, target.engine.model)
+        retrieval = config.retriever.placed.model_copy(update={"budget_tokens": None})
+        plans["Retriever"] = _plan(
+            config.retriever.pool, retrieval, target.engine.model, has_affinity=True
+        )
     plans["Orchestrator"] = _plan(
         config.orchestrator.pool,
         target.engine.model,
@@ -102,10 +104,13 @@ def _plan(
     pool: PoolConfig,
     *started_with: object,
     max_leases: int | None = None,
+    has_affinity: bool = False,
     is_scaled_by_lag: bool = False,
     user_config: dict[str, Any] | None = None,
 ) -> DeploymentPlan:
-    options = deployment_options(pool, max_leases, is_scaled_by_lag=is_scaled_by_lag)
+    options = deployment_options(
+        pool, max_leases, has_affinity=has_affinity, is_scaled_by_lag=is_scaled_by_lag
+    )
     if user_config is not None:
         options["user_config"] = user_config
     return DeploymentPlan(options, version_of(started_with))

@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from cluster.placement import PoolConfig, RequestPoolConfig
 from rapid.config import AnsweringConfig, EngineConfig, Finite, Frozen, SpeculationConfig
-from retrieval.config import RetrievalConfig
+from retrieval.config import LexicalEmbedderConfig, RetrievalConfig
 
 _SHARE_OF_CHATS = 0.75  # of what an ingress replica takes at once
 _SHARE_OF_A_TENANT = 0.75  # of what the target's pool can answer at once
@@ -44,6 +44,35 @@ class RetrieverPoolConfig(Frozen):
     retrieval: RetrievalConfig = RetrievalConfig()
     pool: PoolConfig = PoolConfig()
 
+    @property
+    def placed(self) -> RetrievalConfig:
+        """The settings of retrieval, with the device that the pool gives the embedder.
+
+        Without a GPU of its own a replica may see those of other pools, and must not take one.
+        """
+        embedder = self.retrieval.embedder
+        if isinstance(embedder, LexicalEmbedderConfig) or embedder.device != "auto":
+            return self.retrieval
+        device = "cuda" if self.pool.num_gpus else "cpu"
+        placed = embedder.model_copy(update={"device": device})
+        return self.retrieval.model_copy(update={"embedder": placed})
+
+    @model_validator(mode="after")
+    def _a_gpu_is_reserved_and_used(self) -> Self:
+        embedder = self.placed.embedder
+        device = "cpu" if isinstance(embedder, LexicalEmbedderConfig) else embedder.device
+        if device.startswith("cuda") and not self.pool.num_gpus:
+            raise ValueError(
+                f"the embedder's device is {device}, and the retriever's pool reserves no GPU: set "
+                "retriever.pool.num_gpus, a fraction will do"
+            )
+        if not device.startswith("cuda") and self.pool.num_gpus:
+            raise ValueError(
+                f"the retriever's pool reserves {self.pool.num_gpus:g} GPUs, and the embedder runs "
+                f"on the {device}: set retriever.pool.num_gpus to 0, or embedder.device to auto"
+            )
+        return self
+
     @model_validator(mode="after")
     def _a_local_store_has_one_owner(self) -> Self:
         if not self.retrieval.store.is_shared and self.pool.max_replicas > 1:
@@ -60,7 +89,8 @@ class OrchestratorPoolConfig(AnsweringConfig):
     Attributes:
         acceptance_site: Where blocks are judged: beside the target's logits, or in the orchestrator
             after moving them there (for audits; the tokens are the same).
-        retrieval_wait_s: The longest wait for the retriever, in seconds; then it counts as failed.
+        retrieval_wait_s: The longest wait for the retriever, in seconds; then the answer goes on
+            without. Documents that take longer to index are there for a later question.
         pool: Settings of the orchestrator's replicas.
     """
 

@@ -14,12 +14,8 @@ from cluster.reports import LoopWatch
 from deployments.config.live import accepted
 from deployments.config.serve_config import ServeConfig
 from deployments.metrics import RequestMetrics
-from deployments.orchestrator.ray_ports import (
-    LeaseQueue,
-    RayPool,
-    RayRetrieval,
-    VerifierSettings,
-)
+from deployments.orchestrator.ray_ports import LeaseQueue, RayPool, VerifierSettings
+from deployments.orchestrator.ray_retrieval import RayRetrieval
 from rapid.answering.answers import gathered
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.request import RequestRun

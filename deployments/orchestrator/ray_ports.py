@@ -1,4 +1,4 @@
-"""The ports of `rapid.ports` over Ray: pools, leases, drafters, verifiers and retrieval.
+"""The ports of `rapid.ports` over Ray: pools, leases, drafters and verifiers.
 
 A draft block is an object reference. It travels from the drafter's engine to the target's without
 being fetched into this process, and only the small verdict comes back; a `JudgingVerifier` does
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -41,14 +41,13 @@ from rapid.errors import (
 )
 from rapid.estimators import Patience, Turnover
 from rapid.messages import (
-    Document,
     DraftBlock,
     LeaseRequest,
     PrefillReceipt,
     TargetLogits,
     Verdict,
 )
-from rapid.ports import Clock, EngineLease, Found
+from rapid.ports import Clock, EngineLease
 
 _RENEWALS_PER_TTL = 4
 _ASKING_AT_ONCE = 4  # requests of a process in Serve's own queue for a pool
@@ -281,36 +280,6 @@ class RayLease:
 
 def _held(lease: EngineLease | None) -> HeldLease | None:
     return lease.held if isinstance(lease, RayLease) else None
-
-
-class RayRetrieval:
-    """A client of the retriever deployment; see `rapid.ports.Retrieval`."""
-
-    def __init__(self, handle: DeploymentHandle, timeout_s: float) -> None:
-        self._handle = handle
-        self._timeout_s = timeout_s
-
-    async def retrieve(
-        self, tenant: str, documents: Sequence[Document], query: str, budget_tokens: int
-    ) -> Found:
-        """Return the passages that the drafter reads.
-
-        Raises:
-            DrafterUnavailable: If the retriever fails or does not answer in time.
-        """
-        response = self._handle.retrieve.remote(tenant, documents, query, budget_tokens)
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                found: Found = await response
-        except TimeoutError:
-            response.cancel()
-            raise DrafterUnavailable(f"no answer within {self._timeout_s:g} s") from None
-        except asyncio.CancelledError:
-            response.cancel()
-            raise
-        except Exception as error:
-            raise failure_of(error).as_rapid_error("retriever", DrafterUnavailable) from None
-        return found
 
 
 class RayDrafter:

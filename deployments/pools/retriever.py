@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from rapid.checkpoints.text import ChatText
 from rapid.messages import Document
@@ -11,30 +12,52 @@ from retrieval import RetrievalConfig, RetrievedContext, Retriever, open_retriev
 
 
 class RetrieverReplica:
-    """A Serve replica that owns one `Retriever`; chunk sizes are in the target's tokens."""
+    """A Serve replica that owns one `Retriever`; chunk sizes are in the target's tokens.
+
+    With a store on a server, all replicas share what any of them has indexed. A server that is away
+    costs retrieval alone: the replica is healthy, refuses at once, and finds out by itself when the
+    server is back.
+    """
 
     def __init__(self, retrieval: RetrievalConfig, target_model: str) -> None:
         self._config = retrieval
-        self._tokens = ChatText.load(target_model).token_offsets
+        self._text = ChatText.load(target_model)
         self._opening: asyncio.Task[Retriever] | None = None
 
     async def retrieve(
-        self, tenant: str, documents: Sequence[Document], query: str, budget_tokens: int
+        self,
+        tenant: str,
+        documents: Sequence[Document],
+        query: str,
+        budget_tokens: int,
+        wait_s: float,
     ) -> RetrievedContext:
-        """Return the chunks of a tenant's documents for a query, in document order."""
+        """Return the chunks of a tenant's documents for a query, in document order.
+
+        Documents that are not indexed within `wait_s` seconds raise `RetrievalPending`, and their
+        indexing goes on.
+        """
         retriever = await self._opened()
-        return await retriever.retrieve(tenant, documents, query, budget_tokens)
+        return await retriever.retrieve(tenant, documents, query, budget_tokens, wait_s)
+
+    async def status(self) -> dict[str, Any]:
+        """Return whether anything can be retrieved, and why not; the reason names the server."""
+        outage = (await self._opened()).outage
+        return {"is_away": outage is not None, "outage": outage}
 
     async def check_health(self) -> None:
-        """Check the replica; the first call opens the store and loads the embedder."""
+        """Check the replica; the first call loads the embedder and opens the store."""
         await self._opened()
 
     async def __del__(self) -> None:
-        """Delete the replica's chunks from a shared store; Serve awaits this when it stops."""
+        """Disconnect from the store; Serve awaits this when the replica stops."""
         if self._opening is not None:
             await (await self._opening).close()
 
     async def _opened(self) -> Retriever:
         if self._opening is None:
-            self._opening = asyncio.create_task(open_retriever(self._config, self._tokens))
+            opening = open_retriever(
+                self._config, self._text.token_offsets, tokenizer=self._text.fingerprint
+            )
+            self._opening = asyncio.create_task(opening)
         return await asyncio.shield(self._opening)

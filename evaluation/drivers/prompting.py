@@ -233,7 +233,9 @@ async def open_prompter(
     embedder = await asyncio.to_thread(make_embedder, config.embedder)
     if task.retrieval.selection == "top-k":
         embedder = _DenseAlone(embedder)
-    retriever = await open_retriever(config, target.token_offsets, embedder)
+    retriever = await open_retriever(
+        config, target.token_offsets, embedder, tokenizer=target.fingerprint
+    )
     return Prompter(task, items, target, drafter, retriever)
 
 

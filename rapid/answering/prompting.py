@@ -15,7 +15,7 @@ from rapid.answering.query import choose_query
 from rapid.answering.resolution import Evidence
 from rapid.answering.threads import Threads
 from rapid.checkpoints.text import ChatText
-from rapid.errors import PromptTooLong, RapidError
+from rapid.errors import PromptTooLong, RapidError, RetrievalPending
 from rapid.messages import Document, GenerateRequest, Int32Array, Message, as_prompt
 from rapid.ports import Found, Passage, Retrieval
 from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, target_messages
@@ -27,6 +27,9 @@ _PLAUSIBLE_CHARACTERS = 8  # of a token; a text with more to each token of the c
 _NOTHING = Evidence(0, "there is nothing to retrieve from")
 _BELOW_FLOOR = Evidence(0, "retrieval found nothing above its floor")
 _LOST = Evidence(0, "retrieval did not answer", is_lost=True)
+_PENDING = Evidence(
+    0, "the documents were still being indexed for retrieval; ask again later", is_lost=True
+)
 _NO_ROOM = Evidence(0, "no retrieved chunk fits the budget")
 
 BudgetFor = Callable[[int], int]
@@ -176,6 +179,8 @@ class RequestPrompts:
         if search.plan.documents:
             try:
                 found = await self._retrieve(request.tenant, search)
+            except RetrievalPending:
+                evidence = _PENDING
             except RapidError as error:
                 # Logged, never returned: a store's error can hold its address, keys and replies.
                 logger.warning("request %s: no retrieval: %s", request.request_id, error)

@@ -7,6 +7,7 @@ become text, nowhere else.
 from __future__ import annotations
 
 import codecs
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -61,6 +62,12 @@ class ChatText:
                 f"model {model!r} has no chat template: take its instruction-tuned variant"
             )
         return cls(tokenizer, read_eos_ids(checkpoint_source(model), tokenizer))
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the tokenizer: equal ones cut every text into the same tokens."""
+        serialized = self._backend.to_str().encode()
+        return hashlib.blake2b(serialized, digest_size=12).hexdigest()
 
     def encode_chat(
         self, messages: Sequence[Message], *, day: date, add_generation_prompt: bool = True

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from retrieval.chunking import Chunk
-from retrieval.config import LocalStoreConfig
 from retrieval.embedding import Embedding, LexicalEmbedder, SparseVector, VectorSpace
-from retrieval.qdrant import QdrantChunkStore
+from retrieval.local_store import LocalChunkStore
+from tests.retrieval.memory_server import MemoryServer
 from tests.retrieval.plain_store import PlainChunkStore
 
 SPACES = {
@@ -43,7 +43,8 @@ def space(request):
 async def stores(space):
     stores = [
         PlainChunkStore(space),
-        await QdrantChunkStore.open(LocalStoreConfig(), "chunks", space),
+        await LocalChunkStore.open("chunks", space),
+        MemoryServer().store(space),
     ]
     yield stores
     for store in stores:
@@ -68,7 +69,7 @@ async def test_scores_order_floor_and_limit_agree(stores, space):
     for tenant, document_id, num in [("a", "x", 12), ("a", "y", 9), ("b", "x", 15), ("b", "z", 4)]:
         embeddings = [random_embedding(space, rng) for _ in range(num)]
         for store in stores:
-            await store.add(tenant, document_id, chunks_of(document_id, num), embeddings)
+            await store.add(tenant, document_id, chunks_of(document_id, num), embeddings, num)
     found = 0
     for _ in range(12):
         query = random_embedding(space, rng)
@@ -119,7 +120,18 @@ def query_of(space, text):
     return LexicalEmbedder().embed_query(text) if space.idf else embedded(space, [text])[0]
 
 
-@pytest.mark.parametrize("limit", [3, 20, 500])
+async def open_local(space):
+    return await LocalChunkStore.open("chunks", space)
+
+
+async def open_shared(space):
+    return MemoryServer().store(space)
+
+
+@pytest.mark.parametrize(
+    ("open_store", "limit"),
+    [(open_local, 3), (open_local, 20), (open_local, 500), (open_shared, 20)],
+)
 @pytest.mark.parametrize(
     "space",
     [
@@ -130,24 +142,25 @@ def query_of(space, text):
     ],
     ids=SPACES.keys(),
 )
-async def test_what_else_a_store_held_never_moves_a_chunk(space, limit):
+async def test_what_else_a_store_held_never_moves_a_chunk(space, open_store, limit):
     """Many chunks score the same: which of them come, and in what order, must not be chance."""
     rng = np.random.default_rng(2)
     parts = {"x": log_of(space, rng, 90), "y": log_of(space, rng, 51)}
     plain = PlainChunkStore(space)
-    idle, used = [await QdrantChunkStore.open(LocalStoreConfig(), "c", space) for _ in range(2)]
+    idle, used = [await open_store(space) for _ in range(2)]
     for turn in range(6):  # point ids and places are freed and used again, in another order
         others = {"b": 40 + 7 * turn, "c": 30}
         for tenant, num in others.items():
-            await used.add(tenant, "z", chunks_of("z", num), log_of(space, rng, num))
-        await used.add("a", "x", chunks_of("x", 90), parts["x"])
+            await used.add(tenant, "z", chunks_of("z", num), log_of(space, rng, num), num)
+        await used.add("a", "x", chunks_of("x", 90), parts["x"], 90)
         await used.delete("b", "z")
         if turn < 5:
             await used.delete("a", "x")
     for store in (plain, idle, used):
         for document_id in ("y", "x"):
             embeddings = parts[document_id]
-            await store.add("a", document_id, chunks_of(document_id, len(embeddings)), embeddings)
+            num = len(embeddings)
+            await store.add("a", document_id, chunks_of(document_id, num), embeddings, num)
     for text in [*LOG_LINES, "which disk is full", "node seven"]:
         query = query_of(space, text)
         for documents in (["x"], ["y", "x"], ["x", "y"]):
@@ -173,8 +186,8 @@ async def test_deleted_documents_are_gone_and_may_return(stores, space):
     for num in (10, 6, 14):  # fewer and more than before: places are used again
         embeddings = [random_embedding(space, rng) for _ in range(num)]
         for store in stores:
-            await store.add("a", "x", chunks_of("x", num), embeddings)
-            await store.add("b", "x", chunks_of("x", num), embeddings)
+            await store.add("a", "x", chunks_of("x", num), embeddings, num)
+            await store.add("b", "x", chunks_of("x", num), embeddings, num)
             await store.delete("b", "x")
             await store.delete("b", "never added")
         assert await same_everywhere(stores, "a", ["x"], query, **how)
@@ -186,12 +199,12 @@ async def test_deleted_documents_are_gone_and_may_return(stores, space):
 async def test_another_tenants_text_never_moves_a_score():
     """Term statistics could leak: `Belaron` must stay rare for the first tenant."""
     embedder = LexicalEmbedder()
-    store = await QdrantChunkStore.open(LocalStoreConfig(), "chunks", embedder.space)
+    store = await LocalChunkStore.open("chunks", embedder.space)
     texts = ["The harbor of Belaron is Tessin.", "The mayor of Orrin is Vael.", "It rains a lot."]
 
     async def add(tenant, document_id, texts):
         chunks = [Chunk(f"{document_id}:{i}", "n", i, i + 1, t, 8) for i, t in enumerate(texts)]
-        await store.add(tenant, document_id, chunks, embedder.embed_passages(texts))
+        await store.add(tenant, document_id, chunks, embedder.embed_passages(texts), 9)
 
     async def ask(documents):
         query = embedder.embed_query("What is the harbor of Belaron?")

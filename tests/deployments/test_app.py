@@ -17,6 +17,7 @@ from deployments.config.serve_config import ServeConfig
 from deployments.config.serve_file import check
 
 ROOT = Path(__file__).parents[2]
+UPWARD = ROOT / "cluster/configs/llama-3.1-8b-with-70b-drafter.yaml"
 
 
 def graph(application: Application) -> dict[str, Application]:
@@ -58,18 +59,14 @@ def test_the_application_has_five_deployments_and_its_ingress_is_http() -> None:
     assert application._bound_deployment.name == "Ingress"
 
 
-def test_an_ingress_has_slots_for_probes_beside_those_for_chats() -> None:
-    settings = check(ROOT / "serve_config.yaml")
-    ingress = app.compose(settings)._bound_deployment
-    assert ingress.max_ongoing_requests == settings.api.pool.max_ongoing_requests + 1000
-
-
-def test_the_ingress_is_told_which_pools_may_rest() -> None:
-    settings = check(ROOT / "serve_config.yaml")
-    assert app.compose(settings)._bound_deployment.init_kwargs["may_rest"] == []
-    resting = settings.target.model_copy(update={"pool": PoolConfig(min_replicas=0)})
-    settings = settings.model_copy(update={"target": resting})
-    assert app.compose(settings)._bound_deployment.init_kwargs["may_rest"] == ["target"]
+def test_documents_have_their_retriever() -> None:
+    """One replica knows a document, embeds on the pool's device, and is asked first."""
+    (file,) = yaml.safe_load(UPWARD.read_text())["applications"]
+    config = ServeConfig.model_validate(file["args"])
+    retriever = graph(app.compose(config))["Retriever"]._bound_deployment
+    assert retriever.init_args[0].embedder.device == "cuda"
+    router = retriever._deployment_config.request_router_config
+    assert router.request_router_class == "cluster.affinity.AffinityRouter"
 
 
 def test_the_ingress_is_told_whether_the_target_is_embedded() -> None:

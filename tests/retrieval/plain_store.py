@@ -1,24 +1,40 @@
-"""A `ChunkStore` in thirty plain lines: what the real ones are held to."""
+"""A `ChunkStore` in plain lines: what the real ones are held to."""
 
 import math
+from contextlib import asynccontextmanager
 
 from retrieval.chunking import Chunk, RetrievedChunk
 from retrieval.embedding import Embedding, VectorSpace
+from retrieval.store import StoredDocument
 
 
 class PlainChunkStore:
     def __init__(self, space: VectorSpace) -> None:
         self.space = space
         self.documents: dict[tuple[str, str], list[tuple[Chunk, Embedding]]] = {}
+        self.stored: dict[tuple[str, str], StoredDocument] = {}
 
-    async def add(self, tenant, document_id, chunks, embeddings):
+    outage = None
+
+    @asynccontextmanager
+    async def claimed(self, tenant, document_id):
+        yield self.stored.get((tenant, document_id))
+
+    async def add(self, tenant, document_id, chunks, embeddings, num_tokens):
         self.documents[tenant, document_id] = list(zip(chunks, embeddings, strict=True))
+        self.stored[tenant, document_id] = StoredDocument(len(chunks), num_tokens)
+        return self.stored[tenant, document_id]
+
+    async def evict(self, tenant, document_id):
+        await self.delete(tenant, document_id)
 
     async def delete(self, tenant, document_id):
         self.documents.pop((tenant, document_id), None)
+        self.stored.pop((tenant, document_id), None)
 
     async def close(self):
         self.documents.clear()
+        self.stored.clear()
 
     async def search(self, tenant, document_ids, query, *, limit, floor):
         scope = [item for name in document_ids for item in self.documents.get((tenant, name), [])]

@@ -1,6 +1,8 @@
 """BGE-M3 through FlagEmbedding, on a checkpoint of a few kilobytes made here in its format."""
 
 import multiprocessing
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
 
 from retrieval import BGEM3Embedder, Document, EmbedderFailed, RetrievalConfig, open_retriever
+from retrieval.bge_m3 import batches
 from retrieval.config import BGEM3EmbedderConfig
+from retrieval.embedding import device_named
 from tests.retrieval.tokens import words
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -68,7 +72,9 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def embedder(checkpoint):
-    config = BGEM3EmbedderConfig(kind="bge-m3", model=str(checkpoint), device="cpu", batch_size=3)
+    config = BGEM3EmbedderConfig(
+        kind="bge-m3", model=str(checkpoint), device="cpu", batch_tokens=24
+    )
     return BGEM3Embedder(config)
 
 
@@ -150,6 +156,49 @@ def test_a_failing_model_is_named(embedder, monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(embedder._model, "encode", fail)
+    monkeypatch.setattr(embedder._model, "forward", fail)
     with pytest.raises(EmbedderFailed, match="no memory"):
         embedder.embed_query("what")
+
+
+@pytest.mark.parametrize(
+    ("lengths", "runs"),
+    [
+        ([], []),
+        ([5], [[5]]),
+        ([5, 5, 5], [[5, 5], [5]]),
+        ([1, 9, 1], [[1], [9], [1]]),  # 1 padded to 9 takes 9
+        ([30, 2, 2], [[30], [2, 2]]),  # longer than the bound: alone
+        ([2, 2, 30], [[2, 2], [30]]),
+        ([1] * 25, [[1] * 10, [1] * 10, [1] * 5]),
+    ],
+)
+def test_batches_are_bounded_by_padded_tokens(lengths, runs):
+    assert [[lengths[i] for i in run] for run in batches(lengths, 10)] == runs
+
+
+def test_every_batch_is_computed_once_and_a_question_comes_between_two(embedder, monkeypatch):
+    """FlagEmbedding's own loop computes the first batch of every call twice."""
+    shapes, asking = [], []
+    forward = embedder._model.forward
+
+    def watched(inputs, **how):
+        shapes.append(tuple(inputs["input_ids"].shape))
+        if not asking:  # somebody asks while the first batch is computed
+            asking.append(threading.Thread(target=embedder.embed_query, args=("what",)))
+            asking[0].start()
+            while not embedder._turns._num_questions:
+                time.sleep(0.001)
+        return forward(inputs, **how)
+
+    monkeypatch.setattr(embedder._model, "forward", watched)
+    assert len(embedder.embed_passages(PASSAGES[:2] * 3)) == 6
+    asking[0].join()
+    assert shapes == [(2, 9), (1, 3), (2, 9), (2, 9)]
+
+
+def test_auto_is_a_gpu_only_where_there_is_one(monkeypatch):
+    for is_there, device in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda is_there=is_there: is_there)
+        assert device_named("auto") == device
+        assert device_named("cuda:1") == "cuda:1"

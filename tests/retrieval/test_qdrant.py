@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from retrieval.chunking import Chunk
-from retrieval.config import LocalStoreConfig, ServerStoreConfig
+from retrieval.config import ServerStoreConfig
 from retrieval.embedding import Embedding, SparseVector, VectorSpace
 from retrieval.errors import CollectionMismatch, StoreUnavailable
-from retrieval.qdrant import QdrantChunkStore
+from retrieval.shared_store import SharedChunkStore
 
 HYBRID = VectorSpace(4, sparse=True)
 LEXICAL = VectorSpace(None, sparse=True, idf=True)
@@ -46,6 +46,7 @@ class FakeQdrant:
         done = {"operation_id": 1, "status": "completed"}
         self.status = 200
         self.requests = []
+        self.on = {}  # answers that change
         self.answers = {
             "GET /": {"title": "qdrant", "version": "1.19.2"},
             "GET /collections/chunks/exists": {"result": {"exists": True}},
@@ -53,7 +54,9 @@ class FakeQdrant:
             "PUT /collections/chunks": {"result": True},
             "PUT /collections/chunks/index": {"result": done},
             "PUT /collections/chunks/points": {"result": done},
+            "POST /collections/chunks/points/count": {"result": {"count": 0}},
             "POST /collections/chunks/points/delete": {"result": done},
+            "POST /collections/chunks/points/payload": {"result": done},
             "POST /collections/chunks/points/query/batch": {"result": []},
             "POST /collections/chunks/points/scroll": {"result": {"points": []}},
         }
@@ -65,7 +68,8 @@ class FakeQdrant:
                 name = f"{self.command} {self.path.partition('?')[0]}"
                 key = self.headers.get("api-key")
                 fake.requests.append((name, json.loads(body or "null"), key))
-                content = json.dumps({"time": 0, "status": "ok"} | fake.answers[name]).encode()
+                said = fake.on[name]() if name in fake.on else fake.answers[name]
+                content = json.dumps({"time": 0, "status": "ok"} | said).encode()
                 self.send_response(fake.status)
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(content)))
@@ -100,7 +104,7 @@ def server():
 
 async def open_store(server, space=HYBRID, **config):
     config = ServerStoreConfig(kind="server", url=server.url, **config)
-    return await QdrantChunkStore.open(config, "chunks", space)
+    return await SharedChunkStore.open(config, "chunks", space, "index")
 
 
 def chunk(index=0):
@@ -114,8 +118,11 @@ def conditions(scope):
 
 async def added(server, store, tenant, num):
     """Add a document of `num` chunks and return its points as the server got them."""
-    await store.add(tenant, "d", [chunk(i) for i in range(num)], [Embedding(DENSE, TERMS)] * num)
-    return server.bodies("PUT /collections/chunks/points")[-1]["points"]
+    chunks = [chunk(i) for i in range(num)]
+    await store.add(tenant, "d", chunks, [Embedding(DENSE, TERMS)] * num, num)
+    server.answers["POST /collections/chunks/points/count"] = {"result": {"count": num}}
+    of_chunks, _manifest = server.bodies("PUT /collections/chunks/points")[-2:]
+    return of_chunks["points"]
 
 
 def answer(server, points, *rankings):
@@ -139,8 +146,9 @@ async def test_the_tenant_is_in_every_call_and_indexed_as_one(server):
     (batch,) = server.bodies("POST /collections/chunks/points/query/batch")
     (look_up,) = server.bodies("POST /collections/chunks/points/scroll")
     by_meaning, by_words = batch["searches"]
+    (count,) = server.bodies("POST /collections/chunks/points/count")
     look_up_scope = next(each for each in look_up["filter"]["must"] if "must" in each)
-    for scope in (by_meaning["filter"], by_words["filter"], look_up_scope):
+    for scope in (by_meaning["filter"], by_words["filter"], look_up_scope, count["filter"]):
         matches = conditions(scope)
         assert matches["tenant"] == {"value": "acme"}
         assert [each.rpartition("/")[2] for each in matches["document_id"]["any"]] == ["d"]
@@ -191,7 +199,8 @@ async def test_term_statistics_are_the_tenants_own(server):
     store = await open_store(server, LEXICAL)
     (created,) = server.bodies("PUT /collections/chunks")
     assert created["sparse_vectors"] == {"sparse": {"modifier": "idf"}}
-    await store.add("acme", "d", [chunk()], [Embedding(None, TERMS)])
+    await store.add("acme", "d", [chunk()], [Embedding(None, TERMS)], 1)
+    server.answers["POST /collections/chunks/points/count"] = {"result": {"count": 1}}
     answer(server, [], {})
     await store.search("acme", ["d"], Embedding(None, TERMS), limit=5, floor=0.0)
     (batch,) = server.bodies("POST /collections/chunks/points/query/batch")
@@ -201,29 +210,46 @@ async def test_term_statistics_are_the_tenants_own(server):
     await store.close()
 
 
-async def test_a_store_takes_with_it_what_it_added(server):
+async def test_a_claim_is_a_conditional_write_that_is_read_back(server):
     store = await open_store(server)
-    await store.add("acme", "d", [chunk(0), chunk(1)], [Embedding(DENSE, TERMS)] * 2)
+    server.answers["POST /collections/chunks/points"] = {"result": []}
+    claiming = store.claimed("acme", "d")
+    mine = {"id": "x", "payload": {"state": "claimed", "owner": store._manifests._owner}}
+    reads = iter([[], [mine]])
+    server.on["POST /collections/chunks/points"] = lambda: {"result": next(reads)}
+    assert await claiming.__aenter__() is None
+    (claim,) = server.bodies("PUT /collections/chunks/points")
+    free, expired = claim["update_filter"]["should"]
+    assert [each["key"] for each in free["must"]] == ["state", "claimed_until"]
+    assert expired["key"] == "expires_at"
+    (manifest,) = claim["points"]
+    assert manifest["vector"] == {}
+    assert manifest["payload"]["tenant"] == "acme"
+    assert "document_id" not in manifest["payload"]  # by which searches choose
+    await claiming.__aexit__(None, None, None)
     await store.close()
-    (added,) = server.bodies("PUT /collections/chunks/points")
-    (deleted,) = server.bodies("POST /collections/chunks/points/delete")
-    assert deleted["points"] == [point["id"] for point in added["points"]]
 
 
-async def test_no_server_is_a_sentence_that_names_it():
+async def test_no_server_is_a_sentence_that_names_it_and_refuses_at_once():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         config = ServerStoreConfig(kind="server", url=url)
-        with pytest.raises(StoreUnavailable, match=f"{url} does not answer.*store.url"):
-            await QdrantChunkStore.open(config, "chunks", HYBRID)
+        store = await SharedChunkStore.open(config, "chunks", HYBRID, "index")
+        assert f"{url} does not answer" in store.outage
+        assert "store.url" in store.outage
+        with pytest.raises(StoreUnavailable, match="does not answer"):
+            async with store.claimed("acme", "d"):
+                pass
+        await store.close()
 
 
 @pytest.mark.parametrize(("status", "advice"), [(401, "wants an API key"), (403, "refuses")])
 async def test_a_wrong_key_is_told_as_one(server, status, advice):
     server.status = status
-    with pytest.raises(StoreUnavailable, match=advice):
-        await open_store(server)
+    store = await open_store(server)
+    assert advice in store.outage
+    await store.close()
 
 
 async def test_a_server_that_mixes_tenants_statistics_is_refused(server):
@@ -235,38 +261,3 @@ async def test_a_server_that_mixes_tenants_statistics_is_refused(server):
 async def test_a_collection_for_another_embedder_is_refused(server):
     with pytest.raises(CollectionMismatch, match=r"dense vectors of 4 .* another collection"):
         await open_store(server, VectorSpace(1024, sparse=True))
-
-
-async def test_vectors_of_another_size_are_refused():
-    store = await QdrantChunkStore.open(LocalStoreConfig(), "chunks", HYBRID)
-    with pytest.raises(CollectionMismatch, match="dense vectors of 2"):
-        await store.add("acme", "d", [chunk()], [Embedding(DENSE[:2], TERMS)])
-    await store.close()
-
-
-async def test_many_documents_in_turn_take_the_room_of_one():
-    """Local mode keeps deleted points for ever; their places are used again."""
-    store = await QdrantChunkStore.open(LocalStoreConfig(), "chunks", HYBRID)
-    for turn in range(20):
-        chunks = [chunk(index) for index in range(5)]
-        await store.add("acme", f"d{turn}", chunks, [Embedding(DENSE, TERMS)] * 5)
-        await store.delete("acme", f"d{turn}")
-    assert len(store._client._client.collections["chunks"].ids) == 5
-    await store.close()
-
-
-async def test_a_place_given_to_another_tenant_during_a_search_shows_nothing(monkeypatch):
-    store = await QdrantChunkStore.open(LocalStoreConfig(), "chunks", HYBRID)
-    embeddings = [Embedding(DENSE, TERMS)] * 2
-    await store.add("acme", "d", [chunk(0), chunk(1)], embeddings)
-    score = store._client.query_batch_points
-
-    async def score_and_lose_the_place(*args):
-        responses = await score(*args)
-        await store.delete("acme", "d")
-        await store.add("other", "d", [chunk(0), chunk(1)], embeddings)
-        return responses
-
-    monkeypatch.setattr(store._client, "query_batch_points", score_and_lose_the_place)
-    assert await store.search("acme", ["d"], embeddings[0], limit=5, floor=0.3) == []
-    await store.close()

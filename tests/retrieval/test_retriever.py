@@ -188,8 +188,9 @@ async def test_who_comes_while_room_is_made_still_finds_the_document(embedder, s
     add = store.add
 
     async def add_and_tell(*args):
-        await add(*args)
+        stored = await add(*args)
         b_stored.set()
+        return stored
 
     async def come_back_to_a():
         await b_stored.wait()

@@ -14,9 +14,9 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from retrieval import Document, EmbedderFailed, LexicalEmbedder, RetrievalConfig, open_retriever
 from retrieval.chunking import Chunk, RetrievedChunk
-from retrieval.config import LocalStoreConfig, SentenceEmbedderConfig
+from retrieval.config import SentenceEmbedderConfig
 from retrieval.embedding import SentenceEmbedder
-from retrieval.qdrant import QdrantChunkStore
+from retrieval.local_store import LocalChunkStore
 from tests.retrieval.tokens import words
 
 VOCABULARY = ["[PAD]", "[UNK]", "the", "harbor", "of", "belaron", "is", "tessin", "mayor", "vael"]
@@ -120,9 +120,9 @@ def test_the_best_cosine_decides_what_is_evidence(embedder, cosines, is_evidence
 
 
 async def test_words_raise_a_chunk_by_a_share_of_their_score(embedder) -> None:
-    store = await QdrantChunkStore.open(LocalStoreConfig(), "chunks", embedder.space)
+    store = await LocalChunkStore.open("chunks", embedder.space)
     chunks = [Chunk(f"d:{n}", "d", n, n + 1, text, 8) for n, text in enumerate(PASSAGES)]
-    await store.add("local", "d", chunks, embedder.embed_passages(PASSAGES))
+    await store.add("local", "d", chunks, embedder.embed_passages(PASSAGES), 9)
     dense, both = embedder.embed_query("mayor vael"), embedder.embed_query("mayor vael")
     dense = replace(dense, sparse=None)
     by_cosine = {c.id: c for c in await store.search("local", ["d"], dense, limit=9, floor=-1.0)}

@@ -22,6 +22,7 @@ STATUS = {
     "DrafterHangs": 503,
     "OutOfStep": 500,
     "DrafterUnavailable": 503,
+    "RetrievalPending": 503,
     "TargetUnavailable": 503,
     "TargetHangs": 503,
     "EngineFailed": 500,

@@ -8,11 +8,12 @@ import yaml
 from pydantic import ValidationError
 
 from deployments.app import compose
-from deployments.config.serve_config import ServeConfig
+from deployments.config.serve_config import RetrieverPoolConfig, ServeConfig
 from deployments.config.serve_file import check
 from rapid.catalogue import CatalogueFile, find
 from rapid.errors import ConfigurationError
 from rapid.planning.shapes import KNOWN_SHAPES
+from retrieval.config import BGEM3EmbedderConfig
 from tests.deployments.test_app import graph
 from tests.rapid import tiny_gguf
 
@@ -170,3 +171,15 @@ def test_the_most_characters_follow_from_the_context() -> None:
     assert filled.max_characters == 16 * 131_072
     ingress = graph(compose(with_api()))["Ingress"]._bound_deployment
     assert ingress.init_args[0].max_characters == 2**20
+
+
+@pytest.mark.parametrize(("num_gpus", "device"), [(0, "cpu"), (0.25, "cuda")])
+def test_the_embedder_takes_the_gpu_of_its_pool_and_no_other(num_gpus: float, device: str) -> None:
+    """Ray does not hide the GPUs of a machine from a replica that has reserved none."""
+    retriever = RetrieverPoolConfig.model_validate(
+        {"retrieval": {"embedder": {"kind": "bge-m3"}}, "pool": {"num_gpus": num_gpus}}
+    )
+    assert retriever.retrieval.embedder == BGEM3EmbedderConfig(kind="bge-m3", device="auto")
+    assert retriever.placed.embedder == BGEM3EmbedderConfig(kind="bge-m3", device=device)
+    words = RetrieverPoolConfig()
+    assert words.placed is words.retrieval

@@ -76,6 +76,16 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
             "a local store lives in one retriever: set retriever.pool.max_replicas to 1",
         ),
         (
+            lambda _, args: args["retriever"]["retrieval"].update(
+                embedder={"kind": "bge-m3", "device": "cuda"}
+            ),
+            "device is cuda, and the retriever's pool reserves no GPU: set retriever.pool.num_gpus",
+        ),
+        (
+            lambda _, args: args["retriever"]["pool"].update(num_gpus=0.5),
+            "reserves 0.5 GPUs, and the embedder runs on the cpu: set retriever.pool.num_gpus to 0",
+        ),
+        (
             lambda _, args: args["retriever"]["retrieval"].update(budget_tokens=4000),
             "fills the drafter's max_context (2048): raise drafter.engine.max_context",
         ),

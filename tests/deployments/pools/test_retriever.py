@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from deployments.pools import retriever
+from rapid.checkpoints.text import ChatText
 from rapid.messages import Document
 from retrieval import RetrievalConfig
 
@@ -16,11 +17,17 @@ class FakeRetriever:
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
         self.is_closed = False
+        self.outage: str | None = None
 
     async def retrieve(
-        self, tenant: str, documents: Sequence[Document], query: str, budget_tokens: int
+        self,
+        tenant: str,
+        documents: Sequence[Document],
+        query: str,
+        budget_tokens: int,
+        wait_s: float,
     ) -> str:
-        self.calls.append((tenant, documents, query, budget_tokens))
+        self.calls.append((tenant, documents, query, budget_tokens, wait_s))
         return f"context of {tenant}"
 
     async def close(self) -> None:
@@ -35,7 +42,10 @@ class Opening:
         self.configs: list[RetrievalConfig] = []
         self.may_end = asyncio.Event()
 
-    async def __call__(self, config: RetrievalConfig, _: object) -> FakeRetriever:
+    async def __call__(
+        self, config: RetrievalConfig, _: object, *, tokenizer: str
+    ) -> FakeRetriever:
+        assert tokenizer == ChatText.load("embedded:target").fingerprint
         self.configs.append(config)
         await self.may_end.wait()
         return self.fake
@@ -58,13 +68,15 @@ async def test_calls_that_come_at_once_open_one_store(opening: Opening) -> None:
     replica = retriever.RetrieverReplica(config, "embedded:target")
     assert opening.configs == []
     documents = [Document("a", "text")]
-    asked = [asyncio.create_task(replica.retrieve(tenant, documents, "who", 9)) for tenant in "xy"]
+    asked = [
+        asyncio.create_task(replica.retrieve(tenant, documents, "who", 9, 1.0)) for tenant in "xy"
+    ]
     health = asyncio.create_task(replica.check_health())
     await asyncio.sleep(0)
     health.cancel()  # who waits for the store may leave, and it opens all the same
     opening.may_end.set()
     assert await asyncio.gather(*asked) == ["context of x", "context of y"]
-    assert opening.fake.calls == [(tenant, documents, "who", 9) for tenant in "xy"]
+    assert opening.fake.calls == [(tenant, documents, "who", 9, 1.0) for tenant in "xy"]
     assert opening.configs == [config]
     await close(replica)
     assert opening.fake.is_closed
@@ -74,3 +86,15 @@ async def test_what_was_never_opened_is_not_closed(opening: Opening) -> None:
     replica = retriever.RetrieverReplica(RetrievalConfig(), "embedded:target")
     await close(replica)
     assert opening.configs == []
+
+
+async def test_a_store_that_is_away_is_told_and_leaves_the_replica_healthy(
+    opening: Opening,
+) -> None:
+    opening.may_end.set()
+    replica = retriever.RetrieverReplica(RetrievalConfig(), "embedded:target")
+    assert await replica.status() == {"is_away": False, "outage": None}
+    opening.fake.outage = "Qdrant at http://q:6333 does not answer"
+    assert await replica.status() == {"is_away": True, "outage": opening.fake.outage}
+    await replica.check_health()
+    await close(replica)

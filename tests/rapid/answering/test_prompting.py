@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from ray.serve.exceptions import DeploymentUnavailableError as NoPool
 
-from deployments.orchestrator.ray_ports import RayRetrieval
+from deployments.orchestrator.ray_retrieval import RayRetrieval
 from rapid.answering.prompting import RequestPrompts
 from rapid.checkpoints.text import ChatText
-from rapid.errors import PromptTooLong
+from rapid.errors import PromptTooLong, RetrievalPending
 from rapid.messages import Document, GenerateRequest, Message
 from retrieval import RetrievalConfig, RetrievedChunk, StoreUnavailable
 
@@ -31,8 +31,12 @@ class ScriptedRetriever:
         self.num_cancelled = 0
         self.retrieve = self
 
+    def options(self, **_: Any) -> Any:
+        return self
+
     def remote(self, *args: Any) -> Any:
-        self.asked.append(args)
+        *asked, self.wait_s = args
+        self.asked.append(tuple(asked))
         return self
 
     def cancel(self) -> None:
@@ -113,6 +117,7 @@ async def test_without_documents_nobody_is_asked(chat_text: ChatText) -> None:
         (StoreUnavailable("http://me:secret@qdrant is away."), "retrieval did not answer", True),
         (ValueError("a bug in the replica"), "retrieval did not answer", True),
         (NoPool("Retriever"), "retrieval did not answer", True),
+        (RetrievalPending("Ask again."), "still being indexed", True),
     ],
 )
 async def test_no_chunk_is_no_evidence_and_says_why(

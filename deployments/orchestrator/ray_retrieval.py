@@ -1,0 +1,74 @@
+"""The port `rapid.ports.Retrieval` over Ray: calls of the retriever deployment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
+
+from cluster.failures import failure_of
+from rapid.errors import DrafterUnavailable
+from rapid.messages import Document
+from rapid.ports import Found
+
+_INDEXING_SHARE = 0.9
+
+
+class RayRetrieval:
+    """A client of the retriever deployment; see `rapid.ports.Retrieval`.
+
+    Requests about the same documents go to the same replica while that has room
+    (`cluster.affinity`): it knows them, and may be indexing them now.
+    """
+
+    def __init__(self, handle: DeploymentHandle, timeout_s: float) -> None:
+        self._handle = handle
+        self._timeout_s = timeout_s
+
+    async def retrieve(
+        self, tenant: str, documents: Sequence[Document], query: str, budget_tokens: int
+    ) -> Found:
+        """Return the passages that the drafter reads.
+
+        A replica that is lost is asked for once more, which another one answers.
+
+        Raises:
+            RetrievalPending: If documents are not indexed in time; their indexing goes on.
+            DrafterUnavailable: If the retriever fails or does not answer in time.
+        """
+        name = await asyncio.to_thread(affinity, tenant, documents)
+        retriever = self._handle.options(session_id=name)
+        wait_s = _INDEXING_SHARE * self._timeout_s
+        response: DeploymentResponse | None = None
+        is_retry = False
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    response = retriever.retrieve.remote(
+                        tenant, documents, query, budget_tokens, wait_s
+                    )
+                    try:
+                        found: Found = await response
+                    except Exception as error:
+                        failure = failure_of(error)
+                        if is_retry or not failure.is_of_one_replica:
+                            raise failure.as_rapid_error("retriever", DrafterUnavailable) from None
+                        is_retry = True
+                    else:
+                        return found
+        except (TimeoutError, asyncio.CancelledError) as stopped:
+            if response is not None:
+                response.cancel()
+            if isinstance(stopped, TimeoutError):
+                raise DrafterUnavailable(f"no answer within {self._timeout_s:g} s") from None
+            raise
+
+
+def affinity(tenant: str, documents: Sequence[Document]) -> str:
+    """Return the name of the longest document, which is the dearest to index."""
+    longest = max(documents, key=lambda each: len(each.text)).text
+    digest = blake2b(tenant.encode(), digest_size=16)
+    digest.update(longest.encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()

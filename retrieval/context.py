@@ -1,0 +1,58 @@
+"""What a retriever returns: the context of a question, and how long it took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from retrieval.chunking import RetrievedChunk
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalTimings:
+    """Durations of the steps of a retrieval, in milliseconds.
+
+    Attributes:
+        index_ms: Chunking, embedding and storing; close to zero for documents already indexed.
+        embed_ms: Embedding of the query.
+        search_ms: The search in the store.
+    """
+
+    index_ms: float
+    embed_ms: float
+    search_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        return self.index_ms + self.embed_ms + self.search_ms
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievedContext:
+    """The context that retrieval found for a question.
+
+    Attributes:
+        chunks: The selected chunks, in document order.
+        cleared_floor: Whether any chunk scored above the floor, even if it did not fit the budget.
+        is_evidence: Whether the chunks have enough to do with the query to rely on them: by a
+            configured floor if there is one, else by the embedder's own rule.
+        budget_tokens: The most tokens of context.
+        document_ids: Ids of the searched documents.
+        timings: Durations of the steps.
+    """
+
+    chunks: tuple[RetrievedChunk, ...]
+    cleared_floor: bool
+    is_evidence: bool
+    budget_tokens: int
+    document_ids: tuple[str, ...]
+    timings: RetrievalTimings
+
+    @property
+    def text(self) -> str:
+        """The chunks joined by blank lines."""
+        return "\n\n".join(chunk.text.strip() for chunk in self.chunks)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens of the chunks, at most `budget_tokens`."""
+        return sum(chunk.num_tokens for chunk in self.chunks)

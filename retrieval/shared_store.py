@@ -1,0 +1,286 @@
+"""The chunk store on a Qdrant server, which retrievers share.
+
+A document's points are named by its content, its tenant and its index (the embedder, the chunking
+and the tokenizer: `RetrievalConfig.index_name`). So every retriever finds what any of them has
+added, also after a restart, and to add a document twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Self
+
+from qdrant_client import AsyncQdrantClient
+
+from retrieval.chunking import Chunk, RetrievedChunk
+from retrieval.config import ServerStoreConfig
+from retrieval.embedding import Embedding, VectorSpace
+from retrieval.errors import ChunksMissing, RetrievalError, StoreUnavailable
+from retrieval.manifests import CLAIM_S, Manifests, chunk_point_ids
+from retrieval.qdrant import QdrantCollection
+from retrieval.store import StoredDocument
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 0.5
+_RENEWALS_PER_CLAIM = 3
+_LONGEST_RETRY_S = 10.0
+_SWEEPS_PER_TTL = 10
+_LONGEST_SWEEP_S = 600.0
+
+
+class SharedChunkStore:
+    """A `ChunkStore` of several retrievers, in one Qdrant collection.
+
+    While the server is away, calls are refused at once; only the store itself asks whether it is
+    back, at growing intervals. Documents that nobody has used for the time to live are deleted, by
+    whichever retriever notices first.
+    """
+
+    def __init__(
+        self,
+        collection: QdrantCollection,
+        index: str,
+        ttl_s: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Store the settings; `keep` opens the collection.
+
+        Args:
+            collection: The collection, which need not exist yet.
+            index: The name of everything beside a text that decides its chunks and vectors.
+            ttl_s: How long a document stays after its last use, in seconds.
+            clock: Returns the seconds since the epoch.
+        """
+        self._collection = collection
+        self._index = index
+        self._ttl_s = ttl_s
+        self._manifests = Manifests(collection, ttl_s, clock)
+        self._point_ids: dict[tuple[str, str], list[str]] = {}
+        self._outage: str | None = None
+        self._fell_away = asyncio.Event()
+        self._is_prepared = False
+        self._keeper: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(
+        cls, config: ServerStoreConfig, collection: str, space: VectorSpace, index: str
+    ) -> Self:
+        """Connect, and create the collection if it does not exist; the server may be away.
+
+        Raises:
+            CollectionMismatch: If the collection was made for other vectors, or the server is too
+                old.
+        """
+        key = config.key()
+        client = AsyncQdrantClient(
+            url=config.url,
+            headers=None if key is None else {"api-key": key},
+            timeout=int(max(1, config.timeout_s)),
+            check_compatibility=False,  # it only warns; `QdrantCollection.prepare` raises
+        )
+        of = QdrantCollection(client, collection, space, url=config.url)
+        store = cls(of, index, config.ttl_s)
+        try:
+            await store.keep()
+        except BaseException:
+            await client.close()
+            raise
+        return store
+
+    @property
+    def outage(self) -> str | None:
+        """Why the server cannot be reached; see `ChunkStore.outage`."""
+        return self._outage
+
+    async def keep(self) -> None:
+        """Open the collection, and from now on sweep it and ask for a server that is away.
+
+        Raises:
+            CollectionMismatch: See `open`.
+        """
+        with suppress(StoreUnavailable):
+            async with self._server():
+                pass
+        self._keeper = asyncio.create_task(self._keep())
+
+    @asynccontextmanager
+    async def claimed(self, tenant: str, document_id: str) -> AsyncIterator[StoredDocument | None]:
+        """Enter with a stored document or with the claim to add it; see `ChunkStore.claimed`."""
+        named = self._named(document_id)
+        while True:
+            async with self._server():
+                found = await self._manifests.claim(tenant, named)
+            if isinstance(found, StoredDocument):
+                self._remember(tenant, document_id, found)
+                yield found
+                return
+            if found.is_ours:
+                break
+            await asyncio.sleep(_LOOK_S)
+        renewing = asyncio.create_task(self._renew(tenant, named))
+        try:
+            yield None
+        except BaseException:
+            with suppress(RetrievalError):
+                async with self._server():
+                    await self._manifests.release(tenant, named)
+            raise
+        finally:
+            renewing.cancel()
+
+    async def add(
+        self,
+        tenant: str,
+        document_id: str,
+        chunks: Sequence[Chunk],
+        embeddings: Sequence[Embedding],
+        num_tokens: int,
+    ) -> StoredDocument:
+        """Write a document's chunks, and then that they are complete; see `ChunkStore.add`."""
+        named = self._named(document_id)
+        ids = chunk_point_ids(tenant, named, len(chunks))
+        points = self._collection.points(tenant, named, chunks, embeddings, ids)
+        stored = StoredDocument(len(points), num_tokens)
+        async with self._server():
+            await self._collection.upsert(points)
+            await self._manifests.complete(tenant, named, stored)
+        self._remember(tenant, document_id, stored)
+        return stored
+
+    async def search(
+        self,
+        tenant: str,
+        document_ids: Sequence[str],
+        query: Embedding,
+        *,
+        limit: int,
+        floor: float,
+    ) -> list[RetrievedChunk]:
+        """Search as `ChunkStore.search` specifies, and count what there is to search in.
+
+        A document is found in as many chunks as its manifest promises, or indexed again: without
+        the count, a store that was emptied would look like a document that says nothing about the
+        question.
+        """
+        documents = {
+            self._named(each): self._point_ids[tenant, each]
+            for each in document_ids
+            if (tenant, each) in self._point_ids
+        }
+        if not documents:
+            return []
+        promised = sum(map(len, documents.values()))
+        async with self._server():
+            await self._manifests.refresh(tenant, list(documents))
+            found, num_held = await asyncio.gather(
+                self._collection.search(tenant, documents, query, limit=limit, floor=floor),
+                self._collection.count(tenant, documents),
+            )
+            if num_held < promised:
+                await self._revoke_incomplete(tenant, documents)
+                raise ChunksMissing(f"{promised - num_held} of {promised} chunks are gone")
+        return found
+
+    async def sweep(self) -> int:
+        """Delete documents whose time to live has passed, and return how many.
+
+        Chunks go first and the manifest last, and only if nobody has claimed the document
+        meanwhile. Several retrievers may sweep at once.
+        """
+        num_swept = 0
+        while expired := await self._manifests.expired():
+            for each in expired:
+                await self._collection.delete(each.tenant, each.document_id)
+                await self._manifests.delete(each.tenant, each.document_id, if_expired=True)
+            num_swept += len(expired)
+        return num_swept
+
+    async def evict(self, tenant: str, document_id: str) -> None:
+        """Forget a document; others may use it, so it stays until it expires."""
+        self._point_ids.pop((tenant, document_id), None)
+        self._manifests.forget(tenant, self._named(document_id))
+
+    async def delete(self, tenant: str, document_id: str) -> None:
+        """Delete a document for all retrievers; see `ChunkStore.delete`."""
+        self._point_ids.pop((tenant, document_id), None)
+        async with self._server():
+            await self._collection.delete(tenant, self._named(document_id))
+            await self._manifests.delete(tenant, self._named(document_id))
+
+    async def close(self) -> None:
+        """Disconnect; what was added stays for the others."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        await self._collection.client.close()
+
+    def _named(self, document_id: str) -> str:
+        return f"{self._index}/{document_id}"
+
+    def _remember(self, tenant: str, document_id: str, stored: StoredDocument) -> None:
+        ids = chunk_point_ids(tenant, self._named(document_id), stored.num_chunks)
+        self._point_ids[tenant, document_id] = ids
+
+    async def _revoke_incomplete(self, tenant: str, documents: dict[str, list[str]]) -> None:
+        for named, point_ids in documents.items():
+            if await self._collection.count(tenant, [named]) < len(point_ids):
+                await self._manifests.revoke(tenant, named)
+
+    async def _renew(self, tenant: str, named: str) -> None:
+        """Renew a claim until cancelled; an absent server may be back before the claim ends."""
+        while True:
+            await asyncio.sleep(CLAIM_S / _RENEWALS_PER_CLAIM)
+            with suppress(RetrievalError):
+                async with self._server():
+                    await self._manifests.renew(tenant, named)
+
+    @asynccontextmanager
+    async def _server(self, *, is_probe: bool = False) -> AsyncIterator[None]:
+        """Enclose calls of the server, and note whether it is away.
+
+        Raises:
+            StoreUnavailable: At once if the server is known to be away and this is no probe.
+        """
+        if self._outage is not None and not is_probe:
+            raise StoreUnavailable(self._outage)
+        try:
+            if not self._is_prepared:
+                await self._collection.prepare()
+                self._is_prepared = True
+            yield
+        except ChunksMissing:
+            self._is_prepared = False  # the collection may be gone
+            raise
+        except RetrievalError as error:
+            self._is_prepared = False  # another server may come back
+            self._outage = str(error)
+            self._fell_away.set()
+            _log.warning("retrieval is away: %s", error)
+            raise
+        if self._outage is not None:
+            self._outage = None
+            _log.warning("retrieval is back")
+
+    async def _keep(self) -> None:
+        """Sweep now and then while the server is there, and probe it while it is away."""
+        sweep_every_s = min(self._ttl_s / _SWEEPS_PER_TTL, _LONGEST_SWEEP_S)
+        retry_s = _LOOK_S
+        while True:
+            if self._outage is None:
+                self._fell_away.clear()
+                with suppress(TimeoutError):  # replicas that started together sweep in turn
+                    async with asyncio.timeout(sweep_every_s * random.uniform(0.5, 1.5)):
+                        await self._fell_away.wait()
+                retry_s = _LOOK_S
+            else:
+                await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
+                retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
+            with suppress(RetrievalError):
+                async with self._server(is_probe=True):
+                    await self.sweep()

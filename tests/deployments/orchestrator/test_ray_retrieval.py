@@ -1,0 +1,113 @@
+"""Calls of the retriever's deployment: where they go, and what a lost replica costs."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+
+from deployments.orchestrator.ray_retrieval import RayRetrieval, affinity
+from rapid.errors import DrafterUnavailable, EngineFailed, RetrievalPending
+from rapid.messages import Document
+
+DOCUMENTS = [Document("note", "It rains."), Document("book", "It was a dark and stormy night.")]
+FOUND = SimpleNamespace(chunks=(), cleared_floor=False, is_evidence=False)
+LOST = ActorDiedError()
+
+
+class Response:
+    """A Serve response whose answer is given; None never comes."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def __await__(self) -> Any:
+        yield from asyncio.sleep(30 if self.answer is None else 0).__await__()
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+
+class Handle:
+    """A handle whose calls are answered in turn."""
+
+    def __init__(self, *answers: object) -> None:
+        self.responses = [Response(answer) for answer in answers]
+        self.calls: list[tuple[Any, ...]] = []
+        self.sessions: list[str] = []
+        self.retrieve = self
+
+    def options(self, *, session_id: str) -> Handle:
+        self.sessions.append(session_id)
+        return self
+
+    def remote(self, *args: Any) -> Response:
+        self.calls.append(args)
+        return self.responses[len(self.calls) - 1]
+
+
+async def asked(handle: Handle, timeout_s: float = 20.0, tenant: str = "acme") -> Any:
+    return await RayRetrieval(handle, timeout_s).retrieve(tenant, DOCUMENTS, "who", 9)  # type: ignore[arg-type]
+
+
+async def test_requests_about_the_same_documents_go_by_the_same_name() -> None:
+    handle = Handle(FOUND, FOUND, FOUND)
+    assert await asked(handle) is FOUND
+    await asked(handle)
+    await asked(handle, tenant="another")
+    assert handle.calls[0] == ("acme", DOCUMENTS, "who", 9, 18.0)  # waits less than its caller
+    first, second, third = handle.sessions
+    assert first == second == affinity("acme", list(reversed(DOCUMENTS)))
+    assert first == affinity("acme", [DOCUMENTS[1], Document("other", "It snows.")])
+    assert third != first != affinity("acme", DOCUMENTS[:1])
+
+
+async def test_a_lost_replica_is_asked_for_once_more() -> None:
+    handle = Handle(LOST, FOUND)
+    assert await asked(handle) is FOUND
+    assert handle.calls[0] == handle.calls[1]
+    with pytest.raises(DrafterUnavailable, match="was lost"):
+        await asked(Handle(LOST, LOST))
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (RetrievalPending("Ask again."), RetrievalPending),
+        (DrafterUnavailable("The store is away."), DrafterUnavailable),
+        (ValueError("a bug"), EngineFailed),
+    ],
+)
+async def test_what_a_replica_refuses_is_not_asked_of_another(
+    answer: Exception, told: type[Exception]
+) -> None:
+    remote = RayTaskError("retrieve", "Traceback ...", answer).as_instanceof_cause()
+    handle = Handle(remote, FOUND)
+    with pytest.raises(told):
+        await asked(handle)
+    assert len(handle.calls) == 1
+
+
+async def test_who_does_not_answer_in_time_is_cancelled() -> None:
+    handle = Handle(None)
+    with pytest.raises(DrafterUnavailable, match=r"no answer within 0\.1 s"):
+        await asked(handle, timeout_s=0.1)
+    assert handle.responses[0].is_cancelled
+
+
+async def test_a_caller_who_leaves_cancels_the_call() -> None:
+    handle = Handle(None)
+    task = asyncio.create_task(asked(handle))
+    while not handle.calls:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert handle.responses[0].is_cancelled
