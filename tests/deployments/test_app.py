@@ -11,7 +11,6 @@ import yaml
 from ray.serve import Application
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 
-from cluster.placement import PoolConfig
 from deployments import app
 from deployments.config.serve_config import ServeConfig
 from deployments.config.serve_file import check

@@ -16,23 +16,24 @@ from ray.serve._private.version import DeploymentVersion
 from deployments.app import compose
 from deployments.config.plans import deployment_plans, effects
 from deployments.config.serve_config import ApiKey, CanaryConfig, ServeConfig
-from retrieval.config import BGEM3EmbedderConfig, LocalStoreConfig
+from retrieval.config import LexicalEmbedderConfig, LocalStoreConfig
 from tests.deployments.test_app import graph
 
 PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
 POOL = {"num_gpus": 1, "max_replicas": 2}
 STORE = {"kind": "server", "url": "https://qdrant:6333"}
+EMBEDDER = {"kind": "bge-m3"}
 CONFIG = ServeConfig.model_validate(
     {
         "target": {"engine": {"model": "/models/target"}, "pool": POOL},
         "drafter": {"engine": {"model": "/models/drafter"}, "pool": POOL},
-        "retriever": {"retrieval": {"store": STORE}, "pool": POOL},
+        "retriever": {"retrieval": {"store": STORE, "embedder": EMBEDDER}, "pool": POOL},
         "orchestrator": {"pool": POOL},
         "api": {"pool": POOL},
     }
 )
 OTHERS = {
-    "embedder": BGEM3EmbedderConfig(kind="bge-m3"),
+    "embedder": LexicalEmbedderConfig(),
     "store": LocalStoreConfig(),
     "canary": CanaryConfig(application="next", share=0.1),
     "keys": (ApiKey(tenant="a", sha256="0" * 64),),
