@@ -41,12 +41,13 @@ def compose(
     load_drafter: EngineFactory = load_engine,
 ) -> Application:
     """Compose the module's graph; `load_target` and `load_drafter` make the engines."""
-    target = _engines("Target", config.target, load_target)
+    model_name = config.api.model
+    target = _engines("Target", config.target, load_target, model_name)
     drafter = retriever = None
     if config.drafter == "target":
         drafter = target
     elif config.drafts_with_model:
-        drafter = _engines("Drafter", config.drafter_pool, load_drafter)
+        drafter = _engines("Drafter", config.drafter_pool, load_drafter, model_name)
     if drafter is not None:
         retriever = _deployment("Retriever", RetrieverReplica, config.retriever.pool).bind(
             config.retriever.retrieval, config.target.engine.model
@@ -58,10 +59,12 @@ def compose(
     return ingress.bind(config.api, orchestrator, config.is_embedded)
 
 
-def _engines(name: str, pool: EnginePoolConfig, load: EngineFactory) -> Application:
+def _engines(
+    name: str, pool: EnginePoolConfig, load: EngineFactory, model_name: str
+) -> Application:
     """Return a pool of leasing replicas, each with as many leases as its engine."""
     deployment = _deployment(name, EngineReplica, pool.pool, pool.engine.max_leases)
-    return deployment.bind(pool.engine, pool.pool, load)
+    return deployment.bind(pool.engine, pool.pool, load, model_name)
 
 
 def _deployment(

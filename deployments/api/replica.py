@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 from cluster.failures import FailureKind, failure_of
 from deployments.api.ingress import Ingress
 from deployments.config.serve_config import ApiConfig
+from deployments.logs import log_with_serve
 from rapid.errors import Overloaded, TargetUnavailable
 from rapid.messages import GenerateRequest, GenerationEvent
 
@@ -79,6 +80,7 @@ class IngressReplica:
     def __init__(
         self, config: ApiConfig, orchestrator: DeploymentHandle, is_embedded: bool
     ) -> None:
+        log_with_serve()
         self._config = config
         self._orchestrator = orchestrator
         self._is_embedded = is_embedded

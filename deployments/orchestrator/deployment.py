@@ -6,10 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
+from opentelemetry import trace
+from opentelemetry.trace import Span
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config.serve_config import ServeConfig
+from deployments.logs import log_with_serve
 from deployments.metrics import RequestMetrics
 from deployments.orchestrator.ray_ports import RayPool, RayRetrieval, VerifierSettings
 from deployments.orchestrator.readiness import readiness
@@ -19,7 +22,7 @@ from rapid.answering.services import Pools, Services
 from rapid.checkpoints.text import ChatText
 from rapid.errors import DrafterUnavailable, TargetUnavailable
 from rapid.estimators import Patience
-from rapid.messages import GenerateRequest, GenerationEvent
+from rapid.messages import Finished, GenerateRequest, GenerationEvent, Started
 
 
 class Orchestrator:
@@ -40,6 +43,7 @@ class Orchestrator:
             drafter: The handle of the pool that drafts; None with prompt lookup.
             retriever: The handle of the retriever; None with prompt lookup.
         """
+        log_with_serve()
         target_text = ChatText.load(config.target.engine.model)
         drafter_text = ChatText.load(config.drafter_pool.engine.model)
         self._pools = config.pools
@@ -53,12 +57,29 @@ class Orchestrator:
         run = RequestRun(self._services, request)
         async with aclosing(self._metrics.watched(run.events())) as events:
             async for event in events:
+                _note(trace.get_current_span(), event)  # of this call, which Serve records
                 yield event
 
     async def ready(self) -> dict[str, Any]:
         """Return the status of the pools' replicas and engines, for ``GET /ready``."""
         may_rest = {name for name, pool in self._pools.items() if pool.min_replicas == 0}
         return await readiness(serve.get_replica_context().app_name, may_rest)
+
+
+def _note(span: Span, event: GenerationEvent) -> None:
+    """Add what a request has resolved to, and what it has cost, to its span."""
+    if isinstance(event, Started):
+        span.set_attributes({"rapid.mode": event.mode, "rapid.reason": event.reason})
+    elif isinstance(event, Finished):
+        receipt = event.receipt
+        span.set_attributes(
+            {
+                "rapid.prompt_tokens": receipt.prompt_tokens,
+                "rapid.completion_tokens": sum(c.completion_tokens for c in receipt.choices),
+                "rapid.accepted_tokens": sum(c.accepted for c in receipt.choices),
+                "rapid.failovers": len(receipt.failovers),
+            }
+        )
 
 
 def services_over_ray(

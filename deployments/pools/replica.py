@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cluster.leases import LeasingReplica
 from cluster.placement import PoolConfig
+from deployments.logs import log_with_serve
 from deployments.pools.engine_actor import EngineFactory, load_engine, start_engine
 from rapid.config import EngineConfig
 
@@ -12,6 +13,11 @@ class EngineReplica(LeasingReplica):
     """A Serve replica that owns one engine and leases it out."""
 
     def __init__(
-        self, engine: EngineConfig, pool: PoolConfig, load: EngineFactory = load_engine
+        self,
+        engine: EngineConfig,
+        pool: PoolConfig,
+        load: EngineFactory = load_engine,
+        model_name: str = "rapid",
     ) -> None:
-        super().__init__(lambda: start_engine(engine, pool, load))
+        log_with_serve()
+        super().__init__(lambda: start_engine(engine, pool, load, model_name))

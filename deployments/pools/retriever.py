@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from deployments.logs import log_with_serve
 from rapid.checkpoints.text import ChatText
 from rapid.messages import Document
 from retrieval import RetrievalConfig, RetrievedContext, Retriever, open_retriever
@@ -14,6 +15,7 @@ class RetrieverReplica:
     """A Serve replica that owns one `Retriever`; chunk sizes are in the target's tokens."""
 
     def __init__(self, retrieval: RetrievalConfig, target_model: str) -> None:
+        log_with_serve()
         self._config = retrieval
         self._tokens = ChatText.load(target_model).token_offsets
         self._opening: asyncio.Task[Retriever] | None = None

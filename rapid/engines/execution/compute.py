@@ -187,7 +187,8 @@ class ComputeThread:
 
     def _fail(self, works: list[Work], cause: Exception) -> None:
         """End the leases of failed work, whose KV may be corrupt; the engine goes on."""
-        logger.error("forward pass failed", exc_info=cause)
+        leases = sorted({work.lease.lease_id for work in works})
+        logger.error("forward pass failed: leases %s", ", ".join(leases), exc_info=cause)
         with self._state.guard:
             for work in works:
                 if self._state.ledger.is_open(work.lease):

@@ -31,7 +31,7 @@ async def test_it_leases_out_the_engine_that_it_started(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(replica, "start_engine", start)
     config, pool = EngineConfig(model="none"), PoolConfig()
-    made = replica.EngineReplica(config, pool, FakeEngine)
-    assert started == [(config, pool, FakeEngine)]
+    made = replica.EngineReplica(config, pool, FakeEngine, "m")
+    assert started == [(config, pool, FakeEngine, "m")]
     assert [each async for each in made.lease(SimpleNamespace(lease_id="a"))] == [engine]
     assert calls == ["open", "wait_closed"]

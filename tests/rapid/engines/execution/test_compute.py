@@ -17,7 +17,9 @@ def engine_settings() -> dict[str, object]:
     return {"step_tokens": 16}
 
 
-async def test_a_forward_that_raises_ends_its_leases_and_nothing_else(engine: Engine) -> None:
+async def test_a_forward_that_raises_ends_its_leases_and_nothing_else(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
     await opened(engine, "a")
     await opened(engine, "b")
     gate = Gate(engine)
@@ -30,6 +32,7 @@ async def test_a_forward_that_raises_ends_its_leases_and_nothing_else(engine: En
     gate.before = explode
     with pytest.raises(EngineFailed, match="no memory"):
         await engine.decode("a", 0, 2)
+    assert caplog.messages == ["forward pass failed: leases a"]
     with pytest.raises(LeaseNotFound):
         await engine.decode("a", 0, 2)
     assert engine.status().leases_open == 1
