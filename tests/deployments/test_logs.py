@@ -8,12 +8,14 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import ray
+import yaml
 from ray.serve._private.common import ServeComponentType
 from ray.serve._private.logging_utils import configure_component_logger
 from ray.serve.schema import LoggingConfig
@@ -22,7 +24,12 @@ from deployments import logs
 from tests.ray_cluster import Fakes, wait_until
 
 SERVE = logging.getLogger("ray.serve")
+ROOT = Path(__file__).parents[2]
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+def shipped_configurations() -> list[Path]:
+    return [ROOT / "serve_config.yaml", *sorted((ROOT / "cluster" / "configs").glob("*.yaml"))]
 
 
 @pytest.fixture
@@ -31,6 +38,7 @@ def log_file(tmp_path: Path) -> Iterator[Any]:
     loggers = [SERVE, *map(logging.getLogger, logs.PACKAGES)]
     before = [(each, each.level, each.handlers[:], each.propagate) for each in loggers]
     printed = (sys.stdout, sys.stderr)
+    opened: list[logging.Handler] = []
 
     def configure(level: str, encoding: str = "JSON") -> Any:
         configure_component_logger(
@@ -43,13 +51,14 @@ def log_file(tmp_path: Path) -> Iterator[Any]:
             max_bytes=2**20,
             backup_count=1,
         )
+        opened.extend(each.target for each in SERVE.handlers if isinstance(each, MemoryHandler))
         return lambda: [
             line for path in tmp_path.glob("*.log") for line in path.read_text().splitlines()
         ]
 
     yield configure
-    for each in SERVE.handlers:
-        each.close()
+    for file in opened:
+        file.close()
     for each, level, handlers, propagate in before:
         each.setLevel(level)
         each.handlers, each.propagate = handlers, propagate
@@ -92,6 +101,11 @@ def test_a_process_that_is_no_replica_keeps_its_logging() -> None:
     before = logging.getLogger("rapid").handlers[:]
     logs.log_with_serve()
     assert logging.getLogger("rapid").handlers == before
+
+
+@pytest.mark.parametrize("path", shipped_configurations(), ids=lambda path: path.name)
+def test_a_shipped_configuration_logs_json(path: Path) -> None:
+    assert yaml.safe_load(path.read_text())["logging_config"]["encoding"] == "JSON"
 
 
 def serve_logs() -> Path:
