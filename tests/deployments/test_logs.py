@@ -191,17 +191,18 @@ def check_lines() -> None:
 
 
 def check_spans() -> None:
-    expected = {"tokenize", "retrieval", "lease", "prefill", "round", "failover"}
+    ours = {"tokenize", "retrieval", "lease", "prefill", "round", "failover"}
+    calls = ("Ingress __call__", "Orchestrator generate", "Retriever retrieve", "Target lease")
+    expected = ours | {f"replica_handle_request {call}" for call in calls}
 
     def are_there() -> bool:
         return expected <= {each["name"] for each in spans_of(TRACE)}
 
     wait_until(are_there, 30, every_s=0.5)
     spans = spans_of(TRACE)
-    ids = {each["context"]["span_id"] for each in spans} | {"0x00f067aa0ba902b7"}
-    handled = {each["name"].split()[1] for each in spans if "replica_handle" in each["name"]}
-    assert handled >= {"Ingress", "Orchestrator", "Retriever", "Target", "Drafter"}
+    ids = {each["context"]["span_id"] for each in spans}
     for each in spans:
         assert "lighthouse" not in str(each).lower()
-        if each["name"] in expected:
-            assert each["parent_id"] in ids
+        assert each["name"] not in ours or each["parent_id"] in ids
+    (served,) = [each for each in spans if each["name"].endswith("Orchestrator generate")]
+    assert served["attributes"]["rapid.mode"] == "lossless"
