@@ -43,12 +43,14 @@ def compose(
 ) -> Application:
     """Compose the module's graph; `load_target` and `load_drafter` make the engines."""
     plans = deployment_plans(config)
-    target = _engines("Target", plans, config.target, load_target)
+    # The metrics of engines that run keep the name with which they were started.
+    model_name = config.api.model
+    target = _engines("Target", plans, config.target, load_target, model_name)
     drafter = retriever = None
     if config.drafter == "target":
         drafter = target
     elif config.drafts_with_model:
-        drafter = _engines("Drafter", plans, config.drafter_pool, load_drafter)
+        drafter = _engines("Drafter", plans, config.drafter_pool, load_drafter, model_name)
     if drafter is not None:
         retriever = _deployment("Retriever", plans, RetrieverReplica).bind(
             config.retriever.placed, config.target.engine.model
@@ -60,9 +62,11 @@ def compose(
     return ingress.bind(config.filled_api, orchestrator, config.is_embedded)
 
 
-def _engines(name: str, plans: Plans, pool: EnginePoolConfig, load: EngineFactory) -> Application:
+def _engines(
+    name: str, plans: Plans, pool: EnginePoolConfig, load: EngineFactory, model_name: str
+) -> Application:
     """Return a pool of leasing replicas."""
-    return _deployment(name, plans, EngineReplica).bind(pool.engine, pool.pool, load)
+    return _deployment(name, plans, EngineReplica).bind(pool.engine, pool.pool, load, model_name)
 
 
 def _deployment(name: str, plans: Plans, cls: type) -> serve.Deployment:

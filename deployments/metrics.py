@@ -118,6 +118,13 @@ class RequestMetrics:
         self._retrieval = histogram(
             "rapid_retrieval_seconds", "Of a request: finding what the drafter reads.", _REQUEST_S
         )
+        self._witness_tokens = counter(
+            "rapid_witness_prompt_tokens_total",
+            "Tokens of retrieved text that the target read beside its own prompt.",
+        )
+        self._witness_prefill = histogram(
+            "rapid_witness_prefill_seconds", "Of a request: that second reading.", _REQUEST_S
+        )
         self._draft = histogram(
             "rapid_draft_seconds", "Of a request: drafting, over all rounds.", _REQUEST_S
         )
@@ -179,6 +186,9 @@ class RequestMetrics:
         self._prefill.observe(seconds["target_prefill"])
         if seconds["retrieval"]:
             self._retrieval.observe(seconds["retrieval"])
+        if "witness_prefill" in seconds:
+            _raise(self._witness_tokens, receipt.witness_tokens)
+            self._witness_prefill.observe(seconds["witness_prefill"])
         if seconds["draft"]:
             self._draft.observe(seconds["draft"])
         self._verify.observe(seconds["verify"])
@@ -200,25 +210,33 @@ class RequestMetrics:
 class EngineMetrics:
     """Metrics of an engine; the label ``pool`` is ``target`` or ``drafter``."""
 
-    def __init__(self, pool: str) -> None:
-        self._usage = Gauge("vllm_kv_cache_usage_perc", "KV pages in use, 1 is all.", ("pool",))
+    def __init__(self, model: str, pool: str) -> None:
+        """Create the instruments.
+
+        Args:
+            model: The model name that requests give, the label ``model_name``; the drafter's engine
+                has it too, as it works for the answers of that name.
+            pool: The pool that the engine belongs to.
+        """
+        labels = ("model_name", "pool")
+        self._usage = Gauge("vllm_kv_cache_usage_perc", "KV pages in use, 1 is all.", labels)
         self._queries = Counter(
-            "vllm_prefix_cache_queries_total", "Prompt tokens looked for in the cache.", ("pool",)
+            "vllm_prefix_cache_queries_total", "Prompt tokens looked for in the cache.", labels
         )
         self._hits = Counter(
-            "vllm_prefix_cache_hits_total", "Prompt tokens found in the cache.", ("pool",)
+            "vllm_prefix_cache_hits_total", "Prompt tokens found in the cache.", labels
         )
         self._ahead_hits = Counter(
             "rapid_draft_ahead_hit_total",
             "Blocks that began with what was drafted ahead.",
-            ("pool",),
+            labels,
         )
         self._ahead_misses = Counter(
-            "rapid_draft_ahead_miss_total", "Blocks that found it to be wrong.", ("pool",)
+            "rapid_draft_ahead_miss_total", "Blocks that found it to be wrong.", labels
         )
         counters = (self._queries, self._hits, self._ahead_hits, self._ahead_misses)
         for each in (self._usage, *counters):
-            each.set_default_tags({"pool": pool})
+            each.set_default_tags({"model_name": model, "pool": pool})
         self._reported: EngineStatus | None = None
 
     def report(self, status: EngineStatus) -> None:

@@ -73,6 +73,7 @@ class GenerateRequest:
     """A validated request with its tenant, as the ingress hands it to the orchestrator.
 
     Attributes:
+        request_id: Id that log lines give, as the caller's. Several requests may have the same.
         num_logprobs: Number of alternatives beside each token's log-probability: None for no
             log-probabilities, 0 for those of the chosen tokens only.
         is_streamed: Whether the caller receives the answer while it is generated.
@@ -111,6 +112,7 @@ class LeaseRequest:
     """A request for a lease: room on one engine for all choices, which share the prompt's KV.
 
     Attributes:
+        lease_id: Unique id, ``request id/role-suffix``, so that an engine's log names the request.
         prompt_ids: Token ids of the prompt, one row.
         max_tokens: Longest answer, in tokens. Pages for it are reserved at once, so that no lease
             is ever preempted.

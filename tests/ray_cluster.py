@@ -23,6 +23,13 @@ from rapid.messages import GenerateRequest, Message, SpeculationRequest
 
 FAKES = "fakes"
 REAL = "rapid"
+# Spans go to files, of requests alone whose caller traces them.
+TRACING = {
+    "RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH": (
+        "ray.serve._private.tracing_utils:default_tracing_exporter"
+    ),
+    "RAY_SERVE_TRACING_SAMPLING_RATIO": "0",
+}
 BLOCKS_OPENED = Path(tempfile.gettempdir()) / "rapid-tests-blocks-opened"
 
 
@@ -34,8 +41,10 @@ def ray_cluster() -> Iterator[str]:
 
     temp_dir = tempfile.mkdtemp(prefix="rapid-", dir="/tmp")  # short: socket paths are limited
     port = free_port()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as environment:
         warnings.simplefilter("ignore")
+        for name, value in TRACING.items():
+            environment.setenv(name, value)
         ray.init(
             num_cpus=4,
             num_gpus=5,  # logical: for placement, nothing computes on them
@@ -129,7 +138,12 @@ def fakes(ray_cluster: str) -> Fakes:
     BLOCKS_OPENED.unlink(missing_ok=True)
     load_drafter = functools.partial(FakeEngine, wrong_every=7, opened_by=str(BLOCKS_OPENED))
     config = ServeConfig.model_validate(FAKE_CONFIG)
-    serve.run(compose(config, FakeEngine, load_drafter), name=FAKES, route_prefix="/fakes")
+    serve.run(
+        compose(config, FakeEngine, load_drafter),
+        name=FAKES,
+        route_prefix="/fakes",
+        logging_config={"encoding": "JSON", "log_level": "INFO"},
+    )
     handle = functools.partial(serve.get_deployment_handle, app_name=FAKES)
     return Fakes(
         f"{ray_cluster}/fakes", handle("Orchestrator"), handle("Target"), handle("Drafter")

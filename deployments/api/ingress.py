@@ -181,7 +181,7 @@ class Ingress:
             asked = parse_chat_request(body, self._limits)
             self._check_model(asked.model)
             unique = secrets.token_hex(16)  # not the client's id, which two requests may share
-            events = self._service.generate(asked.as_generate_request(unique, tenant))
+            events = self._service.generate(asked.as_generate_request(_request_id(request), tenant))
             frame = ReplyFrame(
                 id=f"chatcmpl-{unique}",
                 created=int(time.time()),
@@ -191,6 +191,7 @@ class Ingress:
                 includes_usage=asked.includes_usage,
             )
             timing = Timing(began)
+            _log.info("request %s is answered as %s", _request_id(request), frame.id)
             feed = await stack.enter_async_context(EventFeed(events, request.receive))
             if not isinstance(await self._first(feed), Started):
                 raise EngineFailed("The answer began without a mode.")
@@ -413,7 +414,8 @@ def _log_failure(error: Exception, status: int, request_id: str) -> None:
     if status >= 500 and status != 503:
         _log.error("request %s failed", request_id, exc_info=error)
     else:
-        _log.info("request %s: %d %s", request_id, status, error)
+        # Without the error's message, which may quote the request.
+        _log.info("request %s: %d %s", request_id, status, type(error).__name__)
 
 
 def _origin(request: Request) -> tuple[str | None, str | None, str | None]:

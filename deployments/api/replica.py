@@ -17,6 +17,7 @@ from deployments.api.ingress import Ingress
 from deployments.api.readiness import Readiness
 from deployments.config.live import accepted
 from deployments.config.serve_config import ApiConfig
+from deployments.logs import log_with_serve
 from rapid.errors import Overloaded, TargetUnavailable
 from rapid.messages import GenerateRequest, GenerationEvent
 
@@ -85,6 +86,7 @@ class IngressReplica:
     def __init__(
         self, config: ApiConfig, orchestrator: DeploymentHandle, is_embedded: bool
     ) -> None:
+        log_with_serve()
         name = orchestrator.app_name
         readiness = Readiness(name)
         readiness.start()

@@ -7,12 +7,15 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from opentelemetry import trace
+from opentelemetry.trace import Span
 from ray.serve.handle import DeploymentHandle
 
 from cluster.placement import num_queued
 from cluster.reports import LoopWatch
 from deployments.config.live import accepted
 from deployments.config.serve_config import ServeConfig
+from deployments.logs import log_with_serve
 from deployments.metrics import RequestMetrics
 from deployments.orchestrator.ray_ports import LeaseQueue, RayPool, VerifierSettings
 from deployments.orchestrator.ray_retrieval import RayRetrieval
@@ -23,7 +26,7 @@ from rapid.answering.services import Pools, Services
 from rapid.checkpoints.text import ChatText
 from rapid.errors import DrafterUnavailable, TargetUnavailable
 from rapid.estimators import Patience
-from rapid.messages import GenerateRequest, GenerationEvent
+from rapid.messages import Finished, GenerateRequest, GenerationEvent, Started
 
 
 class Orchestrator:
@@ -45,6 +48,7 @@ class Orchestrator:
             drafter: The handle of the pool that drafts; None with prompt lookup.
             retriever: The handle of the retriever; None with prompt lookup.
         """
+        log_with_serve()
         self._handles = (target, drafter, retriever)
         self._texts = (
             ChatText.load(config.target.engine.model),
@@ -70,6 +74,7 @@ class Orchestrator:
         run = RequestRun(self._services, request)
         async with aclosing(self._metrics.watched(run.events())) as events:
             async for event in events:
+                _note(trace.get_current_span(), event)  # of this call, which Serve records
                 yield event
 
     async def answer(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
@@ -81,6 +86,22 @@ class Orchestrator:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return how late the event loop is, for Serve's autoscaler."""
         return self._loop.autoscaling_stats()
+
+
+def _note(span: Span, event: GenerationEvent) -> None:
+    """Add what a request has resolved to, and what it has cost, to its span."""
+    if isinstance(event, Started):
+        span.set_attributes({"rapid.mode": event.mode, "rapid.reason": event.reason})
+    elif isinstance(event, Finished):
+        receipt = event.receipt
+        span.set_attributes(
+            {
+                "rapid.prompt_tokens": receipt.prompt_tokens,
+                "rapid.completion_tokens": sum(c.completion_tokens for c in receipt.choices),
+                "rapid.accepted_tokens": sum(c.accepted for c in receipt.choices),
+                "rapid.failovers": len(receipt.failovers),
+            }
+        )
 
 
 def services_over_ray(

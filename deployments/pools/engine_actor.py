@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import uuid
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from ray import serve
 from ray.actor import ActorHandle
 
 from cluster.placement import PoolConfig, engine_options
+from deployments.logs import about_lease, engine_logging
 from deployments.metrics import EngineMetrics
 from rapid.config import EngineConfig
 from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound
@@ -34,6 +36,8 @@ from rapid.messages import (
 
 if TYPE_CHECKING:
     from rapid.engines.engine import Engine
+
+logger = logging.getLogger(__name__)
 
 NAMESPACE = "rapid"
 _CONCURRENT_CALLS = 1000
@@ -55,10 +59,25 @@ class EngineActor:
     """A Ray actor that runs one engine; calls of its methods overlap on one event loop."""
 
     def __init__(
-        self, config: EngineConfig, load: EngineFactory = load_engine, pool: str = "target"
+        self,
+        config: EngineConfig,
+        load: EngineFactory = load_engine,
+        pool: str = "target",
+        model_name: str = "rapid",
+        start_logging: Callable[[], None] = lambda: None,
     ) -> None:
+        """Load the engine.
+
+        Args:
+            config: The engine's settings.
+            load: Function that makes the engine.
+            pool: The pool that the engine belongs to, `target` or `drafter`; a label of metrics.
+            model_name: The model name that requests give; a label of metrics.
+            start_logging: Function that configures the log of this process.
+        """
+        start_logging()
         self._engine = load(config)
-        self._metrics = EngineMetrics(pool)
+        self._metrics = EngineMetrics(model_name, pool)
         self._opening: dict[str, asyncio.Task[None]] = {}
         self._companions: dict[str, set[str]] = {}
         self._released: dict[str, None] = {}  # oldest first; lease ids are never reused
@@ -135,6 +154,13 @@ class EngineActor:
         """Prefill the lease's prompt."""
         receipt = await self._engine.prefill(lease_id)
         self._metrics.count(receipt)
+        logger.info(
+            "lease %s: %d prompt tokens, %d of them from the cache",
+            lease_id,
+            receipt.num_tokens,
+            receipt.num_cached_tokens,
+            extra=about_lease(lease_id),
+        )
         return receipt
 
     async def num_read(self, lease_id: str) -> int:
@@ -188,7 +214,10 @@ class EngineActor:
 
 
 def start_engine(
-    config: EngineConfig, pool: PoolConfig, load: EngineFactory = load_engine
+    config: EngineConfig,
+    pool: PoolConfig,
+    load: EngineFactory = load_engine,
+    model_name: str = "rapid",
 ) -> ActorHandle:
     """Start the engine of the Serve replica that calls this; it dies with the replica."""
     replica = serve.get_replica_context()
@@ -201,7 +230,7 @@ def start_engine(
             max_concurrency=_CONCURRENT_CALLS,
             **engine_options(pool),
         )
-        .remote(config, load, replica.deployment.lower())
+        .remote(config, load, replica.deployment.lower(), model_name, engine_logging())
     )
 
 

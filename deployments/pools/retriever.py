@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from deployments.logs import log_with_serve
 from rapid.checkpoints.text import ChatText
 from rapid.messages import Document
 from retrieval import RetrievalConfig, RetrievedContext, Retriever, open_retriever
@@ -20,6 +21,7 @@ class RetrieverReplica:
     """
 
     def __init__(self, retrieval: RetrievalConfig, target_model: str) -> None:
+        log_with_serve()
         self._config = retrieval
         self._text = ChatText.load(target_model)
         self._opening: asyncio.Task[Retriever] | None = None

@@ -49,6 +49,7 @@ from rapid.answering.sources import (
     PoolSource,
     WitnessedSource,
 )
+from rapid.answering.tracing import span
 from rapid.errors import (
     DrafterHangs,
     DrafterUnavailable,
@@ -153,7 +154,8 @@ class RequestRun:
                     cause = error
                 logger.warning("request %s: new leases: %s", self._request.request_id, cause)
                 await session.release_all()
-                verifier = await self._reopen(session, role)
+                with span("failover"):
+                    verifier = await self._reopen(session, role)
             yield Finished(
                 receipt_of(
                     self._request,
@@ -174,12 +176,13 @@ class RequestRun:
             found = await self._found()
             await self._use(found)
             return decide(self._asked, found.evidence)
-        try:
-            prompt_ids = await self._prompts.target_prompt(
-                self._request, self._pools.max_context[role]
-            )
-        except PromptTooLong as error:
-            raise PromptTooLong(f"{error}{self._hint(role)}") from None
+        with span("tokenize"):
+            try:
+                prompt_ids = await self._prompts.target_prompt(
+                    self._request, self._pools.max_context[role]
+                )
+            except PromptTooLong as error:
+                raise PromptTooLong(f"{error}{self._hint(role)}") from None
         self._record.prompts["target"] = prompt_ids
         return decide(self._asked, Evidence(0)) if self._asked == "plain" else decision
 
@@ -319,7 +322,9 @@ class RequestRun:
 
     async def _found(self, answer: str = "") -> DrafterPrompt:
         began = time.monotonic()
-        found = await self._prompts.drafter_prompt(self._request, answer)
+        with span("retrieval") as recorded:
+            found = await self._prompts.drafter_prompt(self._request, answer)
+            recorded.set_attribute("rapid.chunks", len(found.chunks))
         self._record.retrieval_ms += 1e3 * (time.monotonic() - began)
         return found
 

@@ -21,6 +21,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
+from rapid.answering.tracing import TracedVerifier, span
 from rapid.errors import DrafterUnavailable
 from rapid.messages import Int32Array, LeaseRequest, PrefillReceipt, Verdict
 from rapid.ports import Drafter, EngineLease, EnginePool, Pace, Refresh
@@ -208,7 +209,8 @@ class Session:
         )
         held = await self._held.enter_async_context(AsyncExitStack())
         leasing = pool.lease(request, timeout_s=timeout_s, beside=beside.lease if beside else None)
-        lease = await held.enter_async_context(leasing)
+        with span("lease", role=role):
+            lease = await held.enter_async_context(leasing)
         self.timings_ms["queue"] += 1e3 * lease.queued_s
         prefill = _in_background(held, self._prefill(role, lease))
         return Holding(role, prompt_ids, lease, prefill, held)
@@ -241,13 +243,14 @@ class Session:
             refresh: See `rapid.speculation.loop.speculate`.
             trigger: See `rapid.speculation.loop.speculate`.
         """
+        judge = verifier.lease.verifier(
+            choice,
+            lambda: source.lease if source else None,
+            lambda: source.witness if source else None,
+        )
         return speculate(
             source.drafter(choice, committed) if source else None,
-            verifier.lease.verifier(
-                choice,
-                lambda: source.lease if source else None,
-                lambda: source.witness if source else None,
-            ),
+            TracedVerifier(judge, choice),
             max_tokens=self.terms.max_tokens - len(committed),
             max_draft=self.terms.speculation.max_draft,
             is_streamed=self.terms.is_streamed,
@@ -259,7 +262,10 @@ class Session:
 
     async def _prefill(self, role: Role, lease: EngineLease) -> PrefillReceipt:
         began = time.monotonic()
-        receipt = await lease.prefill()
+        with span("prefill", role=role) as recorded:
+            receipt = await lease.prefill()
+            recorded.set_attribute("rapid.prompt_tokens", receipt.num_tokens)
+            recorded.set_attribute("rapid.cached_tokens", receipt.num_cached_tokens)
         name = f"{role}_prefill"
         taken_ms = 1e3 * (time.monotonic() - began)
         self.timings_ms[name] = self.timings_ms.get(name, 0.0) + taken_ms

@@ -62,6 +62,7 @@ class Instrument:
 
     def _key(self, tags: dict[str, str] | None) -> str:
         given = self.default | (tags or {})
+        assert given["model_name"] == "m"
         assert set(given) == set(self.labels)
         shown = [f'{k}="{v}"' for k, v in given.items() if k not in ("model_name", "pool")]
         return self.name + (f"{{{','.join(shown)}}}" if shown else "")
@@ -175,6 +176,17 @@ async def test_an_answer_without_its_drafter_is_a_fallback(
     assert read[f'rapid_fallback_total{{reason="{reason}"}}'] == 1
 
 
+async def test_the_targets_second_reading_is_counted_once_it_was_read(
+    read: dict[str, Any],
+) -> None:
+    witnessed = replace(ANSWERED, witness_tokens=320, timings_ms=TIMES | {"witness_prefill": 250.0})
+    lost = replace(ANSWERED, witness_tokens=320)  # the drafter was lost before
+    for each in (witnessed, lost, ANSWERED):
+        await watch(Script((0.1, STARTED), (0.2, Finished(each))))
+    assert read["rapid_witness_prompt_tokens_total"] == 320
+    assert read["rapid_witness_prefill_seconds"] == [0.25]
+
+
 async def test_what_an_answer_went_on_after_is_counted_by_its_kind(read: dict[str, Any]) -> None:
     lost = replace(ANSWERED, failovers=("target lost", "target lost", "drafter hung"))
     await watch(Script((0.1, STARTED), (0.2, Finished(lost))))
@@ -183,7 +195,7 @@ async def test_what_an_answer_went_on_after_is_counted_by_its_kind(read: dict[st
 
 
 def test_an_engine_counts_its_pages_and_its_cache(read: dict[str, Any]) -> None:
-    engine = EngineMetrics("target")
+    engine = EngineMetrics("m", "target")
     engine.report(EngineStatus(1, 8, 60, 120, 16, 1024, ahead_hits=2))
     engine.report(EngineStatus(1, 8, 30, 120, 16, 1024, ahead_hits=5, ahead_misses=1))
     for cached in (0, 80):

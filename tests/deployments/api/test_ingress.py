@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -136,6 +137,23 @@ class TestWhole:
         assert request.explain
         assert request.speculation.all_draft_tokens
         assert not request.is_streamed
+
+    async def test_the_orchestrator_gets_the_callers_id_which_may_come_twice(self):
+        orchestrator = ScriptedOrchestrator()
+        headers = {"x-request-id": "mine"}
+        answers = [(await post(ingress(orchestrator), headers=headers)).json() for _ in range(2)]
+        assert [each.request_id for each in orchestrator.requests] == ["mine"] * 2
+        assert answers[0]["id"] != answers[1]["id"]
+
+    async def test_the_log_has_no_word_of_a_request(self, caplog):
+        app, mine = ingress(ScriptedOrchestrator()), {"x-request-id": "mine"}
+        with caplog.at_level(logging.INFO, "deployments"):
+            answer = (await post(app, headers=mine)).json()
+            await post(app, ASK | {"model": "secret"}, headers=mine)
+        assert caplog.messages == [
+            f"request mine is answered as {answer['id']}",
+            "request mine: 404 UnknownModel",
+        ]
 
     async def test_several_choices_are_counted_apart(self):
         body = (await post(ingress(ScriptedOrchestrator()), ASK | {"n": 2})).json()

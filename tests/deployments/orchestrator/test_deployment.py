@@ -284,6 +284,7 @@ def check_scrape(url: str) -> None:
 
     wait_until(are_shown, 30, every_s=1)
     for line in lines():
+        assert 'model_name="' in line
         labels = set(re.findall(r'(\w+)="', line))
         assert {each for each in labels - RAYS if not each.startswith("otel_")} <= OURS
 

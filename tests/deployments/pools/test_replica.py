@@ -34,8 +34,8 @@ async def test_it_leases_out_the_engine_that_it_started(monkeypatch: pytest.Monk
     context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r1"))
     monkeypatch.setattr(replica.serve, "get_replica_context", lambda: context)
     config, pool = EngineConfig(model="none"), PoolConfig()
-    made = replica.EngineReplica(config, pool, FakeEngine)
-    assert started == [(config, pool, FakeEngine)]
+    made = replica.EngineReplica(config, pool, FakeEngine, "m")
+    assert started == [(config, pool, FakeEngine, "m")]
     granted = [each async for each in made.lease(SimpleNamespace(lease_id="a", affinity=None))]
     assert granted == [None, Granted(engine, "r1")]
     assert calls == ["open", "wait_closed"]

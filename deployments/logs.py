@@ -1,0 +1,99 @@
+"""The application's log lines, beside Ray Serve's own and in the same form.
+
+Serve's ``logging_config`` configures the logger ``ray.serve`` of Serve's processes, and no other:
+warnings of other loggers are printed as bare text, and everything below is lost. So each process
+hands the lines of this application's packages to Serve's logger, which adds time, deployment,
+replica and the id of the request that is being served. An engine's process is not Serve's; it
+configures that logger as its replica has configured its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from logging.handlers import MemoryHandler, RotatingFileHandler
+from pathlib import Path
+
+from ray import serve
+from ray._common.formatters import JSONFormatter
+from ray.serve._private.common import ServeComponentType
+from ray.serve._private.logging_utils import configure_component_logger
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import LoggingConfig
+from typing_extensions import override
+
+PACKAGES = ("cluster", "deployments", "rapid", "retrieval")
+_SERVE = logging.getLogger("ray.serve")
+
+
+class ServeHandler(logging.Handler):
+    """A handler that passes lines on to Serve's logger, whose level decides which are written."""
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        if _SERVE.isEnabledFor(record.levelno):
+            record.logger = record.name  # Serve's formatter leaves the name out
+            _SERVE.handle(record)
+
+
+def log_with_serve() -> None:
+    """Pass the application's log lines on to Serve's logger, if this process is a replica."""
+    try:
+        serve.get_replica_context()
+    except RayServeException:  # another process keeps its own logging
+        return
+    _pass_on()
+
+
+def engine_logging() -> Callable[[], None]:
+    """Return a function that makes an engine's process log as the replica that calls this does.
+
+    Its lines go to a file of their own beside the replica's. A change of ``logging_config`` while
+    the engine runs does not reach it.
+    """
+    replica = serve.get_replica_context()
+    return functools.partial(
+        _log_as_engine,
+        f"{replica.app_name}_{replica.deployment}",
+        f"{replica.replica_id.unique_id}_engine",
+        serve_logging(_SERVE),
+    )
+
+
+def serve_logging(logger: logging.Logger) -> LoggingConfig:
+    """Return the settings that Serve has given to `logger`, which it keeps nowhere else."""
+    files = [
+        handler.target
+        for handler in logger.handlers
+        if isinstance(handler, MemoryHandler) and isinstance(handler.target, RotatingFileHandler)
+    ]
+    is_json = any(isinstance(file.formatter, JSONFormatter) for file in files)
+    return LoggingConfig(
+        encoding="JSON" if is_json else "TEXT",
+        log_level=logging.getLevelName(logger.level),
+        logs_dir=str(Path(files[0].baseFilename).parent) if files else None,
+    )
+
+
+def about_lease(lease_id: str) -> dict[str, str]:
+    """Return the fields of a log line about a lease: the id of its request."""
+    return {"request_id": lease_id.rpartition("/")[0]}
+
+
+def _log_as_engine(deployment: str, engine: str, config: LoggingConfig) -> None:
+    configure_component_logger(
+        component_name=deployment,
+        component_id=engine,
+        component_type=ServeComponentType.REPLICA,
+        logging_config=config,
+    )
+    _pass_on()
+
+
+def _pass_on() -> None:
+    for name in PACKAGES:
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.DEBUG)
+        logger.handlers = [ServeHandler()]
+        logger.propagate = False

@@ -1,0 +1,208 @@
+"""Every process's lines come out as Serve's do: as JSON, with the request that they are about."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from logging.handlers import MemoryHandler
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import ray
+import yaml
+from ray.serve._private.common import ServeComponentType
+from ray.serve._private.logging_utils import configure_component_logger
+from ray.serve.schema import LoggingConfig
+
+from deployments import logs
+from tests.ray_cluster import Fakes, wait_until
+
+SERVE = logging.getLogger("ray.serve")
+ROOT = Path(__file__).parents[2]
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+def shipped_configurations() -> list[Path]:
+    return [ROOT / "serve_config.yaml", *sorted((ROOT / "cluster" / "configs").glob("*.yaml"))]
+
+
+@pytest.fixture
+def log_file(tmp_path: Path) -> Iterator[Any]:
+    """Configure Serve's logger as in a replica; return the function that reads its lines."""
+    loggers = [SERVE, *map(logging.getLogger, logs.PACKAGES)]
+    before = [(each, each.level, each.handlers[:], each.propagate) for each in loggers]
+    printed = (sys.stdout, sys.stderr)
+    opened: list[logging.Handler] = []
+
+    def configure(level: str, encoding: str = "JSON") -> Any:
+        configure_component_logger(
+            component_name="rapid_Target",
+            component_id="abc_engine",
+            component_type=ServeComponentType.REPLICA,
+            logging_config=LoggingConfig(
+                encoding=encoding, log_level=level, logs_dir=str(tmp_path)
+            ),
+            max_bytes=2**20,
+            backup_count=1,
+        )
+        opened.extend(each.target for each in SERVE.handlers if isinstance(each, MemoryHandler))
+        return lambda: [
+            line for path in tmp_path.glob("*.log") for line in path.read_text().splitlines()
+        ]
+
+    yield configure
+    for file in opened:
+        file.close()
+    for each, level, handlers, propagate in before:
+        each.setLevel(level)
+        each.handlers, each.propagate = handlers, propagate
+    sys.stdout, sys.stderr = printed
+
+
+def test_a_line_of_the_application_has_what_serves_lines_have(log_file: Any) -> None:
+    lines = log_file("INFO")
+    logs._pass_on()
+    logging.getLogger("rapid.answering.request").warning("request %s: new leases", "r1")
+    logging.getLogger("deployments.pools").info("read", extra=logs.about_lease("a/b/target-f0.1"))
+    logging.getLogger("rapid.answering").debug("not at this level")
+    warned, informed = map(json.loads, lines())
+    assert warned["levelname"] == "WARNING"
+    assert warned["message"] == "request r1: new leases"
+    assert warned["logger"] == "rapid.answering.request"
+    assert (warned["deployment"], warned["replica"]) == ("rapid_Target", "abc_engine")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}", warned["asctime"])
+    assert (informed["levelname"], informed["request_id"]) == ("INFO", "a/b")
+
+
+def test_the_level_may_change_while_a_replica_runs(log_file: Any) -> None:
+    lines = log_file("INFO")
+    logs._pass_on()
+    log_file("ERROR")
+    logging.getLogger("cluster.leases").warning("below the level")
+    assert not lines()
+
+
+@pytest.mark.parametrize("encoding", ["JSON", "TEXT"])
+def test_an_engine_is_told_how_its_replica_logs(
+    log_file: Any, encoding: str, tmp_path: Path
+) -> None:
+    log_file("WARNING", encoding)
+    told = logs.serve_logging(SERVE)
+    assert told == LoggingConfig(encoding=encoding, log_level="WARNING", logs_dir=str(tmp_path))
+
+
+def test_a_process_that_is_no_replica_keeps_its_logging() -> None:
+    before = logging.getLogger("rapid").handlers[:]
+    logs.log_with_serve()
+    assert logging.getLogger("rapid").handlers == before
+
+
+@pytest.mark.parametrize("path", shipped_configurations(), ids=lambda path: path.name)
+def test_a_shipped_configuration_logs_json(path: Path) -> None:
+    assert yaml.safe_load(path.read_text())["logging_config"]["encoding"] == "JSON"
+
+
+def serve_logs() -> Path:
+    return Path(ray._private.worker._global_node.get_logs_dir_path()) / "serve"
+
+
+def lines_about(request_id: str) -> list[dict[str, Any]]:
+    """The lines of all replicas and engines with this request's id."""
+    found = []
+    for path in serve_logs().glob("replica_*.log"):
+        for line in path.read_text().splitlines():
+            if request_id in line:
+                found.append(json.loads(line))
+    return found
+
+
+def spans_of(trace_id: str) -> list[dict[str, Any]]:
+    """The spans of a trace that have been written so far, by any process."""
+    found = []
+    decoder = json.JSONDecoder()
+    for path in (serve_logs() / "spans").glob("*"):
+        text, at = path.read_text(), 0
+        while at < len(text.rstrip()):
+            try:
+                each, at = decoder.raw_decode(text, at)
+            except json.JSONDecodeError:  # half written
+                break
+            at += len(text[at:]) - len(text[at:].lstrip())
+            if each["context"]["trace_id"] == f"0x{trace_id}":
+                found.append(each)
+    return found
+
+
+@pytest.mark.ray
+async def test_a_request_is_followed_through_every_process(fakes: Fakes) -> None:
+    """Its target dies; the lines and the spans tell of it under the id and trace of the caller."""
+    body = {
+        "model": "fakes",
+        "messages": [{"role": "user", "content": "What does the lighthouse of Varo guard?"}],
+        "seed": 60_005,
+        "max_tokens": 60,
+        "stream": True,
+        "rapid": {
+            "mode": "lossless",
+            "documents": [{"name": "atlas", "text": "The lighthouse of Varo is white.\n\n" * 40}],
+        },
+    }
+    headers = {"x-request-id": "caller/7", "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
+    num_chunks = 0
+    async with (
+        httpx.AsyncClient(timeout=120) as client,
+        client.stream(
+            "POST", f"{fakes.url}/v1/chat/completions", json=body, headers=headers
+        ) as reply,
+    ):
+        assert reply.headers["x-request-id"] == "caller/7"
+        async for line in reply.aiter_lines():
+            num_chunks += line.startswith("data: ")
+            if num_chunks == 4:
+                num_chunks += 1
+                for engine in await asyncio.to_thread(fakes.engines, "Target"):
+                    ray.kill(engine)
+    await asyncio.to_thread(check_lines)
+    await asyncio.to_thread(check_spans)
+
+
+def check_lines() -> None:
+    about = lines_about("caller/7")
+    assert {each["request_id"] for each in about} == {"caller/7"}
+    assert not [each for each in about if "lighthouse" in str(each).lower()]
+    (warned,) = [each for each in about if ": new leases: " in each["message"]]
+    assert warned["levelname"] == "WARNING"
+    assert warned["logger"] == "rapid.answering.request"
+    assert (warned["deployment"], warned["application"]) == ("fakes_Orchestrator", "fakes")
+    deployments = {each["deployment"] for each in about}
+    assert deployments == {
+        f"fakes_{each}" for each in ("Ingress", "Orchestrator", "Retriever", "Target", "Drafter")
+    }
+    read = [each for each in about if "prompt tokens" in each["message"]]
+    engines = [each for each in read if each["replica"].endswith("_engine")]
+    assert {each["deployment"] for each in engines} == {"fakes_Target", "fakes_Drafter"}
+    assert engines == read
+
+
+def check_spans() -> None:
+    ours = {"tokenize", "retrieval", "lease", "prefill", "round", "failover"}
+    calls = ("Ingress __call__", "Orchestrator generate", "Retriever retrieve", "Target lease")
+    expected = ours | {f"replica_handle_request {call}" for call in calls}
+
+    def are_there() -> bool:
+        return expected <= {each["name"] for each in spans_of(TRACE)}
+
+    wait_until(are_there, 30, every_s=0.5)
+    spans = spans_of(TRACE)
+    ids = {each["context"]["span_id"] for each in spans}
+    for each in spans:
+        assert "lighthouse" not in str(each).lower()
+        assert each["name"] not in ours or each["parent_id"] in ids
+    (served,) = [each for each in spans if each["name"].endswith("Orchestrator generate")]
+    assert served["attributes"]["rapid.mode"] == "lossless"
