@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rapid.ports import Clock
 
@@ -15,8 +15,8 @@ class HasReplicaId(Protocol):
     """A candidate of Serve's request router."""
 
     @property
-    def replica_id(self) -> object:
-        """Serve's id of the replica."""
+    def replica_id(self) -> Any:
+        """Serve's id of the replica, whose `unique_id` is a string."""
         ...
 
 
@@ -45,9 +45,7 @@ class Blame:
         """Return the candidates that have not just failed, or all if there is no other."""
         now = self._clock()
         good = [
-            each
-            for each in candidates
-            if self._until.get(each.replica_id.unique_id, 0.0) <= now  # type: ignore[attr-defined]
+            each for each in candidates if self._until.get(each.replica_id.unique_id, 0.0) <= now
         ]
         return good or list(candidates)
 

@@ -139,7 +139,7 @@ class Load:
 
 async def broken(url: str, break_one: Callable[[int], None]) -> Load:
     """Break an engine under load; return the load after the engine was replaced."""
-    await asyncio.to_thread(wait_until, lambda: len(processes()) == 2, 60, 0.5)
+    await asyncio.to_thread(wait_until, lambda: len(processes()) == 2, 300, 0.5)
     async with httpx.AsyncClient(base_url=url, timeout=120) as http:
         whole = [await http.post("/v1/chat/completions", json=body(n)) for n in range(8)]
     victim = min(processes())
@@ -150,7 +150,7 @@ async def broken(url: str, break_one: Callable[[int], None]) -> Load:
         began = time.monotonic()
         await asyncio.to_thread(wait_until, lambda: not _lives(victim), 60, 0.1)
         gone_s = time.monotonic() - began
-        await asyncio.to_thread(wait_until, lambda: len(processes()) == 2, 120, 0.5)
+        await asyncio.to_thread(wait_until, lambda: len(processes()) == 2, 300, 0.5)
         num_before = len(load.replies)
         while len(load.replies) < num_before + 8:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
