@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
     from deployments.cli.server_process import ServerProcess
+    from deployments.config.plans import Effect
     from deployments.config.serve_config import ServeConfig
 
 _STOP_TIMEOUT_S = 90.0
@@ -98,9 +99,10 @@ def apply(
         client = ServeSubmissionClient(address)
         states = _states(client, configs)
         running = {name: each["deployed_app_config"] for name, each in states.items()}
+        content: dict[str, Any] = file
+        effects: dict[str, Effect] = {}
         if any(each["status"] == "DEPLOY_FAILED" for each in states.values()):
             note("the last change failed, so the whole file is applied")
-            content, effects = file, {}
         else:
             content, effects = update(file, configs, running)
     except ConfigurationError as error:

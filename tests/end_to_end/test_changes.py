@@ -80,11 +80,16 @@ class Running:
         return status
 
     def replicas(self) -> dict[str, set[str]]:
-        """The ids of the replicas that run, by deployment."""
-        return {
-            name: {each["replica_id"] for each in deployment["replicas"]}
-            for name, deployment in self.state()["deployments"].items()
-        }
+        """The ids of the replicas that live, by deployment."""
+        import ray
+
+        found: dict[str, set[str]] = {}
+        for actor in ray.util.list_named_actors(all_namespaces=True):
+            _, is_ours, rest = actor["name"].partition(f"SERVE_REPLICA::{APP}#")
+            if is_ours:
+                deployment, _, replica = rest.partition("#")
+                found.setdefault(deployment, set()).add(replica)
+        return found
 
     def ask(self, key: str = "sk-first", **fields: Any) -> httpx.Response:
         asked = {
