@@ -1,6 +1,6 @@
 """A fleet of targets and drafters in simulation: our routing and scaling against Serve's defaults.
 
-    python benchmarks/fleet.py [--seconds 600] [--seeds 3]
+    python benchmarks/fleet.py [--seconds 600] [--seeds 2]
 
 A discrete-event simulation without Ray. Requests arrive in bursts and ask about documents whose
 popularity follows Zipf's law. Every request takes a lease on a target, is read there, takes a lease
@@ -641,7 +641,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=600)
     parser.add_argument("--targets", type=int, default=100)
     parser.add_argument("--drafters", type=int, default=30)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="one seed of three minutes")
     options = parser.parse_args()
     if options.quick:
