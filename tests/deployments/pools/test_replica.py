@@ -33,5 +33,7 @@ async def test_it_leases_out_the_engine_that_it_started(monkeypatch: pytest.Monk
     config, pool = EngineConfig(model="none"), PoolConfig()
     made = replica.EngineReplica(config, pool, FakeEngine)
     assert started == [(config, pool, FakeEngine)]
-    assert [each async for each in made.lease(SimpleNamespace(lease_id="a"))] == [engine]
+    assert [each async for each in made.lease(SimpleNamespace(lease_id="a", affinity=""))] == [
+        engine
+    ]
     assert calls == ["open", "wait_closed"]
