@@ -1,6 +1,6 @@
 """A fleet of targets and drafters in simulation: our routing and scaling against Serve's defaults.
 
-    python benchmarks/fleet.py [--seconds 600] [--seeds 3]
+    python benchmarks/fleet.py [--seconds 600] [--seeds 2]
 
 A discrete-event simulation without Ray. Requests arrive in bursts and ask about documents whose
 popularity follows Zipf's law. Every request takes a lease on a target, is read there, takes a lease
@@ -24,285 +24,27 @@ import itertools
 import random
 import statistics
 import sys
-from bisect import bisect
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from fleet_engines import PAGE, QUESTION, Engine, Lease, Model, Request, trace  # noqa: E402
 from reporting import keep, settings, shown, spread, table  # noqa: E402
 
 from cluster.autoscaling import EngineLoad, PoolState, engines_wanted  # noqa: E402
-from cluster.reports import EngineReport, held_documents  # noqa: E402
 from cluster.routing import Candidate, Need, has_room, ranked  # noqa: E402
-from rapid.planning.plan import COMPUTE_SHARE, GPUS, Replica  # noqa: E402
-from rapid.planning.shapes import KNOWN_SHAPES  # noqa: E402
 
-PAGE = 16
 SPEEDUP = 1.8  # of a drafted answer over a plain one, assumed
-QUESTION, SHORT = 64, 4500  # tokens of a question, and of a drafter's prompt
+SHORT = 4500  # tokens of a drafter's prompt
 GOAL_S, TARGET_WAIT_S, DRAFTER_WAIT_S = 10.0, 30.0, 5.0
 REPORT_S, TICK_S, RETRY_S, LOOK_S = 1.0, 1.0, 0.25, 1.0
+UP_S, DOWN_S = 2.0, 20.0  # Serve's delays, the defaults of our pools
 ROUTERS = 12
-BESIDE = 4.0  # `prefill_slowdown`: prompts get three quarters of the time beside answers
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model on its GPUs, by the roofline.
-
-    Attributes:
-        gpus: GPUs of a replica.
-        pages: KV pages of a replica.
-        weights_s: Seconds of a step that reads the weights alone.
-        token_s: Seconds that a token of KV adds to a step.
-        start_s: Seconds from the decision to a replica that runs.
-        target_ongoing: Requests that a replica should have.
-        max_leases: Requests that it takes.
-    """
-
-    name: str
-    gpus: int
-    start_s: float
-    target_ongoing: float
-    max_leases: int = 16
-    replica: Replica = field(init=False)
-    pages: int = field(init=False)
-    weights_s: float = field(init=False)
-    token_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        one = Replica(KNOWN_SHAPES[self.name][1], GPUS["h100-sxm"], 0, self.gpus)
-        room = one.usable - one.need(self.max_leases).total
-        set_ = object.__setattr__
-        set_(self, "replica", one)
-        set_(self, "pages", int(room / one.shape.kv_bytes_per_token(2) / PAGE))
-        set_(self, "weights_s", one.step_s(1))
-        set_(self, "token_s", replace(one, context=100_000).step_s(1) / 1e5 - one.step_s(1) / 1e5)
-
-    def prefill_s(self, start: int, stop: int) -> float:
-        """Seconds of reading the tokens from `start` to `stop` of a prompt."""
-        shape, flops = self.replica.shape, self.gpus * self.replica.gpu.flops * COMPUTE_SHARE
-        return (shape.prefill_flops(stop) - shape.prefill_flops(start)) / flops
-
-
-@dataclass(frozen=True)
-class Request:
-    """A request of the trace."""
-
-    number: int
-    at: float
-    document: str
-    document_tokens: int
-    answer_tokens: int
-
-    @property
-    def need(self) -> Need:
-        """What its lease on a target takes."""
-        return Need(self.document, self.document_tokens + QUESTION, self.answer_tokens)
-
-
-def trace(seconds: float, rate: float, num_documents: int, seed: int) -> list[Request]:
-    """Return requests: Poisson, three times as many in every third tenth, documents by Zipf.
-
-    A document has 8K to 120K tokens, log-normal around 40K, and an answer 100 to 500.
-    """
-    draw = random.Random(seed)
-    lengths = [
-        int(min(max(draw.lognormvariate(10.6, 0.7), 8e3), 12e4)) for _ in range(num_documents)
-    ]
-    shares = list(itertools.accumulate(1 / (rank + 1) for rank in range(num_documents)))
-    requests: list[Request] = []
-    now = 0.0
-    while True:
-        is_burst = int(10 * now / seconds) % 3 == 1
-        now += draw.expovariate(rate * (3 if is_burst else 1))
-        if now >= seconds:
-            return requests
-        rank = bisect(shares, draw.random() * shares[-1])
-        answer = draw.randint(100, 500)
-        requests.append(Request(len(requests), now, f"{rank:08d}", lengths[rank], answer))
-
-
-@dataclass
-class Lease:
-    """A request at an engine: waiting, being read, then answered."""
-
-    request: Request
-    need: Need
-    opened: Callable[[float], None]
-    read: Callable[[float], None]
-    unread_s: float = 0.0
-    is_open: bool = False
-    engine: Engine | None = None
-
-    def release(self, now: float) -> None:
-        assert self.engine is not None
-        self.engine.release(self, now)
-
-
-class Engine:
-    """A replica's pages, queue, prefix cache and clock; prompts are read one after the other."""
-
-    def __init__(self, fleet: Fleet, model: Model, name: str, ready_at: float) -> None:
-        self.fleet, self.model, self.name, self.ready_at = fleet, model, name, ready_at
-        self.is_draining = False
-        self.queue: deque[Lease] = deque()
-        self.leases: set[int] = set()
-        self.documents: OrderedDict[str, int] = OrderedDict()  # tokens, least recently used first
-        self.users = Counter[str]()
-        self.pages_in_use = 0
-        self.tails: dict[int, int] = {}
-        self.reading: deque[Lease] = deque()
-        self.answering: list[tuple[float, int, Callable[[float], None]]] = []  # by steps at the end
-        self.kv_tokens = 0
-        self.steps = self.since = 0.0
-        self.prefilled = 0
-        self.version = 0
-        self.visible: EngineReport | None = None
-        self.snapshot: EngineReport | None = None
-
-    @property
-    def num_requests(self) -> int:
-        return len(self.leases) + len(self.queue)
-
-    def submit(self, lease: Lease, now: float) -> None:
-        self.queue.append(lease)
-        self._admit(now)
-
-    def withdraw(self, lease: Lease, now: float) -> None:
-        self.queue.remove(lease)
-        self._admit(now)
-
-    def answer(self, steps: float, done: Callable[[float], None], now: float) -> None:
-        """Call `done` after that many steps of decoding."""
-        self.advance(now)
-        heapq.heappush(self.answering, (self.steps + steps, id(done), done))
-        self._plan(now)
-
-    def release(self, lease: Lease, now: float) -> None:
-        self.advance(now)
-        need = lease.need
-        self.leases.remove(lease.request.number)
-        self.pages_in_use -= self.tails.pop(lease.request.number)
-        self.kv_tokens -= need.prompt_tokens
-        if need.document:
-            self.users[need.document] -= 1
-            if not self.users[need.document]:
-                self.pages_in_use -= self.documents[need.document] // PAGE
-        self._admit(now)
-
-    def report(self, now: float) -> EngineReport:
-        return EngineReport(
-            at=now,
-            pages_free=self.model.pages - self.pages_in_use,
-            pages_total=self.model.pages,
-            page_tokens=PAGE,
-            leases_free=self.model.max_leases - len(self.leases),
-            num_requests=self.num_requests,
-            leases_waiting=len(self.queue),
-            tokens_waiting=int(self.waiting_s / self._token_s()),
-            prefill_tokens_per_s=1 / self._token_s(),
-            documents=held_documents(self.documents, self.model.pages * PAGE),
-        )
-
-    @property
-    def waiting_s(self) -> float:
-        """Seconds of reading that wait."""
-        unread = sum(lease.unread_s for lease in self.reading)
-        return unread + sum(self._unread_s(lease.need) for lease in self.queue)
-
-    def load(self) -> EngineLoad:
-        return EngineLoad(self.num_requests, self.pages_in_use, self.model.pages, self.waiting_s)
-
-    def _token_s(self) -> float:
-        return self.model.prefill_s(0, 40_000) / 40_000
-
-    def _unread_s(self, need: Need) -> float:
-        known = self.documents.get(need.document, 0)
-        return self.model.prefill_s(known, need.prompt_tokens)
-
-    def _admit(self, now: float) -> None:
-        self.advance(now)
-        while self.queue and len(self.leases) < self.model.max_leases:
-            lease = self.queue[0]
-            need = lease.need
-            document = need.prompt_tokens - QUESTION if need.document else 0
-            tail = -(-(need.prompt_tokens - document + need.answer_tokens) // PAGE)
-            fresh = 0 if self.users[need.document] else document // PAGE
-            if tail + fresh > self.model.pages - self.pages_in_use:
-                break
-            self.queue.popleft()
-            lease.unread_s = self._unread_s(need)
-            new_tokens = need.prompt_tokens - self.documents.get(need.document, 0)
-            self.prefilled += new_tokens
-            self.fleet.prefilled(self, need, new_tokens)
-            self.leases.add(lease.request.number)
-            self.tails[lease.request.number] = tail
-            self.pages_in_use += tail + fresh
-            self.kv_tokens += need.prompt_tokens
-            if need.document:
-                self.users[need.document] += 1
-                self.documents[need.document] = document
-                self.documents.move_to_end(need.document)
-            self._evict()
-            lease.is_open = True
-            self.reading.append(lease)
-            lease.opened(now)
-        self._plan(now)
-
-    def _evict(self) -> None:
-        idle = sum(
-            tokens // PAGE for name, tokens in self.documents.items() if not self.users[name]
-        )
-        for name in [name for name in self.documents if not self.users[name]]:
-            if self.pages_in_use + idle <= self.model.pages:
-                return
-            idle -= self.documents.pop(name) // PAGE
-
-    def advance(self, now: float) -> None:
-        """Do the work of the time since the last event."""
-        seconds, self.since = now - self.since, now
-        if self.reading:
-            self.reading[0].unread_s -= seconds * self._reading_share()
-        if self.answering:
-            self.steps += seconds / self._step_s()
-
-    def _reading_share(self) -> float:
-        return 1 - 1 / BESIDE if self.answering else 1.0
-
-    def _step_s(self) -> float:
-        alone = self.model.weights_s + self.model.token_s * self.kv_tokens
-        return alone * (BESIDE if self.reading else 1.0)
-
-    def _plan(self, now: float) -> None:
-        """Put the engine's next event on the fleet's calendar."""
-        self.version += 1
-        times = []
-        if self.reading:
-            times.append(max(self.reading[0].unread_s, 0.0) / self._reading_share())
-        if self.answering:
-            times.append(max(self.answering[0][0] - self.steps, 0.0) * self._step_s())
-        if times:
-            version = self.version
-            self.fleet.at(now + min(times), lambda then: self._wake(then, version))
-
-    def _wake(self, now: float, version: int) -> None:
-        if version != self.version:
-            return
-        self.advance(now)
-        done: list[Callable[[float], None]] = []
-        while self.reading and self.reading[0].unread_s <= 1e-9:
-            done.append(self.reading.popleft().read)
-        while self.answering and self.answering[0][0] <= self.steps + 1e-9:
-            done.append(heapq.heappop(self.answering)[2])
-        for each in done:
-            each(now)
-        self._plan(now)
 
 
 @dataclass(frozen=True)
@@ -331,6 +73,10 @@ class Pool:
         self.past: deque[float] = deque(maxlen=2)
         for _ in range(start):
             self._start(0.0)
+
+    @property
+    def all(self) -> list[Engine]:
+        return [*self.running.values(), *self.others]
 
     def order(self, router: int, need: Need, now: float) -> Sequence[str]:
         """Return the replicas to try."""
@@ -426,7 +172,7 @@ class Pool:
         direction = 1 if wanted > self.target else -1
         if self.wish is None or self.wish[0] != direction:
             self.wish = (direction, now)
-        if now - self.wish[1] < (2.0 if direction > 0 else 20.0):  # Serve's delays
+        if now - self.wish[1] < (UP_S if direction > 0 else DOWN_S):
             return
         self.wish = None
         for _ in range(wanted - self.target):
@@ -443,7 +189,7 @@ class Pool:
     def _wanted(self, now: float) -> int:
         running = list(self.running.values())
         if self.ways.by_work:
-            self.drained = [each for each in self.drained if now - each[0] <= 20.0]
+            self.drained = [each for each in self.drained if now - each[0] <= DOWN_S]
             state = PoolState(
                 self.target,
                 [each.load() for each in running],
@@ -515,6 +261,12 @@ class Fleet:
             self.at(request.at, lambda now, request=request: self._arrive(request, now))  # type: ignore[misc]
         self.at(0.0, self._tick)
         while len(self.first_tokens) + self.refused < len(requests):
+            self.now, _, what = heapq.heappop(self.events)
+            what(self.now)
+
+    def drain(self) -> None:
+        """Let the answers in progress end."""
+        while any(each.num_requests for pool in (self.target, self.drafter) for each in pool.all):
             self.now, _, what = heapq.heappop(self.events)
             what(self.now)
 
@@ -641,7 +393,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=600)
     parser.add_argument("--targets", type=int, default=100)
     parser.add_argument("--drafters", type=int, default=30)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="one seed of three minutes")
     options = parser.parse_args()
     if options.quick:

@@ -36,6 +36,6 @@ async def test_it_leases_out_the_engine_that_it_started(monkeypatch: pytest.Monk
     config, pool = EngineConfig(model="none"), PoolConfig()
     made = replica.EngineReplica(config, pool, FakeEngine, "m")
     assert started == [(config, pool, FakeEngine, "m")]
-    granted = [each async for each in made.lease(SimpleNamespace(lease_id="a", affinity=None))]
+    granted = [each async for each in made.lease(SimpleNamespace(lease_id="a", affinity=""))]
     assert granted == [None, Granted(engine, "r1")]
     assert calls == ["open", "wait_closed"]
