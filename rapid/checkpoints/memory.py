@@ -110,8 +110,7 @@ def free_bytes(device: str) -> int:
     """Return the bytes that can still be allocated.
 
     Args:
-        device: ``cpu``, ``cuda``, ``cuda:1``, or ``balanced``: all GPUs and the host, where
-            accelerate puts the weights that they cannot hold.
+        device: ``cpu``, ``cuda``, ``cuda:1``, or ``balanced`` for all GPUs together.
     """
     if device == "cpu":
         import psutil
@@ -120,8 +119,7 @@ def free_bytes(device: str) -> int:
     import torch
 
     if device == "balanced":
-        gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-        return sum(map(free_bytes, ["cpu", *gpus]))
+        return sum(free_bytes(f"cuda:{index}") for index in range(torch.cuda.device_count()))
     free, _ = torch.cuda.mem_get_info(device)
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(free + kept)  # torch reuses the memory that it keeps of freed tensors

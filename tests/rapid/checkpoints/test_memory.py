@@ -208,7 +208,7 @@ class TestRefusal:
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 30)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         assert memory.free_bytes("cuda:0") == 120
-        assert memory.free_bytes("balanced") > 240  # and the machine's own
+        assert memory.free_bytes("balanced") == 240  # the host's memory takes no layers
 
     def test_a_machine_s_memory_is_what_is_available(self):
         assert 0 < memory.free_bytes("cpu") < 2**60
