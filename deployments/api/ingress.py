@@ -95,7 +95,7 @@ class Ingress:
         self._sends_request_id = sends_request_id
         self._config = config
         self._clock = clock
-        self._tenants = Tenants(config.keys)
+        self._tenants = Tenants(config.all_keys())
         self._card = model_card(config.model, int(time.time()), is_embedded=is_embedded)
         self._fingerprint = _fingerprint(config.model)
         self._app = Starlette(

@@ -6,12 +6,14 @@ of them. Checks that read the checkpoints are in `deployments.config.preflight`.
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError, model_validator
 
 from cluster.placement import PoolConfig
 from rapid.config import AnsweringConfig, EngineConfig, Finite, Frozen, SpeculationConfig
+from rapid.errors import ConfigurationError
 from retrieval.config import RetrievalConfig
 
 
@@ -82,6 +84,8 @@ class ApiConfig(Frozen):
         model: The model name that requests must give.
         keys: The accepted API keys. Without any, requests must come from this machine and belong to
             the tenant `local`.
+        keys_env: The environment variable of the ingress that holds more keys: a JSON list in the
+            form of `keys`, such as a Kubernetes Secret provides. It must not be empty.
         max_body_bytes: The longest request body, in bytes.
         max_choices: The most choices (`n`) of one request.
         heartbeat_s: Seconds of silence after which a stream gets a comment line.
@@ -90,6 +94,7 @@ class ApiConfig(Frozen):
 
     model: str = Field("rapid", min_length=1)
     keys: tuple[ApiKey, ...] = ()
+    keys_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     max_body_bytes: int = Field(16 * 2**20, ge=1024)
     max_choices: int = Field(8, ge=1, le=128)
     heartbeat_s: Finite = Field(5.0, gt=0)
@@ -100,6 +105,33 @@ class ApiConfig(Frozen):
         if len({key.sha256 for key in self.keys}) < len(self.keys):
             raise ValueError("api.keys lists the same key twice: give every tenant its own")
         return self
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether requests must bring a key."""
+        return bool(self.keys) or self.keys_env is not None
+
+    def all_keys(self) -> tuple[ApiKey, ...]:
+        """Return `keys` and those that this process finds in its environment.
+
+        Raises:
+            ConfigurationError: `keys_env` is set, and the variable holds no list of keys.
+        """
+        if self.keys_env is None:
+            return self.keys
+        try:
+            found = _API_KEYS.validate_json(os.environ.get(self.keys_env, "[]"))
+        except ValidationError:  # whose text has the values in it
+            found = ()
+        if not found:
+            raise ConfigurationError(
+                f"api.keys_env: the environment variable {self.keys_env} holds no keys: set it to "
+                """a JSON list like [{"tenant": "acme", "sha256": "..."}] (`rapid hash-key`)"""
+            )
+        return (*self.keys, *found)
+
+
+_API_KEYS = TypeAdapter(tuple[ApiKey, ...])
 
 
 Drafters = Annotated[

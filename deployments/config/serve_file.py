@@ -27,13 +27,13 @@ def check(path: str | Path) -> ServeConfig:
         ConfigurationError: If a check fails; schema violations are listed one per line.
     """
     settings = read_yaml(Path(path), "serve_config.yaml")
-    args = _application(settings).get("args") or {}
+    args = application_of(settings).get("args") or {}
     config = validated(ServeConfig, args, prefix=f"{path}: ", top="args")
     _check_bind(settings, config)
     return preflight(config, runs_here=os.environ.get("RAY_ADDRESS", "local") == "local")
 
 
-def _application(settings: dict[str, Any]) -> dict[str, Any]:
+def application_of(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the file's one application that `BUILDER` builds."""
     applications = settings.get("applications")
     ours = [
@@ -57,8 +57,8 @@ def _check_bind(settings: dict[str, Any], config: ServeConfig) -> None:
     if not isinstance(options, Mapping):
         raise ConfigurationError("http_options must be a mapping, such as host: 127.0.0.1")
     host = str(options.get("host", "127.0.0.1"))
-    if not config.api.keys and not is_loopback(host):
+    if not config.api.has_keys and not is_loopback(host):
         raise ConfigurationError(
             f"http_options.host is {host}, which other machines can reach, and api.keys is empty: "
-            "list keys (`rapid hash-key`) or bind to 127.0.0.1"
+            "list keys (`rapid hash-key`), name keys_env, or bind to 127.0.0.1"
         )
