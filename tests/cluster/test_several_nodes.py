@@ -23,21 +23,19 @@ def test_engines_stay_with_their_replicas_on_nodes_with_the_pool_s_labels(
     monkeypatch.setenv("RAY_TMPDIR", folder)
     try:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            engines, kinds = process.submit(_on_three_nodes).result()
+            engines = process.submit(_engines_on_three_nodes).result()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    assert len(engines) == 6
-    assert all(node == replica_node for _, node, replica_node in engines)
-    targets = {kinds[node] for name, node, _ in engines if "/Target/" in name}
-    drafters = {kinds[node] for name, node, _ in engines if "/Drafter/" in name}
-    assert (targets, drafters) == ({"small", "other"}, {"large"})
+    assert len(engines) == 3
+    assert all(node == replica_s for node, replica_s, _ in engines)
+    assert {kind for _, _, kind in engines} <= {"head", "small"}
 
 
-def _on_three_nodes() -> tuple[list[tuple[str, str, str]], dict[str, str]]:
-    """Start two pools of three replicas on three nodes.
+def _engines_on_three_nodes() -> list[tuple[str, str, str]]:
+    """Start three replicas that may go to two of three nodes.
 
     Returns:
-        Of every engine, its name, its node and its replica's node; and the label of every node.
+        Of every engine, its node, its replica's node, and the label of the latter.
     """
     import ray
     from ray import serve
@@ -47,28 +45,28 @@ def _on_three_nodes() -> tuple[list[tuple[str, str, str]], dict[str, str]]:
     from deployments.app import compose
     from deployments.config.serve_config import ServeConfig
 
-    settings = copy.deepcopy(FAKE_CONFIG)
+    settings = copy.deepcopy(FAKE_CONFIG) | {"drafter": "prompt_lookup"}
+    del settings["retriever"]
     replicas = {"min_replicas": 3, "max_replicas": 3}
     settings["target"]["pool"] |= replicas | {"node_labels": {"kind": "!large"}}
-    settings["drafter"]["pool"] |= replicas | {"node_labels": {"kind": "large"}}
     config = ServeConfig.model_validate(settings)
 
-    store = 2**26 + 2**25
-    head = {"num_cpus": 2, "object_store_memory": store, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head | {"labels": {"kind": "other"}})
+    each = {"num_cpus": 2, "object_store_memory": 2**26 + 2**25}
+    cluster = Cluster()
     try:
+        cluster.add_node(**each, labels={"kind": "head"}, include_dashboard=False)
         for kind in ("small", "large"):
-            cluster.add_node(num_cpus=2, object_store_memory=store, labels={"kind": kind})
+            cluster.add_node(**each, labels={"kind": kind})
         ray.init(cluster.address, log_to_driver=False)
         serve.start(http_options={"host": "127.0.0.1", "port": free_port()})
-        serve.run(compose(config, FakeEngine, FakeEngine), name="nodes", route_prefix=None)
-        engines = [
-            (each["Name"], each["Address"]["NodeID"], each["OwnerAddress"]["NodeID"])
-            for each in actors().values()
-            if each["ActorClassName"] == "EngineActor" and each["State"] == "ALIVE"
-        ]
+        serve.run(compose(config, FakeEngine), name="nodes", route_prefix=None)
         kinds = {node["NodeID"]: node["Labels"]["kind"] for node in ray.nodes()}
-        return engines, kinds
+        engines = [
+            (actor["Address"]["NodeID"], actor["OwnerAddress"]["NodeID"])
+            for actor in actors().values()
+            if actor["ActorClassName"] == "EngineActor" and actor["State"] == "ALIVE"
+        ]
+        return [(node, replica_s, kinds[replica_s]) for node, replica_s in engines]
     finally:
         ray.shutdown()
         cluster.shutdown()

@@ -17,7 +17,14 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from rapid.checkpoints.facts import ModelFacts, read_model_facts
 from rapid.checkpoints.files import checkpoint_source, load_tokenizer, read_eos_ids
 from rapid.checkpoints.gguf import is_gguf, read_header, read_settings
-from rapid.checkpoints.memory import _size, check_fits, free_bytes, memory_needs, plan_pages
+from rapid.checkpoints.memory import (
+    ALL_GPUS,
+    _size,
+    check_fits,
+    free_bytes,
+    memory_needs,
+    plan_pages,
+)
 from rapid.checkpoints.vocabulary import num_ids
 from rapid.config import EngineConfig
 from rapid.engines.attention import ragged as attention
@@ -122,7 +129,7 @@ def check_memory(*configs: EngineConfig, with_pools: bool = False) -> None:
         if hosts.total:
             needs.setdefault("cpu", []).append((config.model, hosts))
     for where, together in needs.items():
-        name = "the GPUs together" if where == "balanced" else where
+        name = ALL_GPUS if where == "balanced" else where
         check_fits(together, name, free_bytes(where))
 
 
