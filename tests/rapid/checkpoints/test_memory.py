@@ -181,9 +181,9 @@ class TestRefusal:
 
     def test_layers_on_all_gpus_are_told_to_take_more_of_them(self):
         large = ("a", MemoryNeed(weights=2**31))
-        with pytest.raises(ConfigurationError, match="device: balanced$"):
+        with pytest.raises(ConfigurationError, match=r"device: balanced$"):
             check_fits([large], "cuda", 2**30)
-        with pytest.raises(ConfigurationError, match="all GPUs together .* more GPUs$"):
+        with pytest.raises(ConfigurationError, match=r"all GPUs together .* more GPUs$"):
             check_fits([large], ALL_GPUS, 2**30)
 
     def test_nor_a_host_cache(self, free, no_reading):
