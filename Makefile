@@ -5,7 +5,7 @@ BIN := .venv/bin
 CONFIG ?= serve_config.yaml
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: install lint check test test-gpu test-mutants run run-text stop bench bench-quick eval eval-quick eval-text clean
+.PHONY: install lint check test test-gpu test-mutants run run-text stop bench bench-quick eval eval-quick eval-text manifests clean
 
 install: .venv/.installed
 
@@ -68,6 +68,11 @@ TEXT := plain rag-target sd-self prompt-lookup rapid-self-boost rapid-self-adapt
 eval-text: install   # real text, with SmolLM2-135M drafting for itself; within two hours on two cores; resumes
 	@$(BIN)/rapid models get smollm2-135m all-minilm-l6-v2
 	$(BIN)/rapid eval --task real-text --target smollm2-135m $(TEXT:%=--system %)
+
+manifests: install   # of the shipped configurations, for Kubernetes
+	$(BIN)/rapid manifests serve_config.yaml one-node
+	$(BIN)/rapid manifests cluster/configs/one-gpu-self-speculation.yaml one-gpu
+	$(BIN)/rapid manifests cluster/configs/llama-3.1-8b-with-70b-drafter.yaml llama-8b-with-70b
 
 clean: stop
 	rm -rf .venv build *.egg-info .run

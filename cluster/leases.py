@@ -7,7 +7,8 @@ draining replica waits for it, and the lease of a caller that dies ends with its
 calls go to the engine's actor directly and take no slot of the replica.
 
 The stream is gRPC (``_by_reference=False``): over the actor transport the lease of a killed caller
-would last until its time-to-live.
+would last until its time-to-live. A prompt that is too long for a gRPC message takes the actor
+transport nevertheless.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ Turn = Callable[[], contextlib.AbstractAsyncContextManager[None]]
 
 _PING_TIMEOUT_S = 8.0
 _RETRY_S = 0.2
+_MAX_GRPC_PROMPT_BYTES = 3 * 2**20  # of gRPC's 4 MiB; committed tokens and settings come on top
 _FIRST_LOOK_S = 0.2
 _LOOK_S = 1.0
 
@@ -275,7 +277,10 @@ async def _acquire(
     may_rest: bool,
 ) -> tuple[str, Any, Granted]:
     lease = pool.options(
-        stream=True, method_name="lease", session_id=request.affinity, _by_reference=False
+        stream=True,
+        method_name="lease",
+        session_id=request.affinity,
+        _by_reference=request.prompt_ids.nbytes > _MAX_GRPC_PROMPT_BYTES,
     )
     name = pool.deployment_name
     attempts = itertools.count()

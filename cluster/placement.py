@@ -3,15 +3,17 @@
 A replica that holds a model is two actors: the Serve replica, which only keeps leases, and its
 engine, which computes. On a CPU both take small logical shares. With GPUs the pair gets one bundle
 of a placement group, so that the GPUs of a replica are on one machine and reserved for it; the
-replica takes `num_cpus` of the bundle and the engine the rest. A replica without an engine, like
-the retriever's, holds its GPU itself.
+replica takes `num_cpus` of the bundle and the engine the rest. Without a GPU there is no placement
+group, and the engine is pinned to its replica's node. A replica without an engine, like the
+retriever's, holds its GPU itself.
 """
 
 from __future__ import annotations
 
-from typing import Any, Self
+import re
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rapid.config import Finite, Frozen
 
@@ -20,6 +22,19 @@ _REPORTS_PERIOD_S = 1.0  # between two collections of a replica's report by Serv
 _HEALTH_CHECK_PERIOD_S = 1.0  # a dead replica is detected and replaced at the next check
 _QUEUED_PER_LEASE = 8  # requests that may wait for each lease of a pool with all its replicas
 _QUEUED = 256  # requests that may wait for a pool without leases: as many as its caller holds
+_LABEL = r"[a-zA-Z0-9]([a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"  # of Kubernetes, which Ray took over
+_LABEL_KEY = re.compile(rf"({_LABEL}/)?{_LABEL}")
+_LABEL_SELECTOR = re.compile(rf"!?({_LABEL}|in\({_LABEL}(, ?{_LABEL})*\))")
+
+
+def _checked_labels(labels: dict[str, str]) -> dict[str, str]:
+    for key, value in labels.items():
+        if not _LABEL_KEY.fullmatch(key) or not _LABEL_SELECTOR.fullmatch(value):
+            raise ValueError(
+                f"{key!r}: {value!r} is not a label selector of Ray: write key: value, "
+                "key: in(one, other), or either after a ! for nodes that are not so"
+            )
+    return labels
 
 
 class PoolConfig(Frozen):
@@ -47,6 +62,8 @@ class PoolConfig(Frozen):
         num_gpus: GPUs of the engine, or of the replica where there is no engine. A fraction shares
             one GPU; more than one is a group on one machine.
         accelerator: Ray's name of the GPU type, for a cluster that has several.
+        node_labels: Labels that the nodes of all replicas have, as Ray's label selectors. So
+            one-GPU replicas leave the nodes alone that a group of four needs whole.
         engine_cpus: Logical CPUs of the engine when it has a GPU.
     """
 
@@ -63,6 +80,9 @@ class PoolConfig(Frozen):
     num_cpus: Finite = Field(0.1, ge=0)
     num_gpus: Finite = Field(0.0, ge=0)
     accelerator: str | None = None
+    node_labels: Annotated[dict[str, str], AfterValidator(_checked_labels)] = Field(
+        default_factory=dict
+    )
     engine_cpus: Finite = Field(1.0, ge=0)
 
     @model_validator(mode="after")
@@ -156,22 +176,32 @@ def deployment_options(
             },
             "request_routing_stats_period_s": _REPORTS_PERIOD_S,
         }
-    if pool.num_gpus and max_leases is None:
-        options["ray_actor_options"] |= _gpus(pool)
-    elif pool.num_gpus:
+    has_group = bool(pool.num_gpus) and max_leases is not None
+    if has_group:
         options["placement_group_bundles"] = [_bundle(pool)]
         options["placement_group_strategy"] = "STRICT_PACK"
+    elif pool.num_gpus:
+        options["ray_actor_options"] |= _gpus(pool)
+    if pool.node_labels and has_group:
+        options["placement_group_bundle_label_selector"] = [pool.node_labels]
+    elif pool.node_labels:
+        options["ray_actor_options"]["label_selector"] = pool.node_labels
     return options
 
 
-def engine_options(pool: PoolConfig) -> dict[str, Any]:
+def engine_options(pool: PoolConfig, node_id: str) -> dict[str, Any]:
     """Return the resources of a replica's engine actor, as options of ``ray.remote(...)``.
 
     Without a GPU the engine reserves nothing: all engines share the machine's cores, and a logical
-    share would only limit how many deployments fit on a laptop.
+    share would only limit how many deployments fit on a laptop. Ray would then start it on any
+    node, so it is pinned to the replica's; with GPUs the placement group keeps both together.
+
+    Args:
+        pool: Settings of the pool.
+        node_id: Ray's hex id of the replica's node.
     """
     if not pool.num_gpus:
-        return {"num_cpus": 0}
+        return {"num_cpus": 0, "label_selector": {"ray.io/node-id": node_id}}
     return {"num_cpus": pool.engine_cpus} | _gpus(pool)
 
 

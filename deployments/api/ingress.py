@@ -123,6 +123,7 @@ class Ingress:
 
     def configure(self, config: ApiConfig) -> None:
         """Take a model name, keys and limits; requests that were let in stay in."""
+        self._tenants = Tenants(config.all_keys())  # the one that may be refused comes first
         self._config = config
         self._limits = Limits(
             config.max_choices, config.max_messages, config.max_documents, config.max_characters
@@ -130,7 +131,6 @@ class Ingress:
         self._admission.limit(
             config.max_requests, config.max_requests_per_tenant or config.max_requests
         )
-        self._tenants = Tenants(config.keys)
         self._card = model_card(config.model, int(time.time()), is_embedded=self._is_embedded)
         self._fingerprint = _fingerprint(config.model)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -18,10 +19,12 @@ from deployments.api.readiness import Readiness
 from deployments.config.live import accepted
 from deployments.config.serve_config import ApiConfig
 from deployments.logs import log_with_serve
-from rapid.errors import Overloaded, TargetUnavailable
+from rapid.errors import ConfigurationError, Overloaded, TargetUnavailable
 from rapid.messages import GenerateRequest, GenerationEvent
 
 _MAX_GRPC_CHARS = 2**20  # up to 4 bytes each would pass gRPC's limit of 4 MiB
+
+logger = logging.getLogger(__name__)
 
 
 class RemoteOrchestrator:
@@ -109,9 +112,16 @@ class IngressReplica:
 
         Settings that break their schema are refused.
         """
-        self._settings = accepted(ApiConfig, settings, self._settings, of="Ingress")
-        self._ingress.configure(self._settings)
-        self._service.configure(self._settings.canary)
+        taken = accepted(ApiConfig, settings, self._settings, of="Ingress")
+        try:
+            self._ingress.configure(taken)
+        except ConfigurationError as error:  # the variable that has the keys
+            if self._settings is None:
+                raise
+            logger.error("new settings are refused, those in force stay: %s", error)
+            return
+        self._service.configure(taken.canary)
+        self._settings = taken
 
 
 async def reach(application: str) -> RemoteOrchestrator | None:

@@ -55,8 +55,8 @@ def plan(
     drafter_gpus: Annotated[
         int | None,
         _who(
-            help="That share one drafter, 0 for the target's own; by default all groups of up to 8 "
-            "that hold it.",
+            help="That share one drafter, 0 for the target's own; by default as few as hold it: "
+            "more hold more sequences and are no faster.",
             show_default=False,
             min=0,
         ),
@@ -113,7 +113,7 @@ def plan(
     length, how many targets one drafter should serve, and the cost of a million tokens against
     plain decoding.
     """
-    from rapid.planning.plan import Replica, Speculating, group_sizes
+    from rapid.planning.plan import GROUP_SIZES, Replica, Speculating, group_sizes
 
     device = _gpu(gpu)
     if drafter_context is None:
@@ -124,28 +124,31 @@ def plan(
         _shape(target), device, context, target_gpus, target_bits, bandwidth_share=bandwidth_share
     )
     drafts = replace(reads, shape=_shape(drafter), context=drafter_context, layer_bits=drafter_bits)
-    groups = group_sizes(drafts, batch) if drafter_gpus is None else [drafter_gpus]
+    if drafter_gpus is None:
+        drafter_gpus = next(iter(group_sizes(drafts, batch)), GROUP_SIZES[-1])
+    drafts = replace(drafts, num_gpus=drafter_gpus)
     out.print(
         f"{target} reads {context:,} tokens, {drafter} drafts on {drafter_context:,}; "
         f"batch {batch}; {device.source}",
         highlight=False,
         soft_wrap=True,
     )
-    if groups[:1] == [0]:
-        problem = _show_shared_memory(reads, drafts, batch, is_one_model=target == drafter)
+    if drafter_gpus:
+        problem = _show_memory(reads, drafts, batch)
     else:
-        problem = _show_memory(reads, replace(drafts, num_gpus=groups[0] if groups else 8), batch)
+        problem = _show_shared_memory(reads, drafts, batch, is_one_model=target == drafter)
     if problem:
         fail(problem)
     how = Speculating(
         batch, _ACCEPTANCE if acceptance is None else acceptance, hits, extra_position,
         round_ms / 1e3,
     )  # fmt: skip
-    _show_speed(reads, [replace(drafts, num_gpus=n) for n in groups], how, gpu_hour)
+    _show_speed(reads, drafts, how, gpu_hour)
     if acceptance is None:
         note(_ACCEPTANCE_SOURCE)
     note(
-        "Times are limits: memory read once at the GPU's bandwidth. What is left out is in "
+        "Times are limits: memory read once at one GPU's bandwidth, as the layers of a model that "
+        "is split over several are read one after the other. What is left out is in "
         "docs/planning.md."
     )
 
@@ -271,7 +274,7 @@ def _fits(replica: Replica, bits: float, batch: int) -> bool:
 
 
 def _show_speed(
-    target: Replica, drafters: list[Replica], how: Speculating, gpu_hour: float | None
+    target: Replica, drafter: Replica, how: Speculating, gpu_hour: float | None
 ) -> None:
     from rapid.planning.plan import cheapest, fastest, plain_gpu_seconds
 
@@ -291,24 +294,22 @@ def _show_speed(
         ("drafter", "schedule"),
         ("draft ms", "length", "speedup", "cheapest", "speedup", f"{cost}/1M", "of plain"),
     )
-    for drafter in drafters:
-        apart = drafter.num_gpus > 0
-        draft_s = replace(drafter, num_gpus=drafter.num_gpus or target.num_gpus).step_s(how.batch)
-        schedules: tuple[Schedule, ...] = ("sequential", "draft ahead")
-        for schedule in schedules[: 1 + apart]:
-            quick = fastest(target, drafter, how, schedule)
-            cheap = cheapest(target, drafter, how, schedule)
-            table.add_row(
-                f"{drafter.num_gpus} GPU{'s' * (drafter.num_gpus > 1)}" if apart else "shares",
-                schedule,
-                f"{draft_s * 1e3:.1f}",
-                str(quick.draft_length),
-                f"{quick.speedup:.2f}",
-                f"1:{cheap.targets_per_drafter}" if apart else "",
-                f"{cheap.speedup:.2f}",
-                f"{_cost(cheap.gpu_seconds, gpu_hour):,.{0 if gpu_hour is None else 2}f}",
-                f"{cheap.gpu_seconds / plain:.2f}",
-            )
+    apart = drafter.num_gpus > 0
+    schedules: tuple[Schedule, ...] = ("sequential", "draft ahead")
+    for schedule in schedules[: 1 + apart]:
+        quick = fastest(target, drafter, how, schedule)
+        cheap = cheapest(target, drafter, how, schedule)
+        table.add_row(
+            f"{drafter.num_gpus} GPU{'s' * (drafter.num_gpus > 1)}" if apart else "shares",
+            schedule,
+            f"{drafter.step_s(how.batch) * 1e3:.1f}",
+            str(quick.draft_length),
+            f"{quick.speedup:.2f}",
+            f"1:{cheap.targets_per_drafter}" if apart else "",
+            f"{cheap.speedup:.2f}",
+            f"{_cost(cheap.gpu_seconds, gpu_hour):,.{0 if gpu_hour is None else 2}f}",
+            f"{cheap.gpu_seconds / plain:.2f}",
+        )
     out.print(table)
     note(
         "speedup: one drafter for each target, at the best draft length. cheapest: drafters to "

@@ -6,12 +6,14 @@ of them. Checks that read the checkpoints are in `deployments.config.preflight`.
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError, model_validator
 
 from cluster.placement import PoolConfig, RequestPoolConfig
 from rapid.config import AnsweringConfig, EngineConfig, Finite, Frozen, SpeculationConfig
+from rapid.errors import ConfigurationError
 from retrieval.config import LexicalEmbedderConfig, RetrievalConfig
 
 _SHARE_OF_CHATS = 0.75  # of what an ingress replica takes at once
@@ -133,6 +135,8 @@ class ApiConfig(Frozen):
         model: The model name that requests must give.
         keys: The accepted API keys. Without any, requests must come from this machine and belong to
             the tenant `local`.
+        keys_env: The environment variable of the ingress that holds more keys: a JSON list in the
+            form of `keys`, such as a Kubernetes Secret provides. It must not be empty.
         max_body_bytes: The longest request body, in bytes.
         max_choices: The most choices (`n`) of one request.
         max_messages: The most messages of one request.
@@ -151,6 +155,7 @@ class ApiConfig(Frozen):
 
     model: str = Field("rapid", min_length=1)
     keys: tuple[ApiKey, ...] = ()
+    keys_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     max_body_bytes: int = Field(16 * 2**20, ge=1024)
     max_choices: int = Field(8, ge=1, le=128)
     max_messages: int = Field(2048, ge=1)
@@ -174,6 +179,33 @@ class ApiConfig(Frozen):
         if len({key.sha256 for key in self.keys}) < len(self.keys):
             raise ValueError("api.keys lists the same key twice: give every tenant its own")
         return self
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether requests must bring a key."""
+        return bool(self.keys) or self.keys_env is not None
+
+    def all_keys(self) -> tuple[ApiKey, ...]:
+        """Return `keys` and those that this process finds in its environment.
+
+        Raises:
+            ConfigurationError: `keys_env` is set, and the variable holds no list of keys.
+        """
+        if self.keys_env is None:
+            return self.keys
+        try:
+            found = _API_KEYS.validate_json(os.environ.get(self.keys_env, "[]"))
+        except ValidationError:  # whose text has the values in it
+            found = ()
+        if not found:
+            raise ConfigurationError(
+                f"api.keys_env: the environment variable {self.keys_env} holds no keys: set it to "
+                """a JSON list like [{"tenant": "acme", "sha256": "..."}] (`rapid hash-key`)"""
+            )
+        return (*self.keys, *found)
+
+
+_API_KEYS = TypeAdapter(tuple[ApiKey, ...])
 
 
 Drafters = Annotated[
@@ -227,7 +259,8 @@ class ServeConfig(Frozen):
         context = engine.max_context or engine.kv_cache_tokens
         most_characters = max(_LEAST_CHARACTERS, _CHARACTERS_PER_TOKEN * context)
         filled = {"max_characters": api.max_characters or most_characters}
-        if api.max_requests_per_tenant is None and len({key.tenant for key in api.keys}) > 1:
+        has_tenants = api.keys_env is not None or len({key.tenant for key in api.keys}) > 1
+        if api.max_requests_per_tenant is None and has_tenants:
             num_leases = engine.max_leases * self.target.pool.max_replicas
             num_answers = min(num_leases // (1 + self._takes_two_leases), api.max_requests)
             share = int(_SHARE_OF_A_TENANT * num_answers)

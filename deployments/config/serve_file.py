@@ -132,8 +132,8 @@ def _check_bind(settings: dict[str, Any], config: ServeConfig) -> None:
     if not isinstance(options, Mapping):
         raise ConfigurationError("http_options must be a mapping, such as host: 127.0.0.1")
     host = str(options.get("host", "127.0.0.1"))
-    if not config.api.keys and not is_loopback(host):
+    if not config.api.has_keys and not is_loopback(host):
         raise ConfigurationError(
             f"http_options.host is {host}, which other machines can reach, and api.keys is empty: "
-            "list keys (`rapid hash-key`) or bind to 127.0.0.1"
+            "list keys (`rapid hash-key`), name keys_env, or bind to 127.0.0.1"
         )

@@ -228,7 +228,7 @@ def start_engine(
             name=name,
             namespace=NAMESPACE,
             max_concurrency=_CONCURRENT_CALLS,
-            **engine_options(pool),
+            **engine_options(pool, ray.get_runtime_context().get_node_id()),
         )
         .remote(config, load, replica.deployment.lower(), model_name, engine_logging())
     )

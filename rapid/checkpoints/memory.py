@@ -20,6 +20,7 @@ from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError
 from rapid.planning.plan import MemoryNeed
 
+ALL_GPUS = "all GPUs together"  # where the layers of `device: balanced` go
 _INDEX = "model.safetensors.index.json"
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _CONVERTED = {"F32": 4, "F16": 2, "BF16": 2}  # are converted to `dtype`; quantized tensors are not
@@ -97,7 +98,8 @@ def check_fits(needs: Sequence[tuple[str, MemoryNeed]], where: str, free: float)
     if total <= free:
         return
     models = " and ".join(f"{name} ({_parts(need)})" for name, need in needs)
-    change = "take a smaller model or dtype, set quantization, or device: balanced"
+    more = "give the engine more GPUs" if where == ALL_GPUS else "device: balanced"
+    change = f"take a smaller model or dtype, set quantization, or {more}"
     if sum(need.total - need.pools for _, need in needs) < free:
         has_host_cache = any(need.host_cache for _, need in needs)
         change = "lower kv_cache_tokens" + " or host_cache_tokens" * has_host_cache
@@ -110,8 +112,7 @@ def free_bytes(device: str) -> int:
     """Return the bytes that can still be allocated.
 
     Args:
-        device: ``cpu``, ``cuda``, ``cuda:1``, or ``balanced``: all GPUs and the host, where
-            accelerate puts the weights that they cannot hold.
+        device: ``cpu``, ``cuda``, ``cuda:1``, or ``balanced`` for all GPUs together.
     """
     if device == "cpu":
         import psutil
@@ -120,8 +121,7 @@ def free_bytes(device: str) -> int:
     import torch
 
     if device == "balanced":
-        gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-        return sum(map(free_bytes, ["cpu", *gpus]))
+        return sum(free_bytes(f"cuda:{index}") for index in range(torch.cuda.device_count()))
     free, _ = torch.cuda.mem_get_info(device)
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(free + kept)  # torch reuses the memory that it keeps of freed tensors

@@ -1,7 +1,7 @@
 """Planning of deployments: what fits, how fast it can be at best, and what a token costs.
 
 This is arithmetic that needs neither a GPU nor torch. Times are rooflines: a step takes as long as
-reading the weights and every sequence's KV once, at a share of the GPU's bandwidth, or as long as
+reading the weights and every sequence's KV once, at a share of one GPU's bandwidth, or as long as
 its multiplications, whichever is longer. They bound what can be measured; launches, the network and
 the inefficiencies of memory come on top. The formulas with their sources are in
 ``docs/planning.md``.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 USABLE = 0.9  # share of a GPU's memory; the driver, allocator and other libraries hold the rest
 COMPUTE_SHARE = 0.5  # share of the peak that large matrix products reach
 MAX_TARGETS = 32  # targets of one drafter, which all lose their drafts if it fails
-GROUP_SIZES = (1, 2, 4, 8)  # numbers of GPUs of one machine that a model may be split over
+GROUP_SIZES = (1, 2, 4, 8)  # numbers of GPUs of one machine that layers may be split over
 STEP_TOKENS = 4096  # tokens of the largest step, as in cluster/configs
 
 Schedule = Literal["sequential", "draft ahead"]
@@ -93,13 +93,16 @@ class MemoryNeed:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A model on GPUs that share its weights and KV evenly, without loss (tensor parallel).
+    """A model whose layers are split over GPUs: the memory of all, the speed of one.
+
+    A layer needs the result of the one before it, so at any time one GPU reads and computes while
+    the others wait. This is what ``device: balanced`` does.
 
     Attributes:
         shape: shape of the model.
         gpu: type of the GPUs.
         context: tokens of KV that every sequence has.
-        num_gpus: number of GPUs that share the model.
+        num_gpus: number of GPUs that the layers are split over.
         layer_bits: bits of a weight in the layers' matrices.
         other_bits: bits of a weight in embeddings and logits, which quantization does not change.
         kv_bytes: bytes of a number in keys and values.
@@ -148,19 +151,19 @@ class Replica:
         read += batch * self.kv_per_sequence
         work = batch * self.shape.decode_flops(rows, self.context)
         return max(
-            read / (self.num_gpus * self.gpu.bandwidth * self.bandwidth_share),
-            work / (self.num_gpus * self.gpu.flops * COMPUTE_SHARE),
+            read / (self.gpu.bandwidth * self.bandwidth_share),
+            work / (self.gpu.flops * COMPUTE_SHARE),
         )
 
     def prefill_s(self) -> float:
         """Return the seconds that computing the KV of one sequence takes."""
         work = self.shape.prefill_flops(self.context)
-        return work / (self.num_gpus * self.gpu.flops * COMPUTE_SHARE)
+        return work / (self.gpu.flops * COMPUTE_SHARE)
 
     def free_rows(self, batch: int) -> int:
         """Return the most rows per sequence for which reading memory still bounds a step."""
         one = batch * self.shape.decode_flops(1, self.context)
-        return int(self.step_s(batch) * self.num_gpus * self.gpu.flops * COMPUTE_SHARE / one)
+        return int(self.step_s(batch) * self.gpu.flops * COMPUTE_SHARE / one)
 
 
 def expected_tokens(acceptance: float, draft_length: int, *, extra_position: bool = False) -> float:
@@ -279,11 +282,9 @@ def fastest(
         schedule: schedule of drafting and verifying.
         targets_per_drafter: replicas of the target whose sequences the drafter batches.
     """
-    shares = not drafter.num_gpus
-    computing = replace(drafter, num_gpus=target.num_gpus) if shares else drafter
     times = {
         "target_s": target.step_s(how.batch),
-        "draft_s": computing.step_s(how.batch * targets_per_drafter),
+        "draft_s": drafter.step_s(how.batch * targets_per_drafter),
         "round_s": how.round_s,
     }
 

@@ -52,6 +52,15 @@ async def test_what_the_engine_refuses_is_raised_here(fakes: Fakes) -> None:
     assert fakes.held() == (0, 0)
 
 
+async def test_a_prompt_that_is_too_long_for_a_grpc_message_reaches_the_engine(
+    fakes: Fakes,
+) -> None:
+    with pytest.raises(PromptTooLong, match="1198996 tokens too long"):
+        async with hold(fakes.target, room("long", 1_200_000), timeout_s=20, renew_every_s=0.5):
+            pass
+    assert fakes.held() == (0, 0)
+
+
 async def test_who_waits_for_room_gives_up_in_time_and_leaves_nothing(fakes: Fakes) -> None:
     async def take(index: int) -> str:
         try:

@@ -7,6 +7,7 @@ file, whose numbers are dequantized at every start. No code of a checkpoint is e
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,14 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from rapid.checkpoints.facts import ModelFacts, read_model_facts
 from rapid.checkpoints.files import checkpoint_source, load_tokenizer, read_eos_ids
 from rapid.checkpoints.gguf import is_gguf, read_header, read_settings
-from rapid.checkpoints.memory import _size, check_fits, free_bytes, memory_needs, plan_pages
+from rapid.checkpoints.memory import (
+    ALL_GPUS,
+    _size,
+    check_fits,
+    free_bytes,
+    memory_needs,
+    plan_pages,
+)
 from rapid.checkpoints.vocabulary import num_ids
 from rapid.config import EngineConfig
 from rapid.engines.attention import ragged as attention
@@ -95,7 +103,7 @@ def load_model(config: EngineConfig, *, with_pools: bool = False) -> LoadedModel
             num_kv_heads=model_config.num_key_value_heads,
             head_dim=_head_dim(model_config),
             dtype=dtype,
-            devices=tuple(_layer_device(layer, device) for layer in model.model.layers),
+            devices=tuple(_layer_device(layer) for layer in model.model.layers),
         ),
     )
 
@@ -121,7 +129,8 @@ def check_memory(*configs: EngineConfig, with_pools: bool = False) -> None:
         if hosts.total:
             needs.setdefault("cpu", []).append((config.model, hosts))
     for where, together in needs.items():
-        check_fits(together, where, free_bytes(where))
+        name = ALL_GPUS if where == "balanced" else where
+        check_fits(together, name, free_bytes(where))
 
 
 def _load_weights(
@@ -170,7 +179,27 @@ def _load_weights(
         raise ConfigurationError(
             f"model {config.model!r}: the file does not hold {min(read['missing_keys'])}"
         )
+    if device.type == "cuda":
+        _check_on_gpus(config, getattr(model, "hf_device_map", {}))
     return model if "device_map" in settings else model.to(device)
+
+
+def _check_on_gpus(config: EngineConfig, device_map: Mapping[str, int | str]) -> None:
+    """Check that accelerate put every layer on a GPU.
+
+    It would move what it put elsewhere to a GPU at each step, which makes an engine slower by
+    orders of magnitude without a word.
+
+    Raises:
+        ConfigurationError: A layer is in the host's memory or on disk.
+    """
+    elsewhere = [layer for layer, place in device_map.items() if str(place) in ("cpu", "disk")]
+    if elsewhere:
+        raise ConfigurationError(
+            f"device: {config.device} does not fit: {len(elsewhere)} parts of {config.model!r}, "
+            f"from {elsewhere[0]} on, would not be on a GPU; give the engine more GPUs "
+            "(pool.num_gpus), or set quantization"
+        )
 
 
 def _transformers_config(source: str, facts: ModelFacts) -> Any:
@@ -208,15 +237,14 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def _layer_device(layer: torch.nn.Module, main: torch.device) -> torch.device:
-    """Return the device a layer computes on; weights that accelerate offloads come to `main`."""
+def _layer_device(layer: torch.nn.Module) -> torch.device:
+    """Return the device that a layer computes on."""
     execution_device = getattr(getattr(layer, "_hf_hook", None), "execution_device", None)
     if isinstance(execution_device, int):
         return torch.device("cuda", execution_device)
     if execution_device is not None:
         return torch.device(execution_device)
-    device = next(layer.parameters()).device
-    return main if device.type == "meta" else device
+    return next(layer.parameters()).device
 
 
 def _head_dim(model_config: Any) -> int:

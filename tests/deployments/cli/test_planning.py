@@ -34,7 +34,17 @@ class TestPlan:
         assert plain.startswith("Plain: 24.6 ms a step, 244 tokens/s, 4,100 GPU-s")
         (target,) = [line.split() for line in shown.splitlines() if line.startswith("target ")]
         assert " ".join(target) == "target 1 16.00 15.0 96.0 2.9 113.9 118.2 yes 6"
-        assert sum("draft ahead" in line for line in shown.splitlines()) == 4  # 1, 2, 4, 8 GPUs
+        assert sum("draft ahead" in line for line in shown.splitlines()) == 1
+
+    def test_a_drafter_gets_the_fewest_gpus_that_hold_it_and_no_speed_from_more(self):
+        options = ("plan", *self.EIGHT, "--drafter", "llama-3.1-70b")
+        fewest, eight = rapid(*options).stdout, rapid(*options, "--drafter-gpus", "8").stdout
+
+        def draft_ms(shown: str, group: str) -> str:
+            lines = [line.split() for line in shown.splitlines() if line.startswith(group)]
+            return lines[0][3]
+
+        assert draft_ms(fewest, "2 GPUs") == draft_ms(eight, "8 GPUs") == "29.3"
 
     def test_where_its_acceptance_comes_from(self):
         options = (*self.EIGHT, "--drafter", "llama-3.2-1b")

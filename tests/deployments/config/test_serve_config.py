@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,14 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from deployments.api.ingress import Ingress
 from deployments.app import compose
-from deployments.config.serve_config import RetrieverPoolConfig, ServeConfig
+from deployments.config.serve_config import (
+    ApiConfig,
+    ApiKey,
+    RetrieverPoolConfig,
+    ServeConfig,
+)
 from deployments.config.serve_file import check
 from rapid.catalogue import CatalogueFile, find
 from rapid.errors import ConfigurationError
@@ -183,3 +190,29 @@ def test_the_embedder_takes_the_gpu_of_its_pool_and_no_other(num_gpus: float, de
     assert retriever.placed.embedder == BGEM3EmbedderConfig(kind="bge-m3", device=device)
     words = RetrieverPoolConfig()
     assert words.placed is words.retrieval
+
+
+class TestKeysOfTheEnvironment:
+    LISTED = ApiKey(tenant="listed", sha256="a" * 64)
+    CONFIG = ApiConfig(keys=(LISTED,), keys_env="THE_KEYS")
+
+    def test_they_are_added_to_those_of_the_file(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("THE_KEYS", json.dumps([{"tenant": "secret", "sha256": "b" * 64}]))
+        tenants = [key.tenant for key in self.CONFIG.all_keys()]
+        assert tenants == ["listed", "secret"]
+        assert ApiConfig(keys=(self.LISTED,)).all_keys() == (self.LISTED,)
+
+    @pytest.mark.parametrize("value", [None, "", "[]", "{}", '[{"tenant": "t", "sha256": "tell"}]'])
+    def test_an_ingress_without_them_does_not_start_and_tells_none(
+        self, monkeypatch: pytest.MonkeyPatch, value: str | None
+    ) -> None:
+        monkeypatch.delenv("THE_KEYS", raising=False)
+        if value is not None:
+            monkeypatch.setenv("THE_KEYS", value)
+        with pytest.raises(ConfigurationError, match="THE_KEYS holds no keys") as refused:
+            Ingress(None, self.CONFIG)  # type: ignore[arg-type]
+        assert '"tell"' not in str(refused.value)
+
+    def test_they_are_keys_where_a_bind_address_asks_for_some(self) -> None:
+        assert ApiConfig(keys_env="THE_KEYS").has_keys
+        assert not ApiConfig().has_keys

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from rapid.checkpoints import memory
 from rapid.checkpoints.facts import read_model_facts
-from rapid.checkpoints.memory import check_fits, memory_needs, quantized_bits
+from rapid.checkpoints.memory import ALL_GPUS, check_fits, memory_needs, quantized_bits
 from rapid.config import EngineConfig
 from rapid.engines.attention.cases import chunk_checks, step_checks
 from rapid.engines.engine import Engine
@@ -179,6 +179,13 @@ class TestRefusal:
         assert "b (weights 1.0 GiB, check of the kernels 2.0 GiB)" in str(caught.value)
         assert "5.0 GiB are needed, 1.0 GiB are free" in str(caught.value)
 
+    def test_layers_on_all_gpus_are_told_to_take_more_of_them(self):
+        large = ("a", MemoryNeed(weights=2**31))
+        with pytest.raises(ConfigurationError, match=r"device: balanced$"):
+            check_fits([large], "cuda", 2**30)
+        with pytest.raises(ConfigurationError, match=r"all GPUs together .* more GPUs$"):
+            check_fits([large], ALL_GPUS, 2**30)
+
     def test_nor_a_host_cache(self, free, no_reading):
         room = 2**20
         free(room * loaded().kv_layout.bytes_per_token)
@@ -208,7 +215,7 @@ class TestRefusal:
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 30)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         assert memory.free_bytes("cuda:0") == 120
-        assert memory.free_bytes("balanced") > 240  # and the machine's own
+        assert memory.free_bytes("balanced") == 240  # the host's memory takes no layers
 
     def test_a_machine_s_memory_is_what_is_available(self):
         assert 0 < memory.free_bytes("cpu") < 2**60

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import rapid
 from rapid.checkpoints.files import load_tokenizer
 from rapid.config import EngineConfig, SamplingConfig
 from rapid.engines.engine import Engine
+from rapid.engines.forward import loading
 from rapid.engines.forward.loading import load_model
 from rapid.errors import ConfigurationError, PromptTooLong
 from tests.rapid.checkpoints.test_facts import LAYERS, WINDOW_64
@@ -43,6 +45,24 @@ def test_balanced_puts_each_layers_kv_where_the_layer_computes() -> None:
     model = load_model(EngineConfig(model=str(checkpoint()), device="balanced"))
     assert len(model.kv_layout.devices) == 2
     assert model.kv_layout.devices[0].type == model.device.type
+
+
+@pytest.mark.parametrize("place", ["cpu", "disk", torch.device("cpu")])
+def test_a_layer_that_accelerate_leaves_off_the_gpus_is_refused(
+    monkeypatch: pytest.MonkeyPatch, place: object
+) -> None:
+    class Offloaded(torch.nn.Module):
+        hf_device_map: ClassVar[dict[str, object]] = {"model.layers.0": 0, "model.layers.1": place}
+
+    def load(*_: object, device_map: str, **__: object) -> object:
+        assert device_map == "auto"
+        return Offloaded(), {}
+
+    monkeypatch.setattr(loading, "_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(loading, "check_memory", lambda config, with_pools: None)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
+    with pytest.raises(ConfigurationError, match=r"from model.layers.1 on, would not be on a GPU"):
+        load_model(EngineConfig(model=str(checkpoint()), device="balanced"))
 
 
 def test_end_of_sequence_is_the_union_of_the_generation_config(tmp_path: Path) -> None:
