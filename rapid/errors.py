@@ -14,6 +14,8 @@
     ├── DrafterUnavailable      `auto` and `lossless` continue without a drafter   503
     ├── DrafterHangs            no draft block came in time                        503
     ├── TargetUnavailable       no target replica answered                         503
+    ├── OrchestratorLost        the process that ran the request died              503
+    ├── CannotContinue          an answer came out differently the second time     503
     ├── EngineFailed            a forward pass raised; its leases are released     500
     └── ConfigurationError      the configuration is rejected before startup
 
@@ -104,6 +106,14 @@ class DrafterHangs(RapidError):
 
 class TargetUnavailable(RapidError):
     """A failure of all target replicas to answer."""
+
+
+class OrchestratorLost(RapidError):
+    """The loss of the process that ran a request; another one can run it again."""
+
+
+class CannotContinue(RapidError):
+    """An answer that was generated again and is not the one that its client has begun to read."""
 
 
 class EngineFailed(RapidError):

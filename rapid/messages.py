@@ -21,7 +21,7 @@ Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 Origin = Literal["drafted", "corrected", "bonus", "target"]
 FinishReason = Literal["stop", "length"]
-Failover = Literal["target lost", "drafter lost", "drafter hung"]
+Failover = Literal["orchestrator lost", "target lost", "drafter lost", "drafter hung"]
 
 
 # --- caller -> orchestrator ---------------------------------------------------------------------
@@ -73,6 +73,9 @@ class GenerateRequest:
     """A validated request with its tenant, as the ingress hands it to the orchestrator.
 
     Attributes:
+        drawn_seed: Seed where the caller gives none. Whoever may have to send the request again
+            draws it once, so that both answers are the same as far as a drawn seed makes them so:
+            it does not change the coupling, as a seed of the caller's does.
         num_logprobs: Number of alternatives beside each token's log-probability: None for no
             log-probabilities, 0 for those of the chosen tokens only.
         is_streamed: Whether the caller receives the answer while it is generated.
@@ -98,6 +101,7 @@ class GenerateRequest:
     speculation: SpeculationRequest = field(default_factory=SpeculationRequest)
     explain: bool = False
     date: datetime.date = field(default_factory=utc_day)
+    drawn_seed: int | None = None
 
 
 # --- orchestrator -> engine ---------------------------------------------------------------------

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from cluster.failures import FailureKind, failure_of
 from deployments.api.ingress import Ingress
 from deployments.config.serve_config import ApiConfig
-from rapid.errors import Overloaded, TargetUnavailable
+from rapid.errors import OrchestratorLost, Overloaded
 from rapid.messages import GenerateRequest, GenerationEvent
 
 _MAX_GRPC_CHARS = 2**20  # up to 4 bytes each would pass gRPC's limit of 4 MiB
@@ -31,7 +31,7 @@ class RemoteOrchestrator:
         """Yield the events of a request; closing the iterator releases everything it holds.
 
         Raises:
-            TargetUnavailable: If the orchestrator died or cannot be reached; a retry goes to
+            OrchestratorLost: If the orchestrator died or cannot be reached; a retry goes to
                 another replica.
             Overloaded: If the orchestrator's queue is full.
             Exception: What the orchestrator raised, without Ray's wrappers.
@@ -50,7 +50,7 @@ class RemoteOrchestrator:
             if failure.kind is FailureKind.SATURATED:
                 raise Overloaded("The server is busy.") from error
             if failure.is_loss:
-                raise TargetUnavailable("The orchestrator was lost: ask again.") from error
+                raise OrchestratorLost("The orchestrator was lost: ask again.") from error
             if failure.cause is not error:
                 raise failure.cause from error
             raise

@@ -22,6 +22,8 @@ STATUS = {
     "OutOfStep": 500,
     "DrafterUnavailable": 503,
     "TargetUnavailable": 503,
+    "OrchestratorLost": 503,
+    "CannotContinue": 503,
     "EngineFailed": 500,
     "ConfigurationError": 500,
     "RapidError": 503,

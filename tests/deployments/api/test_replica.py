@@ -12,7 +12,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from deployments.api.errors import http_error
 from deployments.api.replica import IngressReplica, RemoteOrchestrator
 from deployments.config.serve_config import ApiConfig
-from rapid.errors import BadRequest, Overloaded, TargetUnavailable
+from rapid.errors import BadRequest, OrchestratorLost, Overloaded
 from rapid.messages import Document, GenerateRequest, Message
 
 LONG = "x" * (2**20 + 1)
@@ -64,8 +64,8 @@ async def test_every_text_of_the_caller_counts(fields: Any, by_reference: bool) 
 @pytest.mark.parametrize(
     ("failure", "raised"),
     [
-        (ActorUnavailableError("gone", bytes(16)), TargetUnavailable),
-        (DeploymentUnavailableError("Orchestrator"), TargetUnavailable),  # type: ignore[arg-type]
+        (ActorUnavailableError("gone", bytes(16)), OrchestratorLost),
+        (DeploymentUnavailableError("Orchestrator"), OrchestratorLost),  # type: ignore[arg-type]
         (Overloaded("The target pool is full."), Overloaded),
         (KeyError("a bug over there"), KeyError),
     ],
