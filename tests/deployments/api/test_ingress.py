@@ -55,10 +55,10 @@ def events(response: httpx.Response) -> list[Any]:
         name, _, value = line.partition(": ")
         if name == "data":
             found.append(parsed(value))
-        elif not name:
+        elif line.startswith(":"):
             found.append(":")
         else:
-            assert name == "id"
+            assert name in ("", "id")
     return found
 
 
