@@ -17,6 +17,7 @@ from rapid.config import Finite, Frozen
 
 _METRICS_INTERVAL_S = 0.5
 _HEALTH_CHECK_PERIOD_S = 1.0  # a dead replica is detected and replaced at the next check
+_HEALTH_CHECK_TIMEOUT_S = 5.0  # a hung one after three; user code does not run on the loop asked
 
 
 class PoolConfig(Frozen):
@@ -97,6 +98,8 @@ def deployment_options(pool: PoolConfig, max_leases: int | None = None) -> dict[
             "request_router_class": "cluster.affinity.AffinityRouter",
             "request_router_kwargs": {"target_ongoing_requests": pool.target_ongoing_requests},
         }
+    if max_leases is None:  # else a check also waits for the engine, which may be loading
+        options["health_check_timeout_s"] = _HEALTH_CHECK_TIMEOUT_S
     if pool.num_gpus and max_leases is None:
         options["ray_actor_options"] |= _gpus(pool)
     elif pool.num_gpus:

@@ -37,6 +37,9 @@ _ENVIRONMENT = {
     # "a cluster over the network". A RAY_ADDRESS in the environment joins a cluster instead.
     "RAY_ADDRESS": "local",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # Serve replaces a proxy after three failed checks; its own values would take half a minute.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "4",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import runpy
 import time
 from typing import Any
 
@@ -124,3 +125,23 @@ async def test_a_client_that_leaves_the_queue_is_forgotten(fakes: Fakes) -> None
             each.cancel()
         await asyncio.gather(*crowd, return_exceptions=True)
     assert await asyncio.to_thread(wait_until, lambda: fakes.held() == (0, 0), 5) < 1.5
+
+
+async def test_a_stream_outlives_its_ingress(fakes: Fakes) -> None:
+    """The client of the examples goes on where the killed ingress stopped."""
+    chunks = runpy.run_path("examples/continuing_client.py")["chunks"]
+    request = body(30_009, "lossless", 200)
+
+    def stream(kill_after: int) -> str:
+        text = ""
+        for index, chunk in enumerate(chunks(fakes.url, request)):
+            if index == kill_after:
+                for process in psutil.Process().children(recursive=True):
+                    if "ray::ServeReplica:fakes:Ingress" in " ".join(process.cmdline()[:1]):
+                        process.kill()
+            text += "".join(each["delta"].get("content", "") for each in chunk["choices"])
+        return text
+
+    undisturbed = await asyncio.to_thread(stream, -1)
+    assert await asyncio.to_thread(stream, 4) == undisturbed
+    await asyncio.to_thread(wait_until, lambda: fakes.held() == (0, 0), 5)
