@@ -92,7 +92,12 @@ def faults() -> dict[str, Fault]:
                 lambda service, p=pool, h=how: service.break_engine(p, h)  # type: ignore[misc]
             )
     found["30 % hang up"] = Fault(lambda service: None, share_leaving=0.3)
-    found["live change"] = Fault(lambda service: service.change(max_choices=7))
+    found["live change"] = Fault(lambda service: service.change("api", max_choices=7))
+    for section in ("target", "drafter"):
+        for num_replicas in (1, 3):
+            found[f"scale {section} to {num_replicas}"] = Fault(
+                lambda service, s=section, n=num_replicas: service.scale(s, n)  # type: ignore[misc]
+            )
     found["hostile bodies"] = Fault(long_bodies, Allowed(slows=2.0))
     found["hostile crowd"] = Fault(crowd, Allowed(slows=2.0))
     return found
@@ -105,13 +110,14 @@ QUICK = ("none", "kill Target engine", "kill Orchestrator replica", "kill Ingres
 async def long_bodies(service: Service) -> None:
     """Send eight bodies of forty thousand messages, and leave after four seconds."""
     headers = {"authorization": f"Bearer {HOSTILE_KEY}", "content-type": "application/json"}
+    bodies = await asyncio.to_thread(lambda: list(hostile_bodies()))
     async with httpx.AsyncClient(base_url=service.url, timeout=4.0) as http:
 
         async def send(content: bytes) -> None:
             with contextlib.suppress(httpx.HTTPError):
                 await http.post("/v1/chat/completions", content=content, headers=headers)
 
-        await asyncio.gather(*map(send, hostile_bodies()))
+        await asyncio.gather(*map(send, bodies))
 
 
 async def crowd(service: Service) -> None:
@@ -175,8 +181,10 @@ async def run_fault(
         await asyncio.gather(hostility, return_exceptions=True)
     run.outcomes = await asking
     watching.cancel()
-    service.mend()
+    await asyncio.to_thread(service.mend)
     run.whole_again_s = await whole
+    if await service.whole_again(time.monotonic()) is None:
+        run.whole_again_s = None
     run.leaks = await asyncio.to_thread(service.leaks, sizes)
     return run
 

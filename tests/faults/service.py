@@ -35,6 +35,7 @@ class Service:
     def __init__(self, url: str, config: ServeConfig, breaks: Path) -> None:
         self.url, self.config, self.breaks = url, config, breaks
         self._stopped: list[psutil.Process] = []
+        self._is_changed = False
 
     def processes(self) -> dict[str, list[psutil.Process]]:
         """The application's processes by kind, such as `Target replica` and `Target engine`."""
@@ -76,13 +77,23 @@ class Service:
         """Break one engine of a pool; see `load_breakable`."""
         (self.breaks / str(min(self.processes()[f"{pool} engine"]).pid)).write_text(how)
 
-    def change(self, **api: Any) -> None:
-        """Change settings of the API, as an operator who deploys an edited file."""
-        changed = self.config.model_copy(update={"api": self.config.api.model_copy(update=api)})
-        deploy(changed, self.breaks, blocking=False)
+    def change(self, section: str, **settings: Any) -> None:
+        """Change settings of a section, as an operator who deploys an edited file."""
+        changed = getattr(self.config, section).model_copy(update=settings)
+        self._is_changed = True
+        deploy(self.config.model_copy(update={section: changed}), self.breaks, blocking=False)
+
+    def scale(self, section: str, num_replicas: int) -> None:
+        """Change the size of a pool of engines."""
+        pool = getattr(self.config, section).pool
+        sizes = {"min_replicas": num_replicas, "max_replicas": num_replicas}
+        self.change(section, pool=pool.model_copy(update=sizes))
 
     def mend(self) -> None:
-        """Wake who was stopped, and mend the engines."""
+        """Wake who was stopped, mend the engines, and deploy the first settings again."""
+        if self._is_changed:
+            deploy(self.config, self.breaks, blocking=False)
+            self._is_changed = False
         for process in self._stopped:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
@@ -99,11 +110,9 @@ class Service:
             healthy = httpx.get(f"{self.url}/-/healthz", timeout=2).status_code == 200
         except Exception:  # the controller or the proxy is away
             return False
-        pools = self.config.pools
         return healthy and all(
             deployment.replica_states == {"RUNNING": deployment.target_num_replicas}
-            and deployment.target_num_replicas >= pools[name.lower()].min_replicas
-            for name, deployment in status.deployments.items()
+            for deployment in status.deployments.values()
         )
 
     async def whole_again(self, since: float) -> float | None:
