@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 SILENCE_S = 15.0  # three of the server's heartbeats
 
 Phase = Literal["standard", "overflow", "recovery"]
-End = Literal["answered", "refused", "failed", "malformed", "unanswered", "left"]
+End = Literal["answered", "refused", "failed", "unanswered", "left"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class Outcome:
         is_declared: Whether the receipt says that it went on without its drafter, so that its text
             may be another.
         num_broken: Connections that broke before the answer was complete.
+        num_malformed: Errors that are not OpenAI's, such as those of a proxy whose ingress died;
+            the client asks again, as after a broken connection.
         why: What the server said, where it did not answer.
     """
 
@@ -58,6 +60,7 @@ class Outcome:
     text: str = ""
     is_declared: bool = False
     num_broken: int = 0
+    num_malformed: int = 0
     why: str = ""
 
 
@@ -172,9 +175,8 @@ class Clients:
             is_shed = response.status_code in (429, 503) and "retry-after" in response.headers
             outcome.why = f"{response.status_code} {said[:200]!r}"
             if not is_well_formed(said):
-                # A proxy without a replica, or in its last moments, has words of its own.
-                outcome.end = "malformed"
-                return True
+                outcome.num_malformed += 1
+                return False
             outcome.end = "refused" if is_shed else "failed"
             return not (is_again and is_shed)
         if not response.headers["content-type"].startswith("text/event-stream"):
@@ -195,7 +197,8 @@ class Clients:
             chunk = json.loads(value)
             if "error" in chunk:
                 outcome.why = value[:200]
-                outcome.end = "failed" if is_well_formed(value.encode()) else "malformed"
+                outcome.end = "failed"
+                outcome.num_malformed += not is_well_formed(value.encode())
                 return True
             headers["last-event-id"] = event_id
             for choice in chunk["choices"]:

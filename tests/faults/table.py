@@ -24,7 +24,8 @@ class Allowed:
     """What a fault may cost.
 
     Attributes:
-        breaks: Whether connections in flight may break; they must then be continued.
+        breaks: Whether connections in flight may break, which a proxy may also tell in its own
+            words; the same requests must then be answered.
         slows: The longest p95 of the first token, as a factor of that without a fault.
     """
 
@@ -98,7 +99,7 @@ def faults_of(run: Run, references: Sequence[str], quiet: Run | None) -> list[st
     """Return what is not as it must be, in words; nothing if the run is as it must be."""
     wrong = []
     ends = Counter(each.end for each in run.outcomes)
-    for end in ("failed", "malformed", "unanswered"):
+    for end in ("failed", "unanswered"):
         if ends[end]:
             whys = Counter(each.why for each in run.outcomes if each.end == end)
             wrong.append(f"{ends[end]} {end}: {whys.most_common(1)[0][0][:160]}")
@@ -112,8 +113,10 @@ def faults_of(run: Run, references: Sequence[str], quiet: Run | None) -> list[st
     ]
     if len(other) > TIES * ends["answered"]:
         wrong.append(f"{len(other)} with another text: questions {sorted(set(other))}")
-    if not run.allowed.breaks and (broken := sum(each.num_broken for each in run.outcomes)):
-        wrong.append(f"{broken} broken connections")
+    if not run.allowed.breaks:
+        broken = [each for each in run.outcomes if each.num_broken]
+        if broken:
+            wrong.append(f"{len(broken)} with broken connections: {broken[0].why[:160]}")
     wrong += run.leaks
     if run.whole_again_s is None:
         wrong.append("the replicas did not come back")
@@ -144,7 +147,7 @@ def row(run: Run, references: Sequence[str], quiet: Run | None) -> tuple[str, ..
         str(declared),
         str(ends["refused"]),
         str(ends["failed"]),
-        str(ends["malformed"]),
+        str(sum(each.num_malformed for each in run.outcomes)),
         str(ends["unanswered"]),
         str(sum(each.num_broken for each in run.outcomes)),
         str(continued),
