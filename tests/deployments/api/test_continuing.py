@@ -286,7 +286,7 @@ class TestLastEventId:
             for secret in ("acme", "sk-1", "Hello"):
                 assert secret not in event_id
 
-    async def test_the_sdk_streams_past_the_ids_and_may_send_one(self):
+    async def test_the_sdk_streams_past_the_ids(self):
         app = ingress(ScriptedOrchestrator())
         async with (
             served(app) as url,
