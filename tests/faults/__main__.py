@@ -198,22 +198,23 @@ async def run_all(service: Service, names: Sequence[str], scale: float, seed: in
         ("overflow", 5 * scale, 2.5 * capacity),
         ("recovery", 10 * scale, 0.5 * capacity),
     ]
-    rows, wrong, quiet = [], {}, None
-    for name in names:
-        fault = faults()[name]
-        load = arrivals(phases, INJECTED_AT_S, seed, share_leaving=fault.share_leaving)
-        run = await run_fault(service, clients, name, fault, load)
-        rows.append(row(run, texts, quiet))
-        if found := faults_of(run, texts, quiet):
-            wrong[name] = found
-        if name == "none":
-            quiet = run
-        print(f"{name}: {'; '.join(found) or 'ok'}", flush=True)
-        if run.whole_again_s is None:
-            print("The replicas did not come back: the faults after this one are not tried.")
-            break
-    print(f"\n{formatted(rows)}\n")
-    return bool(wrong) or len(rows) < len(names)
+    rows, num_wrong, quiet = [], 0, None
+    try:
+        for name in names:
+            fault = faults()[name]
+            load = arrivals(phases, INJECTED_AT_S, seed, share_leaving=fault.share_leaving)
+            run = await run_fault(service, clients, name, fault, load)
+            rows.append(row(run, texts, quiet))
+            found = faults_of(run, texts, quiet)
+            num_wrong += bool(found)
+            quiet = run if name == "none" else quiet
+            print(f"{name}: {'; '.join(found) or 'ok'}", flush=True)
+            if run.whole_again_s is None:
+                print("The replicas did not come back: the other faults are not tried.")
+                break
+    finally:  # also after Ctrl-C
+        print(f"\n{formatted(rows)}\n", flush=True)
+    return num_wrong > 0 or len(rows) < len(names)
 
 
 async def soak(service: Service, minutes: float, seed: int) -> int:

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import psutil
 
+from deployments.cli.server_process import LOCAL_RAY
 from deployments.config.serve_config import ApiKey, ServeConfig
 from deployments.config.tenants import hash_key
 from tests.faults.engines import load_breakable
@@ -220,7 +221,9 @@ def deploy(config: ServeConfig, breaks: Path, *, blocking: bool = True) -> None:
 def served(port: int) -> Iterator[Service]:
     """Serve the application on a private Ray on loopback."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # binds to loopback only
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")
+    for name, value in LOCAL_RAY.items():
+        os.environ.setdefault(name, value)
     import ray
     from ray import serve
 
@@ -228,15 +231,15 @@ def served(port: int) -> Iterator[Service]:
     temporary = Path(tempfile.mkdtemp(prefix="rapid-", dir="/tmp"))  # short: socket paths
     breaks = temporary / "breaks"
     breaks.mkdir()
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        namespace="rapid-faults",
-        _temp_dir=str(temporary / "ray"),
-        _node_ip_address="127.0.0.1",
-    )
     try:
+        ray.init(
+            num_cpus=4,
+            include_dashboard=False,
+            log_to_driver=False,
+            namespace="rapid-faults",
+            _temp_dir=str(temporary / "ray"),
+            _node_ip_address="127.0.0.1",
+        )
         serve.start(http_options={"host": "127.0.0.1", "port": port}, proxy_location="HeadOnly")
         config = settings()
         deploy(config, breaks)
