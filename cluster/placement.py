@@ -20,6 +20,7 @@ from rapid.config import Finite, Frozen
 _METRICS_INTERVAL_S = 0.5
 _REPORTS_PERIOD_S = 1.0  # between two collections of a replica's report by Serve's controller
 _HEALTH_CHECK_PERIOD_S = 1.0  # a dead replica is detected and replaced at the next check
+_HEALTH_CHECK_TIMEOUT_S = 5.0  # a hung one after three; user code does not run on the loop asked
 _QUEUED_PER_LEASE = 8  # requests that may wait for each lease of a pool with all its replicas
 _QUEUED = 256  # requests that may wait for a pool without leases: as many as its caller holds
 _LABEL = r"[a-zA-Z0-9]([a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"  # of Kubernetes, which Ray took over
@@ -176,6 +177,8 @@ def deployment_options(
             },
             "request_routing_stats_period_s": _REPORTS_PERIOD_S,
         }
+    if max_leases is None:  # else a check also waits for the engine, which may be loading
+        options["health_check_timeout_s"] = _HEALTH_CHECK_TIMEOUT_S
     has_group = bool(pool.num_gpus) and max_leases is not None
     if has_group:
         options["placement_group_bundles"] = [_bundle(pool)]

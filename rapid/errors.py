@@ -16,6 +16,8 @@
     ├── DrafterHangs            no draft block came in time                        503
     ├── TargetUnavailable       no target replica answered                         503
     │   └── TargetHangs         a target's engine gives no sign of life            503
+    ├── OrchestratorLost        the process that ran the request died              503
+    ├── CannotContinue          an answer came out differently the second time     503
     ├── RetrievalPending        documents are still being indexed for retrieval        503
     ├── EngineFailed            an engine failed at a step, or is closed           500
     └── ConfigurationError      the configuration is rejected before startup
@@ -119,6 +121,14 @@ class TargetUnavailable(RapidError):
 
 class TargetHangs(TargetUnavailable):
     """An engine that verifies and gives no sign of life; recoverable with a lease elsewhere."""
+
+
+class OrchestratorLost(RapidError):
+    """The loss of the process that ran a request; another one can run it again."""
+
+
+class CannotContinue(RapidError):
+    """An answer that was generated again and is not the one that its client has begun to read."""
 
 
 class EngineFailed(RapidError):

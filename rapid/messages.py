@@ -21,7 +21,9 @@ Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 Origin = Literal["drafted", "corrected", "bonus", "target"]
 FinishReason = Literal["stop", "length"]
-Failover = Literal["target lost", "target hung", "drafter lost", "drafter hung"]
+Failover = Literal[
+    "orchestrator lost", "target lost", "target hung", "drafter lost", "drafter hung"
+]
 
 
 # --- caller -> orchestrator ---------------------------------------------------------------------
@@ -74,6 +76,9 @@ class GenerateRequest:
 
     Attributes:
         request_id: Id that log lines give, as the caller's. Several requests may have the same.
+        drawn_seed: Seed where the caller gives none. Whoever may have to send the request again
+            draws it once, so that both answers are the same as far as a drawn seed makes them so:
+            it does not change the coupling, as a seed of the caller's does.
         num_logprobs: Number of alternatives beside each token's log-probability: None for no
             log-probabilities, 0 for those of the chosen tokens only.
         is_streamed: Whether the caller receives the answer while it is generated.
@@ -102,6 +107,7 @@ class GenerateRequest:
     explain: bool = False
     date: datetime.date = field(default_factory=utc_day)
     cache_salt: str = ""
+    drawn_seed: int | None = None
 
 
 # --- orchestrator -> engine ---------------------------------------------------------------------

@@ -7,6 +7,9 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
 from deployments.api.ingress import Ingress
 from deployments.config.serve_config import ApiConfig
 from tests.deployments.scripted import ScriptedOrchestrator
@@ -55,3 +58,43 @@ def test_the_kept_transcript_is_of_the_questions_and_modes_of_the_script() -> No
         assert question in script
     for mode in ("plain", "lossless", "auto"):
         assert len(re.findall(rf"^`{mode}`", kept, flags=re.MULTILINE)) == 5
+
+
+class Cutting:
+    """A proxy in front of an ingress that cuts every stream after so many events."""
+
+    def __init__(self, app: Ingress, after: int) -> None:
+        self.app, self.after = app, after
+        self.num_streams = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        num_events = 0
+        self.num_streams += scope["path"].endswith("completions")
+
+        async def cutting(message: Message) -> None:
+            nonlocal num_events
+            num_events += message.get("body", b"").count(b"data: {")
+            if num_events > self.after:
+                raise ConnectionAbortedError("The proxy died.")
+            await send(message)
+
+        await self.app(scope, receive, cutting)
+
+
+@pytest.mark.parametrize("after", [1, 2])
+async def test_a_stream_goes_on_over_broken_connections(tmp_path: Path, after: int) -> None:
+    document = tmp_path / "notes.txt"
+    document.write_text("The banner is red.")
+    orchestrator = ScriptedOrchestrator()
+    proxy = Cutting(Ingress(orchestrator, ApiConfig(model="scripted")), after)
+    async with served(proxy) as url:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *(str(EXAMPLES / "continuing_client.py"), str(document), "Red?", "--url", url),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        printed, _ = await process.communicate()
+    assert process.returncode == 0
+    assert printed.decode() == "Hello, wörld!\n"
+    assert proxy.num_streams == 4 // after  # a role and three rounds
+    assert len({request.drawn_seed for request in orchestrator.requests}) == 1

@@ -13,7 +13,7 @@ from typing import Any
 from deployments.api.ingress import GenerationService
 from deployments.config.serve_config import CanaryConfig
 from rapid.answering.request import affinity_of
-from rapid.errors import Overloaded, TargetUnavailable
+from rapid.errors import OrchestratorLost, Overloaded, TargetUnavailable
 from rapid.messages import Finished, GenerateRequest, GenerationEvent
 from rapid.ports import Clock
 
@@ -63,7 +63,7 @@ class WithCanary:
                 async with aclosing(other.generate(request)) as events:
                     try:
                         first = await anext(events)
-                    except (Overloaded, TargetUnavailable):
+                    except (Overloaded, TargetUnavailable, OrchestratorLost):
                         pass
                     else:
                         yield first

@@ -23,6 +23,8 @@ _TABLE: dict[type[BaseException], tuple[int, str, str | None]] = {
     errors.DrafterHangs: (503, _SERVER, "drafter_unavailable"),
     errors.DrafterUnavailable: (503, _SERVER, "drafter_unavailable"),
     errors.TargetUnavailable: (503, _SERVER, "target_unavailable"),
+    errors.OrchestratorLost: (503, _SERVER, "orchestrator_lost"),
+    errors.CannotContinue: (503, _SERVER, "cannot_continue"),
     errors.EngineFailed: (500, _SERVER, "engine_failed"),
     errors.OutOfStep: (500, _SERVER, "engine_failed"),
     errors.ConfigurationError: (500, _SERVER, "configuration_error"),

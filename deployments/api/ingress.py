@@ -5,17 +5,10 @@ It needs no Ray: a deployment gives it a handle to the orchestrator, a test a sc
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import time
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    MutableMapping,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -29,8 +22,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from deployments.api.admission import Admission
-from deployments.api.errors import error_body, http_error
+from deployments.api.continuing import Place, continued
+from deployments.api.errors import HttpError, error_body, http_error
 from deployments.api.event_feed import ClientLeft, EventFeed
+from deployments.api.event_stream import EventStream
 from deployments.api.requests import ChatRequest, Limits, parse_chat_request
 from deployments.api.responses import (
     GrowingChoice,
@@ -180,11 +175,13 @@ class Ingress:
             body = await _read_json_body(request, self._config.max_body_bytes)
             asked = parse_chat_request(body, self._limits)
             self._check_model(asked.model)
-            unique = secrets.token_hex(16)  # not the client's id, which two requests may share
-            events = self._service.generate(asked.as_generate_request(_request_id(request), tenant))
+            sent = asked.as_generate_request(_request_id(request), tenant)
+            event_id = request.headers.get("last-event-id")
+            place = Place.of_event(event_id, sent, body) if event_id else Place.first(sent, body)
+            events = continued(self._service, place.as_asked(sent), place.marks)
             frame = ReplyFrame(
-                id=f"chatcmpl-{unique}",
-                created=int(time.time()),
+                id=f"chatcmpl-{place.unique.hex()}",
+                created=place.created,
                 model=asked.model,
                 fingerprint=self._fingerprint,
                 has_logprobs=bool(asked.logprobs),
@@ -197,8 +194,8 @@ class Ingress:
                 raise EngineFailed("The answer began without a mode.")
             if not asked.stream:
                 return JSONResponse(await self._complete(feed, asked, frame, timing))
-            chunks = self._chunks(feed, asked, frame, timing)
-            return _EventStream(chunks, stack.pop_all(), _request_id(request))
+            chunks = self._chunks(feed, frame, timing, place)
+            return EventStream(chunks, place, stack.pop_all(), _request_id(request), _failure)
 
     async def _first(self, feed: EventFeed) -> GenerationEvent | None:
         """Return the first event; a refusal without a measured time to retry gets one."""
@@ -215,7 +212,9 @@ class Ingress:
         choices = [GrowingChoice() for _ in range(asked.n or 1)]
         while True:
             event = await feed.next()
-            if isinstance(event, TextDelta):
+            if isinstance(event, Started):  # an orchestrator was lost, and the answer begins again
+                choices = [GrowingChoice() for _ in choices]
+            elif isinstance(event, TextDelta):
                 choices[event.choice].add(event)
                 self._observe(timing)
             elif isinstance(event, Finished):
@@ -223,15 +222,16 @@ class Ingress:
                 return frame.completion(choices, event.receipt, timing)
 
     async def _chunks(
-        self, feed: EventFeed, asked: ChatRequest, frame: ReplyFrame, timing: Timing
+        self, feed: EventFeed, frame: ReplyFrame, timing: Timing, place: Place
     ) -> AsyncIterator[Json | str]:
-        """Yield the stream's chunks and, as strings, its comments, which clients may pass over.
+        """Yield the chunks after `place` and, as strings, comments, which clients may pass over.
 
         A comment says how far the document has been read, or fills a silence. The chunk that ends
         the last choice is held back until the receipt, which it carries.
         """
-        num_growing = asked.n or 1
-        for choice in range(num_growing):
+        num_growing = sum(not mark.is_finished for mark in place.marks)
+        has_ended = not num_growing
+        for choice in range(place.num_roles, len(place.marks)):
             yield frame.role_chunk(choice)
         last: TextDelta | None = None
         while True:
@@ -249,10 +249,11 @@ class Ingress:
                     last = event
             elif isinstance(event, Finished):
                 timing.done = self._clock()
-                if last is None:
+                if last is not None:
+                    yield frame.delta_chunk(last) | {"rapid": rapid_receipt(event.receipt)}
+                elif not has_ended:
                     raise EngineFailed("The answer ended before all of its choices did.")
-                yield frame.delta_chunk(last) | {"rapid": rapid_receipt(event.receipt)}
-                if frame.includes_usage:
+                if frame.includes_usage and not place.has_usage:
                     yield frame.usage_chunk(event.receipt, timing)
                 return
 
@@ -303,68 +304,6 @@ class Ingress:
             )
 
 
-class _EventStream(Response):
-    """A response of server-sent events that closes its event feed however it ends."""
-
-    media_type = "text/event-stream"
-
-    def __init__(
-        self, chunks: AsyncIterator[Json | str], stack: AsyncExitStack, request_id: str
-    ) -> None:
-        super().__init__(
-            headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
-        )
-        del self.headers["content-length"]
-        self._chunks, self._stack, self._request_id = chunks, stack, request_id
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the chunks as they arrive."""
-        async with self._stack:
-            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-            try:
-                await _send(send, start)
-                await self._send_events(send)
-                await _send(send, _body(b"", is_last=True))
-            except ClientLeft:
-                _log.info("request %s: the caller left", self._request_id)
-
-    async def _send_events(self, send: Send) -> None:
-        try:
-            async for chunk in self._chunks:
-                await _send(
-                    send, _body(_comment(chunk) if isinstance(chunk, str) else _event(chunk))
-                )
-            await _send(send, _body(b"data: [DONE]\n\n"))
-        except ClientLeft:
-            raise
-        except Exception as error:
-            failure = http_error(error)
-            _log_failure(error, failure.status, self._request_id)
-            await _send(send, _body(_event(failure.body)))
-
-
-async def _send(send: Send, message: MutableMapping[str, Any]) -> None:
-    """Send a message; only here does an OSError mean that the client's connection is lost."""
-    try:
-        await send(message)
-    except OSError as error:
-        raise ClientLeft from error
-
-
-def _body(part: bytes, *, is_last: bool = False) -> MutableMapping[str, Any]:
-    return {"type": "http.response.body", "body": part, "more_body": not is_last}
-
-
-def _event(body: Json) -> bytes:
-    """Return one event, in ASCII because some clients take U+2028 for the end of a line."""
-    return b"data: %s\n\n" % json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _comment(text: str) -> bytes:
-    """Return a comment line, which every client of server-sent events ignores."""
-    return b": %s\n\n" % text.encode()
-
-
 async def _read_json_body(request: Request, max_bytes: int) -> bytes:
     """Read the body, and drop it as soon as it is longer than `max_bytes`.
 
@@ -405,17 +344,19 @@ async def _drop(stream: AsyncIterator[bytes], max_bytes: int) -> None:
 
 
 def _error_response(error: Exception, request_id: str) -> Response:
-    failure = http_error(error)
-    _log_failure(error, failure.status, request_id)
+    failure = _failure(error, request_id)
     return JSONResponse(failure.body, failure.status, headers=failure.headers)
 
 
-def _log_failure(error: Exception, status: int, request_id: str) -> None:
-    if status >= 500 and status != 503:
+def _failure(error: Exception, request_id: str) -> HttpError:
+    """Log the end of a request and return it as its caller is told."""
+    failure = http_error(error)
+    if failure.status >= 500 and failure.status != 503:
         _log.error("request %s failed", request_id, exc_info=error)
     else:
         # Without the error's message, which may quote the request.
-        _log.info("request %s: %d %s", request_id, status, type(error).__name__)
+        _log.info("request %s: %d %s", request_id, failure.status, type(error).__name__)
+    return failure
 
 
 def _origin(request: Request) -> tuple[str | None, str | None, str | None]:

@@ -19,7 +19,7 @@ from deployments.api.readiness import Readiness
 from deployments.config.live import accepted
 from deployments.config.serve_config import ApiConfig
 from deployments.logs import log_with_serve
-from rapid.errors import ConfigurationError, Overloaded, TargetUnavailable
+from rapid.errors import ConfigurationError, OrchestratorLost, Overloaded
 from rapid.messages import GenerateRequest, GenerationEvent
 
 _MAX_GRPC_CHARS = 2**20  # up to 4 bytes each would pass gRPC's limit of 4 MiB
@@ -42,7 +42,7 @@ class RemoteOrchestrator:
         """Yield the events of a request; closing the iterator releases everything it holds.
 
         Raises:
-            TargetUnavailable: If the orchestrator died or cannot be reached; a retry goes to
+            OrchestratorLost: If the orchestrator died or cannot be reached; a retry goes to
                 another replica.
             Overloaded: If the orchestrator's queue is full.
             Exception: What the orchestrator raised, without Ray's wrappers.
@@ -61,7 +61,7 @@ class RemoteOrchestrator:
             if failure.kind is FailureKind.SATURATED:
                 raise Overloaded("The server is busy.") from error
             if failure.is_loss:
-                raise TargetUnavailable("The orchestrator was lost: ask again.") from error
+                raise OrchestratorLost("The orchestrator was lost: ask again.") from error
             if failure.cause is not error:
                 raise failure.cause from error
             raise

@@ -31,12 +31,15 @@ _GIVEN_UP = re.compile(
 _OUR_ERROR = re.compile(r"(?:^|\) )(?:rapid|retrieval|cluster|deployments)\.[\w.]+: (.+)")
 _INTERRUPT_TIMEOUT_S, _TERMINATE_TIMEOUT_S = 60.0, 10.0
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
-_ENVIRONMENT = {
+LOCAL_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # These start a separate Ray whose servers bind to loopback: the last variable is Ray's name for
     # "a cluster over the network". A RAY_ADDRESS in the environment joins a cluster instead.
     "RAY_ADDRESS": "local",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # Serve replaces a proxy after three failed checks; its own values would take half a minute.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "4",
 }
 
 
@@ -153,7 +156,7 @@ class ServerProcess:
 
 def _environment() -> dict[str, str]:
     joins_cluster = os.environ.get("RAY_ADDRESS", "local") != "local"
-    return (_ENVIRONMENT if not joins_cluster else {}) | os.environ
+    return (LOCAL_RAY if not joins_cluster else {}) | os.environ
 
 
 def _serve_run(config: Path, lock: IO[str]) -> subprocess.Popen[bytes]:

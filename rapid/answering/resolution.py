@@ -1,6 +1,6 @@
 """Resolution of a request: sampling, settings of the method, mode and contract.
 
-All functions are pure, except that `sampling_of` draws a missing seed.
+All functions are pure, except `draw_seed`, and `sampling_of` where it draws a missing seed.
 
 Evidence chooses the contract: `auto` is `fused` when what retrieval found has enough to do with the
 question, else the target's own distribution. So an `auto` request with a seed gives the same answer
@@ -62,9 +62,15 @@ class Decision:
     is_fallback: bool = False
 
 
+def draw_seed() -> int:
+    """Return a random seed, for a request that has none."""
+    return secrets.randbits(_SEED_BITS)
+
+
 def sampling_of(request: GenerateRequest) -> SamplingConfig:
     """Return the sampling settings of a request; a missing seed is drawn at random."""
-    seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
+    seed = request.drawn_seed if request.seed is None else request.seed
+    seed = draw_seed() if seed is None else seed
     return SamplingConfig(
         temperature=request.temperature, top_p=request.top_p, top_k=request.top_k, seed=seed
     )

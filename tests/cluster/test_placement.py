@@ -88,6 +88,11 @@ def test_a_replica_without_an_engine_has_its_gpu_itself() -> None:
     serve.deployment(PoolConfig).options(**options)  # Serve knows these options
 
 
+def test_a_hung_replica_is_noticed_but_an_engine_may_take_its_time_to_load() -> None:
+    assert deployment_options(PoolConfig())["health_check_timeout_s"] == 5.0
+    assert "health_check_timeout_s" not in deployment_options(PoolConfig(), max_leases=16)
+
+
 def test_the_autoscaler_counts_what_the_pool_says() -> None:
     pool = PoolConfig(min_replicas=1, max_replicas=3, target_ongoing_requests=4)
     autoscaling = deployment_options(pool)["autoscaling_config"]

@@ -249,11 +249,9 @@ def check_text(way: Way, choice: dict[str, Any]) -> None:
 
 def whole(way: Way, reply: httpx.Response) -> dict[str, Any]:
     """A stream as the answer that would have been sent whole; its structure is checked."""
-    *blocks, done, nothing = reply.text.split("\n\n")
-    assert (done, nothing) == ("data: [DONE]", "")
-    chunks = [
-        json.loads(block.removeprefix("data: ")) for block in blocks if not block.startswith(":")
-    ]
+    assert reply.text.endswith("\n\ndata: [DONE]\n\n")
+    lines = [line for line in reply.text.splitlines() if line.startswith("data: ")]
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
     last = chunks.pop()
     assert last["choices"] == []
     assert {chunk["object"] for chunk in (*chunks, last)} == {"chat.completion.chunk"}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import runpy
 import time
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.fakes import scripted_token
@@ -60,28 +62,36 @@ async def test_pools_scale_apart_and_come_back_and_no_request_is_lost(fakes: Fak
     wait_until(is_back, 60, every_s=0.5)
 
 
-async def test_who_loses_the_orchestrator_is_told_to_ask_again_and_is_answered_then(
-    fakes: Fakes,
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_who_loses_the_orchestrator_is_answered_by_another(
+    fakes: Fakes, is_streamed: bool
 ) -> None:
-    import ray
-
-    request = body(50_003, "lossless", 200)
+    """Its process is killed while the answer grows."""
+    request = body(30_003, "lossless", 200, stream=is_streamed)
     async with httpx.AsyncClient(base_url=fakes.url, timeout=60) as client:
-        events: list[dict[str, Any]] = []
-        sent = request | {"stream": True}
-        async with client.stream("POST", "/v1/chat/completions", json=sent) as reply:
-            async for line in reply.aiter_lines():
-                if line.startswith("data: "):
-                    events.append(json.loads(line.removeprefix("data: ")))
-                if len(events) == 3:
-                    for actor in ray.util.list_named_actors(all_namespaces=True):
-                        if "fakes#Orchestrator#" in actor["name"]:
-                            ray.kill(ray.get_actor(actor["name"], namespace=actor["namespace"]))
-        assert events[-1]["error"]["code"] == "target_unavailable"
-        assert events[-1]["error"]["retryable"] is True
-        again = await client.post("/v1/chat/completions", json=request)
-        assert again.status_code == 200, again.text
+        undisturbed = await client.post("/v1/chat/completions", json=request)
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=request))
+        await asyncio.to_thread(wait_until, lambda: fakes.held()[0] == 2, 10)
+        for process in psutil.Process().children(recursive=True):
+            if "ray::ServeReplica:fakes:Orchestrator" in " ".join(process.cmdline()[:1]):
+                process.kill()
+        disturbed = await asking
+    assert disturbed.status_code == 200, disturbed.text
+    assert said(disturbed.text) == said(undisturbed.text)
+    assert '"failovers":["orchestrator lost"]' in disturbed.text
+    assert disturbed.text.count("data: [DONE]") == is_streamed
     await asyncio.to_thread(wait_until, lambda: fakes.held() == (0, 0), 5)
+
+
+def said(text: str) -> str:
+    """The text of an answer, streamed or not."""
+    bodies = [line.removeprefix("data: ") for line in text.splitlines() if line[:5] == "data:"]
+    if not bodies:
+        content: str = json.loads(text)["choices"][0]["message"]["content"]
+        return content
+    assert bodies.pop() == "[DONE]"
+    choices = [choice for each in bodies for choice in json.loads(each)["choices"]]
+    return "".join(choice["delta"].get("content", "") for choice in choices)
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
@@ -115,3 +125,23 @@ async def test_a_client_that_leaves_the_queue_is_forgotten(fakes: Fakes) -> None
             each.cancel()
         await asyncio.gather(*crowd, return_exceptions=True)
     assert await asyncio.to_thread(wait_until, lambda: fakes.held() == (0, 0), 5) < 1.5
+
+
+async def test_a_stream_outlives_its_ingress(fakes: Fakes) -> None:
+    """The client of the examples goes on where the killed ingress stopped."""
+    chunks = runpy.run_path("examples/continuing_client.py")["chunks"]
+    request = body(30_009, "lossless", 200)
+
+    def stream(kill_after: int) -> str:
+        text = ""
+        for index, chunk in enumerate(chunks(fakes.url, request)):
+            if index == kill_after:
+                for process in psutil.Process().children(recursive=True):
+                    if "ray::ServeReplica:fakes:Ingress" in " ".join(process.cmdline()[:1]):
+                        process.kill()
+            text += "".join(each["delta"].get("content", "") for each in chunk["choices"])
+        return text
+
+    undisturbed = await asyncio.to_thread(stream, -1)
+    assert await asyncio.to_thread(stream, 4) == undisturbed
+    await asyncio.to_thread(wait_until, lambda: fakes.held() == (0, 0), 5)

@@ -25,6 +25,8 @@ STATUS = {
     "RetrievalPending": 503,
     "TargetUnavailable": 503,
     "TargetHangs": 503,
+    "OrchestratorLost": 503,
+    "CannotContinue": 503,
     "EngineFailed": 500,
     "ConfigurationError": 500,
     "RapidError": 503,

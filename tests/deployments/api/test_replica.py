@@ -14,7 +14,7 @@ from deployments.api.readiness import Readiness
 from deployments.api.replica import IngressReplica, RemoteOrchestrator
 from deployments.config.serve_config import ApiConfig
 from deployments.config.tenants import hash_key
-from rapid.errors import BadRequest, Overloaded, TargetUnavailable
+from rapid.errors import BadRequest, OrchestratorLost, Overloaded
 from rapid.messages import Document, GenerateRequest, Message
 
 LONG = "x" * (2**20 + 1)
@@ -83,8 +83,8 @@ async def test_text_comes_in_pieces_only_to_a_caller_who_reads_them(
 @pytest.mark.parametrize(
     ("failure", "raised"),
     [
-        (ActorUnavailableError("gone", bytes(16)), TargetUnavailable),
-        (DeploymentUnavailableError("Orchestrator"), TargetUnavailable),  # type: ignore[arg-type]
+        (ActorUnavailableError("gone", bytes(16)), OrchestratorLost),
+        (DeploymentUnavailableError("Orchestrator"), OrchestratorLost),  # type: ignore[arg-type]
         (Overloaded("The target pool is full."), Overloaded),
         (KeyError("a bug over there"), KeyError),
     ],

@@ -90,6 +90,14 @@ def test_a_request_without_a_seed_is_given_one() -> None:
     assert sampling_of(request(seed=7)).seed == 7
 
 
+def test_a_seed_that_was_drawn_already_holds_but_asks_for_nothing() -> None:
+    """The ingress draws it, to send the same request twice; the coupling stays the faster one."""
+    assert sampling_of(replace(request(), drawn_seed=9)).seed == 9
+    assert sampling_of(replace(request(seed=7), drawn_seed=9)).seed == 7
+    drawn = speculation_of(replace(request(), drawn_seed=9), SpeculationConfig())
+    assert drawn.coupling == "maximal"
+
+
 def test_a_seed_asks_for_the_same_text_again() -> None:
     defaults = SpeculationConfig()
     assert speculation_of(request(), defaults).coupling == "maximal"

@@ -1,0 +1,272 @@
+"""Answers that outlive their orchestrator, and streams that outlive their connection.
+
+An answer is a function of its request and its seed, so nobody has to keep a copy of it: it is
+generated again, and what the client already has is left out after a checksum has shown that it is
+the same. The id of each event of a stream says what the client has when it has that event, so no
+server keeps anything for a stream whose connection breaks.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import logging
+import secrets
+import struct
+import time
+import zlib
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import astuple, dataclass, replace
+from hashlib import blake2b
+from typing import Any, Protocol, Self
+
+from rapid.answering.resolution import draw_seed
+from rapid.errors import BadRequest, CannotContinue, OrchestratorLost
+from rapid.messages import (
+    Finished,
+    GenerateRequest,
+    GenerationEvent,
+    Started,
+    TextDelta,
+)
+
+_log = logging.getLogger(__name__)
+
+_MAX_LOSSES = 1  # of one request; with the second, what kills orchestrators may be the request
+_FORMAT = 1
+_HEAD = struct.Struct(">B16s8sQIIBB")  # the fields of `Place`, in their order
+_MARK = struct.Struct(">IIIB")  # the fields of `Mark`
+
+
+class Generates(Protocol):
+    """What runs a request: an orchestrator."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
+        """Yield the events of a request; closing the generator aborts the request."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How much of one choice a client has.
+
+    Attributes:
+        num_chars: Characters of text.
+        num_tokens: Tokens with log-probabilities; 0 where the request asks for none.
+        checksum: CRC-32 of the text in UTF-8. It guards against accidents only: a client that
+            invents an id gets some rest of its own answer.
+        is_finished: Whether the client has the finish reason.
+    """
+
+    num_chars: int = 0
+    num_tokens: int = 0
+    checksum: int = 0
+    is_finished: bool = False
+
+    def after(self, text: str, num_tokens: int, *, is_finished: bool) -> Mark:
+        """Return the mark of a client that also has this much more."""
+        return Mark(
+            self.num_chars + len(text),
+            self.num_tokens + num_tokens,
+            zlib.crc32(text.encode("utf-8", "surrogatepass"), self.checksum),
+            self.is_finished or is_finished,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How much of a stream a client has, with what a server needs to continue it.
+
+    Attributes:
+        unique: The stream's own part of its completion id.
+        asked: Digest of the tenant and the body.
+        seed: The seed that was drawn when the request came; it holds unless the body has one.
+        created: Time of the request, in seconds since 1970.
+        date: Day of the request.
+        num_roles: Number of choices whose role the client has.
+        has_usage: Whether the client has the usage chunk.
+        marks: One mark for each choice.
+    """
+
+    unique: bytes
+    asked: bytes
+    seed: int
+    created: int
+    date: datetime.date
+    num_roles: int
+    has_usage: bool
+    marks: tuple[Mark, ...]
+
+    @classmethod
+    def first(cls, request: GenerateRequest, body: bytes) -> Self:
+        """Return the place before the first event of the answer to a new request."""
+        return cls(
+            unique=secrets.token_bytes(16),
+            asked=_digest(request.tenant, body),
+            seed=draw_seed(),
+            created=int(time.time()),
+            date=request.date,
+            num_roles=0,
+            has_usage=False,
+            marks=(Mark(),) * request.num_choices,
+        )
+
+    @classmethod
+    def of_event(cls, event_id: str, request: GenerateRequest, body: bytes) -> Self:
+        """Return the place that the id of an event names.
+
+        Raises:
+            BadRequest: It is no id of this server, or the event belongs to another request, or the
+                answer is not streamed.
+        """
+        if not request.is_streamed:
+            raise _refused("goes with stream: true", "invalid_event_id")
+        try:
+            packed = base64.b64decode(event_id, b"-_", validate=True)
+            form, unique, asked, seed, created, day, num_roles, has_usage = _HEAD.unpack(
+                packed[: _HEAD.size]
+            )
+            marks = tuple(
+                Mark(chars, tokens, checksum, bool(is_finished))
+                for chars, tokens, checksum, is_finished in _MARK.iter_unpack(packed[_HEAD.size :])
+            )
+            date = datetime.date.fromordinal(day)
+        except (ValueError, OverflowError, struct.error):
+            form = None
+        if form != _FORMAT:
+            raise _refused("is not an id that this server gave to an event", "invalid_event_id")
+        if asked != _digest(request.tenant, body) or len(marks) != request.num_choices:
+            raise _refused(
+                "belongs to another request: send the very body and key of the stream that broke",
+                "foreign_event_id",
+            )
+        return cls(unique, asked, seed, created, date, num_roles, bool(has_usage), marks)
+
+    def as_asked(self, request: GenerateRequest) -> GenerateRequest:
+        """Return `request` with the seed and the day of the request that began the stream."""
+        return replace(request, drawn_seed=self.seed, date=self.date)
+
+    @property
+    def event_id(self) -> str:
+        """The id of the event after which a client is at this place."""
+        head = _HEAD.pack(
+            _FORMAT,
+            self.unique,
+            self.asked,
+            self.seed,
+            self.created,
+            self.date.toordinal(),
+            self.num_roles,
+            self.has_usage,
+        )
+        marks = [_MARK.pack(*astuple(mark)) for mark in self.marks]
+        return base64.urlsafe_b64encode(b"".join((head, *marks))).decode()
+
+    def after(self, chunk: dict[str, Any]) -> Place:
+        """Return the place of a client that also has this chunk."""
+        if not chunk["choices"]:
+            return replace(self, has_usage=True)
+        (choice,) = chunk["choices"]
+        if "role" in choice["delta"]:
+            return replace(self, num_roles=self.num_roles + 1)
+        marks = list(self.marks)
+        marks[choice["index"]] = marks[choice["index"]].after(
+            choice["delta"].get("content", ""),
+            len(choice["logprobs"]["content"]) if choice["logprobs"] else 0,
+            is_finished=choice["finish_reason"] is not None,
+        )
+        return replace(self, marks=tuple(marks))
+
+
+def _digest(tenant: str, body: bytes) -> bytes:
+    digest = blake2b(tenant.encode() + b"\0", digest_size=8)
+    digest.update(body)
+    return digest.digest()
+
+
+def _refused(why: str, code: str) -> BadRequest:
+    return BadRequest(f"Last-Event-ID {why}.", "Last-Event-ID", code)
+
+
+async def continued(
+    service: Generates, request: GenerateRequest, marks: Sequence[Mark]
+) -> AsyncGenerator[GenerationEvent]:
+    """Yield the events of a request that come after `marks`, also when its orchestrator is lost.
+
+    If it is lost, the request goes to another orchestrator, once. A streamed answer continues where
+    it was; of an answer that is not streamed, a second `Started` begins a new copy.
+
+    Raises:
+        OrchestratorLost: Two orchestrators were lost.
+        CannotContinue: The answer that was generated again is not the one that the client has.
+        Exception: What the orchestrator raised.
+    """
+    has = list(marks)
+    num_losses = 0
+    has_started = False
+    while True:
+        rest = _Rest(has)
+        try:
+            async with aclosing(service.generate(request)) as events:
+                async for event in events:
+                    if isinstance(event, Started) and has_started and request.is_streamed:
+                        continue
+                    has_started = has_started or isinstance(event, Started)
+                    if isinstance(event, TextDelta) and request.is_streamed:
+                        new = rest.of(event)
+                        if new is None:
+                            continue
+                        has[new.choice] = _after(has[new.choice], new)
+                        event = new
+                    elif isinstance(event, Finished) and num_losses:
+                        failovers = ("orchestrator lost", *event.receipt.failovers)
+                        event = Finished(replace(event.receipt, failovers=failovers))
+                    yield event
+            return
+        except OrchestratorLost:
+            num_losses += 1
+            if num_losses > _MAX_LOSSES:
+                raise
+            _log.warning("request %s: the orchestrator was lost", request.request_id)
+
+
+def _after(mark: Mark, delta: TextDelta) -> Mark:
+    is_finished = delta.finish_reason is not None
+    return mark.after(delta.text, len(delta.logprobs), is_finished=is_finished)
+
+
+class _Rest:
+    """An answer that is generated again, without what the client has of it."""
+
+    def __init__(self, has: Sequence[Mark]) -> None:
+        self._has = tuple(has)
+        self._seen = [Mark() for _ in has]
+
+    def of(self, delta: TextDelta) -> TextDelta | None:
+        """Return what of `delta` the client has not; None if it has all of it.
+
+        Raises:
+            CannotContinue: What the client has is not how this answer begins.
+        """
+        has, seen = self._has[delta.choice], self._seen[delta.choice]
+        num_again = max(0, min(has.num_chars - seen.num_chars, len(delta.text)))
+        again, new = delta.text[:num_again], delta.text[num_again:]
+        is_finished = delta.finish_reason is not None
+        seen = seen.after(again, 0, is_finished=is_finished)
+        is_reached = seen.num_chars >= has.num_chars
+        if (
+            (is_reached and num_again and seen.checksum != has.checksum)
+            or (is_finished and not is_reached)
+            or (has.is_finished and new)
+        ):
+            raise CannotContinue(
+                "The answer cannot be continued, because generating it again gave another text: "
+                "send the request again from its start, without Last-Event-ID."
+            )
+        num_tokens = max(0, has.num_tokens - seen.num_tokens)
+        logprobs = delta.logprobs[num_tokens:]
+        self._seen[delta.choice] = seen.after(new, len(delta.logprobs), is_finished=is_finished)
+        if has.is_finished or not (new or logprobs or is_finished):
+            return None
+        return replace(delta, text=new, logprobs=logprobs)

@@ -1,0 +1,103 @@
+"""Responses of server-sent events, each of which has an id from which a client can continue."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, MutableMapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from deployments.api.continuing import Place
+from deployments.api.errors import HttpError
+from deployments.api.event_feed import ClientLeft
+from deployments.api.responses import Json
+
+_log = logging.getLogger(__name__)
+
+
+class EventStream(Response):
+    """A response of server-sent events that closes its event feed however it ends."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        chunks: AsyncIterator[Json | str],
+        place: Place,
+        stack: AsyncExitStack,
+        request_id: str,
+        failure: Callable[[Exception, str], HttpError],
+    ) -> None:
+        """Create the response.
+
+        Args:
+            chunks: The chunks and, as strings, the comments.
+            place: The place before the first chunk.
+            stack: What is closed when the stream ends.
+            request_id: The id of the request, for the log.
+            failure: Logs an error under that id and returns what the client is told.
+        """
+        super().__init__(
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+        )
+        del self.headers["content-length"]
+        self._chunks, self._place = chunks, place
+        self._stack, self._request_id = stack, request_id
+        self._failure = failure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the chunks as they arrive."""
+        async with self._stack:
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            try:
+                await _send(send, start)
+                await self._send_events(send)
+                await _send(send, _body(b"", is_last=True))
+            except ClientLeft:
+                _log.info("request %s: the caller left", self._request_id)
+
+    async def _send_events(self, send: Send) -> None:
+        try:
+            async for chunk in self._chunks:
+                if isinstance(chunk, str):
+                    await _send(send, _body(_comment(chunk)))
+                    continue
+                self._place = self._place.after(chunk)
+                await _send(send, _body(_event(chunk, self._place.event_id)))
+            await _send(send, _body(b"data: [DONE]\n\n"))
+        except ClientLeft:
+            raise
+        except Exception as error:
+            failure = self._failure(error, self._request_id)
+            await _send(send, _body(_event(failure.body)))
+
+
+async def _send(send: Send, message: MutableMapping[str, Any]) -> None:
+    """Send a message; only here does an OSError mean that the client's connection is lost."""
+    try:
+        await send(message)
+    except OSError as error:
+        raise ClientLeft from error
+
+
+def _body(part: bytes, *, is_last: bool = False) -> MutableMapping[str, Any]:
+    return {"type": "http.response.body", "body": part, "more_body": not is_last}
+
+
+def _event(body: Json, event_id: str = "") -> bytes:
+    """Return one event, in ASCII because some clients take U+2028 for the end of a line."""
+    named = f"id: {event_id}\n".encode() if event_id else b""
+    data = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+    return b"%sdata: %s\n\n" % (named, data)
+
+
+def _comment(text: str) -> bytes:
+    """Return a comment line, which every client of server-sent events ignores.
+
+    No empty line follows it: after an event with an id, OpenAI's SDK would take that for an event.
+    """
+    return b": %s\n" % text.encode()

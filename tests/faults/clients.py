@@ -1,0 +1,239 @@
+"""An open-loop load of seeded questions, and what becomes of each request.
+
+Requests arrive as a Poisson process, whether or not earlier ones are answered. Every request has a
+seed, so that its text can be compared with that of the same request on a quiet server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import httpx
+
+from rapid.embedded.generator import generate_document
+
+MODES = ("auto", "plain", "lossless", "fused", "rag")
+NUM_QUESTIONS = 20
+PATIENCE_S = 60.0
+SILENCE_S = 15.0  # three of the server's heartbeats
+
+Phase = Literal["standard", "overflow", "recovery"]
+End = Literal["answered", "refused", "failed", "unanswered", "left"]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One request: when it comes (seconds), which question it is, and when its client leaves."""
+
+    at: float
+    phase: Phase
+    question: int
+    leaves_after_s: float | None = None
+
+
+@dataclass
+class Outcome:
+    """What became of one request.
+
+    Attributes:
+        began, first, ended: Times on the monotonic clock; `first` is that of the first text.
+        text: The answer's text, where it was answered.
+        is_declared: Whether the receipt says that it went on without its drafter, so that its text
+            may be another.
+        num_broken: Connections that broke before the answer was complete.
+        num_malformed: Errors that are not OpenAI's, such as those of a proxy whose ingress died;
+            the client asks again, as after a broken connection.
+        why: What the server said, where it did not answer.
+    """
+
+    arrival: Arrival
+    began: float
+    end: End = "unanswered"
+    first: float | None = None
+    ended: float = 0.0
+    text: str = ""
+    is_declared: bool = False
+    num_broken: int = 0
+    num_malformed: int = 0
+    why: str = ""
+
+
+def body(question: int) -> dict[str, Any]:
+    """One of the `NUM_QUESTIONS` requests: modes take turns, every other one is streamed."""
+    document = generate_document(question, 200 + 100 * (question % 5))
+    return {
+        "model": "rapid-embedded",
+        "messages": [{"role": "user", "content": document.questions[question % 3].question}],
+        "temperature": 1.5 if question % 3 else 0.0,
+        "seed": question,
+        "max_tokens": 32 + 16 * (question % 4),
+        "stream": question % 2 == 0,
+        "rapid": {
+            "mode": MODES[question % len(MODES)],
+            "documents": [{"name": document.name, "text": document.text}],
+        },
+    }
+
+
+def arrivals(
+    phases: Sequence[tuple[Phase, float, float]],
+    burst_at: float,
+    seed: int,
+    *,
+    share_leaving: float = 0.0,
+) -> list[Arrival]:
+    """Return Poisson arrivals over phases of (name, seconds, requests a second).
+
+    Six more streams begin together just before `burst_at`, so that a fault meets some in flight.
+    """
+    rng = random.Random(seed)
+
+    def leaving() -> float | None:
+        return rng.uniform(0.02, 1.0) if rng.random() < share_leaving else None
+
+    found = [
+        Arrival(max(0.0, burst_at - 0.3), "standard", 2 * rng.randrange(NUM_QUESTIONS // 2))
+        for _ in range(6)
+    ]
+    at = 0.0
+    for phase, seconds, rate in phases:
+        end = at + seconds
+        while (at := at + rng.expovariate(rate)) < end:
+            found.append(Arrival(at, phase, rng.randrange(NUM_QUESTIONS), leaving()))
+        at = end
+    return sorted(found, key=lambda each: each.at)
+
+
+@dataclass
+class Clients:
+    """Clients of one server, with one key."""
+
+    url: str
+    key: str
+    bodies: list[bytes] = field(
+        default_factory=lambda: [json.dumps(body(each)).encode() for each in range(NUM_QUESTIONS)]
+    )
+
+    async def run(self, load: Sequence[Arrival]) -> list[Outcome]:
+        """Send every request when it is due, and return what became of each."""
+        began = time.monotonic()
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        async with httpx.AsyncClient(base_url=self.url, limits=limits) as http:
+
+            async def due(arrival: Arrival) -> Outcome:
+                await asyncio.sleep(began + arrival.at - time.monotonic())
+                return await self.ask(http, arrival)
+
+            return list(await asyncio.gather(*map(due, load)))
+
+    async def ask(self, http: httpx.AsyncClient, arrival: Arrival) -> Outcome:
+        """Ask one question; a stream that breaks is continued by `Last-Event-ID`."""
+        outcome = Outcome(arrival, time.monotonic())
+        try:
+            async with asyncio.timeout(arrival.leaves_after_s or PATIENCE_S):
+                await self._until_answered(http, outcome)
+        except TimeoutError:
+            outcome.end = "left" if arrival.leaves_after_s else "unanswered"
+        outcome.ended = time.monotonic()
+        return outcome
+
+    async def _until_answered(self, http: httpx.AsyncClient, outcome: Outcome) -> None:
+        content = self.bodies[outcome.arrival.question]
+        is_streamed = outcome.arrival.question % 2 == 0
+        headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
+        timeout = httpx.Timeout(PATIENCE_S, connect=5.0, read=SILENCE_S if is_streamed else None)
+        while True:
+            try:
+                async with http.stream(
+                    "POST",
+                    "/v1/chat/completions",
+                    content=content,
+                    headers=headers,
+                    timeout=timeout,
+                ) as response:
+                    if await self._read(response, headers, outcome):
+                        return
+            except httpx.TransportError as error:
+                outcome.why = type(error).__name__
+            outcome.num_broken += outcome.end != "refused"
+            outcome.end = "unanswered"
+            await asyncio.sleep(0.5)
+
+    async def _read(
+        self, response: httpx.Response, headers: dict[str, str], outcome: Outcome
+    ) -> bool:
+        """Read one response; return whether the request has come to an end."""
+        is_again = outcome.num_broken > 0
+        if response.status_code != 200:
+            said = await response.aread()
+            is_shed = response.status_code in (429, 503) and "retry-after" in response.headers
+            outcome.why = f"{response.status_code} {said[:200]!r}"
+            if not is_well_formed(said):
+                outcome.num_malformed += 1
+                return False
+            outcome.end = "refused" if is_shed else "failed"
+            return not (is_again and is_shed)
+        if not response.headers["content-type"].startswith("text/event-stream"):
+            answer = json.loads(await response.aread())
+            outcome.first = time.monotonic()
+            outcome.text = answer["choices"][0]["message"]["content"]
+            self._end(outcome, answer["rapid"])
+            return True
+        event_id = ""
+        async for line in response.aiter_lines():
+            name, _, value = line.partition(": ")
+            if name == "id":
+                event_id = value
+            if name != "data":
+                continue
+            if value == "[DONE]":
+                return True
+            chunk = json.loads(value)
+            if "error" in chunk:
+                outcome.why = value[:200]
+                outcome.end = "failed"
+                outcome.num_malformed += not is_well_formed(value.encode())
+                return True
+            headers["last-event-id"] = event_id
+            for choice in chunk["choices"]:
+                if said := choice["delta"].get("content"):
+                    outcome.first = outcome.first or time.monotonic()
+                    outcome.text += said
+            if receipt := chunk.get("rapid"):
+                self._end(outcome, receipt)
+        return False  # the stream ended without [DONE]
+
+    def _end(self, outcome: Outcome, receipt: dict[str, Any]) -> None:
+        outcome.end = "answered"
+        has_lost_drafter = any(each is not None for each in receipt["plain_from"])
+        is_fallback = "the target went on alone" in receipt["reason"]
+        outcome.is_declared = has_lost_drafter or is_fallback
+
+
+def is_well_formed(said: bytes) -> bool:
+    """Return whether this is OpenAI's error body."""
+    try:
+        error = json.loads(said)["error"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    return isinstance(error, dict) and {"message", "type", "param", "code"} <= set(error)
+
+
+def hostile_bodies() -> Iterator[bytes]:
+    """Eight bodies of 1.4 MB: 40,000 one-letter messages each, in mode `rag`."""
+    messages = [{"role": "system", "content": "x"}] * 40_000
+    for index in range(8):
+        question = {"role": "user", "content": f"Which? {index}"}
+        yield json.dumps(
+            {
+                "model": "rapid-embedded",
+                "messages": [*messages, question],
+                "rapid": {"mode": "rag"},
+            }
+        ).encode()

@@ -1,0 +1,103 @@
+"""The clients of the fault run, against an ingress whose orchestrator is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.api.ingress import Ingress
+from deployments.config.serve_config import ApiConfig, ApiKey
+from deployments.config.tenants import hash_key
+from rapid.errors import EngineFailed, Overloaded
+from rapid.messages import TextDelta
+from tests.deployments.scripted import STARTED, ScriptedOrchestrator
+from tests.deployments.serving import served
+from tests.faults.clients import NUM_QUESTIONS, Arrival, Clients, Outcome, body, hostile_bodies
+
+TEXT = "Hello, wörld!"
+STREAMED, WHOLE = 0, 1
+
+
+def ingress(orchestrator: ScriptedOrchestrator) -> Ingress:
+    keys = (ApiKey(tenant="clients", sha256=hash_key("sk-1")),)
+    return Ingress(orchestrator, ApiConfig(model="rapid-embedded", keys=keys))
+
+
+async def asked(app: ASGIApp, *arrivals: Arrival) -> list[Outcome]:
+    async with served(app) as url:
+        return await Clients(url, "sk-1").run(arrivals)
+
+
+class Fragile:
+    """An application whose first connections come to a bad end after so many events."""
+
+    def __init__(self, app: ASGIApp, num_bad: int, after: int, *, says: str = "") -> None:
+        self.app, self.num_bad, self.after, self.says = app, num_bad, after, says
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.num_bad -= 1
+        if self.num_bad < 0:
+            await self.app(scope, receive, send)
+        elif self.says:
+            await PlainTextResponse(self.says, 500)(scope, receive, send)
+        else:
+            num_events = 0
+
+            async def cutting(message: Message) -> None:
+                nonlocal num_events
+                num_events += message.get("body", b"").count(b"data: ")
+                if num_events > self.after or not self.after:
+                    raise ConnectionAbortedError("The process died.")
+                await send(message)
+
+            await self.app(scope, receive, cutting)
+
+
+async def test_every_question_is_asked_and_every_other_one_streamed() -> None:
+    orchestrator = ScriptedOrchestrator()
+    load = [Arrival(0.0, "standard", question) for question in range(NUM_QUESTIONS)]
+    outcomes = await asked(ingress(orchestrator), *load)
+    assert {(each.end, each.text, each.num_broken) for each in outcomes} == {("answered", TEXT, 0)}
+    assert all(each.began < (each.first or 0.0) <= each.ended for each in outcomes)
+    assert sorted(r.seed or 0 for r in orchestrator.requests) == list(range(NUM_QUESTIONS))
+    assert sum(r.is_streamed for r in orchestrator.requests) == NUM_QUESTIONS // 2
+
+
+@pytest.mark.parametrize(("question", "after"), [(STREAMED, 0), (STREAMED, 2), (WHOLE, 0)])
+async def test_a_broken_connection_is_counted_and_gone_past(question: int, after: int) -> None:
+    app = Fragile(ingress(ScriptedOrchestrator()), 1, after)
+    (outcome,) = await asked(app, Arrival(0.0, "standard", question))
+    assert (outcome.end, outcome.text, outcome.num_broken) == ("answered", TEXT, 1)
+
+
+async def test_a_proxys_own_words_are_no_error_of_ours() -> None:
+    app = Fragile(ingress(ScriptedOrchestrator()), 1, 0, says="Internal Server Error")
+    (outcome,) = await asked(app, Arrival(0.0, "standard", WHOLE))
+    assert (outcome.end, outcome.num_malformed) == ("answered", 1)
+
+
+@pytest.mark.parametrize("question", [STREAMED, WHOLE])
+async def test_refusals_and_failures_are_told_apart(question: int) -> None:
+    arrival = Arrival(0.0, "standard", question)
+    (refused,) = await asked(ingress(ScriptedOrchestrator(Overloaded("Full."))), arrival)
+    assert refused.end == "refused"
+    script = (STARTED, TextDelta(0, "Hel"), EngineFailed("secret"))
+    (failed,) = await asked(ingress(ScriptedOrchestrator(*script)), arrival)
+    assert failed.end == "failed"
+    assert "engine_failed" in failed.why
+
+
+async def test_who_leaves_is_not_waited_for() -> None:
+    orchestrator = ScriptedOrchestrator(STARTED, asyncio.Event())
+    (outcome,) = await asked(ingress(orchestrator), Arrival(0.0, "standard", STREAMED, 0.2))
+    assert outcome.end == "left"
+
+
+def test_the_hostile_bodies_are_long_and_cheap_to_make() -> None:
+    sizes = [len(each) for each in hostile_bodies()]
+    assert len(sizes) == 8
+    assert all(1_300_000 < size < 2_000_000 for size in sizes)
+    assert body(3) == body(3) != body(4)
