@@ -97,7 +97,7 @@ def effects(before: Plans, after: Plans) -> dict[str, Effect]:
 def _engines(pool: EnginePoolConfig) -> DeploymentPlan:
     """Return the plan of replicas with an engine, each with as many leases as its engine."""
     engine = pool.engine
-    return _plan(pool.pool, engine, engine_options(pool.pool), max_leases=engine.max_leases)
+    return _plan(pool.pool, engine, engine_options(pool.pool, "any"), max_leases=engine.max_leases)
 
 
 def _plan(
@@ -113,4 +113,5 @@ def _plan(
     )
     if user_config is not None:
         options["user_config"] = user_config
-    return DeploymentPlan(options, version_of(started_with))
+    # Serve's own version of a deployment leaves the labels of a placement group out.
+    return DeploymentPlan(options, version_of((*started_with, pool.node_labels)))

@@ -75,7 +75,7 @@ async def test_text_comes_in_pieces_only_to_a_caller_who_reads_them(
 ) -> None:
     handle = ScriptedHandle()
     request = GenerateRequest("r", "local", (), is_streamed=is_streamed)
-    async for _ in RemoteOrchestrator(handle).generate(request):  # type: ignore[arg-type]
+    async for _ in remote(handle).generate(request):
         pass
     assert handle.given["method_name"] == method
 

@@ -139,12 +139,14 @@ def test_a_group_s_nodes_are_one_replica_of_its_pool_each() -> None:
     assert node_groups(config) == [
         NodeGroup("target", cpus=5, gpus=1, min_nodes=1, max_nodes=8),
         NodeGroup("drafter", cpus=9, gpus=4, min_nodes=1, max_nodes=2),
-        NodeGroup("cpu", cpus=8, gpus=0, min_nodes=2, max_nodes=3),
+        NodeGroup("retriever", cpus=8, gpus=1, min_nodes=1, max_nodes=1),
+        NodeGroup("cpu", cpus=8, gpus=0, min_nodes=2, max_nodes=2),
     ]
     labels = {name: pool.node_labels[POOL_LABEL] for name, pool in config.pools.items()}
     assert labels["target"] == "target"
     assert labels["drafter"] == "drafter"
-    assert {labels[name] for name in ("retriever", "orchestrator", "ingress")} == {"cpu"}
+    assert labels["retriever"] == "retriever"
+    assert {labels[name] for name in ("orchestrator", "ingress")} == {"cpu"}
 
 
 @pytest.mark.parametrize(

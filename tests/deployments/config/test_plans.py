@@ -33,6 +33,7 @@ CONFIG = ServeConfig.model_validate(
     }
 )
 OTHERS = {
+    "node_labels": {"rapid-pool": "other"},
     "embedder": LexicalEmbedderConfig(),
     "store": LocalStoreConfig(),
     "canary": CanaryConfig(application="next", share=0.1),
