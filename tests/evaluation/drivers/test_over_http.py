@@ -226,3 +226,11 @@ async def test_cutting_contexts_needs_a_tokenizer():
     task = tiny_task(context_tokens=16)
     with pytest.raises(ConfigurationError, match="name it with --target"):
         await asked(task, "plain", Condition())
+
+
+async def test_a_server_that_does_not_show_its_pools_asks_for_an_operators_key():
+    orchestrator = ScriptedOrchestrator()
+    orchestrator.state = {"ready": True}
+    with pytest.raises(ConfigurationError, match="operator: true"):
+        async with open_over_http(tiny_task(), SERVER, Refusing(orchestrator)):
+            pass
