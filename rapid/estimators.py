@@ -10,13 +10,9 @@ import itertools
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rapid.ports import Clock
 
 _TIMES_THE_LONGEST = 10.0  # the limit, in longest recent rounds
 _FORGET = 0.99  # factor on the longest round for every shorter one
@@ -88,7 +84,7 @@ class Turnover:
     each is held on average.
     """
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._held_s = RunningMean()
         self._numbers = itertools.count()
