@@ -12,12 +12,8 @@ from ray.serve.handle import DeploymentHandle
 from cluster.placement import num_queued
 from deployments.config.serve_config import ServeConfig
 from deployments.metrics import RequestMetrics
-from deployments.orchestrator.ray_ports import (
-    LeaseQueue,
-    RayPool,
-    RayRetrieval,
-    VerifierSettings,
-)
+from deployments.orchestrator.lease_queue import LeaseQueue
+from deployments.orchestrator.ray_ports import RayPool, RayRetrieval, VerifierSettings
 from deployments.orchestrator.readiness import readiness
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.request import RequestRun
