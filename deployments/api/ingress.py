@@ -22,11 +22,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from deployments.api.admission import Admission
+from deployments.api.bodies import drop, read_json_body
 from deployments.api.continuing import Place, continued
 from deployments.api.errors import HttpError, error_body, http_error
 from deployments.api.event_feed import ClientLeft, EventFeed
 from deployments.api.event_stream import EventStream
-from deployments.api.requests import ChatRequest, Limits, parse_chat_request
+from deployments.api.limits import Limits
+from deployments.api.requests import ChatRequest, parse_chat_request
 from deployments.api.responses import (
     GrowingChoice,
     Json,
@@ -38,8 +40,6 @@ from deployments.api.responses import (
 from deployments.config.serve_config import ApiConfig
 from deployments.config.tenants import Tenants
 from rapid.errors import (
-    BadRequest,
-    BodyTooLarge,
     EngineFailed,
     Overloaded,
     TargetUnavailable,
@@ -58,7 +58,6 @@ from rapid.ports import Clock
 _log = logging.getLogger(__name__)
 
 _CLIENT_LEFT_STATUS = 499  # as proxies log it; it is never delivered
-_DRAINED_BODIES = 4
 _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 
 Caller = TypeVar("Caller")
@@ -170,9 +169,9 @@ class Ingress:
             try:
                 stack.enter_context(self._admission.place(tenant))
             except Overloaded:
-                await _drop(request.stream(), self._config.max_body_bytes)
+                await drop(request.stream(), self._config.max_body_bytes)
                 raise
-            body = await _read_json_body(request, self._config.max_body_bytes)
+            body = await read_json_body(request, self._config.max_body_bytes)
             asked = parse_chat_request(body, self._limits)
             self._check_model(asked.model)
             sent = asked.as_generate_request(_request_id(request), tenant)
@@ -302,45 +301,6 @@ class Ingress:
             raise UnknownModel(
                 f"The model {model!r} does not exist: this server has {self._config.model!r}."
             )
-
-
-async def _read_json_body(request: Request, max_bytes: int) -> bytes:
-    """Read the body, and drop it as soon as it is longer than `max_bytes`.
-
-    Raises:
-        BadRequest: If the media type is not JSON.
-        BodyTooLarge: If the body is longer than `max_bytes`.
-    """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise BadRequest("Send the body with 'Content-Type: application/json'.")
-    declared = request.headers.get("content-length", "0")
-    too_long = declared.isdecimal() and int(declared) > max_bytes
-    num_bytes = 0
-    parts: list[bytes] = []
-    stream = request.stream()
-    async for part in stream:
-        num_bytes += len(part)
-        too_long = too_long or num_bytes > max_bytes
-        if too_long:
-            await _drop(stream, max_bytes)
-            break
-        parts.append(part)
-    if too_long:
-        raise BodyTooLarge(f"The request body is over the limit of {max_bytes} bytes.")
-    return b"".join(parts)
-
-
-async def _drop(stream: AsyncIterator[bytes], max_bytes: int) -> None:
-    """Read what is left of a body and drop it, up to `_DRAINED_BODIES` times `max_bytes`.
-
-    A client that is cut off while it sends would see a broken connection instead of the error.
-    """
-    num_bytes = 0
-    async for part in stream:
-        num_bytes += len(part)
-        if num_bytes > _DRAINED_BODIES * max_bytes:
-            return
 
 
 def _error_response(error: Exception, request_id: str) -> Response:

@@ -11,8 +11,6 @@ import datetime
 import difflib
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import (
@@ -27,6 +25,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from deployments.api.limits import USUAL_LIMITS, Limits
 from rapid.config import MAX_DRAFT, PAPER, Coupling, Finite, Mode, Transfer
 from rapid.errors import BadRequest
 from rapid.messages import Document, GenerateRequest, Message, SpeculationRequest, utc_day
@@ -35,24 +34,6 @@ MAX_STOPS = 4
 MAX_STOP_LENGTH = 1000
 _MAX_NAME = 256
 _MAX_QUERY = 2**14
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one request may multiply.
-
-    Attributes:
-        max_choices: Most answers (`n`).
-        max_messages: Most messages.
-        max_documents: Most attached documents.
-        max_characters: Most characters of messages and documents together; None for no limit.
-    """
-
-    max_choices: int = 8
-    max_messages: int = 2048
-    max_documents: int = 1024
-    max_characters: int | None = None
-
 
 # Fields that change the answer and are not supported, each with its values that have no effect.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -344,7 +325,7 @@ class ChatRequest(_Body):
         )
 
 
-def parse_chat_request(body: bytes, limits: Limits = Limits()) -> ChatRequest:
+def parse_chat_request(body: bytes, limits: Limits = USUAL_LIMITS) -> ChatRequest:
     """Parse and validate a request body; what can be counted is counted before it is looked at.
 
     Args:
@@ -368,45 +349,16 @@ def parse_chat_request(body: bytes, limits: Limits = Limits()) -> ChatRequest:
         usual = _UNSUPPORTED.get(name)
         if usual is not None and value is not None and value not in usual:
             raise BadRequest(f"{name} is not supported yet: leave it out.", name, "unsupported")
-    _check_counts(fields, limits)
+    limits.check_counts(fields)
     try:
         request = ChatRequest.model_validate(fields)
     except ValidationError as error:
         raise _bad_request(error.errors(include_url=False, include_input=False)[0]) from None
-    if request.n is not None and request.n > limits.max_choices:
-        raise BadRequest(f"n must be at most {limits.max_choices}", "n", "invalid_value")
-    _check_characters(request, limits.max_characters)
-    return request
-
-
-def _check_counts(fields: dict[str, Any], limits: Limits) -> None:
-    """Check the numbers of messages and documents of a body that is not validated yet."""
-    rapid = fields.get("rapid")
-    documents = rapid.get("documents") if isinstance(rapid, dict) else None
-    counted: Iterable[tuple[str, object, int]] = (
-        ("messages", fields.get("messages"), limits.max_messages),
-        ("rapid.documents", documents, limits.max_documents),
-    )
-    for name, values, most in counted:
-        if isinstance(values, list) and len(values) > most:
-            raise BadRequest(
-                f"{name} has {len(values)} entries, and this server takes {most} at most",
-                name,
-                "invalid_value",
-            )
-
-
-def _check_characters(request: ChatRequest, most: int | None) -> None:
     documents = (request.rapid and request.rapid.documents) or ()
-    num_characters = sum(len(message.content) for message in request.messages)
-    num_characters += sum(len(document.text) for document in documents)
-    if most is not None and num_characters > most:
-        raise BadRequest(
-            f"messages and documents have {num_characters} characters together, and this server "
-            f"takes {most} at most",
-            "rapid.documents" if documents else "messages",
-            "context_length_exceeded",
-        )
+    limits.check_sizes(
+        request.n or 1, (each.content for each in request.messages), (d.text for d in documents)
+    )
+    return request
 
 
 def _parse_json(body: bytes) -> object:

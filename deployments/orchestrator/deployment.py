@@ -17,7 +17,8 @@ from deployments.config.live import accepted
 from deployments.config.serve_config import ServeConfig
 from deployments.logs import log_with_serve
 from deployments.metrics import RequestMetrics
-from deployments.orchestrator.ray_ports import LeaseQueue, RayPool, VerifierSettings
+from deployments.orchestrator.lease_queue import LeaseQueue
+from deployments.orchestrator.ray_ports import RayPool, VerifierSettings
 from deployments.orchestrator.ray_retrieval import RayRetrieval
 from rapid.answering.answers import gathered
 from rapid.answering.prompting import RequestPrompts

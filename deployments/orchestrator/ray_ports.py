@@ -11,13 +11,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Set
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    nullcontext,
-)
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -26,7 +20,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.failures import FailureKind, failure_of
 from cluster.leases import HeldLease, hold, hold_beside
-from rapid.answering.turns import Turns
+from deployments.orchestrator.lease_queue import LeaseQueue
 from rapid.config import WindowDrafting
 from rapid.errors import (
     BadRequest,
@@ -37,9 +31,8 @@ from rapid.errors import (
     RapidError,
     TargetHangs,
     TargetUnavailable,
-    TooManyRequests,
 )
-from rapid.estimators import Patience, Turnover
+from rapid.estimators import Patience
 from rapid.messages import (
     DraftBlock,
     LeaseRequest,
@@ -47,10 +40,9 @@ from rapid.messages import (
     TargetLogits,
     Verdict,
 )
-from rapid.ports import Clock, EngineLease
+from rapid.ports import EngineLease
 
 _RENEWALS_PER_TTL = 4
-_ASKING_AT_ONCE = 4  # requests of a process in Serve's own queue for a pool
 _LOOK_S = 1.0
 _LOOK_EVERY_S = 2.0
 _FAILURES = (TargetUnavailable, EngineFailed, DrafterUnavailable, DrafterHangs)
@@ -74,46 +66,6 @@ class VerifierSettings:
     patience: Patience
     site: Literal["target", "orchestrator"]
     eos_ids: frozenset[int]
-
-
-class LeaseQueue:
-    """The requests of this process that wait for a lease of one pool, in lines of tenants.
-
-    Few of them at once stand in Serve's own queue, which is first come, first served.
-    """
-
-    def __init__(self, max_waiting: int, *, clock: Clock = time.monotonic) -> None:
-        """Create an empty queue for at most `max_waiting` requests."""
-        self._turns = Turns(_ASKING_AT_ONCE, max_waiting)
-        self._turnover = Turnover(clock)
-
-    def check_room(self, request: LeaseRequest) -> None:
-        """Raise an error if a request may not even wait; one that has begun its answer always may.
-
-        Raises:
-            TooManyRequests: Others of the tenant wait, and there is no more room for it.
-            Overloaded: There is no room for anybody.
-        """
-        refusal = self._turns.refusal(request.tenant)
-        if request.committed or refusal is None:
-            return
-        if refusal == "tenant":
-            raise TooManyRequests("Too many of your requests wait already.", self.retry_after_s)
-        raise Overloaded("Too many requests wait already.", self.retry_after_s)
-
-    def turn(self, request: LeaseRequest) -> AbstractAsyncContextManager[None]:
-        """Return the context in which a request may stand in Serve's queue."""
-        return self._turns.turn(request.tenant, is_first=bool(request.committed))
-
-    def held(self) -> AbstractContextManager[None]:
-        """Return the context in which a lease is held, for the pace of the queue."""
-        return self._turnover.held()
-
-    @property
-    def retry_after_s(self) -> float | None:
-        """Seconds until those who wait have had their leases, by the pace of late."""
-        turns = self._turns
-        return self._turnover.seconds_until(turns.num_waiting + turns.num_inside + 1)
 
 
 class RayPool:

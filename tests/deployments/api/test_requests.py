@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from annotated_types import Ge, Gt, Le
 
-from deployments.api.requests import ChatRequest, Limits, RapidOptions, parse_chat_request
+from deployments.api.requests import ChatRequest, RapidOptions, parse_chat_request
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import BadRequest
 from rapid.messages import Document, Message, SpeculationRequest
@@ -150,28 +150,3 @@ def test_vllms_spelling_of_all_tokens_and_its_salt():
     assert generate(priority=0) == generate()
     with pytest.raises(BadRequest, match="priority is not supported"):
         parse(priority=-1)
-
-
-@pytest.mark.parametrize(
-    ("change", "param"),
-    [
-        ({"messages": [{"role": "user", "content": "ab"}] * 4}, "messages"),
-        ({"rapid": {"documents": [{"name": "a"}] * 3}}, "rapid.documents"),
-        ({"messages": [{"role": "user", "content": "a" * 9}]}, "messages"),
-        ({"rapid": {"documents": [{"name": "a", "text": "a" * 7}]}}, "rapid.documents"),
-        ({"n": 3}, "n"),
-    ],
-)
-def test_what_a_request_multiplies_is_limited(change, param):
-    limits = Limits(max_choices=2, max_messages=3, max_documents=2, max_characters=8)
-    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
-    parse_chat_request(json.dumps(body | {"n": 2}).encode(), limits)
-    with pytest.raises(BadRequest, match=r"at most") as refused:
-        parse_chat_request(json.dumps(body | change).encode(), limits)
-    assert refused.value.param == param
-
-
-def test_without_a_limit_only_counts_are_limited():
-    assert len(parse(messages=[{"role": "user", "content": "a" * 10_000}]).messages) == 1
-    with pytest.raises(BadRequest, match="2049 entries"):
-        parse(messages=[{"role": "user", "content": "a"}] * 2049)

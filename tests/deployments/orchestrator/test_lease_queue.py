@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from cluster.leases import Granted
-from deployments.orchestrator.ray_ports import LeaseQueue, RayPool, VerifierSettings
+from deployments.orchestrator.lease_queue import LeaseQueue
+from deployments.orchestrator.ray_ports import RayPool, VerifierSettings
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import Overloaded, TargetUnavailable, TooManyRequests
 from rapid.estimators import Patience

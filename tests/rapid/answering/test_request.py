@@ -959,3 +959,40 @@ async def test_a_drafter_that_fails_to_read_while_the_answer_grows_is_lost() -> 
     (lost_at,) = receipt(events).plain_from
     assert lost_at is not None
     assert 0 < lost_at < 200
+
+
+@pytest.mark.parametrize(
+    ("settings", "param"),
+    [
+        ({"rapid": {"all_draft_tokens": True, "max_draft": 64}}, "rapid.draft_top_k"),
+        ({"retrieval_tokens": 10**9}, "rapid.retrieval_tokens"),
+        ({"retrieval_tokens": 10**9, "mode": "rag"}, "rapid.retrieval_tokens"),
+        ({"max_tokens": 10**9}, "max_tokens"),
+        ({"max_tokens": 10**9, "mode": "rag"}, "max_tokens"),
+        ({"documents": (Document("long", "The lighthouse of Varo. " * 9_000),)}, "messages"),
+    ],
+)
+async def test_what_can_never_be_answered_is_refused_without_a_lease_or_a_search(
+    settings: dict[str, Any], param: str
+) -> None:
+    app = LocalApplication()
+    app._services.prompts.vocab_size = 128_256  # blocks without a cut would have 65 MB
+    with pytest.raises(BadRequest) as refused:
+        await app.answered(question("r", **settings))
+    assert refused.value.param == param
+    assert app.target.num_streams == app.drafter.num_streams == 0
+    assert not app.retriever.queries
+
+
+async def test_the_salt_of_a_request_reaches_all_of_its_leases() -> None:
+    salts: list[str] = []
+
+    class Recording(FakeEngine):
+        async def open(self, request: LeaseRequest) -> None:
+            salts.append(request.cache_salt)
+            await super().open(request)
+
+    app = LocalApplication(load=Recording)
+    await app.answered(question("r", mode="fused", documents=ATLAS, cache_salt="mine"))
+    assert set(salts) == {"mine"}
+    assert len(salts) > 1

@@ -274,3 +274,20 @@ class TestStreaming:
             assert len(told) > decoded - len("never")
         assert told + out.finish() == text
         assert decoded == len(text)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    texts=st.lists(st.text("aeiou rstl.,\n", max_size=300), max_size=4),
+    most=st.integers(0, 200),
+    piece_characters=st.sampled_from((40, 2**16)),
+)
+def test_what_is_said_to_be_too_long_is(texts: list[str], most: int, piece_characters: int) -> None:
+    """Whatever the pieces in which it is counted; and what is far too long is said to be."""
+    num_tokens = sum(map(TEXT.count_tokens, texts))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rapid.checkpoints.text._PIECE_CHARACTERS", piece_characters)
+        has_more = TEXT.has_more_tokens(texts, most)
+    assert num_tokens > most or not has_more
+    if piece_characters > 1000 and num_tokens > most + 16 * len(texts):
+        assert has_more

@@ -1,0 +1,86 @@
+"""Limits on what one request can multiply, checked from the cheapest to the dearest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rapid.errors import BadRequest
+
+_MAX_KEYS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may have.
+
+    Attributes:
+        max_choices: Most answers (`n`).
+        max_messages: Most messages.
+        max_documents: Most attached documents.
+        max_characters: Most characters of messages and documents together; None for no limit.
+    """
+
+    max_choices: int = 8
+    max_messages: int = 2048
+    max_documents: int = 1024
+    max_characters: int | None = None
+
+    def check_counts(self, fields: Mapping[str, Any]) -> None:
+        """Check a parsed body before it is validated, which looks at everything in it.
+
+        Raises:
+            BadRequest: There are too many messages or documents, or too many keys where unknown
+                ones are refused: each would be an error of its own.
+        """
+        for name, entries, most in self._counted(fields):
+            if len(entries) > most:
+                raise BadRequest(
+                    f"{name} has {len(entries)} entries, and this server takes {most} at most",
+                    name,
+                    "invalid_value",
+                )
+
+    def _counted(
+        self, fields: Mapping[str, Any]
+    ) -> Iterator[tuple[str, list[Any] | dict[str, Any], int]]:
+        messages, rapid = fields.get("messages"), fields.get("rapid")
+        if isinstance(messages, list):
+            yield "messages", messages, self.max_messages
+        if not isinstance(rapid, dict):
+            return
+        yield "rapid", rapid, _MAX_KEYS
+        documents = rapid.get("documents")
+        if isinstance(documents, list):
+            yield "rapid.documents", documents, self.max_documents
+            for index, document in enumerate(documents):
+                if isinstance(document, dict):
+                    yield f"rapid.documents[{index}]", document, _MAX_KEYS
+
+    def check_sizes(
+        self, num_choices: int, messages: Iterable[str], documents: Iterable[str]
+    ) -> None:
+        """Check a validated body.
+
+        Args:
+            num_choices: Number of answers.
+            messages: Texts of the messages.
+            documents: Texts of the documents.
+
+        Raises:
+            BadRequest: There are too many answers or too many characters.
+        """
+        if num_choices > self.max_choices:
+            raise BadRequest(f"n must be at most {self.max_choices}", "n", "invalid_value")
+        said, attached = sum(map(len, messages)), sum(map(len, documents))
+        if self.max_characters is not None and said + attached > self.max_characters:
+            raise BadRequest(
+                f"messages and documents have {said + attached} characters together, and this "
+                f"server takes {self.max_characters} at most",
+                "rapid.documents" if attached > said else "messages",
+                "context_length_exceeded",
+            )
+
+
+USUAL_LIMITS = Limits()
