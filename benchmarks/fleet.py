@@ -26,6 +26,7 @@ import statistics
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -355,24 +356,29 @@ def simulate(
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Simulate every way, with all replicas from the start and scaled, on each seed's trace."""
     report: dict[str, Any] = {}
-    for kind, rate in (("all replicas from the start", 1.0), ("scaled", 1.0)):
-        for ways in (SERVE, OURS):
-            outcomes = [
-                simulate(
-                    ways,
-                    trace(options.seconds, rate * options.rate, options.documents, seed),
-                    options.targets,
-                    options.drafters,
-                    is_fixed=kind != "scaled",
-                )
-                for seed in range(options.seeds)
-            ]
-            report.setdefault(kind, {})[ways.name] = {
-                name: spread([getattr(each, name) for each in outcomes])
-                for name in Outcome.__dataclass_fields__
-            }
+    with ProcessPoolExecutor(4) as processes:
+        for kind in ("all replicas from the start", "scaled"):
+            for ways in (SERVE, OURS):
+                report.setdefault(kind, {})[ways.name] = [
+                    processes.submit(outcome, ways, options, seed, is_fixed=kind != "scaled")
+                    for seed in range(options.seeds)
+                ]
+        for by_ways in report.values():
+            for ways, running in by_ways.items():
+                outcomes = [each.result() for each in running]
+                by_ways[ways] = {
+                    name: spread([getattr(each, name) for each in outcomes])
+                    for name in Outcome.__dataclass_fields__
+                }
     return report
+
+
+def outcome(ways: Ways, options: argparse.Namespace, seed: int, *, is_fixed: bool) -> Outcome:
+    """Return what one fleet makes of the trace of a seed."""
+    requests = trace(options.seconds, options.rate, options.documents, seed)
+    return simulate(ways, requests, options.targets, options.drafters, is_fixed=is_fixed)
 
 
 def told(report: dict[str, Any]) -> str:

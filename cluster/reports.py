@@ -17,13 +17,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
-from typing import Any, Self
-
-from ray.actor import ActorHandle
+from typing import TYPE_CHECKING, Any, Self
 
 from rapid.estimators import RunningMean
 from rapid.messages import EngineStatus, LeaseRequest
 from rapid.ports import Clock
+
+if TYPE_CHECKING:  # `benchmarks/fleet.py` runs without Ray
+    from ray.actor import ActorHandle
 
 logger = logging.getLogger(__name__)
 
