@@ -186,17 +186,20 @@ def _standing(need: Need, candidate: Candidate, target_ongoing: float) -> _Stand
             num_requests=num_ongoing,
             num_waiting=num_ongoing,
         )
-    held = _Held(report, candidate.assigned)
-    leases_free = report.leases_free - sum(each.num_leases for each in candidate.assigned)
-    pages_free = report.pages_free - held.num_pages
-    held_tokens = held.documents.get(need.document, 0) if need.document else 0
+    after = _After(report, candidate.assigned) if candidate.assigned else None
+    documents = after.documents if after else report.documents
+    held_tokens = documents.get(need.document, 0) if need.document else 0
+    leases_free, pages_free = report.leases_free, report.pages_free
+    num_unread = report.tokens_waiting + need.prompt_tokens - need.num_shared(held_tokens)
+    if after is not None:
+        leases_free -= after.num_leases
+        pages_free -= after.num_pages
+        num_unread += after.num_unread
     has_room = (
         not report.leases_waiting
         and need.num_leases <= leases_free
         and need.num_pages(report.page_tokens, held_tokens) <= pages_free
     )
-    num_unread = report.tokens_waiting + held.num_unread
-    num_unread += need.prompt_tokens - need.num_shared(held_tokens)
     speed = report.prefill_tokens_per_s
     return _Standing(
         candidate.replica,
@@ -208,23 +211,19 @@ def _standing(need: Need, candidate: Candidate, target_ongoing: float) -> _Stand
     )
 
 
-class _Held:
-    """What a replica holds, and has to read, after leases that its report does not know yet."""
+class _After:
+    """What leases add to a replica that its report does not know yet."""
 
     def __init__(self, report: EngineReport, assigned: Sequence[Need]) -> None:
-        self.documents = report.documents
-        self.num_pages = self.num_unread = 0
-        self._page_tokens = report.page_tokens
-        for each in assigned:
-            self._take(each)
-
-    def _take(self, need: Need) -> None:
-        held_tokens = self.documents.get(need.document, 0) if need.document else 0
-        self.num_pages += need.num_pages(self._page_tokens, held_tokens)
-        self.num_unread += need.prompt_tokens - need.num_shared(held_tokens)
-        if need.document:
-            longest = max(held_tokens, need.prompt_tokens)
-            self.documents = {**self.documents, need.document: longest}
+        self.documents = dict(report.documents)
+        self.num_leases = self.num_pages = self.num_unread = 0
+        for need in assigned:
+            held_tokens = self.documents.get(need.document, 0) if need.document else 0
+            self.num_leases += need.num_leases
+            self.num_pages += need.num_pages(report.page_tokens, held_tokens)
+            self.num_unread += need.prompt_tokens - need.num_shared(held_tokens)
+            if need.document:
+                self.documents[need.document] = max(held_tokens, need.prompt_tokens)
 
 
 def weight(name: str, replica: str) -> bytes:
