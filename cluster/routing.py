@@ -5,9 +5,10 @@ router itself has assigned since. Its rules, first to last:
 
 1. A replica that is full is no choice while another one has room. A replica is full when the pages
    or places that the lease needs are not free, or when a lease already waits there.
-2. The document's pages cost nothing where they are: a replica that holds the document takes the
-   request if its own tail fits. It may be crowded, but where it would miss the goal for the first
-   token, and another replica would be faster, that one is chosen.
+2. The document's pages cost nothing where a lease has them in use, and nothing is read where they
+   are: a replica that holds the document takes the request if what is new fits. It may be crowded,
+   but where it would miss the goal for the first token, and another replica would be faster, that
+   one is chosen.
 3. Otherwise the replicas are tried in the order of their hash with the document's name (rendezvous
    hashing, Thaler and Ravishankar 1998), those that are crowded last. All routers find the same
    order without communication. So the second replica that reads a document is the same for all of
@@ -75,7 +76,7 @@ class Need:
         return max(min(self.prompt_tokens, held_tokens) - _TAIL_TOKENS, 0)
 
     def num_pages(self, page_tokens: int, held_tokens: int = 0) -> int:
-        """Return the pages that the lease takes beside those that are there."""
+        """Return the pages that the lease takes beside those that others have in use."""
         shared = self.prompt_tokens // page_tokens
         whole = -(-(self.prompt_tokens + self.answer_tokens) // page_tokens)
         num_pages = whole + (self.num_choices - 1) * (whole - shared)
@@ -187,8 +188,9 @@ def _standing(need: Need, candidate: Candidate, target_ongoing: float) -> _Stand
             num_waiting=num_ongoing,
         )
     after = _After(report, candidate.assigned) if candidate.assigned else None
-    documents = after.documents if after else report.documents
-    held_tokens = documents.get(need.document, 0) if need.document else 0
+    documents, in_use = (after or report).documents, (after or report).in_use
+    held_tokens = documents.get(need.document, 0)
+    shared_tokens = held_tokens if need.document in in_use else 0
     leases_free, pages_free = report.leases_free, report.pages_free
     num_unread = report.tokens_waiting + need.prompt_tokens - need.num_shared(held_tokens)
     if after is not None:
@@ -198,7 +200,7 @@ def _standing(need: Need, candidate: Candidate, target_ongoing: float) -> _Stand
     has_room = (
         not report.leases_waiting
         and need.num_leases <= leases_free
-        and need.num_pages(report.page_tokens, held_tokens) <= pages_free
+        and need.num_pages(report.page_tokens, shared_tokens) <= pages_free
     )
     speed = report.prefill_tokens_per_s
     return _Standing(
@@ -216,14 +218,17 @@ class _After:
 
     def __init__(self, report: EngineReport, assigned: Sequence[Need]) -> None:
         self.documents = dict(report.documents)
+        self.in_use = set(report.in_use)
         self.num_leases = self.num_pages = self.num_unread = 0
         for need in assigned:
-            held_tokens = self.documents.get(need.document, 0) if need.document else 0
+            held_tokens = self.documents.get(need.document, 0)
+            shared_tokens = held_tokens if need.document in self.in_use else 0
             self.num_leases += need.num_leases
-            self.num_pages += need.num_pages(report.page_tokens, held_tokens)
+            self.num_pages += need.num_pages(report.page_tokens, shared_tokens)
             self.num_unread += need.prompt_tokens - need.num_shared(held_tokens)
             if need.document:
                 self.documents[need.document] = max(held_tokens, need.prompt_tokens)
+                self.in_use.add(need.document)
 
 
 def weight(name: str, replica: str) -> bytes:
