@@ -191,6 +191,7 @@ class Engine:
             tokens_waiting=int(self.waiting_s / self._token_s()),
             prefill_tokens_per_s=1 / self._token_s(),
             documents=held_documents(self.documents, self.model.pages * PAGE),
+            in_use=[name for name in self.documents if self.users[name]],
         )
 
     @property

@@ -10,7 +10,7 @@ of 100,000 tokens. So engines are scaled by the largest of three needs: requests
 seconds of reading that wait. Orchestrators, whose work is small and frequent, are scaled by
 requests and by how late their event loops run.
 
-Serve copies this module into its controller, which imports the rest of the package.
+Serve copies the policies into its controller, with all that they use of this module.
 """
 
 from __future__ import annotations

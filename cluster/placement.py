@@ -163,7 +163,7 @@ def deployment_options(
         options["autoscaling_config"]["policy"] = {
             "policy_function": "cluster.autoscaling:OrchestratorPolicy"
         }
-    if max_leases is not None:
+    elif max_leases is not None:
         options["autoscaling_config"]["policy"] = {
             "policy_function": "cluster.autoscaling:EnginePolicy",
             "policy_kwargs": {"first_token_goal_s": pool.first_token_goal_s},

@@ -12,18 +12,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
-from typing import Any, Self
-
-from ray.actor import ActorHandle
+from typing import TYPE_CHECKING, Any, Self
 
 from rapid.estimators import RunningMean
 from rapid.messages import EngineStatus, LeaseRequest
 from rapid.ports import Clock
+
+if TYPE_CHECKING:  # `benchmarks/fleet.py` runs without Ray
+    from ray.actor import ActorHandle
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ REPORTS_STALE_S = 5.0  # age from which a report says nothing about the present
 _POLL_S = 0.5
 _MOST_DOCUMENTS = 32
 _BEAT_S = 0.1
+_NOT_NUMBERS = ("at", "documents", "in_use")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class EngineReport:
         step_s: Usual seconds of a step that reads no prompt; 0 if there was none yet.
         documents: Tokens of the longest prompt about each document that the engine probably still
             holds, by its name (`document_name`).
+        in_use: Names of those that open leases read; the pages of the others count as free.
     """
 
     at: float
@@ -64,10 +67,17 @@ class EngineReport:
     prefill_tokens_per_s: float = 0.0
     step_s: float = 0.0
     documents: Mapping[str, int] = field(default_factory=dict)
+    in_use: Sequence[str] = ()
 
     @classmethod
     def of(
-        cls, status: EngineStatus, *, at: float, num_requests: int, documents: Mapping[str, int]
+        cls,
+        status: EngineStatus,
+        *,
+        at: float,
+        num_requests: int,
+        documents: Mapping[str, int],
+        in_use: Sequence[str],
     ) -> Self:
         """Return the report of a status that an engine had at `at`."""
         return cls(
@@ -82,6 +92,7 @@ class EngineReport:
             prefill_tokens_per_s=round(status.prefill_tokens_per_s, 1),
             step_s=round(status.step_s, 6),
             documents=documents,
+            in_use=in_use,
         )
 
     @classmethod
@@ -104,6 +115,7 @@ class EngineWatch:
         self._now = now
         self._documents: OrderedDict[str, int] = OrderedDict()  # least recently used first
         self._num_requests = 0
+        self._readers = Counter[str]()
         self._report: EngineReport | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -115,17 +127,19 @@ class EngineWatch:
     @contextmanager
     def counting(self, request: LeaseRequest) -> Iterator[None]:
         """Count a request while the context lasts, and remember which document it reads."""
-        if request.affinity:
-            name = document_name(request.affinity)
+        name = document_name(request.affinity) if request.affinity else ""
+        if name:
             longest = max(self._documents.pop(name, 0), len(request.prompt_ids))
             self._documents[name] = longest
             while len(self._documents) > _MOST_DOCUMENTS:
                 self._documents.popitem(last=False)
         self._num_requests += 1
+        self._readers[name] += 1
         try:
             yield
         finally:
             self._num_requests -= 1
+            self._readers[name] -= 1
 
     def routing_stats(self) -> dict[str, Any]:
         """Return the latest report for Serve's routers; empty before the first."""
@@ -136,7 +150,7 @@ class EngineWatch:
         stats = self.routing_stats()
         if EngineReport.from_stats(stats, self._now()) is None:
             return {}
-        return {name: value for name, value in stats.items() if name not in ("at", "documents")}
+        return {name: value for name, value in stats.items() if name not in _NOT_NUMBERS}
 
     async def _watch(self) -> None:
         while True:
@@ -154,7 +168,11 @@ class EngineWatch:
         num_tokens = status.kv_pages_total * status.page_tokens
         documents = held_documents(self._documents, num_tokens)
         self._report = EngineReport.of(
-            status, at=asked_at, num_requests=self._num_requests, documents=documents
+            status,
+            at=asked_at,
+            num_requests=self._num_requests,
+            documents=documents,
+            in_use=[name for name in documents if self._readers[name]],
         )
 
 

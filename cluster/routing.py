@@ -5,9 +5,10 @@ router itself has assigned since. Its rules, first to last:
 
 1. A replica that is full is no choice while another one has room. A replica is full when the pages
    or places that the lease needs are not free, or when a lease already waits there.
-2. The document's pages cost nothing where they are: a replica that holds the document takes the
-   request if its own tail fits. It may be crowded, but where it would miss the goal for the first
-   token, and another replica would be faster, that one is chosen.
+2. The document's pages cost nothing where a lease has them in use, and nothing is read where they
+   are: a replica that holds the document takes the request if what is new fits. It may be crowded,
+   but where it would miss the goal for the first token, and another replica would be faster, that
+   one is chosen.
 3. Otherwise the replicas are tried in the order of their hash with the document's name (rendezvous
    hashing, Thaler and Ravishankar 1998), those that are crowded last. All routers find the same
    order without communication. So the second replica that reads a document is the same for all of
@@ -75,7 +76,7 @@ class Need:
         return max(min(self.prompt_tokens, held_tokens) - _TAIL_TOKENS, 0)
 
     def num_pages(self, page_tokens: int, held_tokens: int = 0) -> int:
-        """Return the pages that the lease takes beside those that are there."""
+        """Return the pages that the lease takes beside those that others have in use."""
         shared = self.prompt_tokens // page_tokens
         whole = -(-(self.prompt_tokens + self.answer_tokens) // page_tokens)
         num_pages = whole + (self.num_choices - 1) * (whole - shared)
@@ -186,17 +187,21 @@ def _standing(need: Need, candidate: Candidate, target_ongoing: float) -> _Stand
             num_requests=num_ongoing,
             num_waiting=num_ongoing,
         )
-    held = _Held(report, candidate.assigned)
-    leases_free = report.leases_free - sum(each.num_leases for each in candidate.assigned)
-    pages_free = report.pages_free - held.num_pages
-    held_tokens = held.documents.get(need.document, 0) if need.document else 0
+    after = _After(report, candidate.assigned) if candidate.assigned else None
+    documents, in_use = (after or report).documents, (after or report).in_use
+    held_tokens = documents.get(need.document, 0)
+    shared_tokens = held_tokens if need.document in in_use else 0
+    leases_free, pages_free = report.leases_free, report.pages_free
+    num_unread = report.tokens_waiting + need.prompt_tokens - need.num_shared(held_tokens)
+    if after is not None:
+        leases_free -= after.num_leases
+        pages_free -= after.num_pages
+        num_unread += after.num_unread
     has_room = (
         not report.leases_waiting
         and need.num_leases <= leases_free
-        and need.num_pages(report.page_tokens, held_tokens) <= pages_free
+        and need.num_pages(report.page_tokens, shared_tokens) <= pages_free
     )
-    num_unread = report.tokens_waiting + held.num_unread
-    num_unread += need.prompt_tokens - need.num_shared(held_tokens)
     speed = report.prefill_tokens_per_s
     return _Standing(
         candidate.replica,
@@ -208,23 +213,22 @@ def _standing(need: Need, candidate: Candidate, target_ongoing: float) -> _Stand
     )
 
 
-class _Held:
-    """What a replica holds, and has to read, after leases that its report does not know yet."""
+class _After:
+    """What leases add to a replica that its report does not know yet."""
 
     def __init__(self, report: EngineReport, assigned: Sequence[Need]) -> None:
-        self.documents = report.documents
-        self.num_pages = self.num_unread = 0
-        self._page_tokens = report.page_tokens
-        for each in assigned:
-            self._take(each)
-
-    def _take(self, need: Need) -> None:
-        held_tokens = self.documents.get(need.document, 0) if need.document else 0
-        self.num_pages += need.num_pages(self._page_tokens, held_tokens)
-        self.num_unread += need.prompt_tokens - need.num_shared(held_tokens)
-        if need.document:
-            longest = max(held_tokens, need.prompt_tokens)
-            self.documents = {**self.documents, need.document: longest}
+        self.documents = dict(report.documents)
+        self.in_use = set(report.in_use)
+        self.num_leases = self.num_pages = self.num_unread = 0
+        for need in assigned:
+            held_tokens = self.documents.get(need.document, 0)
+            shared_tokens = held_tokens if need.document in self.in_use else 0
+            self.num_leases += need.num_leases
+            self.num_pages += need.num_pages(report.page_tokens, shared_tokens)
+            self.num_unread += need.prompt_tokens - need.num_shared(held_tokens)
+            if need.document:
+                self.documents[need.document] = max(held_tokens, need.prompt_tokens)
+                self.in_use.add(need.document)
 
 
 def weight(name: str, replica: str) -> bytes:

@@ -1,8 +1,10 @@
 """The ports of `rapid.ports` over Ray: pools, leases, drafters and verifiers.
 
-A draft block is an object reference. It travels from the drafter's engine to the target's without
-being fetched into this process, and only the small verdict comes back; a `JudgingVerifier` does
-fetch it. A block of prompt lookup is made in this process and sent along with the call.
+A draft block is an object reference, which goes from the drafter's call into the target's without
+being opened in this process; only the small verdict is. Ray itself carries blocks up to 100 KB
+through this process, inside its messages, and leaves larger ones where they were made. A
+`JudgingVerifier` does open them. A block of prompt lookup is made in this process and sent along
+with the call.
 """
 
 from __future__ import annotations

@@ -107,6 +107,7 @@ async def test_a_report_says_what_a_new_lease_could_have(clock: ManualClock) -> 
         tokens_waiting=5000,
         prefill_tokens_per_s=1000.0,
         step_s=0.01,
+        in_use=[],
     )
     numbers = watch.autoscaling_stats()
     assert numbers["pages_free"] == 136
@@ -121,7 +122,9 @@ async def test_requests_and_their_documents_are_counted(clock: ManualClock) -> N
             await next_look(engine)
             assert watch.routing_stats()["num_requests"] == 3
         assert watch.routing_stats()["documents"] == {document_name("one"): 900}
+        assert watch.routing_stats()["in_use"] == [document_name("one")]
     await next_look(engine)
+    assert watch.routing_stats()["in_use"] == []
     assert watch.routing_stats()["num_requests"] == 0
     assert watch.routing_stats()["documents"] == {document_name("one"): 900}  # it is still cached
 

@@ -17,7 +17,14 @@ FULL = replace(EMPTY, pages_free=5, leases_free=15, num_requests=1)  # one lease
 SMALL = Need("", 100, 60)  # ten pages
 DOCUMENT = document_name("a document")
 QUESTION = Need(DOCUMENT, 2000, 60)  # 129 pages, and 36 of them where the document is
-HELD = replace(EMPTY, pages_free=131, leases_free=15, num_requests=1, documents={DOCUMENT: 2000})
+HELD = replace(
+    EMPTY,
+    pages_free=131,
+    leases_free=15,
+    num_requests=1,
+    documents={DOCUMENT: 2000},
+    in_use=[DOCUMENT],
+)
 NAMES = sorted("abcd", key=lambda name: weight(DOCUMENT, name), reverse=True)
 """The replicas in the document's order."""
 
@@ -74,6 +81,16 @@ def test_a_question_goes_where_its_document_is_and_costs_its_own_tail() -> None:
     assert order(QUESTION, {holder: HELD})[0] == holder
     assert order(QUESTION, {holder: replace(HELD, pages_free=36)})[0] == holder
     assert holder not in order(QUESTION, {holder: replace(HELD, pages_free=35)})
+
+
+def test_a_document_that_is_only_cached_is_read_but_its_pages_are_needed() -> None:
+    holder = NAMES[2]
+    cached = replace(HELD, in_use=[], num_requests=0)
+    assert order(QUESTION, {holder: replace(cached, pages_free=129)})[0] == holder
+    assert holder not in order(QUESTION, {holder: replace(cached, pages_free=128)})
+    assigned = {holder: [QUESTION]}  # which has it in use from then on
+    enough = {holder: replace(cached, pages_free=129 + 36)}
+    assert order(QUESTION, enough, assigned=assigned)[0] == holder
 
 
 def test_a_document_that_nobody_holds_is_read_in_the_order_of_its_name() -> None:
