@@ -125,6 +125,14 @@ async def letter_id():
     return document_id
 
 
+async def test_who_looked_before_anothers_claim_does_not_take_it(cluster, monkeypatch):
+    first, second = cluster.store(), cluster.store()
+    await first._collection.prepare()
+    assert (await first._manifests.claim("local", "index/doc-1")).is_ours
+    monkeypatch.setattr(second._manifests, "_is_claimable", lambda manifest: True)
+    assert not (await second._manifests.claim("local", "index/doc-1")).is_ours
+
+
 async def test_a_claim_that_is_renewed_is_waited_for(cluster, monkeypatch):
     monkeypatch.setattr(module, "CLAIM_S", 0.03)
     monkeypatch.setattr(module, "_LOOK_S", 0.01)
@@ -271,6 +279,25 @@ async def test_a_server_that_is_away_is_asked_by_nobody_but_its_keeper(
     assert retriever.outage
     assert "retrieval is back" in caplog.text
     await retriever.close()
+
+
+async def test_what_nobody_expected_of_a_server_does_not_end_its_keeping(
+    cluster, monkeypatch, caplog
+):
+    monkeypatch.setattr(module, "_LONGEST_SWEEP_S", 0.01)
+    store = cluster.store()
+    await store.keep()
+    failures = iter([KeyError("no such field")] * 3)
+
+    def fail(name):
+        if name == "scroll" and (failure := next(failures, None)):
+            raise failure
+
+    cluster.server.before = fail
+    swept = cluster.server.calls["scroll"]
+    await until(lambda: cluster.server.calls["scroll"] > swept + 4)
+    assert "a sweep of the store failed" in caplog.text
+    await store.close()
 
 
 async def test_a_question_does_not_wait_for_minutes_of_indexing_which_goes_on(cluster):
