@@ -340,6 +340,12 @@ async def test_vectors_that_cannot_be_made_free_the_claim_before_it_runs_out(clu
     assert (await second.retrieve("local", [LETTER], QUESTION)).chunks
 
 
+async def test_a_shared_store_wants_to_know_the_tokenizer():
+    store = ServerStoreConfig(kind="server", url="http://localhost:1")
+    with pytest.raises(ValueError, match="give its fingerprint"):
+        await open_retriever(RetrievalConfig(store=store), words)
+
+
 async def test_over_http_four_retrievers_share_lose_and_find_a_document():
     """The calls as they go over the wire; the server behind them is local mode."""
     chunks, once = await alone()

@@ -274,3 +274,11 @@ class TestStreaming:
             assert len(told) > decoded - len("never")
         assert told + out.finish() == text
         assert decoded == len(text)
+
+
+def test_a_fingerprint_is_of_the_tokenizer_and_the_same_in_every_process() -> None:
+    code = "from rapid.checkpoints.text import ChatText as C; import sys; "
+    code += "sys.stdout.write(C.load('embedded:target').fingerprint)"
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert there.stdout == TEXT.fingerprint
+    assert sentencepiece_like().fingerprint != TEXT.fingerprint
