@@ -101,6 +101,12 @@ class ServerStoreConfig(_Config):
             )
         return self
 
+    @property
+    def address(self) -> str:
+        """The URL for messages, without a user's name and password."""
+        url = urlsplit(self.url)
+        return url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
+
     def key(self) -> str | None:
         """Return the API key, read from the environment where `api_key_env` is set.
 

@@ -298,12 +298,15 @@ async def open_retriever(
         token_offsets: Returns the character ranges of the target's tokens.
         embedder: A loaded embedder to use instead of the configured one.
         tokenizer: A fingerprint of the target's tokenizer, under which a shared store keeps what
-            was cut by it.
+            was cut by it; needed for a store on a server.
 
     Raises:
+        ValueError: If the store is on a server and no fingerprint is given.
         EmbedderFailed: If the model cannot be loaded.
         CollectionMismatch: If the collection was made for another embedder.
     """
+    if isinstance(config.store, ServerStoreConfig) and not tokenizer:
+        raise ValueError("a shared store keeps chunks by their tokenizer: give its fingerprint")
     if embedder is None:
         embedder = await asyncio.to_thread(make_embedder, config.embedder)
     store: ChunkStore

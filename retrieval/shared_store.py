@@ -84,7 +84,7 @@ class SharedChunkStore:
             timeout=int(max(1, config.timeout_s)),
             check_compatibility=False,  # it only warns; `QdrantCollection.prepare` raises
         )
-        of = QdrantCollection(client, collection, space, url=config.url)
+        of = QdrantCollection(client, collection, space, url=config.address)
         store = cls(of, index, config.ttl_s)
         try:
             await store.keep()
@@ -259,9 +259,10 @@ class SharedChunkStore:
             raise
         except RetrievalError as error:
             self._is_prepared = False  # another server may come back
+            if self._outage is None:
+                _log.warning("retrieval is away: %s", error)
             self._outage = str(error)
             self._fell_away.set()
-            _log.warning("retrieval is away: %s", error)
             raise
         if self._outage is not None:
             self._outage = None
@@ -281,6 +282,10 @@ class SharedChunkStore:
             else:
                 await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
                 retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
-            with suppress(RetrievalError):
+            try:
                 async with self._server(is_probe=True):
                     await self.sweep()
+            except RetrievalError:
+                pass  # it is away still, or again
+            except Exception:
+                _log.exception("a sweep of the store failed")

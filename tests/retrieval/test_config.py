@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from retrieval.config import RetrievalConfig
+from retrieval.config import RetrievalConfig, ServerStoreConfig
 
 
 def refused(**config) -> str:
@@ -48,3 +48,8 @@ def test_a_key_may_live_in_the_environment(monkeypatch):
         config.store.key()
     monkeypatch.setenv("RAPID_TEST_QDRANT_KEY", "secret")
     assert config.store.key() == "secret"
+
+
+def test_messages_name_a_server_without_its_password():
+    store = ServerStoreConfig(kind="server", url="https://me:secret@qdrant.internal:6333/path")
+    assert store.address == "https://qdrant.internal:6333/path"

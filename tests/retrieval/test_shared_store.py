@@ -125,6 +125,14 @@ async def letter_id():
     return document_id
 
 
+async def test_who_looked_before_anothers_claim_does_not_take_it(cluster, monkeypatch):
+    first, second = cluster.store(), cluster.store()
+    await first._collection.prepare()
+    assert (await first._manifests.claim("local", "index/doc-1")).is_ours
+    monkeypatch.setattr(second._manifests, "_is_claimable", lambda manifest: True)
+    assert not (await second._manifests.claim("local", "index/doc-1")).is_ours
+
+
 async def test_a_claim_that_is_renewed_is_waited_for(cluster, monkeypatch):
     monkeypatch.setattr(module, "CLAIM_S", 0.03)
     monkeypatch.setattr(module, "_LOOK_S", 0.01)
@@ -273,6 +281,25 @@ async def test_a_server_that_is_away_is_asked_by_nobody_but_its_keeper(
     await retriever.close()
 
 
+async def test_what_nobody_expected_of_a_server_does_not_end_its_keeping(
+    cluster, monkeypatch, caplog
+):
+    monkeypatch.setattr(module, "_LONGEST_SWEEP_S", 0.01)
+    store = cluster.store()
+    await store.keep()
+    failures = iter([KeyError("no such field")] * 3)
+
+    def fail(name):
+        if name == "scroll" and (failure := next(failures, None)):
+            raise failure
+
+    cluster.server.before = fail
+    swept = cluster.server.calls["scroll"]
+    await until(lambda: cluster.server.calls["scroll"] > swept + 4)
+    assert "a sweep of the store failed" in caplog.text
+    await store.close()
+
+
 async def test_a_question_does_not_wait_for_minutes_of_indexing_which_goes_on(cluster):
     retriever = cluster.retriever()
     cluster.embedder.go_on.clear()
@@ -311,6 +338,12 @@ async def test_vectors_that_cannot_be_made_free_the_claim_before_it_runs_out(clu
         await first.index("local", [LETTER])
     cluster.embedder.error = None
     assert (await second.retrieve("local", [LETTER], QUESTION)).chunks
+
+
+async def test_a_shared_store_wants_to_know_the_tokenizer():
+    store = ServerStoreConfig(kind="server", url="http://localhost:1")
+    with pytest.raises(ValueError, match="give its fingerprint"):
+        await open_retriever(RetrievalConfig(store=store), words)
 
 
 async def test_over_http_four_retrievers_share_lose_and_find_a_document():

@@ -291,3 +291,11 @@ def test_what_is_said_to_be_too_long_is(texts: list[str], most: int, piece_chara
     assert num_tokens > most or not has_more
     if piece_characters > 1000 and num_tokens > most + 16 * len(texts):
         assert has_more
+
+
+def test_a_fingerprint_is_of_the_tokenizer_and_the_same_in_every_process() -> None:
+    code = "from rapid.checkpoints.text import ChatText as C; import sys; "
+    code += "sys.stdout.write(C.load('embedded:target').fingerprint)"
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert there.stdout == TEXT.fingerprint
+    assert sentencepiece_like().fingerprint != TEXT.fingerprint
