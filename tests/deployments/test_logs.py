@@ -192,7 +192,7 @@ def check_lines() -> None:
 
 def check_spans() -> None:
     ours = {"tokenize", "retrieval", "lease", "prefill", "round", "failover"}
-    calls = ("Ingress __call__", "Orchestrator generate", "Retriever retrieve", "Target lease")
+    calls = ("Orchestrator generate", "Retriever retrieve", "Drafter lease")
     expected = ours | {f"replica_handle_request {call}" for call in calls}
 
     def are_there() -> bool:
