@@ -35,8 +35,8 @@ class Service:
 
     def __init__(self, url: str, config: ServeConfig, breaks: Path) -> None:
         self.url, self.config, self.breaks = url, config, breaks
-        self._stopped: list[psutil.Process] = []
-        self._is_changed = False
+        self._deployed = config
+        self._struck: list[psutil.Process] = []
 
     def processes(self) -> dict[str, list[psutil.Process]]:
         """The application's processes by kind, such as `Target replica` and `Target engine`."""
@@ -69,20 +69,24 @@ class Service:
 
     def signal(self, kind: str, number: signal.Signals) -> None:
         """Send a signal to one process of a kind, the eldest."""
-        process = min(self.processes()[kind], key=lambda each: each.create_time())
+        process = self._eldest(kind)
         process.send_signal(number)
-        if number is signal.SIGSTOP:
-            self._stopped.append(process)
+        self._struck.append(process)
 
     def break_engine(self, pool: str, how: str) -> None:
         """Break one engine of a pool; see `load_breakable`."""
-        (self.breaks / str(min(self.processes()[f"{pool} engine"]).pid)).write_text(how)
+        process = self._eldest(f"{pool} engine")
+        (self.breaks / str(process.pid)).write_text(how)
+        self._struck.append(process)
+
+    def _eldest(self, kind: str) -> psutil.Process:
+        return min(self.processes()[kind], key=lambda each: each.create_time())
 
     def change(self, section: str, **settings: Any) -> None:
         """Change settings of a section, as an operator who deploys an edited file."""
         changed = getattr(self.config, section).model_copy(update=settings)
-        self._is_changed = True
-        deploy(self.config.model_copy(update={section: changed}), self.breaks, blocking=False)
+        self._deployed = self.config.model_copy(update={section: changed})
+        deploy(self._deployed, self.breaks, blocking=False)
 
     def scale(self, section: str, num_replicas: int) -> None:
         """Change the size of a pool of engines."""
@@ -92,18 +96,18 @@ class Service:
 
     def mend(self) -> None:
         """Wake who was stopped, mend the engines, and deploy the first settings again."""
-        if self._is_changed:
+        if self._deployed is not self.config:
             deploy(self.config, self.breaks, blocking=False)
-            self._is_changed = False
-        for process in self._stopped:
+            self._deployed = self.config
+        for process in self._struck:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
-        self._stopped.clear()
+        self._struck.clear()
         for order in self.breaks.iterdir():
             order.unlink()
 
     def is_whole(self) -> bool:
-        """Whether every pool has all its replicas and the proxy answers."""
+        """Whether who was struck is gone, and pools and proxy are as if nothing had happened."""
         from ray import serve
 
         try:
@@ -111,9 +115,15 @@ class Service:
             healthy = httpx.get(f"{self.url}/-/healthz", timeout=2).status_code == 200
         except Exception:  # the controller or the proxy is away
             return False
-        return healthy and all(
-            deployment.replica_states == {"RUNNING": deployment.target_num_replicas}
-            for deployment in status.deployments.values()
+        sizes = {name: pool.min_replicas for name, pool in self._deployed.pools.items()}
+        return (
+            healthy
+            and not any(map(_is_alive, self._struck))
+            and all(
+                deployment.status == "HEALTHY"
+                and deployment.replica_states == {"RUNNING": sizes[name.lower()]}
+                for name, deployment in status.deployments.items()
+            )
         )
 
     async def whole_again(self, since: float) -> float | None:
@@ -122,7 +132,7 @@ class Service:
         num_good = 0
         while time.monotonic() < since + WAIT_S:
             num_good = num_good + 1 if await asyncio.to_thread(self.is_whole) else 0
-            if num_good == 2:
+            if num_good == 3:
                 return time.monotonic() - since
             await asyncio.sleep(1.0)
         return None
@@ -177,6 +187,13 @@ class Service:
 MANY_FDS = 64  # connections that are kept for reuse
 
 
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def settings() -> ServeConfig:
     """The shipped laptop settings with two replicas a pool and two tenants.
 
@@ -221,7 +238,6 @@ def deploy(config: ServeConfig, breaks: Path, *, blocking: bool = True) -> None:
 def served(port: int) -> Iterator[Service]:
     """Serve the application on a private Ray on loopback."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")
     for name, value in LOCAL_RAY.items():
         os.environ.setdefault(name, value)
     import ray

@@ -14,7 +14,8 @@ SLOW_S = 5.0
 
 HEADINGS = (
     "fault", "requests", "answered", "same text", "no drafter", "refused", "failed", "malformed",
-    "unanswered", "broken", "continued", "leaks", "/ready", "first token p95 s", "recovered s",
+    "unanswered", "broken", "continued", "leaks", "/ready wrong, p99", "first token p95 s",
+    "recovered s",
     "whole again s", "",
 )  # fmt: skip
 
@@ -69,7 +70,7 @@ def first_token_s(outcomes: Sequence[Outcome], share: float = 0.95) -> float:
     return waited[math.ceil(share * len(waited)) - 1] if waited else math.nan
 
 
-def recovered_s(run: Run, references: Sequence[str]) -> float:
+def recovered_s(run: Run) -> float:
     """Return the seconds from the fault to the end of the last request that suffered from it.
 
     A request suffers that is not answered, or is answered more than `SLOW_S` seconds after it
@@ -93,6 +94,12 @@ def wrong_ready(run: Run) -> int:
         status != 200 and any(abs(each.began - at) < 1.0 for each in good)
         for at, status, _ in run.ready
     )
+
+
+def ready_s(run: Run) -> float:
+    """Return the 99th percentile of the seconds that ``/ready`` took."""
+    took = sorted(seconds for _, _, seconds in run.ready)
+    return took[math.ceil(0.99 * len(took)) - 1] if took else math.nan
 
 
 def faults_of(run: Run, references: Sequence[str], quiet: Run | None) -> list[str]:
@@ -152,9 +159,9 @@ def row(run: Run, references: Sequence[str], quiet: Run | None) -> tuple[str, ..
         str(sum(each.num_broken for each in run.outcomes)),
         str(continued),
         str(len(run.leaks)),
-        f"{wrong_ready(run)} of {len(run.ready)}",
+        f"{wrong_ready(run)}/{len(run.ready)}, {1e3 * ready_s(run):.0f} ms",
         f"{first_token_s(run.outcomes):.2f}",
-        f"{recovered_s(run, references):.1f}",
+        f"{recovered_s(run):.1f}",
         whole_again,
         "FAILS" if faults_of(run, references, quiet) else "ok",
     )

@@ -92,8 +92,8 @@ def test_recovery_ends_with_the_last_request_that_suffered() -> None:
         outcome(at=9.6, ended=9.9),
         outcome(at=10.0, ended=40.0, phase="overflow"),
     )
-    assert recovered_s(seen, TEXTS) == 7.5
-    assert recovered_s(run(outcome()), TEXTS) == 0.0
+    assert recovered_s(seen) == 7.5
+    assert recovered_s(run(outcome())) == 0.0
 
 
 def test_a_refusal_of_ready_is_wrong_while_requests_are_answered() -> None:
