@@ -204,5 +204,5 @@ def check_spans() -> None:
     for each in spans:
         assert "lighthouse" not in str(each).lower()
         assert each["name"] not in ours or each["parent_id"] in ids
-    (served,) = [each for each in spans if each["name"].endswith("Orchestrator generate")]
-    assert served["attributes"]["rapid.mode"] == "lossless"
+    served = [each for each in spans if each["name"].endswith("Orchestrator generate")]
+    assert "lossless" in [each["attributes"].get("rapid.mode") for each in served]
