@@ -22,17 +22,20 @@ class Admission:
     def __init__(
         self, max_requests: int, max_per_tenant: int, *, clock: Clock = time.monotonic
     ) -> None:
-        """Create the places.
+        """Create the places; `limit` explains the numbers, and `clock` has monotonic seconds."""
+        self.limit(max_requests, max_per_tenant)
+        self._turnover = Turnover(clock)
+        self._num_held = Counter[str]()
+
+    def limit(self, max_requests: int, max_per_tenant: int) -> None:
+        """Set the numbers of places; requests that hold one keep it.
 
         Args:
             max_requests: Most requests at once.
             max_per_tenant: Most requests at once of one tenant.
-            clock: Monotonic seconds.
         """
         self._max_requests = max_requests
         self._max_per_tenant = max_per_tenant
-        self._turnover = Turnover(clock)
-        self._num_held = Counter[str]()
 
     @contextmanager
     def place(self, tenant: str) -> Iterator[None]:
