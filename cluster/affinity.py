@@ -90,7 +90,8 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         takers = [
             taker for taker, lease_id in [*self._taken_by.values()] if lease_id == request.lease_id
         ]
-        candidates = {each.replica: each for each in self._candidates(self._replicas_list)}
+        spared = BLAME.spared(self._replicas_list)
+        candidates = {each.replica: each for each in self._candidates(spared)}
         here = candidates.pop(takers[0], None) if takers else None
         if here is None or here.report is None or not here.report.leases_waiting:
             return False

@@ -26,7 +26,7 @@ class Admission:
         self._num_held = Counter[str]()
 
     def limit(self, max_requests: int, max_per_tenant: int) -> None:
-        """Set the numbers of places, of which those that are held stay so.
+        """Set the numbers of places; requests that hold one keep it.
 
         Args:
             max_requests: Most requests at once.

@@ -50,6 +50,16 @@ class TestPlaces:
                 assert type(full.value) is Overloaded
                 assert full.value.retry_after_s == 7.5
 
+    def test_limits_may_change_while_places_are_held(self) -> None:
+        admission = Admission(4, 2)
+        with admission.place("crowd"), admission.place("crowd"):
+            admission.limit(4, 1)
+            with pytest.raises(TooManyRequests), admission.place("crowd"):
+                pass
+            admission.limit(4, 3)
+            with admission.place("crowd"):
+                pass
+
     def test_a_place_is_given_back_however_the_request_ends(self) -> None:
         admission = Admission()
         admission.limit(1, 1)
