@@ -1,0 +1,50 @@
+"""The breakable engine, with a real model and without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
+from rapid.errors import EngineFailed
+from rapid.messages import LeaseRequest, as_prompt
+from tests.faults.engines import STICKY, WEDGED, load_breakable
+
+CONFIG = EngineConfig(
+    model="embedded:drafter", max_context=128, kv_cache_tokens=256, max_leases=2, threads=1
+)
+REQUEST = LeaseRequest(
+    "a", "local", as_prompt(range(30, 50)), 8, SamplingConfig(), SpeculationConfig()
+)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Any]:
+    made = load_breakable(CONFIG, str(tmp_path))
+    yield made
+    made.close()
+
+
+async def test_an_engine_that_was_told_to_break_raises_what_a_gpu_raises(
+    engine: Any, tmp_path: Path
+) -> None:
+    await engine.open(REQUEST)
+    (tmp_path / str(os.getpid())).write_text(STICKY)
+    with pytest.raises(EngineFailed):
+        await engine.prefill("a")
+
+
+async def test_a_wedged_engine_goes_on_when_it_is_mended(engine: Any, tmp_path: Path) -> None:
+    order = tmp_path / str(os.getpid())
+    order.write_text(WEDGED)
+    await engine.open(REQUEST)
+    reading = asyncio.ensure_future(engine.prefill("a"))
+    done, _ = await asyncio.wait({reading}, timeout=0.3)
+    assert not done
+    order.unlink()
+    assert (await reading).num_tokens == 20
