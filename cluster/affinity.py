@@ -90,13 +90,14 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         takers = [
             taker for taker, lease_id in [*self._taken_by.values()] if lease_id == request.lease_id
         ]
-        spared = BLAME.spared(self._replicas_list)
-        candidates = {each.replica: each for each in self._candidates(spared)}
+        spared = {each.replica_id.unique_id for each in BLAME.spared(self._replicas_list)}
+        candidates = {each.replica: each for each in self._candidates(self._replicas_list)}
         here = candidates.pop(takers[0], None) if takers else None
         if here is None or here.report is None or not here.report.leases_waiting:
             return False
         need, target = Need.of(request), self._target_ongoing_requests
-        return any(has_room(need, each, target) for each in candidates.values())
+        others = (each for each in candidates.values() if each.replica in spared)
+        return any(has_room(need, each, target) for each in others)
 
     @property
     def is_empty(self) -> bool:

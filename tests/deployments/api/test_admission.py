@@ -51,7 +51,8 @@ class TestPlaces:
                 assert full.value.retry_after_s == 7.5
 
     def test_limits_may_change_while_places_are_held(self) -> None:
-        admission = Admission(4, 2)
+        admission = Admission()
+        admission.limit(4, 2)
         with admission.place("crowd"), admission.place("crowd"):
             admission.limit(4, 1)
             with pytest.raises(TooManyRequests), admission.place("crowd"):
