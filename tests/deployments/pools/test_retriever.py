@@ -6,17 +6,11 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from ray import serve
-from ray.serve.handle import DeploymentHandle
 
-from cluster.placement import PoolConfig, deployment_options
-from deployments.orchestrator.ray_retrieval import RayRetrieval
 from deployments.pools import retriever
 from rapid.checkpoints.text import ChatText
 from rapid.messages import Document
-from retrieval import RetrievalConfig, StoreUnavailable
-from retrieval.config import ServerStoreConfig
-from tests.retrieval.rest_server import RestQdrant
+from retrieval import RetrievalConfig
 
 
 class FakeRetriever:
@@ -104,50 +98,3 @@ async def test_a_store_that_is_away_is_told_and_leaves_the_replica_healthy(
     assert await replica.status() == {"is_away": True, "outage": opening.fake.outage}
     await replica.check_health()
     await close(replica)
-
-
-@pytest.mark.ray
-async def test_replicas_share_a_server_that_may_come_after_them(
-    ray_cluster: str,
-) -> None:
-    server = RestQdrant()
-    server.stop()
-    store = ServerStoreConfig(kind="server", url=server.url)
-    config = RetrievalConfig(store=store, chunk_tokens=16)
-    pool = PoolConfig(min_replicas=2, max_replicas=2, target_ongoing_requests=1, num_cpus=0.01)
-    options = deployment_options(pool, has_affinity=True)
-    deployment = serve.deployment(retriever.RetrieverReplica).options(**options)
-    document = Document("note", "It rains. " * 40 + "The harbor of Belaron is Tessin.")
-
-    async def asked(client: RayRetrieval) -> list[str]:
-        ask = [client.retrieve("acme", [document], "harbor of Belaron", 16) for _ in range(4)]
-        return [found.chunks[0].text for found in await asyncio.gather(*ask)]
-
-    def deployed() -> DeploymentHandle:
-        application = deployment.bind(config, "embedded:target")
-        return serve.run(application, name="retrieval", route_prefix=None)
-
-    try:
-        handle = await asyncio.to_thread(deployed)
-        client = RayRetrieval(handle, timeout_s=60.0)
-        assert (await handle.status.remote())["is_away"]
-        with pytest.raises(StoreUnavailable):
-            await asked(client)
-        server.start()
-        async with asyncio.timeout(120):
-            while any(  # noqa: ASYNC110
-                [(await handle.status.remote())["is_away"] for _ in range(8)]
-            ):
-                await asyncio.sleep(0.5)
-        texts = await asked(client)
-        assert all("Tessin" in text for text in texts)
-        assert server.num_chunks("rapid-chunks") > 1
-        written = server.calls["PUT points"]
-        assert written == 3  # the claim, the chunks, and that they are complete
-        await asyncio.to_thread(serve.delete, "retrieval")
-        handle = await asyncio.to_thread(deployed)
-        assert await asked(RayRetrieval(handle, timeout_s=60.0)) == texts
-        assert server.calls["PUT points"] == written
-    finally:
-        await asyncio.to_thread(serve.delete, "retrieval")
-        server.stop()
