@@ -5,7 +5,7 @@ BIN := .venv/bin
 CONFIG ?= serve_config.yaml
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: install lint check test test-gpu test-mutants test-faults test-faults-quick run run-text stop bench bench-quick eval eval-quick eval-text manifests clean
+.PHONY: install lint check test test-slow test-gpu test-mutants test-faults test-faults-quick run run-text stop bench bench-quick eval eval-quick eval-text manifests clean
 
 install: .venv/.installed
 
@@ -24,7 +24,10 @@ check: install       # style, types, import contracts
 	$(BIN)/mypy && $(BIN)/lint-imports
 
 test: install        # includes a real application on a local Ray
-	$(BIN)/python -m pytest -m 'not gpu'
+	$(BIN)/python -m pytest -m 'not gpu and not slow'
+
+test-slow: install   # broken engines, live changes, several nodes: minutes each, also in CI
+	$(BIN)/python -m pytest -m 'slow and not gpu'
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu

@@ -13,7 +13,7 @@ import pytest
 from tests.fakes import FakeEngine
 from tests.ray_cluster import FAKE_CONFIG, free_port
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 def test_engines_stay_with_their_replicas_on_nodes_with_the_pool_s_labels(

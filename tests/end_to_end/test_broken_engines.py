@@ -27,7 +27,7 @@ from rapid.embedded.generator import generate_document
 from rapid.engines.engine import Engine
 from tests.ray_cluster import wait_until
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 logger = logging.getLogger(__name__)
 

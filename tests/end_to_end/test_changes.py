@@ -20,7 +20,7 @@ from tests.ray_cluster import FAKES, Fakes, wait_until
 
 logger = logging.getLogger(__name__)
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 APP = "changing"
 KEYS = [{"tenant": "first", "sha256": hash_key("sk-first")}]
