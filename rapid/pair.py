@@ -266,6 +266,14 @@ def open_pair(
             retriever = loop.run(open_retriever(retrieval, offsets, tokenizer=tokenizer))
             opening.callback(lambda: loop.run(retriever.close()))
         config = AnsweringConfig()
+        prompts = RequestPrompts(
+            texts[0],
+            texts[-1],
+            retriever,
+            budget_tokens=retrieval.budget_tokens,
+            budget_for=retrieval.budget_for,
+        )
+        opening.callback(prompts.close)
         services = Services(
             config=config,
             speculation=speculation or SpeculationConfig(),
@@ -278,13 +286,7 @@ def open_pair(
                     "drafter": configs[-1].max_context or models[-1].max_context,
                 },
             ),
-            prompts=RequestPrompts(
-                texts[0],
-                texts[-1],
-                retriever,
-                budget_tokens=retrieval.budget_tokens,
-                budget_for=retrieval.budget_for,
-            ),
+            prompts=prompts,
             patience=Patience(config.drafter_hangs_s),
         )
         return Pair(services, loop, opening.pop_all())

@@ -133,6 +133,10 @@ class RequestPrompts:
         self._budget_for = budget_for
         self._threads = Threads(_NUM_THREADS, "rapid-prompts")
 
+    def close(self) -> None:
+        """End the threads in which prompts are tokenized."""
+        self._threads.close()
+
     async def target_prompt(self, request: GenerateRequest, max_context: int) -> Int32Array:
         """Return the whole chat with its documents, as the target reads it [tokens].
 

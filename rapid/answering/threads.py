@@ -32,6 +32,10 @@ class Threads:
         self._turns = Turns(num_threads)
         self._threads = ThreadPoolExecutor(num_threads, name)
 
+    def close(self) -> None:
+        """End the threads once the calls that run have returned; calls that wait are dropped."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
     async def run(
         self,
         tenant: str,

@@ -137,7 +137,9 @@ class EngineVerifier:
         try:
             drafted = block if isinstance(block, DraftBlock) else await block
         except (EngineFailed, LeaseNotFound) as error:
-            raise DrafterUnavailable(f"the drafter gave no block: {error}") from error
+            # The caller is in this process, and may see what the engine's step raised.
+            why = repr(error.__cause__) if error.__cause__ else str(error)
+            raise DrafterUnavailable(f"the drafter gave no block: {why}") from error
         witness = self._witness()
         told = (witness.engine, witness.lease_id) if isinstance(witness, LocalLease) else None
         return await self._engine.verify(self._lease_id, self._choice, drafted, told)

@@ -143,9 +143,13 @@ def drafting_by(shipped: str, request: pytest.FixtureRequest) -> Iterator[str]:
     from ray import serve
 
     from deployments.app import compose
+    from deployments.config.serve_config import ServeConfig
 
     drafter: str = request.param
-    config = shipped_config().model_copy(update={"drafter": drafter})
+    settings = shipped_config().model_dump(exclude_unset=True) | {"drafter": drafter}
+    if drafter == "prompt_lookup":
+        del settings["retriever"]
+    config = ServeConfig.model_validate(settings)
     application = compose(config)
     ingress = application._bound_deployment
     orchestrator = ingress.init_args[1]._bound_deployment

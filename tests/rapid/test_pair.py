@@ -118,7 +118,7 @@ def test_a_setting_out_of_range_is_refused_by_its_name(pair, settings, field):
 
 
 def test_mistakes_of_the_caller_are_named(pair):
-    with pytest.raises(PromptTooLong, match="more than the model's context"):
+    with pytest.raises(PromptTooLong, match="more than the 8192 tokens of the model's context"):
         pair.answer("word " * 20_000)
     with pytest.raises(TypeError, match="no such setting: temprature"):
         pair.answer("What is it?", temprature=0)

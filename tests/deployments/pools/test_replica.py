@@ -32,6 +32,7 @@ async def test_it_leases_out_the_engine_that_it_started(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(replica, "start_engine", start)
     context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r1"))
+    monkeypatch.setattr(replica, "log_with_serve", lambda: None)
     monkeypatch.setattr(replica.serve, "get_replica_context", lambda: context)
     config, pool = EngineConfig(model="none"), PoolConfig()
     made = replica.EngineReplica(config, pool, FakeEngine, "m")

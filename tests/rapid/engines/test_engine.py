@@ -480,13 +480,18 @@ def one_logit(value: float) -> Iterator[None]:
     ],
 )
 async def test_logits_that_are_not_numbers_end_the_lease_and_give_no_token(
-    engine: Engine, settings: dict[str, object], call: str, value: float
+    engine: Engine,
+    settings: dict[str, object],
+    call: str,
+    value: float,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     await opened(engine, "a", **settings)
     await opened(engine, "b")
     arguments = {"draft": (None, 3), "decode": (3,), "verify": (block_of([5, 6], 0),)}
-    with one_logit(value), pytest.raises(EngineFailed, match="logits are not numbers"):
+    with one_logit(value), pytest.raises(EngineFailed, match="its log says why"):
         await getattr(engine, call)("a", 0, *arguments[call])
+    assert "logits are not numbers" in caplog.text
     with pytest.raises(LeaseNotFound):
         engine.renew("a")
     assert (await engine.decode("b", 0, 4)).token_ids == tuple(reference_greedy(PROMPT.tolist(), 4))
