@@ -123,7 +123,8 @@ def orchestrators_wanted(
 
     A loop that is late delays every round of every answer. Lateness does not grow in proportion to
     load, so above the goal the pool grows by the ratio of the lag to the goal, at most twofold, and
-    none is removed unless the lag is below a quarter of the goal.
+    none is removed unless the lag is below a quarter of the goal. Where there is no request, a late
+    loop is the machine's doing, and says nothing about how many are needed.
 
     Args:
         target: Replicas that were decided on last.
@@ -137,7 +138,7 @@ def orchestrators_wanted(
     if not known:
         return max(by_requests, target)
     lag_s = sum(known) / len(known)
-    if lag_s > lag_goal_s:
+    if lag_s > lag_goal_s and num_requests:
         return max(by_requests, math.ceil(len(lags_s) * min(lag_s / lag_goal_s, _MOST_GROWTH)))
     if by_requests >= target:
         return by_requests

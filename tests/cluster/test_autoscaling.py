@@ -112,6 +112,7 @@ def test_what_is_draining_is_no_reason_to_drain_more() -> None:
         (1, [2.0], 10, 1),
         (1, [2.0], 65, 2),
         (1, [15.0], 10, 2),
+        (1, [15.0], 0, 1),  # a machine that is busy with something else
         (2, [15.0, 15.0], 10, 3),
         (4, [100.0] * 4, 10, 8),  # at most twice as many at once
         (2, [5.0, 5.0], 10, 2),  # too late to remove one
@@ -204,8 +205,9 @@ def test_the_policy_remembers_for_a_while_what_it_has_removed() -> None:
 
 def test_the_policy_of_orchestrators_reads_how_late_they_are() -> None:
     series = Series(a={"loop_lag_s": 0.03})
-    assert OrchestratorPolicy()(series.context(100.0, 1))[0] == 2
-    assert OrchestratorPolicy()(series.context(106.0, 1))[0] == 1
+    assert OrchestratorPolicy()(series.context(100.0, 1))[0] == 1
+    assert OrchestratorPolicy()(series.context(100.0, 1, total_num_requests=1.0))[0] == 2
+    assert OrchestratorPolicy()(series.context(106.0, 1, total_num_requests=1.0))[0] == 1
     assert OrchestratorPolicy()(series.context(100.0, 1, total_num_requests=9.0))[0] == 3
 
 
@@ -219,5 +221,5 @@ def test_serve_can_send_a_policy_to_its_controller(options: Any, policy: type) -
     sent = cloudpickle.loads(configured.get_serialized_policy_def())
     decide = sent(**configured.policy_kwargs)
     engines = Series(a=stats(tokens=10_000) | {"loop_lag_s": 0.03})
-    context = engines.context(100.0, 1)
+    context = engines.context(100.0, 1, total_num_requests=1.0)
     assert decide(context)[0] == policy(**configured.policy_kwargs)(context)[0] > 1
