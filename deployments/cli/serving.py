@@ -13,10 +13,12 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
 from deployments.cli.terminal import DEFAULT_URL, err, fail, note, rapid_command
+from deployments.config.tenants import is_loopback
 
 if TYPE_CHECKING:
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
@@ -87,6 +89,7 @@ def apply(
 ) -> None:
     """Bring a running application to the state of its edited file; replace only what must be."""
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+    from ray.exceptions import AuthenticationError
 
     from deployments.config.applying import update
     from deployments.config.serve_file import checked
@@ -96,7 +99,7 @@ def apply(
     try:
         file = read_yaml(config, "serve_config.yaml")
         configs = checked(file, f"{config}: ")
-        client = ServeSubmissionClient(address)
+        client = ServeSubmissionClient(address, headers=_token_for(address))
         states = _states(client, configs)
         running = {name: each["deployed_app_config"] for name, each in states.items()}
         content: dict[str, Any] = file
@@ -107,6 +110,11 @@ def apply(
             content, effects = update(file, configs, running)
     except ConfigurationError as error:
         fail(str(error))
+    except AuthenticationError:
+        fail(
+            f"the Ray at {address} asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN "
+            "or ~/.ray/auth_token to the cluster's"
+        )
     except ConnectionError:
         fail(f"no Ray answers at {address}: give the address of its dashboard with --address")
     client.deploy_applications(content)
@@ -119,6 +127,18 @@ def apply(
         if each["status"] != "RUNNING":
             fail(f"the application {name} is {each['status']}: {each['message']}")
     note("done")
+
+
+def _token_for(address: str) -> dict[str, str]:
+    """Return the header with this user's token of Ray, for a Ray on this machine.
+
+    One that `rapid serve` started asks for it, and a client of Ray sends it only where
+    ``RAY_AUTH_MODE`` is set. To other machines it is not sent unasked.
+    """
+    token = Path.home() / ".ray" / "auth_token"
+    if not is_loopback(urlsplit(address).hostname or "") or not token.exists():
+        return {}
+    return {"authorization": f"Bearer {token.read_text(encoding='utf-8').strip()}"}
 
 
 def _states(client: ServeSubmissionClient, names: Iterable[str]) -> dict[str, dict[str, Any]]:

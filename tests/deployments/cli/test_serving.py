@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ray.exceptions import AuthenticationError
 
 from deployments.cli.server_process import running_pid, stop_running
 from tests.deployments.cli.command import rapid
@@ -85,11 +86,12 @@ class ScriptedServe:
     """Ray's API for configurations: what runs, what was sent, and how it ends."""
 
     def __init__(self, **state):
-        self.state, self.sent = state, None
+        self.state, self.sent, self.headers = state, None, None
 
-    def __call__(self, address):
-        if address != "http://127.0.0.1:8265":
+    def __call__(self, address, headers):
+        if address == "http://127.0.0.1:1":
             raise ConnectionError
+        self.headers = headers
         return self
 
     def get_serve_details(self):
@@ -144,6 +146,30 @@ class TestApply:
         assert result.exit_code == 1
         assert "api.max_choices: Input should be greater than or equal to 1" in result.stderr
         assert ray.sent is None
+
+    @pytest.mark.parametrize(
+        ("address", "sent"),
+        [("http://127.0.0.1:8265", {"authorization": "Bearer a-token"}), ("http://10.0.0.1:1", {})],
+    )
+    def test_the_token_goes_to_a_ray_on_this_machine_alone(
+        self, serve, edited, tmp_path, monkeypatch, address, sent
+    ):
+        monkeypatch.setattr(Path, "home", lambda: tmp_path)
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").write_text("a-token\n")
+        path, _, before = edited
+        ray = serve(status="RUNNING", deployed_app_config=before)
+        assert rapid("apply", str(path), "--address", address).exit_code == 0
+        assert ray.headers == sent
+
+    def test_a_ray_that_asks_for_a_token(self, edited, monkeypatch):
+        def refused(address, headers):
+            raise AuthenticationError("no token")
+
+        monkeypatch.setattr("ray.dashboard.modules.serve.sdk.ServeSubmissionClient", refused)
+        result = rapid("apply", str(edited[0]))
+        assert result.exit_code == 1
+        assert "asks for a token: set RAY_AUTH_MODE=token" in result.stderr
 
     def test_no_ray_there(self, serve, edited):
         serve()
