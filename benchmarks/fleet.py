@@ -50,7 +50,7 @@ ROUTERS = 12
 
 @dataclass(frozen=True)
 class Ways:
-    """How a fleet routes and scales."""
+    """A way of routing requests and of scaling pools, which the simulation compares with others."""
 
     name: str
     by_room: bool
@@ -321,7 +321,7 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one way of routing and scaling gave for one trace."""
+    """The numbers of one simulated run over a trace of requests."""
 
     in_time: float  # share of the requests whose first token came within the goal
     refused: int

@@ -23,7 +23,7 @@ BESIDE = 4.0  # `prefill_slowdown`: prompts get three quarters of the time besid
 
 
 class Calendar(Protocol):
-    """What an engine tells its fleet."""
+    """The part of a simulated fleet that its engines call."""
 
     def at(self, when: float, what: Callable[[float], None]) -> None:
         """Call `what` at a time."""
@@ -85,7 +85,7 @@ class Request:
 
     @property
     def need(self) -> Need:
-        """What its lease on a target takes."""
+        """The pages and leases that this request takes of a target."""
         return Need(self.document, self.document_tokens + QUESTION, self.answer_tokens)
 
 

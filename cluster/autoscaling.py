@@ -56,7 +56,7 @@ class EngineLoad:
 
 @dataclass(frozen=True)
 class PoolState:
-    """What a decision about a pool of engines is made from.
+    """The state of a pool of engines, from which `engines_wanted` decides its size.
 
     Attributes:
         target: Replicas that were decided on last.

@@ -177,7 +177,7 @@ class EngineWatch:
 
 
 class LoopWatch:
-    """How late this process's event loop runs, measured in the background.
+    """A background measurement of the lateness of this process's event loop.
 
     A task asks to be woken every tenth of a second; how much later it is woken is the time for
     which other tasks of the loop wait, too.
