@@ -30,6 +30,7 @@ TRACING = {
     ),
     "RAY_SERVE_TRACING_SAMPLING_RATIO": "0",
 }
+BEFORE_EXPIRY_S = 1.8  # a lease of the fakes expires after two seconds
 BLOCKS_OPENED = Path(tempfile.gettempdir()) / "rapid-tests-blocks-opened"
 
 
@@ -109,6 +110,13 @@ class Fakes:
             name: sum(n for state, n in each.replica_states.items() if state == "RUNNING")
             for name, each in deployments.items()
         }
+
+    def is_settled(self, deployment: str) -> bool:
+        """Whether one replica of a deployment runs, and none comes or goes."""
+        from ray import serve
+
+        found = serve.status().applications[FAKES].deployments[deployment]
+        return bool(found.replica_states == {"RUNNING": 1})
 
     def held(self) -> tuple[int, int]:
         """Leases and pages in use over all engines; every ledger must balance."""

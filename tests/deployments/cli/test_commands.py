@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,16 +15,14 @@ ROOT = Path(__file__).parents[3]
 
 
 class TestHelp:
-    def test_it_is_quick_and_loads_nothing_heavy(self):
+    def test_it_loads_nothing_heavy(self):
         code = (
             "import sys; from deployments.cli import app;"
             "heavy = {'torch', 'transformers', 'ray', 'httpx', 'pydantic'} & sys.modules.keys();"
             "sys.exit(', '.join(heavy) or 0)"
         )
-        began = time.perf_counter()
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
         assert (done.returncode, done.stderr) == (0, b"")
-        assert time.perf_counter() - began < 5  # a busy machine; alone it takes 0.3 s
 
     @pytest.mark.parametrize("command", [[], *([each.name] for each in app.registered_commands)])
     def test_every_command_explains_itself(self, command):

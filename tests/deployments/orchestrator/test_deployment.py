@@ -26,7 +26,7 @@ from rapid.messages import (
     TextDelta,
 )
 from tests.fakes import scripted_token
-from tests.ray_cluster import BLOCKS_OPENED, Fakes, question, wait_until
+from tests.ray_cluster import BEFORE_EXPIRY_S, BLOCKS_OPENED, Fakes, question, wait_until
 
 pytestmark = pytest.mark.ray
 
@@ -81,7 +81,7 @@ async def test_a_request_is_answered_under_its_contract(
     assert bool(end.choices[0].drafted) == is_drafted
     assert bool(end.chunks) == (bool(documents) and resolved != "plain")
     assert [event.finish_reason for event in events[1:-1]][-1] == "length"  # type: ignore[union-attr]
-    wait_until(lambda: fakes.held() == (0, 0), 1)
+    wait_until(lambda: fakes.held() == (0, 0), BEFORE_EXPIRY_S)
 
 
 async def test_wrong_drafts_are_counted_and_corrected(fakes: Fakes) -> None:
@@ -148,7 +148,7 @@ async def test_a_cancelled_request_holds_nothing(fakes: Fakes, after: int) -> No
     for _ in range(after):
         await anext(events)
     events.cancel()
-    assert wait_until(lambda: fakes.held() == (0, 0), 2) < 1
+    wait_until(lambda: fakes.held() == (0, 0), BEFORE_EXPIRY_S)
 
 
 async def test_a_drafter_that_dies_leaves_the_answer_to_the_target(fakes: Fakes) -> None:
@@ -210,7 +210,7 @@ async def test_a_target_that_dies_is_replaced_and_the_answer_goes_on(fakes: Fake
     for choice in range(2):
         script = tuple(scripted_token(4, choice, i) for i in range(60))
         assert end.explanation.token_ids[choice] == script
-    wait_until(lambda: fakes.held() == (0, 0), 1)
+    wait_until(lambda: fakes.held() == (0, 0), BEFORE_EXPIRY_S)
 
 
 async def test_many_at_once_get_what_each_gets_alone(fakes: Fakes) -> None:
@@ -224,7 +224,7 @@ async def test_many_at_once_get_what_each_gets_alone(fakes: Fakes) -> None:
     together = await asyncio.gather(*(ask(index) for index in range(24)))
     alone = [await ask(index) for index in range(24)]
     assert together == alone
-    wait_until(lambda: fakes.held() == (0, 0), 1)
+    wait_until(lambda: fakes.held() == (0, 0), BEFORE_EXPIRY_S)
 
 
 async def test_blocks_are_opened_by_targets_only(fakes: Fakes) -> None:
