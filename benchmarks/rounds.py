@@ -51,7 +51,7 @@ from reporting import keep, shown, table  # noqa: E402
 from cluster.leases import hold  # noqa: E402
 from deployments.app import compose  # noqa: E402
 from deployments.config.serve_config import ServeConfig  # noqa: E402
-from deployments.orchestrator.ray_ports import Patience, RayDrafter, RayVerifier  # noqa: E402
+from deployments.orchestrator.ray_verifiers import Patience, RayDrafter, RayVerifier  # noqa: E402
 from deployments.pools.engine_actor import load_engine  # noqa: E402
 from rapid.answering.answers import GrowingAnswer  # noqa: E402
 from rapid.checkpoints.text import ChatText  # noqa: E402
@@ -129,7 +129,7 @@ class Loops:
                 answer = GrowingAnswer(0, self._text, (), BLOCK * rounds)
                 verdicts = speculate(
                     RayDrafter(drafter),
-                    RayVerifier(target, drafter, Patience(30)),
+                    RayVerifier(target, lambda: drafter, Patience(30)),
                     max_tokens=BLOCK * rounds,
                     max_draft=BLOCK,
                 )
@@ -176,7 +176,7 @@ class Loops:
                 answer = GrowingAnswer(0, self._text, (), 64)
                 rounds = speculate(
                     RayDrafter(other),
-                    RayVerifier(reader, other, Patience(30)),
+                    RayVerifier(reader, lambda: other, Patience(30)),
                     max_tokens=64,
                     max_draft=BLOCK,
                 )

@@ -11,7 +11,8 @@ import pytest
 
 from cluster.leases import Granted
 from deployments.orchestrator.lease_queue import LeaseQueue
-from deployments.orchestrator.ray_ports import RayPool, VerifierSettings
+from deployments.orchestrator.ray_pools import RayPool
+from deployments.orchestrator.ray_verifiers import VerifierSettings
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import Overloaded, TargetUnavailable, TooManyRequests
 from rapid.estimators import Patience
