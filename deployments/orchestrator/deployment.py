@@ -15,6 +15,7 @@ from deployments.config.live import accepted
 from deployments.config.serve_config import ServeConfig
 from deployments.logs import log_with_serve
 from deployments.metrics import RequestMetrics
+from deployments.orchestrator.pacing import paced
 from deployments.orchestrator.services import RayServices
 from rapid.answering.answers import gathered
 from rapid.answering.request import RequestRun
@@ -59,17 +60,26 @@ class Orchestrator:
         self._services = self._shared.under(self._settings)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
-        """Yield the events of a request; closing or cancelling the stream releases everything."""
-        run = RequestRun(self._services, request)
-        async with aclosing(self._metrics.watched(run.events())) as events:
+        """Yield the events of a request; closing or cancelling the stream releases everything.
+
+        Rounds that end within a twentieth of a second share a delta.
+        """
+        async with aclosing(paced(self._events(request))) as events:
             async for event in events:
-                _note(trace.get_current_span(), event)  # of this call, which Serve records
                 yield event
 
     async def answer(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
         """Yield the events of `generate` with the text of a choice in one piece, at the end."""
-        async with aclosing(self.generate(request)) as events:
+        async with aclosing(self._events(request)) as events:
             async for event in gathered(events):
+                yield event
+
+    async def _events(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
+        """Yield the events of a request as they come, counted and noted in the call's span."""
+        run = RequestRun(self._services, request)
+        async with aclosing(self._metrics.watched(run.events())) as events:
+            async for event in events:
+                _note(trace.get_current_span(), event)  # of this call, which Serve records
                 yield event
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
