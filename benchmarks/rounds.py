@@ -191,25 +191,31 @@ class Loops:
 
 
 async def requests(orchestrator: Any, method: str, loops: int, rounds: int) -> float:
-    """Return the seconds from the first event of any request to the last of all."""
-    generate = orchestrator.options(stream=True, method_name=method, _by_reference=False)
-    times: list[float] = []
+    """Return the seconds of so many rounds of all requests, without opening them.
 
-    async def ask(index: int) -> None:
+    That is the difference between answers of twice as many rounds and of as many.
+    """
+    generate = orchestrator.options(stream=True, method_name=method, _by_reference=False)
+
+    async def ask(index: int, num_tokens: int) -> None:
         request = GenerateRequest(
             f"{time.time_ns()}-{index}",
             "local",
             (Message("user", "Which harbour?"),),
             seed=1,
-            max_tokens=BLOCK * rounds,
+            max_tokens=num_tokens,
             is_streamed=method == "generate",
             speculation=SpeculationRequest(mode="lossless"),
         )
         async for _ in generate.remote(request):
-            times.append(time.perf_counter())
+            pass
 
-    await asyncio.gather(*(ask(index) for index in range(loops)))
-    return max(times) - min(times)
+    async def seconds(rounds: int) -> float:
+        began = time.perf_counter()
+        await asyncio.gather(*(ask(index, BLOCK * rounds) for index in range(loops)))
+        return time.perf_counter() - began
+
+    return await seconds(2 * rounds) - await seconds(rounds)
 
 
 async def fake_engine_ms(rounds: int) -> float:
@@ -234,7 +240,7 @@ async def fake_engine_ms(rounds: int) -> float:
 
 
 def configuration(rounds: int) -> ServeConfig:
-    room = {"max_context": 200 + BLOCK * rounds, "max_leases": 2 * CONCURRENT}
+    room = {"max_context": 200 + 2 * BLOCK * rounds, "max_leases": 2 * CONCURRENT}
     room["kv_cache_tokens"] = CONCURRENT * room["max_context"]
     pool = {"max_replicas": 1, "num_cpus": 0.05}
     return ServeConfig.model_validate(
