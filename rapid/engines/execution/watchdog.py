@@ -25,7 +25,7 @@ class Watchdog:
     """A thread that calls a function, once, when a turn takes longer than it may.
 
     A kernel that never ends blocks the compute thread, while the process goes on to answer whether
-    it is well. The watchdog counts its own ticks, each of half a second. So a process that was stopped
+    it is well. The watchdog counts its own ticks of half a second. So a process that was stopped
     and goes on, or that gets no processor, is not taken for a stuck one.
     """
 
