@@ -19,7 +19,7 @@ from rapid.speculation.controller import RoundCosts
 
 
 class RayServices:
-    """The makers of `Services` from settings, which keep what no setting may take away.
+    """A maker of `Services` from settings, which keeps what a change of settings must not lose.
 
     A change of settings finds requests that wait for leases and for threads, and times that were
     measured: how long rounds take, what drafting costs, how fast leases become free. All of that
