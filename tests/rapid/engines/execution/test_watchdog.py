@@ -30,9 +30,7 @@ def test_every_turn_starts_anew_with_a_limit_of_its_own() -> None:
     assert [watchdog.is_stuck() for _ in range(5)] == [False, False, False, False, True]
 
 
-def test_an_engine_that_hangs_closes_early_enough_to_be_out_of_rotation_in_15_seconds() -> (
-    None
-):
+def test_an_engine_that_hangs_closes_early_enough_to_be_out_of_rotation_in_15_seconds() -> None:
     """Its replica ends at once, and Serve, which looks every second, tells the routers."""
     work, watchdog = watched(_LEAST_LIMIT_S)
     work.num_turns += 1  # just after a tick, a step begins that does not end
