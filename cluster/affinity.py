@@ -21,7 +21,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from cluster import routers
 from cluster.blame import BLAME
-from cluster.reports import REPORTS_STALE_S, EngineReport, document_name, is_stale
+from cluster.reports import REPORTS_STALE_S, EngineReport, document_name
 from cluster.routing import Candidate, Need, has_room, ranked
 from rapid.messages import LeaseRequest
 
@@ -56,7 +56,9 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         self._first_token_goal_s = first_token_goal_s
         self._assigned: dict[str, tuple[str, Need, float]] = {}  # by the request's id
         self._sent: dict[str, _Sent] = {}  # by the request's id, the oldest first
-        self._created = time.monotonic()
+        self._reported: dict[str, tuple[float | None, float]] = {}  # last report, since when known
+        self._clock = time.monotonic
+        self._created = self._clock()
         routers.add(self._deployment_id, self)
 
     async def choose_replicas(
@@ -66,7 +68,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
     ) -> list[list[RunningReplica]]:
         """Return groups of replicas to try, in order of preference."""
         need = _need_of(pending_request)
-        candidate_replicas = _reporting(BLAME.spared(candidate_replicas))
+        candidate_replicas = self._moving(BLAME.spared(candidate_replicas))
         by_id = {each.replica_id.unique_id: each for each in candidate_replicas}
         order = ranked(
             need,
@@ -106,7 +108,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         candidates = {each.replica: each for each in self._candidates(self._replicas_list)}
         report = candidates.pop(sent.replica).report
         waits = sent.is_taken and report is not None and report.leases_waiting > 0
-        if not waits and not is_stale(replicas[sent.replica].routing_stats, time.time()):
+        if not waits and replicas[sent.replica] in self._moving(self._replicas_list):
             return False
         need, target = Need.of(request), self._target_ongoing_requests
         spared = {each.replica_id.unique_id for each in BLAME.spared(self._replicas_list)}
@@ -116,7 +118,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
     @property
     def is_empty(self) -> bool:
         """Whether the pool has no running replica; a router that is new does not know yet."""
-        is_new = time.monotonic() - self._created < _NEW_S
+        is_new = self._clock() - self._created < _NEW_S
         return not self._replicas_list and not is_new
 
     def _assign(self, request: PendingRequest, replica: str, need: Need) -> None:
@@ -129,6 +131,23 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
             self._sent[request.metadata.internal_request_id] = sent
         while len(self._sent) > _MOST_SENT:
             self._sent.pop(next(iter(self._sent)))
+
+    def _moving(self, replicas: list[RunningReplica]) -> list[RunningReplica]:
+        """Return the replicas without those that report no more, or all if there is no other.
+
+        Such a replica, its engine or its machine stands still. What counts is for how long this
+        process has known the last report, as the clocks of machines differ. A replica that never
+        reported is new.
+        """
+        now = self._clock()
+        moving = []
+        for each in replicas:
+            name, at = each.replica_id.unique_id, each.routing_stats.get("at")
+            known_at, since = self._reported.get(name, (None, now))
+            self._reported[name] = at, (since if at == known_at else now)
+            if at is None or at != known_at or now - since <= REPORTS_STALE_S:
+                moving.append(each)
+        return moving or replicas
 
     def _candidates(self, replicas: list[RunningReplica]) -> list[Candidate]:
         now = time.time()
@@ -153,12 +172,6 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
             )
             for each in replicas
         ]
-
-
-def _reporting(replicas: list[RunningReplica]) -> list[RunningReplica]:
-    """Return the replicas without those that report no more, or all if there is no other."""
-    now = time.time()
-    return [each for each in replicas if not is_stale(each.routing_stats, now)] or replicas
 
 
 def _need_of(request: PendingRequest | None) -> Need:

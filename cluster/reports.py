@@ -98,15 +98,9 @@ class EngineReport:
     @classmethod
     def from_stats(cls, stats: Mapping[str, Any], now: float) -> Self | None:
         """Return the report in a replica's routing stats; None if there is none or it is stale."""
-        return cls(**stats) if stats and not is_stale(stats, now) else None
-
-
-def is_stale(stats: Mapping[str, Any], now: float) -> bool:
-    """Return whether a replica that has reported does so no more.
-
-    Its process, its engine's or its machine stands still. One that never reported is new.
-    """
-    return bool(stats) and now - stats["at"] > REPORTS_STALE_S
+        if not stats or now - stats["at"] > REPORTS_STALE_S:
+            return None
+        return cls(**stats)
 
 
 class EngineWatch:

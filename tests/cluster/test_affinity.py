@@ -73,6 +73,11 @@ def lease(num_tokens: int, affinity: str = "") -> LeaseRequest:
     )
 
 
+def pass_time(router: AffinityRouter, seconds: float) -> None:
+    now = router._clock() + seconds
+    router._clock = lambda: now
+
+
 async def groups(router: AffinityRouter, replicas: list[Any], request: Any) -> list[list[str]]:
     chosen = await router.choose_replicas(replicas, request)
     return [[each.replica_id.unique_id for each in group] for group in chosen]
@@ -122,27 +127,41 @@ async def test_a_small_request_does_not_go_to_a_replica_that_one_lease_has_fille
 
 async def test_a_replica_that_reports_no_more_is_left_alone_while_there_is_another() -> None:
     """It stands still, and would look idle for as long as Serve takes it to be well."""
-    stale = [replica(name, EMPTY, age_s=6) for name in "ab"]
+    one = router()
+    stopped = [replica(name, EMPTY) for name in "ab"]
+    assert len(await groups(one, stopped, pending("1", lease(100)))) == 2
+    pass_time(one, 6)
+    # Where none reports, Serve's controller may be away: then the reports say nothing.
+    assert len(await groups(one, stopped, pending("1", lease(100)))) == 2
     full = replica("c", replace(EMPTY, leases_free=0))
     for others in ([full], [replica("new")]):
-        tried = await groups(router(), [*stale, *others], pending("1", lease(100)))
+        tried = await groups(one, [*stopped, *others], pending("1", lease(100)))
         assert tried == [[each.replica_id.unique_id for each in others]]
-    # Where none reports, Serve's controller may be away: then the reports say nothing.
-    assert len(await groups(router(), stale, pending("1", lease(100)))) == 2
+    again = [replica(name, EMPTY) for name in "ab"]
+    assert len(await groups(one, again, pending("1", lease(100)))) == 2
+
+
+async def test_a_machine_whose_clock_is_late_is_not_taken_for_one_that_stands_still() -> None:
+    one = router()
+    for late_s in (90.0, 89.0, 90.5, 88.0):
+        replicas = [replica("late", EMPTY, late_s), replica("b", EMPTY)]
+        tried = await groups(one, replicas, pending("1", lease(100)))
+        assert sorted(tried) == [["b"], ["late"]]
+        pass_time(one, 4)
 
 
 async def test_a_lease_that_was_sent_to_a_replica_that_stands_still_can_move() -> None:
     one, waits = router(), lease(100)
-    a, b = replica("a", EMPTY), replica("b", replace(EMPTY, leases_free=0))
-    one._replicas_list = [a, b]
-    assert await groups(one, [a], pending("1", waits)) == [["a"]]
+    stopped, full = replica("a", EMPTY), replica("b", replace(EMPTY, leases_free=0))
+    one._replicas_list = [stopped, full]
+    assert await groups(one, [stopped], pending("1", waits)) == [["a"]]
     assert not one.can_move(waits)
-    still = replica("a", EMPTY, age_s=6)
-    one._replicas_list = [still, b]
+    pass_time(one, 6)
+    one._replicas_list = [stopped, replica("b", replace(EMPTY, leases_free=0))]
     assert not one.can_move(waits)  # there is no room
-    one._replicas_list = [still, replica("b", EMPTY)]
+    one._replicas_list = [stopped, replica("b", EMPTY)]
     assert one.can_move(waits)
-    one.on_request_completed(still.replica_id, "1")
+    one.on_request_completed(stopped.replica_id, "1")
     assert not one.can_move(waits)
 
 
