@@ -33,7 +33,7 @@ from embedded_prompts import prompts
 from reporting import keep, table
 
 from cluster.leases import HeldLease
-from deployments.orchestrator.ray_ports import Patience, RayDrafter, RayVerifier
+from deployments.orchestrator.ray_verifiers import Patience, RayDrafter, RayVerifier
 from deployments.pools.engine_actor import EngineActor
 from evaluation.reports.statistics import ratio
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
@@ -100,7 +100,7 @@ def in_processes() -> Place:
         call,
         lambda engine, lease_id: RayDrafter(HeldLease(lease_id, engine, 0.0)),
         lambda target, drafter, lease_id: RayVerifier(
-            HeldLease(lease_id, target, 0.0), HeldLease(lease_id, drafter, 0.0), Patience(30)
+            HeldLease(lease_id, target, 0.0), lambda: None, Patience(30)
         ),
     )
 

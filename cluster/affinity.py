@@ -3,16 +3,18 @@
 It uses Serve's request router API (alpha in Ray 2.60). Every process that has a handle of a pool
 has a router, which gets the replicas' reports from Serve's controller about once a second. What it
 assigned itself since a report was made, it adds. Replicas that have just failed a request are left
-alone (`cluster.blame`).
+alone (`cluster.blame`), and so are those that report no more, while there are others.
 
-A lease that waits in an engine's queue can ask its router whether it would open elsewhere at once
-(`AffinityRouter.can_move`). Serve copies this class with its module into each process, so the
-process finds its routers through `cluster.routers`, which is imported.
+A lease that waits in an engine's queue, or was sent to a replica that stands still, can ask its
+router whether it would open elsewhere at once (`AffinityRouter.can_move`). Serve copies this class
+with its module into each process, so the process finds its routers through `cluster.routers`, which
+is imported.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -25,7 +27,17 @@ from rapid.messages import LeaseRequest
 
 _SINGLES = 3  # replicas that are tried one by one before all others together
 _NEW_S = 2.0  # until Serve has told a router of the replicas that run
+_MOST_SENT = 4096  # leases of which a router remembers where they are
 _TRANSIT_S = 0.5  # from an assignment to the engine's count of it
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Where a lease was sent, and whether the replica has taken it."""
+
+    replica: str
+    lease_id: str
+    is_taken: bool
 
 
 class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types here
@@ -43,8 +55,10 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         self._target_ongoing_requests = target_ongoing_requests
         self._first_token_goal_s = first_token_goal_s
         self._assigned: dict[str, tuple[str, Need, float]] = {}  # by the request's id
-        self._taken_by: dict[str, tuple[str, str]] = {}  # replica and lease id, by the request's id
-        self._created = time.monotonic()
+        self._sent: dict[str, _Sent] = {}  # by the request's id, the oldest first
+        self._reported: dict[str, tuple[float | None, float]] = {}  # last report, since when known
+        self._clock = time.monotonic
+        self._created = self._clock()
         routers.add(self._deployment_id, self)
 
     async def choose_replicas(
@@ -54,7 +68,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
     ) -> list[list[RunningReplica]]:
         """Return groups of replicas to try, in order of preference."""
         need = _need_of(pending_request)
-        candidate_replicas = BLAME.spared(candidate_replicas)
+        candidate_replicas = self._moving(BLAME.spared(candidate_replicas))
         by_id = {each.replica_id.unique_id: each for each in candidate_replicas}
         order = ranked(
             need,
@@ -64,6 +78,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         )
         if pending_request is not None and order:  # until it is known who took it
             self._assign(pending_request, order[0], need)
+            self._note(pending_request, order[0], is_taken=False)
         replicas = [by_id[replica] for replica in order]
         rest = replicas[_SINGLES:]
         return [[each] for each in replicas[:_SINGLES]] + ([rest] if rest else [])
@@ -73,40 +88,66 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
     ) -> None:
         """Note which replica took a request."""
         self._assign(pending_request, replica_id.unique_id, _need_of(pending_request))
-        if pending_request.args and isinstance(request := pending_request.args[0], LeaseRequest):
-            taken = (replica_id.unique_id, request.lease_id)
-            self._taken_by[pending_request.metadata.internal_request_id] = taken
+        self._note(pending_request, replica_id.unique_id, is_taken=True)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Forget a request that has ended or was not taken."""
         self._assigned.pop(internal_request_id, None)
-        self._taken_by.pop(internal_request_id, None)
+        self._sent.pop(internal_request_id, None)
 
     def can_move(self, request: LeaseRequest) -> bool:
-        """Return whether a lease that was asked for waits in a queue, and would open elsewhere.
+        """Return whether a lease that was asked for would open at once, but not where it is.
 
-        Any thread may call this.
+        There it waits in a queue, or the replica reports no more. Any thread may call this.
         """
-        takers = [
-            taker for taker, lease_id in [*self._taken_by.values()] if lease_id == request.lease_id
-        ]
-        spared = {each.replica_id.unique_id for each in BLAME.spared(self._replicas_list)}
+        leases = [*self._sent.values()]
+        sent = next((each for each in leases if each.lease_id == request.lease_id), None)
+        replicas = {each.replica_id.unique_id: each for each in self._replicas_list}
+        if sent is None or sent.replica not in replicas:
+            return False
         candidates = {each.replica: each for each in self._candidates(self._replicas_list)}
-        here = candidates.pop(takers[0], None) if takers else None
-        if here is None or here.report is None or not here.report.leases_waiting:
+        report = candidates.pop(sent.replica).report
+        waits = sent.is_taken and report is not None and report.leases_waiting > 0
+        if not waits and replicas[sent.replica] in self._moving(self._replicas_list):
             return False
         need, target = Need.of(request), self._target_ongoing_requests
+        spared = {each.replica_id.unique_id for each in BLAME.spared(self._replicas_list)}
         others = (each for each in candidates.values() if each.replica in spared)
         return any(has_room(need, each, target) for each in others)
 
     @property
     def is_empty(self) -> bool:
         """Whether the pool has no running replica; a router that is new does not know yet."""
-        is_new = time.monotonic() - self._created < _NEW_S
+        is_new = self._clock() - self._created < _NEW_S
         return not self._replicas_list and not is_new
 
     def _assign(self, request: PendingRequest, replica: str, need: Need) -> None:
         self._assigned[request.metadata.internal_request_id] = (replica, need, time.time())
+
+    def _note(self, request: PendingRequest, replica: str, *, is_taken: bool) -> None:
+        """Remember where a lease was sent; what is cancelled before that is never completed."""
+        if request.args and isinstance(lease := request.args[0], LeaseRequest):
+            sent = _Sent(replica, lease.lease_id, is_taken)
+            self._sent[request.metadata.internal_request_id] = sent
+        while len(self._sent) > _MOST_SENT:
+            self._sent.pop(next(iter(self._sent)))
+
+    def _moving(self, replicas: list[RunningReplica]) -> list[RunningReplica]:
+        """Return the replicas without those that report no more, or all if there is no other.
+
+        Such a replica, its engine or its machine stands still. What counts is for how long this
+        process has known the last report, as the clocks of machines differ. A replica that never
+        reported is new.
+        """
+        now = self._clock()
+        moving = []
+        for each in replicas:
+            name, at = each.replica_id.unique_id, each.routing_stats.get("at")
+            known_at, since = self._reported.get(name, (None, now))
+            self._reported[name] = at, (since if at == known_at else now)
+            if at is None or at != known_at or now - since <= REPORTS_STALE_S:
+                moving.append(each)
+        return moving or replicas
 
     def _candidates(self, replicas: list[RunningReplica]) -> list[Candidate]:
         now = time.time()

@@ -68,9 +68,13 @@ class Patience:
     """
 
     def __init__(self, floor_s: float, silent_s: float = 10.0) -> None:
+        self._longest_s = 0.0
+        self.allow(floor_s, silent_s)
+
+    def allow(self, floor_s: float, silent_s: float) -> None:
+        """Take other limits, in seconds, and keep what was observed."""
         self.silent_s = silent_s
         self._floor_s = floor_s
-        self._longest_s = 0.0
 
     @property
     def limit_s(self) -> float:

@@ -348,7 +348,7 @@ class TokenText:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """New text of one choice, at most one per round; the last carries the finish reason."""
+    """New text of one choice, of one or more rounds; the last carries the finish reason."""
 
     choice: int
     text: str

@@ -18,7 +18,7 @@ from ray.exceptions import ActorUnavailableError
 
 from cluster.leases import LeasingReplica
 from deployments.config.serve_config import ServeConfig
-from deployments.orchestrator.deployment import services_over_ray
+from deployments.orchestrator.services import RayServices
 from deployments.pools.engine_actor import EngineActor
 from rapid.answering.request import RequestRun
 from rapid.checkpoints.text import ChatText
@@ -231,14 +231,8 @@ class LocalApplication:
         self.retriever = LocalRetriever()
         text = ChatText.load("embedded:target")
         looks_up = drafter == "prompt_lookup"
-        self._services = services_over_ray(
-            self.config,
-            self.target,
-            None if looks_up else self.drafter,
-            None if looks_up else self.retriever,
-            text,
-            text,
-        )
+        handles = None if looks_up else self.drafter, None if looks_up else self.retriever
+        self._services = RayServices(self.target, *handles, text, text).under(self.config)  # type: ignore[arg-type]
 
     def generate(self, request: GenerateRequest) -> Any:
         return RequestRun(self._services, request).events()

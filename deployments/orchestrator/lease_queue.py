@@ -26,6 +26,10 @@ class LeaseQueue:
         self._turns = Turns(_ASKING_AT_ONCE, max_waiting)
         self._turnover = Turnover(clock)
 
+    def admit(self, max_waiting: int) -> None:
+        """Let so many requests wait from now on; those that wait already stay in their lines."""
+        self._turns.max_waiting = max_waiting
+
     def check_room(self, request: LeaseRequest) -> None:
         """Raise an error if a request may not even wait; one that has begun its answer always may.
 

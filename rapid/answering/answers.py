@@ -85,11 +85,16 @@ async def gathered(
             deltas.setdefault(event.choice, []).append(event)
             continue
         if isinstance(event, Finished):
-            for choice, parts in sorted(deltas.items()):
-                text = "".join(part.text for part in parts)
-                logprobs = tuple(each for part in parts for each in part.logprobs)
-                yield TextDelta(choice, text, logprobs, parts[-1].finish_reason)
+            for _, parts in sorted(deltas.items()):
+                yield as_one(parts)
         yield event
+
+
+def as_one(parts: Sequence[TextDelta]) -> TextDelta:
+    """Return consecutive deltas of one choice as one delta."""
+    text = "".join(part.text for part in parts)
+    logprobs = tuple(each for part in parts for each in part.logprobs)
+    return TextDelta(parts[0].choice, text, logprobs, parts[-1].finish_reason)
 
 
 async def merged(

@@ -7,6 +7,7 @@ passes the tenant of a request to retrieval.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -132,6 +133,19 @@ class RequestPrompts:
         self._budget_tokens = budget_tokens
         self._budget_for = budget_for
         self._threads = Threads(_NUM_THREADS, "rapid-prompts")
+
+    def adjusted(
+        self, retrieval: Retrieval | None, *, budget_tokens: int | None, budget_for: BudgetFor
+    ) -> RequestPrompts:
+        """Return a builder with other settings, whose requests wait in line for the same threads.
+
+        The arguments are those of the constructor. Closing either ends the threads of both.
+        """
+        other = copy.copy(self)
+        other._retrieval = retrieval
+        other._budget_tokens = budget_tokens
+        other._budget_for = budget_for
+        return other
 
     def close(self) -> None:
         """End the threads in which prompts are tokenized."""

@@ -6,7 +6,7 @@
          └────────── drafter lease ── drafter prefill ───────┴── rounds of each choice
 
 Engines are reached through `rapid.ports.EnginePool`, which `rapid.engines.ports` implements for
-engines in this process and `deployments.orchestrator.ray_ports` for pools of replicas. Drafts come
+engines in this process and `deployments.orchestrator.ray_pools` for pools of replicas. Drafts come
 from a `DraftSource`, of which `rapid.answering.sources` has one class for each kind.
 """
 

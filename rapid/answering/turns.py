@@ -19,7 +19,12 @@ Refusal = Literal["tenant", "all"]
 
 
 class Turns:
-    """Places for one event loop's tasks. A task that is cancelled leaves its line at once."""
+    """Places for one event loop's tasks. A task that is cancelled leaves its line at once.
+
+    Attributes:
+        max_waiting: Number of tasks that may wait; None does not limit it. It may be set at any
+            time, and those that wait then stay.
+    """
 
     def __init__(self, num_places: int, max_waiting: int | None = None) -> None:
         """Create the places.
@@ -29,7 +34,7 @@ class Turns:
             max_waiting: Number of tasks that may wait; None does not limit it.
         """
         self._num_places = self._num_free = num_places
-        self._max_waiting = max_waiting
+        self.max_waiting = max_waiting
         self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # in the order of turns
 
     @property
@@ -48,10 +53,10 @@ class Turns:
         It is `tenant` where others of the tenant wait and leave no more room for it, and `all`
         where there is no room for anybody.
         """
-        if self._max_waiting is None or self._num_free:
+        if self.max_waiting is None or self._num_free:
             return None
         num_own = len(self._lines.get(tenant, ()))
-        if num_own < self._max_waiting - self.num_waiting:
+        if num_own < self.max_waiting - self.num_waiting:
             return None
         return "tenant" if num_own else "all"
 

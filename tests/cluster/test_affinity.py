@@ -73,6 +73,11 @@ def lease(num_tokens: int, affinity: str = "") -> LeaseRequest:
     )
 
 
+def pass_time(router: AffinityRouter, seconds: float) -> None:
+    now = router._clock() + seconds
+    router._clock = lambda: now
+
+
 async def groups(router: AffinityRouter, replicas: list[Any], request: Any) -> list[list[str]]:
     chosen = await router.choose_replicas(replicas, request)
     return [[each.replica_id.unique_id for each in group] for group in chosen]
@@ -120,9 +125,54 @@ async def test_a_small_request_does_not_go_to_a_replica_that_one_lease_has_fille
         assert await groups(router(), replicas, pending(str(number), lease(100))) == [["b"]]
 
 
-async def test_a_stale_report_does_not_count() -> None:
-    stale = replica("a", replace(EMPTY, pages_free=5), age_s=6)
-    assert ["a"] in await groups(router(), [stale, replica("b", EMPTY)], pending("1", lease(100)))
+async def test_a_replica_that_reports_no_more_is_left_alone_while_there_is_another() -> None:
+    """It stands still, and would look idle for as long as Serve takes it to be well."""
+    one = router()
+    stopped = [replica(name, EMPTY) for name in "ab"]
+    assert len(await groups(one, stopped, pending("1", lease(100)))) == 2
+    pass_time(one, 6)
+    # Where none reports, Serve's controller may be away: then the reports say nothing.
+    assert len(await groups(one, stopped, pending("1", lease(100)))) == 2
+    full = replica("c", replace(EMPTY, leases_free=0))
+    for others in ([full], [replica("new")]):
+        tried = await groups(one, [*stopped, *others], pending("1", lease(100)))
+        assert tried == [[each.replica_id.unique_id for each in others]]
+    again = [replica(name, EMPTY) for name in "ab"]
+    assert len(await groups(one, again, pending("1", lease(100)))) == 2
+
+
+async def test_a_machine_whose_clock_is_late_is_not_taken_for_one_that_stands_still() -> None:
+    one = router()
+    for late_s in (90.0, 89.0, 90.5, 88.0):
+        replicas = [replica("late", EMPTY, late_s), replica("b", EMPTY)]
+        tried = await groups(one, replicas, pending("1", lease(100)))
+        assert sorted(tried) == [["b"], ["late"]]
+        pass_time(one, 4)
+
+
+async def test_a_lease_that_was_sent_to_a_replica_that_stands_still_can_move() -> None:
+    one, waits = router(), lease(100)
+    stopped, full = replica("a", EMPTY), replica("b", replace(EMPTY, leases_free=0))
+    one._replicas_list = [stopped, full]
+    assert await groups(one, [stopped], pending("1", waits)) == [["a"]]
+    assert not one.can_move(waits)
+    pass_time(one, 6)
+    one._replicas_list = [stopped, replica("b", replace(EMPTY, leases_free=0))]
+    assert not one.can_move(waits)  # there is no room
+    one._replicas_list = [stopped, replica("b", EMPTY)]
+    assert one.can_move(waits)
+    one.on_request_completed(stopped.replica_id, "1")
+    assert not one.can_move(waits)
+
+
+async def test_a_router_forgets_the_oldest_of_the_leases_that_were_never_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cluster.affinity._MOST_SENT", 3)
+    one = router()
+    for number in range(9):
+        await one.choose_replicas([replica("a", EMPTY)], pending(str(number), lease(100)))
+    assert list(one._sent) == ["6", "7", "8"]
 
 
 async def test_what_was_assigned_counts_until_a_report_knows_it() -> None:

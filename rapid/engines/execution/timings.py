@@ -36,6 +36,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self.base_s = RunningMedian()
+        self._former_base_s: float | None = None  # until the base is measured again
         self._num_chunks = 0  # steps with prefill since the base was last measured
         self._num_others = 0  # consecutive steps without prefill; a chunk does not end a probe
         self._fitted = [0.0] * 3  # start, a, b
@@ -49,7 +50,11 @@ class StepCosts:
         return self.base_s.value is None or self._num_chunks >= _STEPS_BETWEEN_PROBES
 
     def forget_base(self) -> None:
-        """Discard the base, so that it is measured again before prefill runs beside other work."""
+        """Discard the base, so that it is measured again before prefill runs beside other work.
+
+        Until then `expected_s` goes by what it was.
+        """
+        self._former_base_s = self.base_s.value
         self.base_s.clear()
 
     @property
@@ -74,15 +79,16 @@ class StepCosts:
             prefills: The prefill rows of the step.
             is_alone: Whether the step has no rows but those of prefill and of drafting ahead.
         """
+        base_s = self._former_base_s if self.base_s.value is None else self.base_s.value
         if not prefills:
-            return self.base_s.value
+            return base_s
         if not self._products[1][1]:
             return None
         rows_s = sum(
             len(feed.token_ids) * self.row_s(feed.position + len(feed.token_ids))
             for feed in prefills
         )
-        return rows_s + (self.start_s if is_alone else self.base_s.value or 0.0)
+        return rows_s + (self.start_s if is_alone else base_s or 0.0)
 
     def observe(self, seconds: float, prefills: Iterable[Feed], *, is_alone: bool) -> None:
         """Update the model with a step.

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-_TICK_S = 1.0
+_TICK_S = 0.5
 
 
 class Watched(Protocol):
@@ -25,7 +25,7 @@ class Watchdog:
     """A thread that calls a function, once, when a turn takes longer than it may.
 
     A kernel that never ends blocks the compute thread, while the process goes on to answer whether
-    it is well. The watchdog counts its own ticks, each of one second. So a process that was stopped
+    it is well. The watchdog counts its own ticks of half a second. So a process that was stopped
     and goes on, or that gets no processor, is not taken for a stuck one.
     """
 

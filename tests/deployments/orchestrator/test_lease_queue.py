@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cluster.leases import Granted
 from deployments.orchestrator.lease_queue import LeaseQueue
-from deployments.orchestrator.ray_ports import RayPool, VerifierSettings
+from deployments.orchestrator.ray_pools import RayPool
+from deployments.orchestrator.ray_verifiers import VerifierSettings
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import Overloaded, TargetUnavailable, TooManyRequests
 from rapid.estimators import Patience
 from rapid.messages import LeaseRequest, as_prompt
-from tests.local_pools import LocalStream
-
-ENGINE = SimpleNamespace(
-    release=SimpleNamespace(remote=lambda lease_id: None),
-    renew=SimpleNamespace(remote=lambda lease_id: asyncio.sleep(0)),
-)
+from tests.deployments.orchestrator.full_pool import FullPool, settled
 
 
 class Clock:
@@ -29,33 +22,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-class FullPool:
-    """A Serve handle: a few slots, first come, first served; an engine may let a lease wait."""
-
-    deployment_name = "Target"
-
-    def __init__(self, num_slots: int) -> None:
-        self._slots = asyncio.Semaphore(num_slots)
-        self.entered: list[str] = []
-        self.has_pages = asyncio.Event()
-        self.has_pages.set()
-
-    def options(self, **_: Any) -> FullPool:
-        return self
-
-    def remote(self, request: LeaseRequest) -> LocalStream:
-        return LocalStream(self._lease(request))
-
-    async def _lease(self, request: LeaseRequest) -> AsyncIterator[Any]:
-        async with self._slots:
-            self.entered.append(request.lease_id.partition(".")[0])
-            yield None
-            if request.max_tokens > 100:
-                await self.has_pages.wait()
-            yield Granted(ENGINE, "r1")
-            await asyncio.Event().wait()
 
 
 class Callers:
@@ -96,11 +62,6 @@ class Callers:
         async with self.pool.lease(request, timeout_s=timeout_s, beside=None):
             self.holding[name] = asyncio.Event()
             await self.holding[name].wait()
-
-
-async def settled() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 def names(tenant: str, number: int) -> list[str]:

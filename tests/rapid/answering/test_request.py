@@ -880,7 +880,7 @@ async def test_a_request_that_no_engine_can_compute_is_given_up_after_the_third(
 async def test_a_target_that_is_silent_is_left_and_the_answer_goes_on(
     mode: str, site: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.orchestrator.ray_ports._LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("deployments.orchestrator.engine_calls._LOOK_EVERY_S", 0.05)
     app = LocalApplication(target_hangs_s=0.5, acceptance_site=site)
     pool = app.drafter if mode == "rag" else app.target
     request = question("r", mode=mode, documents=ATLAS, seed=2_005, max_tokens=60, explain=True)
@@ -899,7 +899,7 @@ async def test_a_target_that_is_silent_is_left_and_the_answer_goes_on(
 async def test_a_target_that_falls_silent_while_it_reads_is_left_as_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("deployments.orchestrator.ray_ports._LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("deployments.orchestrator.engine_calls._LOOK_EVERY_S", 0.05)
     app = LocalApplication(target_hangs_s=0.5, load=lambda c: FakeEngine(c, prefill_s=0.3))
     events: list[GenerationEvent] = []
     async for event in app.generate(question("r", mode="plain", seed=5, explain=True)):

@@ -130,6 +130,17 @@ def test_a_step_is_expected_to_take_what_such_steps_took() -> None:
     assert beside == pytest.approx(1.012, rel=0.1)
 
 
+def test_while_the_base_is_measured_again_steps_are_expected_to_take_what_they_took() -> None:
+    """Else a step that does not end at this moment would count as one of unknown cost."""
+    costs = StepCosts()
+    costs.observe(0.5, [], is_alone=False)
+    costs.forget_base()
+    assert costs.is_base_due
+    assert costs.expected_s([], is_alone=False) == 0.5
+    costs.observe(0.8, [], is_alone=False)
+    assert costs.expected_s([], is_alone=False) == 0.8
+
+
 def test_the_speed_of_reading_is_that_of_the_latest_steps_with_a_prompt() -> None:
     costs = StepCosts()
     assert costs.prefill_tokens_per_s == 0

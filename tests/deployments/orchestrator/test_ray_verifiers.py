@@ -12,7 +12,7 @@ from ray.exceptions import ActorUnavailableError, ObjectLostError, RayTaskError
 
 from cluster.blame import Blame
 from cluster.leases import HeldLease
-from deployments.orchestrator.ray_ports import JudgingVerifier, RayDrafter, RayVerifier
+from deployments.orchestrator.ray_verifiers import JudgingVerifier, RayDrafter, RayVerifier
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import (
     BadRequest,
@@ -232,7 +232,7 @@ class Slow(ScriptedEngine):
 async def test_a_round_may_take_as_long_as_the_target_gives_signs_of_life(
     call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.orchestrator.ray_ports._LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr("deployments.orchestrator.engine_calls._LOOK_EVERY_S", 0.02)
     blame = Blame()
     monkeypatch.setattr("cluster.leases.BLAME", blame)
     for is_alive in (True, False):

@@ -1,0 +1,117 @@
+"""What all requests of one orchestrator share, over the handles of an application."""
+
+from __future__ import annotations
+
+from ray.serve.handle import DeploymentHandle
+
+from cluster.placement import num_queued
+from deployments.config.serve_config import EnginePoolConfig, OrchestratorPoolConfig, ServeConfig
+from deployments.orchestrator.lease_queue import LeaseQueue
+from deployments.orchestrator.ray_pools import RayPool
+from deployments.orchestrator.ray_retrieval import RayRetrieval
+from deployments.orchestrator.ray_verifiers import VerifierSettings
+from rapid.answering.prompting import RequestPrompts
+from rapid.answering.services import Pools, Services
+from rapid.checkpoints.text import ChatText
+from rapid.errors import DrafterUnavailable, TargetUnavailable
+from rapid.estimators import Patience
+from rapid.speculation.controller import RoundCosts
+
+
+class RayServices:
+    """A maker of `Services` from settings, which keeps what a change of settings must not lose.
+
+    A change of settings finds requests that wait for leases and for threads, and times that were
+    measured: how long rounds take, what drafting costs, how fast leases become free. All of that
+    passes on to the requests that come later.
+    """
+
+    def __init__(
+        self,
+        target: DeploymentHandle,
+        drafter: DeploymentHandle | None,
+        retriever: DeploymentHandle | None,
+        target_text: ChatText,
+        drafter_text: ChatText,
+    ) -> None:
+        """Store the handles and texts, which stay while settings change.
+
+        Args:
+            target: The handle of the target's pool.
+            drafter: The handle of the pool that drafts; None with prompt lookup.
+            retriever: The handle of the retriever; None with prompt lookup.
+            target_text: The target's tokenizer and chat template.
+            drafter_text: The drafter's.
+        """
+        self._target, self._drafter, self._retriever = target, drafter, retriever
+        self._texts = target_text, drafter_text
+        self._queues: dict[str, LeaseQueue] = {}
+        self._patience: Patience | None = None
+        self._prompts: RequestPrompts | None = None
+        self._costs = RoundCosts()
+
+    def under(self, config: ServeConfig) -> Services:
+        """Return the services of requests that come from now on, under these settings."""
+        settings = config.orchestrator
+        patience = self._patient(settings)
+        return Services(
+            config=settings,
+            speculation=config.speculation,
+            pools=self._pools(config, patience),
+            prompts=self._prompting(config),
+            patience=patience,
+            costs=self._costs,
+        )
+
+    def _patient(self, settings: OrchestratorPoolConfig) -> Patience:
+        limits = settings.drafter_hangs_s, settings.target_hangs_s
+        if self._patience is None:
+            self._patience = Patience(*limits)
+        self._patience.allow(*limits)
+        return self._patience
+
+    def _pools(self, config: ServeConfig, patience: Patience) -> Pools:
+        eos_ids = self._texts[0].eos_ids
+        verifiers = VerifierSettings(patience, config.orchestrator.acceptance_site, eos_ids)
+        target, drafter = config.target.engine, config.drafter_pool.engine
+        queue = self._queue("target", config.target)
+        targets = RayPool(self._target, queue, target.lease_ttl_s, verifiers, TargetUnavailable)
+        drafters = alone = None
+        if self._drafter is not None:
+            ttl_s = drafter.lease_ttl_s
+            if config.drafter != "target":
+                queue = self._queue("drafter", config.drafter_pool)
+            alone = RayPool(self._drafter, queue, ttl_s, verifiers, TargetUnavailable)
+            may_rest = config.drafter_pool.pool.min_replicas == 0
+            drafters = RayPool(
+                self._drafter, queue, ttl_s, verifiers, DrafterUnavailable, may_rest=may_rest
+            )
+        if config.drafter == "target":
+            drafters = targets
+        return Pools(
+            target=targets,
+            drafter=drafters,
+            alone=alone,
+            max_context={
+                "target": target.max_context or target.kv_cache_tokens,
+                "drafter": drafter.max_context or drafter.kv_cache_tokens,
+            },
+        )
+
+    def _queue(self, name: str, pool: EnginePoolConfig) -> LeaseQueue:
+        """Return the line for a pool's leases, with as many places as the settings give it."""
+        max_waiting = num_queued(pool.pool, pool.engine.max_leases)
+        queue = self._queues.setdefault(name, LeaseQueue(max_waiting))
+        queue.admit(max_waiting)
+        return queue
+
+    def _prompting(self, config: ServeConfig) -> RequestPrompts:
+        retrieval, found = config.retriever.retrieval, None
+        if self._retriever is not None:
+            found = RayRetrieval(self._retriever, config.orchestrator.retrieval_wait_s)
+        budget_tokens, budget_for = retrieval.budget_tokens, retrieval.budget_for
+        if self._prompts is None:
+            self._prompts = RequestPrompts(
+                *self._texts, found, budget_tokens=budget_tokens, budget_for=budget_for
+            )
+        return self._prompts.adjusted(found, budget_tokens=budget_tokens, budget_for=budget_for)
