@@ -204,7 +204,7 @@ class ReadsWhenAsked(FakeEngine):
 
 @pytest.fixture
 def asks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rapid.answering.request._READING_S", 0)
+    monkeypatch.setattr("rapid.answering.rounds._READING_S", 0)
 
 
 @pytest.mark.usefixtures("asks_at_once")
