@@ -214,8 +214,10 @@ class Engine:
 
         Raises:
             LeaseNotFound: The lease is not open.
+            EngineFailed: The engine is closed.
         """
         with self._state.guard:
+            self._state.check_running()
             return self._state.ledger.get(lease_id).num_read
 
     async def draft(
