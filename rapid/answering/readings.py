@@ -9,9 +9,9 @@ from rapid.answering.receipts import Record
 from rapid.answering.resolution import answer_tokens
 from rapid.answering.services import Services
 from rapid.answering.session import Role
-from rapid.answering.tracing import span
 from rapid.errors import PromptTooLong
 from rapid.messages import GenerateRequest
+from rapid.tracing import span
 
 _HINTS: dict[Role, str] = {
     "target": " Shorten it, lower max_tokens, or use `mode: rag`, which reads only what retrieval "

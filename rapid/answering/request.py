@@ -42,7 +42,6 @@ from rapid.answering.rounds import Rounds, cause_of
 from rapid.answering.services import Services
 from rapid.answering.session import Holding, Role, Session, Terms
 from rapid.answering.sources import LookupSource
-from rapid.answering.tracing import span
 from rapid.errors import (
     DrafterHangs,
     EngineFailed,
@@ -52,6 +51,7 @@ from rapid.errors import (
     TargetUnavailable,
 )
 from rapid.messages import Failover, Finished, GenerateRequest, GenerationEvent, Started
+from rapid.tracing import span
 
 logger = logging.getLogger(__name__)
 

@@ -21,12 +21,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from rapid.answering.tracing import TracedVerifier, span
+from rapid.answering.tracing import TracedVerifier
 from rapid.errors import DrafterUnavailable
 from rapid.messages import Int32Array, LeaseRequest, PrefillReceipt, Verdict
 from rapid.ports import Drafter, EngineLease, EnginePool, Pace, Refresh
 from rapid.speculation.loop import speculate
 from rapid.speculation.refreshing import RefreshTrigger
+from rapid.tracing import current_traceparent, span
 
 if TYPE_CHECKING:
     from rapid.config import SamplingConfig, SpeculationConfig
@@ -235,6 +236,7 @@ class Session:
             beside=beside.lease.lease_id if beside else None,
             affinity=terms.affinity if role == "target" else "",
             cache_salt=terms.cache_salt,
+            traceparent=current_traceparent(),
         )
         held = await self._held.enter_async_context(AsyncExitStack())
         leasing = pool.lease(request, timeout_s=timeout_s, beside=beside.lease if beside else None)

@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from rapid.answering.tracing import span
+from rapid.tracing import span
 from rapid.errors import TargetUnavailable
 from rapid.messages import Document, Finished, GenerationEvent
 from tests.local_pools import LocalApplication
