@@ -1,4 +1,4 @@
-"""The leases of a request: what is lost while they are taken, and what a refusal says."""
+"""The leases of a request: the room they take, what is lost meanwhile, and what a refusal says."""
 
 from __future__ import annotations
 
@@ -10,23 +10,149 @@ import pytest
 
 from deployments.api.errors import http_error
 from rapid.config import EngineConfig
-from rapid.errors import Overloaded, TargetUnavailable, TooManyRequests
+from rapid.errors import (
+    EngineFailed,
+    Overloaded,
+    TargetUnavailable,
+    TooManyRequests,
+)
 from rapid.messages import (
-    Document,
-    Finished,
     GenerateRequest,
     GenerationEvent,
     LeaseRequest,
     PrefillReceipt,
-    Receipt,
     Started,
 )
-from tests.fakes import FakeEngine, scripted_token
-from tests.local_pools import LocalActor, LocalApplication
+from tests.answered import ATLAS, receipt, script, tokens
+from tests.fakes import FakeEngine
+from tests.local_pools import LocalActor, LocalApplication, QueueingEngine
 from tests.ray_cluster import question
 
-ATLAS = (Document("atlas", "The lighthouse of Varo guards the northern strait.\n\n" * 8),)
-TEXT = tuple(scripted_token(5, 0, position) for position in range(60))
+
+async def test_a_crowd_on_an_engine_that_drafts_for_itself_keeps_its_drafts() -> None:
+    """First leases never take the places or the pages that the drafts need."""
+    for room in ({"max_leases": 4}, {"max_leases": 64, "kv_cache_tokens": 1024}):
+        app = LocalApplication(drafter="target", engine=room, load=QueueingEngine, drafter_wait_s=2)
+        crowd = [
+            question(f"r{i}", mode=mode, documents=ATLAS, seed=2_005, max_tokens=24, explain=True)
+            for i, mode in enumerate(("auto", "lossless", "fused", "plain") * 4)
+        ]
+        for request, events in zip(
+            crowd, await asyncio.gather(*map(app.answered, crowd)), strict=True
+        ):
+            assert tokens(events) == script(5, 24)
+            is_drafted = request.speculation.mode != "plain"
+            assert bool(receipt(events).choices[0].drafted) == is_drafted, receipt(events).reason
+        await asyncio.sleep(0.05)
+        ledger = app.target.engine.actor._engine.ledger
+        assert (ledger.status().leases_open, ledger.status().kv_pages_in_use) == (0, 0)
+
+
+class RefusesToDraft(QueueingEngine):
+    """Takes first leases and none beside them."""
+
+    async def open(self, request: LeaseRequest) -> None:
+        if request.beside is not None:
+            raise EngineFailed("the engine takes no second lease")
+        await super().open(request)
+
+
+@pytest.mark.parametrize("why", ["nothing to retrieve from", "no retriever", "no drafter's lease"])
+async def test_an_engine_keeps_no_room_for_a_drafter_that_will_not_come(why: str) -> None:
+    """Of four places, four requests get one each; the last is one that never asked for two."""
+    load = RefusesToDraft if why == "no drafter's lease" else QueueingEngine
+    app = LocalApplication(drafter="target", engine={"max_leases": 4}, load=load)
+    if why == "no retriever":
+        app.retriever.fail = RuntimeError("away")
+    documents = () if why == "nothing to retrieve from" else ATLAS
+    crowd = [
+        app.generate(question(f"r{i}", mode=mode, documents=documents, seed=5, max_tokens=24))
+        for i, mode in enumerate(("auto", "auto", "auto", "plain"))
+    ]
+    async with asyncio.timeout(10):
+        started = [await anext(events) for events in crowd]
+    assert [each.mode for each in started] == ["plain"] * 4
+    assert app.target.engine.actor._engine.ledger.status().leases_open == 4
+    for events in crowd:
+        await events.aclose()
+
+
+async def test_an_answer_that_goes_on_without_drafter_keeps_no_room_for_one() -> None:
+    """Its target died, and so it has a new lease: beside that there is room for somebody else."""
+    app = LocalApplication(drafter="target", engine={"max_leases": 2}, load=QueueingEngine)
+    lasting = app.generate(question("r1", seed=2_005, max_tokens=60))
+    assert (await anext(lasting)).mode == "plain"
+    await anext(lasting)
+    dead = app.target.engine
+    app.target.start()
+    dead.kill()
+    await anext(lasting)
+    async with asyncio.timeout(10):
+        await app.answered(question("r2", mode="plain", seed=5, max_tokens=24))
+    events = [event async for event in lasting]
+    assert receipt(events).failovers == ("target lost",)
+
+
+class CannotReadForDrafting(QueueingEngine):
+    """Fails to read what a second lease is for."""
+
+    async def prefill(self, lease_id: str):
+        if "/drafter" in lease_id:
+            raise EngineFailed("a forward pass raised")
+        return await super().prefill(lease_id)
+
+
+async def test_a_drafter_that_cannot_read_gives_its_room_back_while_the_answer_goes_on() -> None:
+    app = LocalApplication(drafter="target", engine={"max_leases": 2}, load=CannotReadForDrafting)
+    lasting = app.generate(question("r1", mode="lossless", seed=2_005, max_tokens=60))
+    assert (await anext(lasting)).mode == "lossless"
+    await anext(lasting)
+    async with asyncio.timeout(10):
+        await app.answered(question("r2", mode="plain", seed=5, max_tokens=24))
+    events = [event async for event in lasting]
+    assert receipt(events).plain_from == (0,)
+
+
+async def test_after_its_drafter_was_lost_an_answer_asks_for_no_room_for_one() -> None:
+    """The target's own engine drafts, fails at it, and is then lost as well."""
+    opened: list[LeaseRequest] = []
+
+    class Fails(FakeEngine):
+        async def open(self, request: LeaseRequest) -> None:
+            opened.append(request)
+            await super().open(request)
+
+        async def draft(self, *args: Any) -> Any:
+            raise EngineFailed("out of memory")
+
+    app = LocalApplication(drafter="target", load=Fails)
+    request = question(
+        "r", mode="fused", documents=ATLAS, seed=5, max_tokens=60, num_choices=2, explain=True
+    )
+    events = await app.answered(request, target_dies_after=3)
+    assert receipt(events).failovers == ("drafter lost", "target lost")
+    assert opened[0].companion_tokens > 0
+    assert opened[-1].companion_tokens == 0
+    assert [tokens(events, choice) for choice in range(2)] == [script(5, 60, 0), script(5, 60, 1)]
+
+
+async def test_the_salt_of_a_request_reaches_all_of_its_leases() -> None:
+    salts: list[str] = []
+
+    class Recording(FakeEngine):
+        async def open(self, request: LeaseRequest) -> None:
+            salts.append(request.cache_salt)
+            await super().open(request)
+
+    app = LocalApplication(load=Recording)
+    await app.answered(question("r", mode="fused", documents=ATLAS, cache_salt="mine"))
+    assert set(salts) == {"mine"}
+    assert len(salts) > 1
+
+
+# --- losses -----------------------------------------------------------------------------------
+
+TEXT = script(5, 60)
 
 
 class LosesItself(FakeEngine):
@@ -78,16 +204,6 @@ def lose_target(app: LocalApplication, how: Callable[[LocalActor, LeaseRequest],
     actor = app.target.engine
 
 
-def receipt(events: list[GenerationEvent]) -> Receipt:
-    assert isinstance(events[-1], Finished)
-    return events[-1].receipt
-
-
-def tokens(end: Receipt) -> tuple[int, ...]:
-    assert end.explanation is not None
-    return end.explanation.token_ids[0]
-
-
 def asked(mode: str, source: str) -> GenerateRequest:
     """A request whose source of drafts takes a second lease of the target."""
     transfer = "adaptive" if source == "witness" else "boost"
@@ -102,7 +218,7 @@ def application(source: str, **settings: Any) -> LocalApplication:
     return LocalApplication(drafter=drafter, target_hangs_s=1.0, **settings)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.orchestrator.ray_ports._LOOK_EVERY_S", 0.05)
     monkeypatch.setattr("rapid.answering.leases._LOOK_EVERY_S", 0.05)
@@ -111,6 +227,7 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 HOW = [(dies, "lost"), (fails, "lost"), (hangs, "hung"), (ends_the_lease, "lost")]
 
 
+@pytest.mark.usefixtures("looks_often")
 @pytest.mark.parametrize(("how", "failover"), HOW)
 @pytest.mark.parametrize("source", ["witness", "companion"])
 @pytest.mark.parametrize("mode", ["fused", "auto"])
@@ -124,9 +241,10 @@ async def test_a_target_that_is_lost_beside_its_own_lease_is_replaced(
     assert isinstance(events[0], Started)
     assert (end.mode, end.contract, end.failovers) == ("fused", "fused", (f"target {failover}",))
     assert end.plain_from == (None,)
-    assert tokens(end) == TEXT
+    assert tokens(events) == TEXT
 
 
+@pytest.mark.usefixtures("looks_often")
 @pytest.mark.parametrize(("how", "failover"), HOW)
 @pytest.mark.parametrize("source", ["witness", "companion"])
 async def test_so_is_one_that_is_lost_while_another_is_replaced(
@@ -143,7 +261,7 @@ async def test_so_is_one_that_is_lost_while_another_is_replaced(
     end = receipt(events)
     assert end.failovers == ("target lost", f"target {failover}")
     assert end.plain_from == (None,)
-    assert tokens(end) == TEXT
+    assert tokens(events) == TEXT
 
 
 @pytest.mark.parametrize("source", ["witness", "companion"])
@@ -179,6 +297,7 @@ class NeverHasRoom(FakeEngine):
         await asyncio.Event().wait()
 
 
+@pytest.mark.usefixtures("looks_often")
 async def test_a_target_that_dies_while_its_drafter_has_no_room_is_replaced_at_once() -> None:
     app = LocalApplication(drafter_wait_s=1000)
     full = NeverHasRoom(app.config.drafter_pool.engine)
@@ -192,9 +311,10 @@ async def test_a_target_that_dies_while_its_drafter_has_no_room_is_replaced_at_o
     app.target.start()
     dead.kill()
     async with asyncio.timeout(60):
-        end = receipt(await answering)
+        events = await answering
+    end = receipt(events)
     assert (end.contract, end.failovers) == ("fused", ("target lost",))
-    assert tokens(end) == TEXT
+    assert tokens(events) == TEXT
 
 
 class DiesWhileReading(FakeEngine):
@@ -224,9 +344,10 @@ async def test_a_target_that_dies_while_it_reads_for_its_drafter_costs_no_drafte
         dead.kill()
 
     engine.lose = lose
-    end = receipt(await app.answered(asked("fused", source)))
+    events = await app.answered(asked("fused", source))
+    end = receipt(events)
     assert (end.failovers, end.plain_from) == (("target lost",), (None,))
-    assert tokens(end) == TEXT
+    assert tokens(events) == TEXT
 
 
 @pytest.mark.parametrize(
