@@ -212,7 +212,7 @@ def check_spans() -> None:
 async def test_engines_record_their_calls_in_their_callers_trace(application: str) -> None:
     """Only they know how long a call waited for its turn and how long it was computed."""
     body = {
-        "model": "rapid",
+        "model": "rapid-embedded",
         "messages": [{"role": "user", "content": "What is the banner of Tezawe?"}],
         "seed": 5,
         "max_tokens": 8,

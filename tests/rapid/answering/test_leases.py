@@ -171,7 +171,7 @@ def dies(actor: LocalActor, beside: LeaseRequest) -> None:
 
 
 def fails(actor: LocalActor, beside: LeaseRequest) -> None:
-    """As an engine that closes itself: its leases are gone, and it takes no others."""
+    """Close it, as after a failure of its own: its leases are gone, and it takes no others."""
     engine = actor.actor._engine
     engine.leases.clear()
     engine.closed.set()
@@ -187,12 +187,16 @@ def ends_the_lease(actor: LocalActor, beside: LeaseRequest) -> None:
     actor.actor._engine.release(beside.beside)
 
 
-def lose_target(app: LocalApplication, how: Callable[[LocalActor, LeaseRequest], None]) -> None:
-    """Put a target in place that is lost at its next second lease, and replaced by a good one."""
+def lose_target(
+    app: LocalApplication,
+    how: Callable[[LocalActor, LeaseRequest], None],
+    engine_class: type[FakeEngine] = LosesItself,
+) -> None:
+    """Put a target in place that is lost over a second lease, and replaced by a good one."""
 
     def load() -> FakeEngine:
-        engine = LosesItself(app.config.target.engine)
-        engine.lose = lambda request: (replaced(), how(actor, request))  # type: ignore[assignment]
+        engine: Any = engine_class(app.config.target.engine)
+        engine.lose = lambda request: (replaced(), how(actor, request))
         return engine
 
     def replaced() -> None:
@@ -310,43 +314,36 @@ async def test_a_target_that_dies_while_its_drafter_has_no_room_is_replaced_at_o
     dead = app.target.engine
     app.target.start()
     dead.kill()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(30):
         events = await answering
     end = receipt(events)
     assert (end.contract, end.failovers) == ("fused", ("target lost",))
     assert tokens(events) == TEXT
 
 
-class DiesWhileReading(FakeEngine):
+class LostWhileReading(FakeEngine):
     """It is lost when it reads the prompt of a second lease."""
 
-    lose: Callable[[], None]
+    lose: Callable[[LeaseRequest], None]
 
     async def prefill(self, lease_id: str) -> PrefillReceipt:
-        if self._lease(lease_id).request.beside is not None:
-            self.lose()
+        request = self._lease(lease_id).request
+        if request.beside is not None:
+            self.lose(request)
         return await super().prefill(lease_id)
 
 
+@pytest.mark.usefixtures("looks_often")
+@pytest.mark.parametrize(("how", "failover"), HOW[:3])
 @pytest.mark.parametrize("source", ["witness", "companion"])
-async def test_a_target_that_dies_while_it_reads_for_its_drafter_costs_no_drafter(
-    source: str,
+async def test_a_target_that_is_lost_while_it_reads_for_its_drafter_costs_no_drafter(
+    source: str, how: Callable[[LocalActor, LeaseRequest], None], failover: str
 ) -> None:
     app = application(source)
-    engine = DiesWhileReading(app.config.target.engine)
-    app.target.load = lambda: engine
-    app.target.start()
-    dead = app.target.engine
-
-    def lose() -> None:
-        app.target.load = lambda: FakeEngine(app.config.target.engine)
-        app.target.start()
-        dead.kill()
-
-    engine.lose = lose
+    lose_target(app, how, LostWhileReading)
     events = await app.answered(asked("fused", source))
     end = receipt(events)
-    assert (end.failovers, end.plain_from) == (("target lost",), (None,))
+    assert (end.failovers, end.plain_from) == ((f"target {failover}",), (None,))
     assert tokens(events) == TEXT
 
 
