@@ -83,13 +83,14 @@ class Leases:
         role: Role = "drafter" if self._asked == "rag" else "target"
         pool = self._pools.target if role == "target" else self._pools.alone
         assert pool is not None
+        committed = progress.committed
         return await session.take(
             pool,
             role,
             progress.record.prompts[role],
             timeout_s=self._config.target_wait_s,
-            committed=progress.committed,
-            log_odds=[answer.statistics.log_odds for answer in progress.answers],
+            committed=committed,
+            log_odds=[each.statistics.log_odds for each in progress.answers if committed],
             companion_tokens=progress.source.companion_tokens if progress.source else 0,
         )
 
