@@ -1,10 +1,10 @@
-"""The application's log lines, beside Ray Serve's own and in the same form.
+"""The application's log lines, beside Ray Serve's own and in the same form, and engines' spans.
 
 Serve's ``logging_config`` configures the logger ``ray.serve`` of Serve's processes, and no other:
 warnings of other loggers are printed as bare text, and everything below is lost. So each process
 hands the lines of this application's packages to Serve's logger, which adds time, deployment,
 replica and the id of the request that is being served. An engine's process is not Serve's; it
-configures that logger as its replica has configured its own.
+configures that logger as its replica has configured its own, and exports spans as replicas do.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ray import serve
 from ray._common.formatters import JSONFormatter
 from ray.serve._private.common import ServeComponentType
 from ray.serve._private.logging_utils import configure_component_logger
+from ray.serve._private.tracing_utils import setup_tracing
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import LoggingConfig
 from typing_extensions import override
@@ -49,8 +50,9 @@ def log_with_serve() -> None:
 def engine_logging() -> Callable[[], None]:
     """Return a function that makes an engine's process log as the replica that calls this does.
 
-    Its lines go to a file of their own beside the replica's. A change of ``logging_config`` while
-    the engine runs does not reach it.
+    Its lines go to a file of their own beside the replica's, and so do its spans where Serve's
+    environment turns these on. A change of ``logging_config`` while the engine runs does not reach
+    it.
     """
     replica = serve.get_replica_context()
     return functools.partial(
@@ -87,6 +89,11 @@ def _log_as_engine(deployment: str, engine: str, config: LoggingConfig) -> None:
         component_id=engine,
         component_type=ServeComponentType.REPLICA,
         logging_config=config,
+    )
+    setup_tracing(
+        component_name=deployment,
+        component_id=engine,
+        component_type=ServeComponentType.REPLICA,
     )
     _pass_on()
 

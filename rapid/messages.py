@@ -134,6 +134,8 @@ class LeaseRequest:
         beside: Id of the request's first lease on this engine, which keeps room for this one.
         affinity: Name of what the prompt is about; a pool prefers the replica that has read it.
         cache_salt: Part of the names of the prompt's pages, beside the tenant.
+        traceparent: Place in the request's trace (W3C) below which the engine records its calls on
+            this lease; empty for a request that is not traced.
     """
 
     lease_id: str
@@ -150,6 +152,7 @@ class LeaseRequest:
     beside: str | None = None
     affinity: str = ""
     cache_salt: str = ""
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from deployments.api.ingress import GenerationService
 from deployments.config.serve_config import CanaryConfig
-from rapid.answering.request import affinity_of
+from rapid.answering.affinity import affinity_of
 from rapid.errors import OrchestratorLost, Overloaded, TargetUnavailable
 from rapid.messages import Finished, GenerateRequest, GenerationEvent
 from rapid.ports import Clock

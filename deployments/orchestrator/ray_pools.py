@@ -94,7 +94,6 @@ class RayPool:
             counted = queue.held()
         else:
             assert isinstance(beside, RayLease)
-            lost = DrafterUnavailable
             holding = hold_beside(
                 beside.held, request, timeout_s=wait_s, renew_every_s=every_s, lost=lost
             )

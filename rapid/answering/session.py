@@ -21,12 +21,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from rapid.answering.tracing import TracedVerifier, span
+from rapid.answering.tracing import TracedVerifier
 from rapid.errors import DrafterUnavailable
 from rapid.messages import Int32Array, LeaseRequest, PrefillReceipt, Verdict
 from rapid.ports import Drafter, EngineLease, EnginePool, Pace, Refresh
 from rapid.speculation.loop import speculate
 from rapid.speculation.refreshing import RefreshTrigger
+from rapid.tracing import current_traceparent, span
 
 if TYPE_CHECKING:
     from rapid.config import SamplingConfig, SpeculationConfig
@@ -71,6 +72,14 @@ class Holding:
     prefill: asyncio.Task[PrefillReceipt]
     _held: AsyncExitStack
 
+    async def check(self) -> None:
+        """Raise an error if the lease is lost, or the engine that holds it.
+
+        Raises:
+            RapidError: The engine died, is closed or silent, or it has ended the lease.
+        """
+        await self.lease.num_read()
+
     async def release(self) -> None:
         """Release the lease before the session ends."""
         await self._held.aclose()
@@ -95,6 +104,27 @@ class DraftNeeds:
     timeout_s: float | None = None
     committed: Committed = ()
     witness_ids: Int32Array | None = None
+
+    async def take(
+        self, pool: EnginePool, role: Role, prompt_ids: Int32Array | None, *, is_beside: bool
+    ) -> Holding:
+        """Take a lease for drafting; see `Session.take`.
+
+        Args:
+            pool: Pool to take the lease from.
+            role: Role of the engine in this request.
+            prompt_ids: Token ids of the prompt, which the source needs.
+            is_beside: Whether the lease is taken on the verifier's own engine.
+        """
+        assert prompt_ids is not None
+        return await self.session.take(
+            pool,
+            role,
+            prompt_ids,
+            timeout_s=self.timeout_s,
+            committed=self.committed,
+            beside=self.verifier if is_beside else None,
+        )
 
 
 class DraftSource(ABC):
@@ -206,6 +236,7 @@ class Session:
             beside=beside.lease.lease_id if beside else None,
             affinity=terms.affinity if role == "target" else "",
             cache_salt=terms.cache_salt,
+            traceparent=current_traceparent(),
         )
         held = await self._held.enter_async_context(AsyncExitStack())
         leasing = pool.lease(request, timeout_s=timeout_s, beside=beside.lease if beside else None)

@@ -26,6 +26,8 @@ class PoolSource(DraftSource):
         pool: Pool for the next lease.
     """
 
+    _is_companion = False  # of the verifier's lease, on its engine
+
     def __init__(self, pool: EnginePool) -> None:
         self.pool = pool
         self._held: Holding | None = None
@@ -37,15 +39,9 @@ class PoolSource(DraftSource):
 
     @override
     async def hold(self, needs: DraftNeeds) -> None:
-        assert needs.prompt_ids is not None
         await self.release()
-        self._held = await needs.session.take(
-            self.pool,
-            "drafter",
-            needs.prompt_ids,
-            timeout_s=needs.timeout_s,
-            committed=needs.committed,
-            beside=self._beside(needs.verifier),
+        self._held = await needs.take(
+            self.pool, "drafter", needs.prompt_ids, is_beside=self._is_companion
         )
 
     @override
@@ -64,20 +60,15 @@ class PoolSource(DraftSource):
         if held is not None:
             await held.release()
 
-    def _beside(self, verifier: Holding) -> Holding | None:
-        return None
-
 
 class CompanionSource(PoolSource):
     """The target's own engine, which drafts on a second lease beside the verifier's."""
 
+    _is_companion = True
+
     def __init__(self, pool: EnginePool, companion_tokens: int) -> None:
         super().__init__(pool)
         self.companion_tokens = companion_tokens
-
-    @override
-    def _beside(self, verifier: Holding) -> Holding | None:
-        return verifier
 
 
 class WitnessedSource(PoolSource):
@@ -114,16 +105,10 @@ class WitnessedSource(PoolSource):
 
     @override
     async def hold(self, needs: DraftNeeds) -> None:
-        assert needs.witness_ids is not None
         await super().hold(needs)
         try:
-            self._witness = await needs.session.take(
-                self.witnesses,
-                "witness",
-                needs.witness_ids,
-                timeout_s=needs.timeout_s,
-                committed=needs.committed,
-                beside=needs.verifier if self._is_beside else None,
+            self._witness = await needs.take(
+                self.witnesses, "witness", needs.witness_ids, is_beside=self._is_beside
             )
         except RapidError:
             await self.release()

@@ -19,6 +19,7 @@ from rapid.engines.execution.compute import ComputeThread
 from rapid.engines.execution.replies import Reply
 from rapid.engines.execution.scheduling import Scheduler
 from rapid.engines.execution.state import Ending, EngineState
+from rapid.engines.execution.tracing import traced
 from rapid.engines.forward.cuda_graphs import GraphCapture
 from rapid.engines.forward.kernels import kernels_of
 from rapid.engines.forward.loading import LoadedModel, plan_kv_pages
@@ -214,8 +215,10 @@ class Engine:
 
         Raises:
             LeaseNotFound: The lease is not open.
+            EngineFailed: The engine is closed.
         """
         with self._state.guard:
+            self._state.check_running()
             return self._state.ledger.get(lease_id).num_read
 
     async def draft(
@@ -329,7 +332,10 @@ class Engine:
         with self._state.guard:
             work = self._state.submit(lease_id, make, reply)
         try:
-            return cast(Result, await reply.future)
+            if work.times is None:
+                return cast(Result, await reply.future)
+            with traced(work, work.times):
+                return cast(Result, await reply.future)
         except asyncio.CancelledError:
             with self._state.guard:
                 self._state.forget(work)

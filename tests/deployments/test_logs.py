@@ -25,7 +25,7 @@ from tests.ray_cluster import Fakes, wait_until
 
 SERVE = logging.getLogger("ray.serve")
 ROOT = Path(__file__).parents[2]
-TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+TRACE, OTHER_TRACE = "4bf92f3577b34da6a3ce929d0e0e4736", "5cf92f3577b34da6a3ce929d0e0e4736"
 
 
 def shipped_configurations() -> list[Path]:
@@ -206,3 +206,38 @@ def check_spans() -> None:
         assert each["name"] not in ours or each["parent_id"] in ids
     served = [each for each in spans if each["name"].endswith("Orchestrator generate")]
     assert "lossless" in [each["attributes"].get("rapid.mode") for each in served]
+
+
+@pytest.mark.ray
+async def test_engines_record_their_calls_in_their_callers_trace(application: str) -> None:
+    """Only they know how long a call waited for its turn and how long it was computed."""
+    body = {
+        "model": "rapid-embedded",
+        "messages": [{"role": "user", "content": "What is the banner of Tezawe?"}],
+        "seed": 5,
+        "max_tokens": 8,
+        "rapid": {
+            "mode": "fused",
+            "documents": [{"name": "atlas", "text": "The banner of Tezawe is blue.\n\n" * 40}],
+        },
+    }
+    headers = {"traceparent": f"00-{OTHER_TRACE}-00f067aa0ba902b7-01"}
+    async with httpx.AsyncClient(timeout=120) as client:
+        reply = await client.post(f"{application}/v1/chat/completions", json=body, headers=headers)
+    assert reply.status_code == 200, reply.text
+    await asyncio.to_thread(check_calls)
+
+
+def check_calls() -> None:
+    def calls() -> dict[tuple[str, str], dict[str, Any]]:
+        spans = [each for each in spans_of(OTHER_TRACE) if each["name"].startswith("engine.")]
+        return {(each["attributes"]["rapid.role"], each["name"]): each for each in spans}
+
+    expected = {("target", "engine.prefill"), ("drafter", "engine.prefill")}
+    expected |= {("drafter", "engine.draft")}
+    wait_until(lambda: expected <= calls().keys(), 60, every_s=0.5)
+    ids = {each["context"]["span_id"] for each in spans_of(OTHER_TRACE)}
+    for each in calls().values():
+        assert each["parent_id"] in ids
+        assert each["attributes"]["rapid.waited_ms"] >= 0
+        assert "Tezawe" not in str(each)

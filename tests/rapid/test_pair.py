@@ -177,7 +177,7 @@ def test_the_readme_s_example_answers_right(
     assert second.startswith("The first deposit of Lonadu is ")
 
 
-def test_a_step_that_fails_costs_no_token(pair, monkeypatch):
+def test_a_step_that_fails_costs_no_token(pair, monkeypatch, caplog):
     asked = {"documents": [FACTS], "mode": "fused", "seed": 3, "max_tokens": 20}
     whole = pair.answer("What is the banner of Tezawe?", **asked)
     runner = pair._services.pools.target._engine._compute.runner
@@ -192,3 +192,28 @@ def test_a_step_that_fails_costs_no_token(pair, monkeypatch):
     answer = pair.answer("What is the banner of Tezawe?", **asked)
     assert answer.receipt.failovers == ("target lost",)
     assert answer.text == whole.text
+    (told,) = [each for each in caplog.messages if "new leases" in each]
+    assert re.match(r"request local-\d+: new leases: .*\(OutOfMemoryError\('no memory'\)\)", told)
+
+
+@pytest.mark.parametrize(
+    ("fails_at", "told"), [(1, "no drafter: "), (2, "no drafter any more: the drafter gave no")]
+)
+def test_why_a_drafter_was_lost_is_in_the_log_under_the_requests_id(
+    pair, monkeypatch, caplog, fails_at, told
+):
+    """It fails at its first forward, which reads, or at its second, which drafts."""
+    runner = pair._services.pools.drafter._engine._compute.runner
+    run, num_runs = runner.run, itertools.count(1)
+
+    def fails_once(feeds):
+        if next(num_runs) == fails_at:
+            raise RuntimeError("no memory")
+        return run(feeds)
+
+    monkeypatch.setattr(runner, "run", fails_once)
+    other = "The gate of Ulen is green. " * 5  # which it has not read yet
+    answer = pair.answer(f"Gate {fails_at}?", documents=[other], mode="fused", max_tokens=20)
+    assert answer.receipt.failovers == ("drafter lost",)
+    (line,) = [each for each in caplog.messages if "no drafter" in each]
+    assert re.match(rf"request local-\d+: {told}.*RuntimeError\('no memory'\)", line)

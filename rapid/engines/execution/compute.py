@@ -123,7 +123,12 @@ class ComputeThread:
             self._fail(works, error)
             return True
         self._postprocess(works, logits)
-        self._state.scheduler.observe(self._now() - began, scheduled)
+        taken_s = self._now() - began
+        self._state.scheduler.observe(taken_s, scheduled)
+        for work in works:
+            if work.times is not None:
+                work.times.num_steps += 1
+                work.times.computed_s += taken_s
         self._publish(works)
         return True
 
@@ -149,12 +154,18 @@ class ComputeThread:
         """Copy pages between the KV pool and host memory."""
         if self.host is None or not moves:
             return
+        began = time.perf_counter()
         try:
             self.host.make(moves, self.runner.cache, self._state.ledger.prefixes.tags, self._now)
         except Exception:
             with self._state.guard:
                 self.host.forget()
             raise
+        ended = time.perf_counter()
+        with self._state.guard:
+            for work in self._state.in_progress():
+                if work.times is not None:
+                    work.times.copied_s += ended - max(began, work.times.since)
 
     def _run(self, scheduled: Scheduled) -> list[torch.Tensor]:
         """Run one forward; return each work's wanted logits [num_wanted, vocab].

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -24,6 +25,23 @@ from rapid.speculation.draw import Draw
 MIN_CHUNK_TOKENS = 16
 
 
+@dataclass(slots=True)
+class Times:
+    """What a traced call has taken of the engine so far.
+
+    Attributes:
+        since: Time at which the call was handed in, in seconds of the performance counter.
+        num_steps: Forwards with rows of the call.
+        computed_s: Seconds of these forwards, with what follows on them, such as judging.
+        copied_s: Seconds for which the engine copied pages to or from host memory meanwhile.
+    """
+
+    since: float = field(default_factory=time.perf_counter)
+    num_steps: int = 0
+    computed_s: float = 0.0
+    copied_s: float = 0.0
+
+
 class Work(ABC):
     """Call in progress on a lease.
 
@@ -35,6 +53,7 @@ class Work(ABC):
         choices: Choices whose sequences the work changes; no other call may be in progress on them.
         result: The answer to the call, set when the work is done.
         is_done: Whether the work is done.
+        times: What the call has taken so far; None unless its request is traced.
     """
 
     kind: Literal["step", "draft", "ahead", "prefill"] = "step"
@@ -45,6 +64,7 @@ class Work(ABC):
         self.choices = choices
         self.result: object = None
         self.is_done = False
+        self.times = Times() if lease.request.traceparent else None
         self._began = 0.0
         self._num_fed = 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rapid.answering.request import affinity_of
+from rapid.answering.affinity import affinity_of
 from rapid.messages import Document, GenerateRequest, Message
 
 ASK = GenerateRequest(

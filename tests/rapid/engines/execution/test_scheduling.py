@@ -22,7 +22,7 @@ class FakeWork(Work):
     """Rows that are never computed: a prefill of `num_rows`, or `num_rows` in every step."""
 
     def __init__(self, kind: Any, num_rows: int, tenant: str = "local") -> None:
-        lease: Any = SimpleNamespace(request=SimpleNamespace(tenant=tenant))
+        lease: Any = SimpleNamespace(request=SimpleNamespace(tenant=tenant, traceparent=""))
         super().__init__(lease, (0,))
         self.kind = kind
         self.num_rows = num_rows

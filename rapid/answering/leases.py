@@ -1,0 +1,207 @@
+"""The leases of one request: taken, taken again after a loss, and given back.
+
+::
+
+    verifier's lease ── its prefill ─────────────────────────────
+          └── retrieval ── mode ── drafter's lease ── its prefill
+
+A drafter's lease may be taken on the verifier's own engine, or wait for long elsewhere. If the
+verifier's lease is lost meanwhile, that is the error which is raised: the request needs a new one,
+and nothing is wrong with its drafter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from rapid.answering.progress import Progress
+from rapid.answering.prompting import DrafterPrompt
+from rapid.answering.readings import Readings
+from rapid.answering.resolution import FUSING, Decision, decide, without_drafter
+from rapid.answering.services import Services
+from rapid.answering.session import DraftNeeds, DraftSource, Holding, Role, Session
+from rapid.answering.sources import CompanionSource, PoolSource, WitnessedSource
+from rapid.errors import (
+    DrafterUnavailable,
+    Overloaded,
+    PromptTooLong,
+    RapidError,
+    TargetUnavailable,
+)
+from rapid.messages import GenerateRequest
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 2.0
+
+
+class Leases:
+    """Taking of the leases of one request, on which its answers are generated."""
+
+    def __init__(
+        self,
+        services: Services,
+        request: GenerateRequest,
+        session: Session,
+        readings: Readings,
+        progress: Progress,
+    ) -> None:
+        """Store what the leases need; the prompt of the model that answers is rendered.
+
+        Args:
+            services: The pools, with how long to wait for them.
+            request: The request.
+            session: The session that holds the leases.
+            readings: The request's prompts.
+            progress: The request's state; its mode is resolved when the drafter's lease is taken.
+        """
+        self._config, self._pools = services.config, services.pools
+        self._prompts = services.prompts
+        self._request = request
+        self._asked = request.speculation.mode
+        self._session = session
+        self._readings = readings
+        self._progress = progress
+        self._finding: asyncio.Task[DrafterPrompt] | None = None
+
+    async def take_verifier(self) -> Holding:
+        """Take the lease of the model that answers, with the tokens committed so far.
+
+        If the mode depends on what can be retrieved, retrieval begins.
+
+        Raises:
+            Overloaded: There was no room in time.
+            RapidError: The pool cannot be reached, or it refused the prompt.
+        """
+        progress, session = self._progress, self._session
+        if progress.has_lost_drafter:  # for one answer, and so for all: they share it
+            progress.lose_drafter("drafter lost")
+        if progress.decision is None and self._finding is None:
+            progress.source = self._model_source()
+            self._finding = session.begin(self._readings.find())
+        role: Role = "drafter" if self._asked == "rag" else "target"
+        pool = self._pools.target if role == "target" else self._pools.alone
+        assert pool is not None
+        committed = progress.committed
+        return await session.take(
+            pool,
+            role,
+            progress.record.prompts[role],
+            timeout_s=self._config.target_wait_s,
+            committed=committed,
+            log_odds=[each.statistics.log_odds for each in progress.answers if committed],
+            companion_tokens=progress.source.companion_tokens if progress.source else 0,
+        )
+
+    async def take_drafter(self, verifier: Holding) -> None:
+        """Resolve the mode if it is open, and take the leases that drafting needs.
+
+        Once the mode is resolved, answers whose drafter cannot be had again go on without it.
+
+        Raises:
+            PromptTooLong: The mode is an explicit `fused` or `paper`, and the drafter's prompt does
+                not fit.
+            DrafterUnavailable: The mode is an explicit `fused` or `paper`, and no drafter lives.
+            Overloaded: The mode is an explicit `fused` or `paper`, and drafters have no room.
+            RapidError: The verifier's lease was lost.
+        """
+        progress = self._progress
+        if progress.decision is None:
+            assert self._finding is not None
+            progress.decision = await self._decide(verifier, await self._finding)
+            if not progress.decision.is_drafted:
+                self._forgo_drafter(verifier)
+        elif progress.source is not None:
+            try:
+                await self.hold_drafter(verifier)
+            except (DrafterUnavailable, Overloaded, PromptTooLong) as error:
+                logger.warning("request %s: no drafter again: %s", progress.request_id, error)
+                self._forgo_drafter(verifier)
+                progress.lose_drafter("drafter lost")
+
+    async def hold_drafter(self, verifier: Holding) -> None:
+        """Take the leases that drafting needs, and look meanwhile whether the verifier's lives.
+
+        Raises:
+            PromptTooLong: The drafter's engine refused the prompt as too long.
+            DrafterUnavailable: No drafter can be reached.
+            Overloaded: Drafters have no room; the error says when to try again.
+            RapidError: The verifier's lease was lost.
+        """
+        progress, session = self._progress, self._session
+        assert progress.source is not None
+        prompts = progress.record.prompts
+        needs = DraftNeeds(
+            session,
+            verifier,
+            prompts.get("drafter"),
+            self._config.drafter_wait_s,
+            progress.committed,
+            prompts.get("witness"),
+        )
+        holding = session.begin(progress.source.hold(needs))
+        while not (await asyncio.wait({holding}, timeout=_LOOK_EVERY_S))[0]:
+            await verifier.check()
+        try:
+            holding.result()
+        except (TargetUnavailable, PromptTooLong):
+            raise
+        except RapidError as error:
+            await verifier.check()
+            raise _refusal(error) from None
+
+    async def _decide(self, verifier: Holding, found: DrafterPrompt) -> Decision:
+        """Resolve the mode, with the drafter's lease if it drafts; fall back to `plain` or refuse.
+
+        Raises:
+            RapidError: As for `take_drafter`.
+        """
+        decision = decide(self._asked, found.evidence)
+        if not decision.is_drafted:
+            return decision
+        has_witness = isinstance(self._progress.source, WitnessedSource)
+        try:
+            self._readings.fit("drafter", len(found.prompt_ids), self._session.terms.max_tokens)
+            await self._readings.use(found, has_witness=has_witness)
+            await self.hold_drafter(verifier)
+        except PromptTooLong:
+            if self._asked in FUSING:
+                raise
+            why = "what the drafter would read does not fit its context"
+        except (DrafterUnavailable, Overloaded) as error:
+            if self._asked in FUSING:
+                raise
+            logger.info("request %s: %s", self._progress.request_id, error)
+            why = "no drafter could be had"
+        else:
+            return decision
+        self._progress.record.drop_drafter()
+        return without_drafter(why)
+
+    def _forgo_drafter(self, verifier: Holding) -> None:
+        """Remove the draft source and free the room that was kept for its lease."""
+        source = self._progress.source
+        if source is not None and source.companion_tokens:
+            verifier.lease.forgo_companion()
+        self._progress.source = None
+
+    def _model_source(self) -> DraftSource:
+        """Return the source of drafts for a drafter model: its own pool or the target's engine."""
+        assert self._pools.drafter is not None
+        is_witnessed = self._session.terms.speculation.is_witnessed
+        if not self._pools.are_shared and not is_witnessed:
+            return PoolSource(self._pools.drafter)
+        num_target = len(self._progress.record.prompts["target"])
+        longest = self._prompts.longest_drafter_prompt(self._request, num_target)
+        if self._pools.are_shared:  # the drafter's reading is the target's own
+            return CompanionSource(self._pools.drafter, longest)
+        return WitnessedSource(self._pools.drafter, self._pools.target, longest)
+
+
+def _refusal(error: RapidError) -> RapidError:
+    """Return the error for a request whose drafter cannot be had because of `error`."""
+    message = f"No drafter could be had: {error}"
+    if isinstance(error, Overloaded):
+        return type(error)(message, error.retry_after_s)
+    return DrafterUnavailable(message)

@@ -1,0 +1,87 @@
+"""What the models read in one request: its prompts, with retrieval, and whether they fit."""
+
+from __future__ import annotations
+
+import time
+
+from rapid.answering.prompting import DrafterPrompt
+from rapid.answering.receipts import Record
+from rapid.answering.resolution import answer_tokens
+from rapid.answering.services import Services
+from rapid.answering.session import Role
+from rapid.errors import PromptTooLong
+from rapid.messages import GenerateRequest
+from rapid.tracing import span
+
+_HINTS: dict[Role, str] = {
+    "target": " Shorten it, lower max_tokens, or use `mode: rag`, which reads only what retrieval "
+    "finds in attached documents.",
+    "drafter": " Lower rapid.retrieval_tokens or max_tokens.",
+}
+_HINT_OF_LOOKUP = " Shorten it or lower max_tokens."
+
+
+class Readings:
+    """The prompts of target, drafter and witness, kept in the request's record."""
+
+    def __init__(self, services: Services, request: GenerateRequest, record: Record) -> None:
+        self._prompts, self._config = services.prompts, services.config
+        self._max_context = services.pools.max_context
+        self._looks_up = services.pools.drafter is None
+        self._request = request
+        self._record = record
+
+    async def render_chat(self) -> None:
+        """Render the whole chat as the target's prompt.
+
+        Raises:
+            PromptTooLong: It does not fit the target's context.
+        """
+        with span("tokenize"):
+            try:
+                prompt_ids = await self._prompts.target_prompt(
+                    self._request, self._max_context["target"]
+                )
+            except PromptTooLong as error:
+                raise PromptTooLong(f"{error}{self.hint('target')}") from None
+        self._record.prompts["target"] = prompt_ids
+
+    async def find(self, answer: str = "") -> DrafterPrompt:
+        """Retrieve what the drafter is to read, for the question and the answer so far."""
+        began = time.monotonic()
+        with span("retrieval") as recorded:
+            found = await self._prompts.drafter_prompt(self._request, answer)
+            recorded.set_attribute("rapid.chunks", len(found.chunks))
+        self._record.retrieval_ms += 1e3 * (time.monotonic() - began)
+        return found
+
+    async def use(self, found: DrafterPrompt, *, has_witness: bool = False) -> None:
+        """Make what was found the prompt of the drafter and, if there is one, of the witness."""
+        self._record.prompts["drafter"] = found.prompt_ids
+        self._record.chunks = found.chunks
+        if has_witness:
+            witness_ids = await self._prompts.witness_prompt(self._request, found)
+            self._record.prompts["witness"] = witness_ids
+
+    def fit(self, role: Role, num_prompt: int, max_tokens: int | None) -> int:
+        """Return the longest answer, in tokens, that fits on an engine of this role.
+
+        Args:
+            role: Role of the engine.
+            num_prompt: Length of its prompt, in tokens.
+            max_tokens: Longest answer that is wanted; None takes the configured default.
+
+        Raises:
+            PromptTooLong: The prompt does not fit.
+        """
+        return answer_tokens(
+            max_tokens,
+            self._config.default_max_tokens,
+            num_prompt,
+            self._max_context[role],
+            hint=self.hint(role),
+        )
+
+    def hint(self, role: Role) -> str:
+        """Return the advice for a prompt that is too long on an engine of this role."""
+        return _HINT_OF_LOOKUP if self._looks_up else _HINTS[role]

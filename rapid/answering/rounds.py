@@ -1,0 +1,233 @@
+"""The rounds of one request on its leases: the prefills before them, and the deltas they make."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from rapid.answering.answers import GrowingAnswer, merged
+from rapid.answering.leases import Leases
+from rapid.answering.progress import Progress
+from rapid.answering.readings import Readings
+from rapid.answering.services import Services
+from rapid.answering.session import DraftSource, Holding, Session
+from rapid.answering.sources import PoolSource, WitnessedSource
+from rapid.errors import DrafterHangs, DrafterUnavailable, RapidError, TargetUnavailable
+from rapid.messages import Failover, GenerateRequest, Reading, TextDelta, Verdict
+from rapid.ports import Drafter, Refresh
+from rapid.speculation.controller import Controller
+from rapid.speculation.refreshing import RefreshTrigger
+
+logger = logging.getLogger(__name__)
+
+_READING_S = 1.0
+
+
+class Rounds:
+    """The rounds of all choices of one request, on the leases that it holds now."""
+
+    def __init__(
+        self,
+        services: Services,
+        request: GenerateRequest,
+        session: Session,
+        readings: Readings,
+        progress: Progress,
+        leases: Leases,
+    ) -> None:
+        self._config, self._prompts = services.config, services.prompts
+        self._patience, self._costs = services.patience, services.costs
+        self._request = request
+        self._session = session
+        self._readings = readings
+        self._progress = progress
+        self._leases = leases
+        self._resting: set[int] = set()  # choices whose rounds need the drafter no more
+        self._trigger = RefreshTrigger()
+
+    async def deltas(self, verifier: Holding) -> AsyncGenerator[Reading | TextDelta]:
+        """Wait for the prefills, then run the rounds of all unfinished choices.
+
+        Args:
+            verifier: The lease that judges, just taken.
+
+        Raises:
+            DrafterHangs: A block has not come in time; both leases are to be given up.
+            RapidError: The verifier's lease or engine is lost, or there is a bug.
+        """
+        progress = self._progress
+        if self._request.is_streamed:
+            async with aclosing(self._progress_of_reading(verifier)) as readings:
+                async for reading in readings:
+                    yield reading
+        progress.record.prefill = await verifier.prefill
+        drafter_reads: asyncio.Task[None] | None = None
+        if progress.source is not None:
+            drafter_reads = self._session.begin(self._read_by_drafter(progress.source, verifier))
+            if not self._can_rest:
+                await drafter_reads
+        self._resting.clear()
+        rounds = [
+            answer.follow(self._verdicts(verifier, answer, drafter_reads))
+            for answer in progress.answers
+            if not answer.is_finished
+        ]
+        with self._costs.growing(len(rounds)):
+            async with aclosing(merged(rounds)) as deltas:
+                async for delta in deltas:
+                    yield delta
+
+    async def _progress_of_reading(self, verifier: Holding) -> AsyncGenerator[Reading]:
+        """Yield how far the verifier has read, every `_READING_S` seconds until it has read all.
+
+        An engine that cannot say so costs nothing: if it is lost, its prefill fails and says why.
+        """
+        while not (await asyncio.wait({verifier.prefill}, timeout=_READING_S))[0]:
+            try:
+                num_read = await verifier.lease.num_read()
+            except RapidError:
+                continue
+            yield Reading(num_read, len(verifier.prompt_ids))
+
+    async def _read_by_drafter(self, source: DraftSource, verifier: Holding) -> None:
+        """Wait for the drafter's prefill, at most as long as a round may take.
+
+        Raises:
+            RapidError: The verifier's lease or engine is lost.
+        """
+        limit_s = self._patience.limit_s
+        how: Failover
+        try:
+            async with asyncio.timeout(limit_s):
+                await source.read()
+            return
+        except TargetUnavailable:  # the target reads for the drafter as well
+            raise
+        except (TimeoutError, DrafterHangs):
+            how, cause = "drafter hung", f"not read within {limit_s:g} s"
+        except RapidError as error:
+            how, cause = "drafter lost", cause_of(error)
+        await verifier.check()
+        logger.warning("request %s: no drafter: %s", self._request.request_id, cause)
+        self._progress.lose_drafter(how)
+        await source.release()
+
+    def _verdicts(
+        self,
+        verifier: Holding,
+        answer: GrowingAnswer,
+        drafter_reads: asyncio.Task[None] | None,
+    ) -> AsyncIterator[Verdict]:
+        """Run the rounds of one choice, after the tokens that its answer has committed."""
+        return self._session.rounds(
+            verifier,
+            self._progress.source,
+            answer.choice,
+            answer.statistics.token_ids,
+            pace=self._pace(answer, drafter_reads) if drafter_reads else None,
+            on_loss=functools.partial(self._note_loss, answer),
+            refresh=self._refresh(verifier, answer),
+            trigger=self._trigger,
+        )
+
+    def _note_loss(self, answer: GrowingAnswer, error: DrafterUnavailable) -> None:
+        """Log the loss of one answer's drafter and continue without it."""
+        logger.warning("request %s: no drafter any more: %s", self._request.request_id, error)
+        self._progress.lose_drafter_of(answer, "drafter lost")
+
+    # --- retrieving again -------------------------------------------------------------------------
+
+    def _refresh(self, verifier: Holding, answer: GrowingAnswer) -> Refresh | None:
+        """Return the function that retrieves again for the drafter, or None if that is off."""
+        source = self._progress.source
+        if not self._request.speculation.refresh or not isinstance(source, PoolSource):
+            return None
+        return functools.partial(self._reread, verifier, answer, source)
+
+    async def _reread(
+        self, verifier: Holding, answer: GrowingAnswer, source: PoolSource, _: tuple[int, ...]
+    ) -> Drafter[Any]:
+        """Retrieve with the question and the answer so far, and prefill the drafter again.
+
+        Raises:
+            DrafterUnavailable: Retrieval failed, or no lease is available for the new prompt.
+            RapidError: The verifier's lease or engine is lost.
+        """
+        token_ids = answer.statistics.token_ids
+        found = await self._readings.find(self._prompts.target.decode(token_ids))
+        if found.evidence.is_lost:
+            raise DrafterUnavailable(found.evidence.why_none)
+        max_tokens = self._session.terms.max_tokens
+        try:
+            self._readings.fit("drafter", len(found.prompt_ids), max_tokens)
+            await self._readings.use(found, has_witness=isinstance(source, WitnessedSource))
+            await self._leases.hold_drafter(verifier)
+            await source.read()
+        except TargetUnavailable:
+            raise
+        except RapidError as error:
+            await verifier.check()
+            raise DrafterUnavailable(f"The drafter cannot go on reading: {error}") from error
+        answer.statistics.refreshes += 1
+        return source.drafter(answer.choice, token_ids)
+
+    # --- draft lengths ----------------------------------------------------------------------------
+
+    @property
+    def _contract(self) -> str:
+        assert self._progress.decision is not None
+        return self._progress.decision.contract
+
+    @property
+    def _is_paced(self) -> bool:
+        """Whether draft lengths are chosen; otherwise each is `max_draft`.
+
+        The rule `paper` has one length. A request with a seed under `maximal` coupling should be
+        reproducible, but there the text would depend on when the drafter rests.
+        """
+        terms = self._session.terms
+        is_fixed = self._config.draft_length == "fixed" or self._contract == "paper"
+        is_seeded = self._request.seed is not None and terms.sampling.temperature > 0
+        return not (is_fixed or (is_seeded and terms.speculation.coupling == "maximal"))
+
+    @property
+    def _can_rest(self) -> bool:
+        """Whether rounds without the drafter change nothing."""
+        return self._contract == "target" and self._is_paced
+
+    def _pace(self, answer: GrowingAnswer, drafter_reads: asyncio.Task[None]) -> Controller | None:
+        """Return the controller of an answer's draft lengths; None always drafts `max_draft`."""
+        if not self._is_paced:
+            return None
+        progress, terms = self._progress, self._session.terms
+        num_committed = len(answer.statistics.token_ids)
+        return Controller(
+            self._costs,
+            len(progress.record.prompts["target"]) + num_committed,
+            terms.speculation.max_draft,
+            can_rest=self._can_rest,
+            num_left=terms.max_tokens - num_committed,
+            is_read=lambda: drafter_reads.done() and progress.source is not None,
+            on_rest=functools.partial(self._rest, answer),
+        )
+
+    def _rest(self, answer: GrowingAnswer) -> None:
+        """Note that an answer rests for good; when all do, give the drafter's lease back."""
+        progress = self._progress
+        self._resting.add(answer.choice)
+        growing = {each.choice for each in progress.answers if not each.is_finished}
+        if progress.source is not None and growing <= self._resting:
+            self._session.begin(progress.source.release())
+            progress.source = None
+
+
+def cause_of(error: BaseException) -> str:
+    """Return an error's sentence for a log line, with what an engine of this process has raised.
+
+    The errors of remote engines come without their cause, which is in the engine's own log.
+    """
+    return f"{error} ({error.__cause__!r})" if error.__cause__ else str(error)
