@@ -15,9 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from fleet_traces import PAGE, QUESTION, Model, Request
+
 from cluster.reports import EngineReport, held_documents
 from cluster.routing import Need
-from fleet_traces import PAGE, QUESTION, Model, Request
 
 BESIDE = 4.0  # `prefill_slowdown`: prompts get three quarters of the time beside answers
 NAMED = 32  # documents that a report names, as `cluster.reports`

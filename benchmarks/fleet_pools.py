@@ -10,11 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cluster.autoscaling import EngineLoad, PoolState, engines_wanted, load_of
-from cluster.reports import EngineReport
-from cluster.routing import Candidate, Need, has_room, ranked
 from fleet_engines import Calendar, Engine, Lease
 from fleet_traces import Model
+
+from cluster.autoscaling import (
+    EngineLoad,
+    PoolState,
+    engines_wanted,
+    load_of,
+)
+from cluster.reports import EngineReport
+from cluster.routing import Candidate, Need, has_room, ranked
 
 GOAL_S = 10.0  # `first_token_goal_s`
 TICK_S = 1.0  # between two decisions about the number of replicas
@@ -163,9 +169,7 @@ class Pool:
             else:
                 assigned.setdefault(name, []).append(taken)
         return [
-            Candidate(
-                each.name, each.num_requests, reports[each.name], assigned.get(each.name, ())
-            )
+            Candidate(each.name, each.num_requests, reports[each.name], assigned.get(each.name, ()))
             for each in self.running.values()
         ]
 

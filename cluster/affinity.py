@@ -85,6 +85,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
     def can_move(self, request: LeaseRequest) -> bool:
         """Return whether a lease that was asked for waits in a queue, and would open elsewhere.
 
+        A replica that has left the pool only finishes what it has: what waits there moves, too.
         Any thread may call this.
         """
         takers = [
@@ -92,8 +93,10 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         ]
         spared = {each.replica_id.unique_id for each in BLAME.spared(self._replicas_list)}
         candidates = {each.replica: each for each in self._candidates(self._replicas_list)}
-        here = candidates.pop(takers[0], None) if takers else None
-        if here is None or here.report is None or not here.report.leases_waiting:
+        if not takers:
+            return False
+        here = candidates.pop(takers[0], None)
+        if here is not None and not (here.report and here.report.leases_waiting):
             return False
         need, target = Need.of(request), self._target_ongoing_requests
         others = (each for each in candidates.values() if each.replica in spared)

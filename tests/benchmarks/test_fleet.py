@@ -29,18 +29,18 @@ def _fleet() -> Iterator[ModuleType]:
 
 def test_a_hot_document_is_read_by_as_few_replicas_as_its_load_needs(fleet: ModuleType) -> None:
     requests = fleet.trace(40.0, 3.0, 12, seed=0)
-    ours = fleet.simulate(fleet.OURS, requests, 8, 4, is_fixed=True)
-    serve = fleet.simulate(fleet.SERVE, requests, 8, 4, is_fixed=True)
+    ours = fleet.simulate(fleet.OURS, requests, 8, 4, start=1.0)
+    serve = fleet.simulate(fleet.SERVE, requests, 8, 4, start=1.0)
     assert ours.refused == 0
     assert ours.waste <= 1.2
     assert serve.waste > 1.5
     assert ours.in_time >= serve.in_time
 
 
-@pytest.mark.parametrize("is_fixed", [True, False])
-def test_the_books_balance_when_all_is_answered(fleet: ModuleType, is_fixed: bool) -> None:
+@pytest.mark.parametrize("start", [1.0, 0.5])
+def test_the_books_balance_when_all_is_answered(fleet: ModuleType, start: float) -> None:
     requests = fleet.trace(30.0, 4.0, 40, seed=1)
-    one = fleet.Fleet(fleet.OURS, 6, 3, is_fixed=is_fixed, seed=1)
+    one = fleet.Fleet(fleet.OURS, 6, 3, start=start, seed=1)
     one.run(requests)
     assert len(one.first_tokens) + one.refused == len(requests)
     assert min(one.first_tokens) > 0
@@ -55,5 +55,5 @@ def test_the_books_balance_when_all_is_answered(fleet: ModuleType, is_fixed: boo
 def test_the_same_trace_and_seed_give_the_same_outcome(fleet: ModuleType) -> None:
     requests = fleet.trace(10.0, 3.0, 12, seed=2)
     assert requests == fleet.trace(10.0, 3.0, 12, seed=2)
-    outcomes = [fleet.simulate(fleet.OURS, requests, 4, 2, is_fixed=False) for _ in range(2)]
+    outcomes = [fleet.simulate(fleet.OURS, requests, 4, 2, start=0.5) for _ in range(2)]
     assert outcomes[0] == outcomes[1]
