@@ -1,19 +1,22 @@
 """A fleet of targets and drafters in simulation: our routing and scaling against Serve's defaults.
 
-    python benchmarks/fleet.py [--seconds 600] [--seeds 1]
+    python benchmarks/fleet.py [--seconds 600] [--seeds 3]
 
 A discrete-event simulation without Ray. Requests arrive in bursts and ask about documents whose
 popularity follows Zipf's law. Every request takes a lease on a target, is read there, takes a lease
 on a drafter if it can, and is answered. Where a lease goes is decided by `cluster.routing.ranked`,
 and how many replicas there are by `cluster.autoscaling.engines_wanted`: the functions that serve.
-Reports reach the routers as late as in a service. Serve's defaults beside them are the power of two
-choices, by exact numbers of requests, and scaling by ongoing requests.
+Reports reach the routers as late as in a service, engines read and evict as `rapid.engines` does
+(`fleet_engines.py`), and the pools have the targets and delays of the shipped configuration. What
+is compared with ours are Serve's ways, with the same settings: the less busy of two random replicas
+by exact numbers, and scaling by ongoing requests.
 
 **Times are rooflines, not measurements**: `rapid.planning` for Llama-3.1-8B on an H100 and 70B on
 four, with a speedup by drafts that is assumed (`SPEEDUP`). So ratios between the policies mean
-something, seconds do not. Left out: retrieval, the network, drafters' steps, partial eviction.
+something, seconds do not. Left out: retrieval, the network, drafters' steps, more than one tenant,
+pages that are evicted for the sake of one run.
 
-It takes about a minute of CPU time for a seed, with `--quick` twenty seconds.
+It takes two minutes of CPU time, with `--quick` ten seconds.
 """
 
 from __future__ import annotations
@@ -22,11 +25,9 @@ import argparse
 import heapq
 import itertools
 import random
-import statistics
 import sys
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,193 +35,20 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from fleet_engines import PAGE, QUESTION, Engine, Lease, Model, Request, trace  # noqa: E402
+from fleet_engines import Engine, Lease  # noqa: E402
+from fleet_pools import GOAL_S, OURS, SERVE, TICK_S, Pool, Ways  # noqa: E402
+from fleet_traces import PAGE, QUESTION, Model, Request, trace  # noqa: E402
 from reporting import keep, settings, shown, spread, table  # noqa: E402
 
-from cluster.autoscaling import EngineLoad, PoolState, engines_wanted  # noqa: E402
-from cluster.routing import Candidate, Need, has_room, ranked  # noqa: E402
+from cluster.routing import Need  # noqa: E402
 
+TARGET = Model("llama-3.1-8b", 1, 60.0, target_ongoing=3, up_s=10.0, down_s=300.0)
+DRAFTER = Model("llama-3.1-70b", 4, 180.0, target_ongoing=12, up_s=30.0, down_s=900.0)
+"""As `cluster/configs/llama-3.1-8b-with-70b-drafter.yaml` has them."""
+STARTS = {"all from the start": 1.0, "half, then scaled": 0.5, "a tenth, then scaled": 0.1}
 SPEEDUP = 1.8  # of a drafted answer over a plain one, assumed
 SHORT = 4500  # tokens of a drafter's prompt
-GOAL_S, TARGET_WAIT_S, DRAFTER_WAIT_S = 10.0, 30.0, 5.0
-REPORT_S, TICK_S, RETRY_S, LOOK_S = 1.0, 1.0, 0.5, 1.0
-UP_S, DOWN_S = 2.0, 20.0  # Serve's delays, the defaults of our pools
-ROUTERS = 12
-
-
-@dataclass(frozen=True)
-class Ways:
-    """A way of routing requests and of scaling pools, which the simulation compares with others."""
-
-    name: str
-    by_room: bool
-    by_work: bool
-
-
-class Pool:
-    """Replicas of one model, their routers and their autoscaler."""
-
-    def __init__(self, fleet: Fleet, model: Model, ways: Ways, start: int, most: int) -> None:
-        self.fleet, self.model, self.ways, self.most = fleet, model, ways, most
-        self.names = itertools.count()
-        self.running: dict[str, Engine] = {}
-        self.others: list[Engine] = []  # starting or draining
-        self.assigned: list[dict[int, tuple[str, Need, float]]] = [{} for _ in range(ROUTERS)]
-        self.queued = 0
-        self.gpu_s = 0.0
-        self.target = start
-        self.drained: list[tuple[float, EngineLoad]] = []
-        self.wish: tuple[int, float] | None = None  # the direction of a change, and since when
-        self.past: deque[float] = deque(maxlen=2)
-        for _ in range(start):
-            self._start(0.0)
-
-    @property
-    def all(self) -> list[Engine]:
-        return [*self.running.values(), *self.others]
-
-    def order(self, router: int, need: Need, now: float) -> Sequence[str]:
-        """Return the replicas to try."""
-        if not self.ways.by_room:
-            two = self.fleet.draw.sample(list(self.running.values()), min(2, len(self.running)))
-            return [each.name for each in sorted(two, key=lambda each: each.num_requests)]
-        return ranked(
-            need,
-            self._candidates(router),
-            target_ongoing=self.model.target_ongoing,
-            first_token_goal_s=GOAL_S,
-            draw=self.fleet.draw.sample,
-        )
-
-    def _candidates(self, router: int) -> list[Candidate]:
-        """Return the replicas as a router knows them."""
-        assigned: dict[str, list[Need]] = {}
-        mine = self.assigned[router]
-        for number, (name, taken, since) in list(mine.items()):
-            engine = self.running.get(name)
-            if engine is None or (engine.visible and since < engine.visible.at):
-                del mine[number]
-            else:
-                assigned.setdefault(name, []).append(taken)
-        return [
-            Candidate(each.name, each.num_requests, each.visible, assigned.get(each.name, ()))
-            for each in self.running.values()
-        ]
-
-    def ask(
-        self, lease: Lease, wait_s: float, refused: Callable[[float], None], now: float
-    ) -> None:
-        """Send a lease to a replica, now or as soon as one takes it; give up after `wait_s`."""
-        router, until = lease.request.number % ROUTERS, now + wait_s
-        self.queued += 1
-
-        def attempt(now: float) -> None:
-            if now >= until:
-                self.queued -= 1
-                refused(now)
-                return
-            for name in self.order(router, lease.need, now):
-                engine = self.running[name]
-                if engine.num_requests < self.model.max_leases:
-                    self.queued -= 1
-                    self.assigned[router][lease.request.number] = (name, lease.need, now)
-                    lease.engine = engine
-                    engine.submit(lease, now)
-                    if not lease.is_open:
-                        self.fleet.at(now + LOOK_S, look)
-                    return
-            self.fleet.at(now + RETRY_S, attempt)
-
-        def look(now: float) -> None:
-            """Give up in time; move to where there is room by now."""
-            assert lease.engine is not None
-            if lease.is_open:
-                return
-            if now >= until:
-                lease.engine.withdraw(lease, now)
-                refused(now)
-            elif self.ways.by_room and self._has_room_beside(lease.engine, router, lease.need):
-                lease.engine.withdraw(lease, now)
-                self.queued += 1
-                attempt(now)
-            else:
-                self.fleet.at(min(now + LOOK_S, until), look)
-
-        attempt(now)
-
-    def _has_room_beside(self, engine: Engine, router: int, need: Need) -> bool:
-        return any(
-            has_room(need, each, self.model.target_ongoing)
-            for each in self._candidates(router)
-            if each.replica != engine.name
-        )
-
-    def tick(self, now: float) -> None:
-        """Run the controller once."""
-        for each in [each for each in self.others if each.ready_at <= now]:
-            if not each.is_draining:
-                self.others.remove(each)
-                self.running[each.name] = each
-            elif not each.num_requests:
-                self.others.remove(each)
-        self.gpu_s += TICK_S * self.model.gpus * (len(self.running) + len(self.others))
-        if self.fleet.is_fixed:
-            return
-        wanted = min(max(self._wanted(now), 1), self.most)
-        if wanted == self.target:
-            self.wish = None
-            return
-        direction = 1 if wanted > self.target else -1
-        if self.wish is None or self.wish[0] != direction:
-            self.wish = (direction, now)
-        if now - self.wish[1] < (UP_S if direction > 0 else DOWN_S):
-            return
-        self.wish = None
-        for _ in range(wanted - self.target):
-            self._start(now)
-        for _ in range(self.target - wanted):  # Serve looks at no load: the newest goes
-            starting = [each for each in self.others if not each.is_draining]
-            engine = starting[-1] if starting else self.running.pop(next(reversed(self.running)))
-            if not starting:
-                self.others.append(engine)
-            engine.is_draining = True
-            self.drained.append((now, engine.load()))
-        self.target = wanted
-
-    def _wanted(self, now: float) -> int:
-        running = list(self.running.values())
-        if self.ways.by_work:
-            self.drained = [each for each in self.drained if now - each[0] <= DOWN_S]
-            state = PoolState(
-                self.target,
-                [each.load() for each in running],
-                self.queued,
-                [load for _, load in self.drained],
-            )
-            return engines_wanted(
-                state, target_ongoing=self.model.target_ongoing, first_token_goal_s=GOAL_S
-            )
-        self.past.append(self.queued + sum(each.num_requests for each in running))
-        return -(-int(statistics.mean(self.past)) // int(self.model.target_ongoing))
-
-    def _start(self, now: float) -> None:
-        ready_at = now + self.model.start_s if now else 0.0
-        engine = Engine(self.fleet, self.model, f"{self.model.name}-{next(self.names)}", ready_at)
-        engine.since = now
-        if now:
-            self.others.append(engine)
-        else:
-            self.running[engine.name] = engine
-        self.fleet.at(
-            now + self.fleet.draw.random() * REPORT_S, lambda then: self._report(engine, then)
-        )
-
-    def _report(self, engine: Engine, now: float) -> None:
-        engine.advance(now)
-        engine.visible, engine.snapshot = engine.snapshot, engine.report(now)
-        if engine in self.others and engine.is_draining and not engine.num_requests:
-            return
-        self.fleet.at(now + REPORT_S, lambda then: self._report(engine, then))
+TARGET_WAIT_S, DRAFTER_WAIT_S = 30.0, 5.0  # longest waits for a lease
 
 
 class Fleet:
@@ -230,28 +58,32 @@ class Fleet:
         first_tokens: Seconds to the first token of each request that was answered.
         refused: Number of requests without a lease in time (503).
         plain: Number of answers without a drafter.
-        ideal_tokens: Prompt tokens that one cache as large as all targets' together would read.
+        asked_tokens: Prompt tokens of the leases that targets opened.
+        target_tokens: Those that targets read, as they did not hold them.
+        ideal_tokens: Those that one cache as large as all running targets' together would read.
     """
 
-    def __init__(
-        self, ways: Ways, targets: int, drafters: int, *, is_fixed: bool, seed: int
-    ) -> None:
+    def __init__(self, ways: Ways, targets: int, drafters: int, *, start: float, seed: int) -> None:
+        """Store the settings.
+
+        Args:
+            ways: How requests are routed and pools scaled.
+            targets: Most replicas of the target's pool.
+            drafters: Most replicas of the drafter's pool.
+            start: Share of them that runs from the start; with 1 the pools do not scale.
+            seed: Seed of the routers' and the replicas' chance.
+        """
         self.draw = random.Random(seed)
-        self.is_fixed = is_fixed
+        self.is_fixed = start == 1
         self.now = 0.0
         self.events: list[tuple[float, int, Callable[[float], None]]] = []
         self.numbers = itertools.count()
         self.first_tokens: list[float] = []
         self.refused = self.plain = 0
-        self.ideal_tokens = self.target_tokens = 0
+        self.ideal_tokens = self.target_tokens = self.asked_tokens = 0
         self.cached: OrderedDict[str, int] = OrderedDict()
-        few = 1.0 if is_fixed else 0.5
-        self.target = Pool(
-            self, Model("llama-3.1-8b", 1, 60.0, 6), ways, max(int(few * targets), 1), targets
-        )
-        self.drafter = Pool(
-            self, Model("llama-3.1-70b", 4, 180.0, 12), ways, max(int(few * drafters), 1), drafters
-        )
+        self.target = Pool(self, TARGET, ways, max(int(start * targets), 1), targets)
+        self.drafter = Pool(self, DRAFTER, ways, max(int(start * drafters), 1), drafters)
 
     def at(self, when: float, what: Callable[[float], None]) -> None:
         heapq.heappush(self.events, (when, next(self.numbers), what))
@@ -276,12 +108,17 @@ class Fleet:
         if engine.model is not self.target.model:
             return
         self.target_tokens += num_tokens
+        self.asked_tokens += need.prompt_tokens
         known = self.cached.pop(need.document, 0)
         self.ideal_tokens += need.prompt_tokens - known
         self.cached[need.document] = need.prompt_tokens - QUESTION
-        room = len(self.target.running) * engine.model.pages * PAGE
-        while sum(self.cached.values()) > room:
-            self.cached.popitem(last=False)
+        over = sum(self.cached.values()) - len(self.target.running) * engine.model.pages * PAGE
+        while over > 0:
+            name, tokens = self.cached.popitem(last=False)
+            if tokens > over:
+                self.cached[name] = tokens - over
+                self.cached.move_to_end(name, last=False)
+            over -= tokens
 
     def _tick(self, now: float) -> None:
         self.target.tick(now)
@@ -301,13 +138,15 @@ class Fleet:
             self.plain += not drafting.is_open
             steps = request.answer_tokens / (SPEEDUP if drafting.is_open else 1.0)
             assert verifying.engine is not None
-            verifying.engine.answer(steps, done, now)
+            verifying.engine.answer(verifying, steps, done, now)
 
         def done(now: float) -> None:
             is_done.append(True)
             verifying.release(now)
+            self.target.forget(verifying)
             if drafting.is_open:
                 drafting.release(now)
+                self.drafter.forget(drafting)
 
         def refused(now: float) -> None:
             self.refused += 1
@@ -326,6 +165,7 @@ class Outcome:
     in_time: float  # share of the requests whose first token came within the goal
     refused: int
     plain: float  # share of the answers without a drafter
+    read: float  # share of the prompts' tokens that were read, not found
     waste: float  # prompt tokens read, over what one cache of the whole fleet would have read
     gpu_hours: float
 
@@ -337,53 +177,44 @@ class Outcome:
             sum(seconds <= GOAL_S for seconds in fleet.first_tokens) / total,
             fleet.refused,
             fleet.plain / max(answered, 1),
+            fleet.target_tokens / fleet.asked_tokens,
             fleet.target_tokens / fleet.ideal_tokens,
             (fleet.target.gpu_s + fleet.drafter.gpu_s) / 3600,
         )
 
 
-SERVE = Ways("Serve's defaults", by_room=False, by_work=False)
-OURS = Ways("ours", by_room=True, by_work=True)
-
-
 def simulate(
-    ways: Ways, requests: Sequence[Request], targets: int, drafters: int, *, is_fixed: bool
+    ways: Ways, requests: Sequence[Request], targets: int, drafters: int, *, start: float
 ) -> Outcome:
     """Return what one fleet makes of a trace."""
-    fleet = Fleet(ways, targets, drafters, is_fixed=is_fixed, seed=1)
+    fleet = Fleet(ways, targets, drafters, start=start, seed=1)
     fleet.run(requests)
     return Outcome.of(fleet)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Simulate every way, with all replicas from the start and scaled, on each seed's trace."""
+    """Simulate every way, from every start, on each seed's trace."""
     report: dict[str, Any] = {}
-    with ProcessPoolExecutor(4) as processes:
-        for kind in ("all replicas from the start", "scaled"):
-            for ways in (SERVE, OURS):
-                report.setdefault(kind, {})[ways.name] = [
-                    processes.submit(outcome, ways, options, seed, is_fixed=kind != "scaled")
-                    for seed in range(options.seeds)
-                ]
-        for by_ways in report.values():
-            for ways, running in by_ways.items():
-                outcomes = [each.result() for each in running]
-                by_ways[ways] = {
-                    name: spread([getattr(each, name) for each in outcomes])
-                    for name in Outcome.__dataclass_fields__
-                }
+    for kind, start in STARTS.items():
+        for ways in (SERVE, OURS):
+            outcomes = [outcome(ways, options, seed, start) for seed in range(options.seeds)]
+            report.setdefault(kind, {})[ways.name] = {
+                name: spread([getattr(each, name) for each in outcomes])
+                for name in Outcome.__dataclass_fields__
+            }
     return report
 
 
-def outcome(ways: Ways, options: argparse.Namespace, seed: int, *, is_fixed: bool) -> Outcome:
+def outcome(ways: Ways, options: argparse.Namespace, seed: int, start: float) -> Outcome:
     """Return what one fleet makes of the trace of a seed."""
     requests = trace(options.seconds, options.rate, options.documents, seed)
-    return simulate(ways, requests, options.targets, options.drafters, is_fixed=is_fixed)
+    return simulate(ways, requests, options.targets, options.drafters, start=start)
 
 
 def told(report: dict[str, Any]) -> str:
     """Return the table."""
-    header = ["replicas", "", "first token in time", "503", "plain", "read / ideal", "GPU-hours"]
+    header = ["replicas", "", "first token in time", "503", "plain", "read", "read / ideal"]
+    header += ["GPU-hours"]
     rows = []
     for kind, by_ways in report.items():
         for ways, found in by_ways.items():
@@ -399,7 +230,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=600)
     parser.add_argument("--targets", type=int, default=100)
     parser.add_argument("--drafters", type=int, default=30)
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one seed of three minutes")
     options = parser.parse_args()
     if options.quick:

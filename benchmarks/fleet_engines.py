@@ -1,25 +1,28 @@
-"""The replicas of `fleet.py`: models by the roofline, requests, and engines in simulated time."""
+"""The engines of `fleet.py` in simulated time, as `rapid.engines` serves.
+
+A lease gets all its pages at once; the oldest in the queue comes first. A document's pages are
+shared, and stay when the lease ends, until room is needed: then the tail of the document that was
+asked for longest ago goes first. Prompts that are read at once share the time, and where several
+have a document in common, one reads it and the others wait for that. Beside answers, reading gets
+the share of the time that `prefill_slowdown` leaves it.
+"""
 
 from __future__ import annotations
 
 import heapq
-import itertools
-import random
-from bisect import bisect
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Protocol
 
-from cluster.autoscaling import EngineLoad
+from fleet_traces import PAGE, QUESTION, Model, Request
+
 from cluster.reports import EngineReport, held_documents
 from cluster.routing import Need
-from rapid.planning.plan import COMPUTE_SHARE, GPUS, Replica
-from rapid.planning.shapes import KNOWN_SHAPES
 
-PAGE = 16
-QUESTION = 64  # tokens of a question
 BESIDE = 4.0  # `prefill_slowdown`: prompts get three quarters of the time beside answers
+NAMED = 32  # documents that a report names, as `cluster.reports`
+NEVER = float("inf")
 
 
 class Calendar(Protocol):
@@ -34,84 +37,7 @@ class Calendar(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Model:
-    """A model on its GPUs, by the roofline.
-
-    Attributes:
-        gpus: GPUs of a replica.
-        pages: KV pages of a replica.
-        weights_s: Seconds of a step that reads the weights alone.
-        token_s: Seconds that a token of KV adds to a step.
-        start_s: Seconds from the decision to a replica that runs.
-        target_ongoing: Requests that a replica should have.
-        max_leases: Requests that it takes.
-    """
-
-    name: str
-    gpus: int
-    start_s: float
-    target_ongoing: float
-    max_leases: int = 16
-    replica: Replica = field(init=False)
-    pages: int = field(init=False)
-    weights_s: float = field(init=False)
-    token_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        one = Replica(KNOWN_SHAPES[self.name][1], GPUS["h100-sxm"], 0, self.gpus)
-        room = one.usable - one.need(self.max_leases).total
-        set_ = object.__setattr__
-        set_(self, "replica", one)
-        set_(self, "pages", int(room / one.shape.kv_bytes_per_token(2) / PAGE))
-        set_(self, "weights_s", one.step_s(1))
-        set_(self, "token_s", replace(one, context=100_000).step_s(1) / 1e5 - one.step_s(1) / 1e5)
-
-    def prefill_s(self, start: int, stop: int) -> float:
-        """Seconds of reading the tokens from `start` to `stop` of a prompt."""
-        shape, flops = self.replica.shape, self.gpus * self.replica.gpu.flops * COMPUTE_SHARE
-        return (shape.prefill_flops(stop) - shape.prefill_flops(start)) / flops
-
-
-@dataclass(frozen=True)
-class Request:
-    """A request of the trace."""
-
-    number: int
-    at: float
-    document: str
-    document_tokens: int
-    answer_tokens: int
-
-    @property
-    def need(self) -> Need:
-        """The pages and leases that this request takes of a target."""
-        return Need(self.document, self.document_tokens + QUESTION, self.answer_tokens)
-
-
-def trace(seconds: float, rate: float, num_documents: int, seed: int) -> list[Request]:
-    """Return requests: Poisson, three times as many in every third tenth, documents by Zipf.
-
-    A document has 8K to 120K tokens, log-normal around 40K, and an answer 100 to 500.
-    """
-    draw = random.Random(seed)
-    lengths = [
-        int(min(max(draw.lognormvariate(10.6, 0.7), 8e3), 12e4)) for _ in range(num_documents)
-    ]
-    shares = list(itertools.accumulate(1 / (rank + 1) for rank in range(num_documents)))
-    requests: list[Request] = []
-    now = 0.0
-    while True:
-        is_burst = int(10 * now / seconds) % 3 == 1
-        now += draw.expovariate(rate * (3 if is_burst else 1))
-        if now >= seconds:
-            return requests
-        rank = bisect(shares, draw.random() * shares[-1])
-        answer = draw.randint(100, 500)
-        requests.append(Request(len(requests), now, f"{rank:08d}", lengths[rank], answer))
-
-
-@dataclass
+@dataclass(eq=False)
 class Lease:
     """A request at an engine: waiting, being read, then answered."""
 
@@ -123,64 +49,104 @@ class Lease:
     is_open: bool = False
     engine: Engine | None = None
 
+    @property
+    def document(self) -> int:
+        """Tokens of the prompt that other questions share."""
+        return self.need.prompt_tokens - QUESTION if self.need.document else 0
+
     def release(self, now: float) -> None:
+        """End the lease."""
         assert self.engine is not None
         self.engine.release(self, now)
 
 
 class Engine:
-    """A replica's pages, queue, prefix cache and clock; prompts are read one after the other."""
+    """A replica: its pages, queue, prefix cache, clock and reports.
 
-    def __init__(self, fleet: Calendar, model: Model, name: str, ready_at: float) -> None:
-        self.fleet, self.model, self.name, self.ready_at = fleet, model, name, ready_at
+    Attributes:
+        queue: Leases that wait for room.
+        leases: Open leases by the numbers of their requests.
+        held: Tokens of each document in the cache, the one asked for longest ago first.
+        users: Open leases on each document.
+        reading: Leases whose prompts are read.
+        kv_tokens: Tokens that a step of the answers in progress attends to.
+        reports: The last two reports.
+    """
+
+    def __init__(self, fleet: Calendar, model: Model, name: str) -> None:
+        self.fleet, self.model, self.name = fleet, model, name
         self.is_draining = False
         self.queue: deque[Lease] = deque()
-        self.leases: set[int] = set()
-        self.documents: OrderedDict[str, int] = OrderedDict()  # tokens, least recently used first
+        self.leases: dict[int, Lease] = {}
+        self.held: OrderedDict[str, int] = OrderedDict()
         self.users = Counter[str]()
-        self.pages_in_use = 0
-        self.tails: dict[int, int] = {}
-        self.reading: deque[Lease] = deque()
+        self.reading: list[Lease] = []
         self.answering: list[tuple[float, int, Callable[[float], None]]] = []  # by steps at the end
         self.kv_tokens = 0
-        self.steps = self.since = 0.0
-        self.prefilled = 0
-        self.version = 0
-        self.visible: EngineReport | None = None
-        self.snapshot: EngineReport | None = None
+        self.reports: deque[EngineReport] = deque(maxlen=2)
+        self._asked: OrderedDict[str, int] = OrderedDict()  # what the replica takes for held
+        self._readers = Counter[str]()
+        self._tails: dict[int, int] = {}
+        self._steps = self._since = 0.0
+        self._version = 0
 
     @property
     def num_requests(self) -> int:
+        """Leases that are open or wait."""
         return len(self.leases) + len(self.queue)
 
+    @property
+    def pages_in_use(self) -> int:
+        """Pages that leases hold."""
+        shared = sum(tokens // PAGE for name, tokens in self.held.items() if self.users[name])
+        return shared + sum(self._tails.values())
+
     def submit(self, lease: Lease, now: float) -> None:
+        """Open a lease, now or as soon as there is room."""
+        lease.engine = self
+        if name := lease.need.document:
+            self._asked[name] = max(self._asked.pop(name, 0), lease.need.prompt_tokens)
+            while len(self._asked) > NAMED:
+                self._asked.popitem(last=False)
+            self._readers[name] += 1
         self.queue.append(lease)
         self._admit(now)
 
     def withdraw(self, lease: Lease, now: float) -> None:
+        """Take a lease out of the queue."""
         self.queue.remove(lease)
+        self._readers[lease.need.document] -= 1
         self._admit(now)
 
-    def answer(self, steps: float, done: Callable[[float], None], now: float) -> None:
+    def answer(self, lease: Lease, steps: float, done: Callable[[float], None], now: float) -> None:
         """Call `done` after that many steps of decoding."""
-        self.advance(now)
-        heapq.heappush(self.answering, (self.steps + steps, id(done), done))
+        self._advance(now)
+        self.kv_tokens += lease.need.prompt_tokens
+        heapq.heappush(self.answering, (self._steps + steps, lease.request.number, done))
         self._plan(now)
 
     def release(self, lease: Lease, now: float) -> None:
-        self.advance(now)
-        need = lease.need
-        self.leases.remove(lease.request.number)
-        self.pages_in_use -= self.tails.pop(lease.request.number)
-        self.kv_tokens -= need.prompt_tokens
-        if need.document:
-            self.users[need.document] -= 1
-            if not self.users[need.document]:
-                self.pages_in_use -= self.documents[need.document] // PAGE
+        """End a lease: it is answered, or was of no use."""
+        self._advance(now)
+        del self.leases[lease.request.number]
+        del self._tails[lease.request.number]
+        if lease in self.reading:
+            self.reading.remove(lease)
+        self.users[lease.need.document] -= 1
+        self._readers[lease.need.document] -= 1
         self._admit(now)
 
-    def report(self, now: float) -> EngineReport:
-        return EngineReport(
+    def report(self, now: float) -> None:
+        """Make a report, from what a replica knows."""
+        self._advance(now)
+        waiting = {
+            each.need.document or str(number): each.need.prompt_tokens
+            for number, each in enumerate(self.queue)
+        }
+        speed = self.model.read_tokens_per_s
+        unread = speed * sum(each.unread_s for each in self.reading) + sum(waiting.values())
+        named = held_documents(self._asked, self.model.pages * PAGE)
+        report = EngineReport(
             at=now,
             pages_free=self.model.pages - self.pages_in_use,
             pages_total=self.model.pages,
@@ -188,51 +154,32 @@ class Engine:
             leases_free=self.model.max_leases - len(self.leases),
             num_requests=self.num_requests,
             leases_waiting=len(self.queue),
-            tokens_waiting=int(self.waiting_s / self._token_s()),
-            prefill_tokens_per_s=1 / self._token_s(),
-            documents=held_documents(self.documents, self.model.pages * PAGE),
-            in_use=[name for name in self.documents if self.users[name]],
+            tokens_waiting=int(unread),
+            prefill_tokens_per_s=speed,
+            documents=named,
+            in_use=[name for name in named if self._readers[name]],
         )
-
-    @property
-    def waiting_s(self) -> float:
-        """Seconds of reading that wait."""
-        unread = sum(lease.unread_s for lease in self.reading)
-        return unread + sum(self._unread_s(lease.need) for lease in self.queue)
-
-    def load(self) -> EngineLoad:
-        return EngineLoad(self.num_requests, self.pages_in_use, self.model.pages, self.waiting_s)
-
-    def _token_s(self) -> float:
-        return self.model.prefill_s(0, 40_000) / 40_000
-
-    def _unread_s(self, need: Need) -> float:
-        known = self.documents.get(need.document, 0)
-        return self.model.prefill_s(known, need.prompt_tokens)
+        self.reports.append(report)
 
     def _admit(self, now: float) -> None:
-        self.advance(now)
+        self._advance(now)
         while self.queue and len(self.leases) < self.model.max_leases:
             lease = self.queue[0]
-            need = lease.need
-            document = need.prompt_tokens - QUESTION if need.document else 0
-            tail = -(-(need.prompt_tokens - document + need.answer_tokens) // PAGE)
-            fresh = 0 if self.users[need.document] else document // PAGE
+            need, name = lease.need, lease.need.document
+            tail = -(-(need.prompt_tokens - lease.document + need.answer_tokens) // PAGE)
+            fresh = 0 if self.users[name] else lease.document // PAGE
             if tail + fresh > self.model.pages - self.pages_in_use:
                 break
             self.queue.popleft()
-            lease.unread_s = self._unread_s(need)
-            new_tokens = need.prompt_tokens - self.documents.get(need.document, 0)
-            self.prefilled += new_tokens
-            self.fleet.prefilled(self, need, new_tokens)
-            self.leases.add(lease.request.number)
-            self.tails[lease.request.number] = tail
-            self.pages_in_use += tail + fresh
-            self.kv_tokens += need.prompt_tokens
-            if need.document:
-                self.users[need.document] += 1
-                self.documents[need.document] = document
-                self.documents.move_to_end(need.document)
+            known = self.held.get(name, 0)
+            lease.unread_s = self.model.prefill_s(known, need.prompt_tokens)
+            self.fleet.prefilled(self, need, need.prompt_tokens - known)
+            self.leases[lease.request.number] = lease
+            self._tails[lease.request.number] = tail
+            self.users[name] += 1
+            if name:
+                self.held[name] = lease.document
+                self.held.move_to_end(name)
             self._evict()
             lease.is_open = True
             self.reading.append(lease)
@@ -240,21 +187,33 @@ class Engine:
         self._plan(now)
 
     def _evict(self) -> None:
-        idle = sum(
-            tokens // PAGE for name, tokens in self.documents.items() if not self.users[name]
-        )
-        for name in [name for name in self.documents if not self.users[name]]:
-            if self.pages_in_use + idle <= self.model.pages:
+        kept = sum(tokens // PAGE for tokens in self.held.values()) + sum(self._tails.values())
+        over = kept - self.model.pages
+        for name in [name for name in self.held if not self.users[name]]:
+            if over <= 0:
                 return
-            idle -= self.documents.pop(name) // PAGE
+            pages = self.held[name] // PAGE
+            if pages <= over:
+                del self.held[name]
+            else:
+                self.held[name] = (pages - over) * PAGE
+            over -= pages
 
-    def advance(self, now: float) -> None:
+    def _advance(self, now: float) -> None:
         """Do the work of the time since the last event."""
-        seconds, self.since = now - self.since, now
-        if self.reading:
-            self.reading[0].unread_s -= seconds * self._reading_share()
+        seconds, self._since = now - self._since, now
+        first = self._first_readers()
+        for each in first:
+            each.unread_s -= seconds * self._reading_share() / len(first)
         if self.answering:
-            self.steps += seconds / self._step_s()
+            self._steps += seconds / self._step_s()
+
+    def _first_readers(self) -> list[Lease]:
+        """Return the leases whose prompts go on: one for each document."""
+        first: dict[str, Lease] = {}
+        for each in self.reading:
+            first.setdefault(each.need.document or str(each.request.number), each)
+        return list(first.values())
 
     def _reading_share(self) -> float:
         return 1 - 1 / BESIDE if self.answering else 1.0
@@ -265,25 +224,27 @@ class Engine:
 
     def _plan(self, now: float) -> None:
         """Put the engine's next event on the fleet's calendar."""
-        self.version += 1
-        times = []
-        if self.reading:
-            times.append(max(self.reading[0].unread_s, 0.0) / self._reading_share())
-        if self.answering:
-            times.append(max(self.answering[0][0] - self.steps, 0.0) * self._step_s())
-        if times:
-            version = self.version
-            self.fleet.at(now + min(times), lambda then: self._wake(then, version))
+        self._version += 1
+        first = self._first_readers()
+        least_s = min((each.unread_s for each in first), default=NEVER)
+        read_s = max(least_s, 0.0) * len(first) / self._reading_share() if first else NEVER
+        end = self.answering[0][0] if self.answering else NEVER
+        answered_s = max(end - self._steps, 0.0) * self._step_s()
+        if (soon_s := min(read_s, answered_s)) < NEVER:
+            version = self._version
+            self.fleet.at(now + soon_s, lambda then: self._wake(then, version))
 
     def _wake(self, now: float, version: int) -> None:
-        if version != self.version:
+        if version != self._version:
             return
-        self.advance(now)
-        done: list[Callable[[float], None]] = []
-        while self.reading and self.reading[0].unread_s <= 1e-9:
-            done.append(self.reading.popleft().read)
-        while self.answering and self.answering[0][0] <= self.steps + 1e-9:
-            done.append(heapq.heappop(self.answering)[2])
+        self._advance(now)
+        read = [each for each in self._first_readers() if each.unread_s <= 1e-9]
+        self.reading = [each for each in self.reading if each not in read]
+        done = [each.read for each in read]
+        while self.answering and self.answering[0][0] <= self._steps + 1e-9:
+            _, number, end = heapq.heappop(self.answering)
+            self.kv_tokens -= self.leases[number].need.prompt_tokens
+            done.append(end)
         for each in done:
             each(now)
         self._plan(now)

@@ -98,18 +98,20 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
     def can_move(self, request: LeaseRequest) -> bool:
         """Return whether a lease that was asked for would open at once, but not where it is.
 
-        There it waits in a queue, or the replica reports no more. Any thread may call this.
+        There it waits in a queue, or the replica reports no more. A replica that has left the pool
+        only finishes what it has: what waits there moves, too. Any thread may call this.
         """
         leases = [*self._sent.values()]
         sent = next((each for each in leases if each.lease_id == request.lease_id), None)
+        if sent is None:
+            return False
         replicas = {each.replica_id.unique_id: each for each in self._replicas_list}
-        if sent is None or sent.replica not in replicas:
-            return False
         candidates = {each.replica: each for each in self._candidates(self._replicas_list)}
-        report = candidates.pop(sent.replica).report
-        waits = sent.is_taken and report is not None and report.leases_waiting > 0
-        if not waits and replicas[sent.replica] in self._moving(self._replicas_list):
-            return False
+        here = candidates.pop(sent.replica, None)
+        if here is not None:
+            waits = sent.is_taken and here.report is not None and here.report.leases_waiting > 0
+            if not waits and replicas[sent.replica] in self._moving(self._replicas_list):
+                return False
         need, target = Need.of(request), self._target_ongoing_requests
         spared = {each.replica_id.unique_id for each in BLAME.spared(self._replicas_list)}
         others = (each for each in candidates.values() if each.replica in spared)

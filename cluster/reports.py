@@ -205,16 +205,18 @@ class LoopWatch:
 def held_documents(used: OrderedDict[str, int], num_tokens: int) -> dict[str, int]:
     """Return the documents used last that fit into `num_tokens` together.
 
+    The last of them may be there in part: an engine evicts the end of a prompt first.
+
     Args:
         used: Tokens of each document, the least recently used first.
         num_tokens: Tokens that the KV pool holds.
     """
     held: dict[str, int] = {}
     for name in reversed(used):
-        num_tokens -= used[name]
-        if num_tokens < 0:
+        if num_tokens <= 0:
             break
-        held[name] = used[name]
+        held[name] = min(used[name], num_tokens)
+        num_tokens -= used[name]
     return held
 
 

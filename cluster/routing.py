@@ -6,13 +6,16 @@ router itself has assigned since. Its rules, first to last:
 1. A replica that is full is no choice while another one has room. A replica is full when the pages
    or places that the lease needs are not free, or when a lease already waits there.
 2. The document's pages cost nothing where a lease has them in use, and nothing is read where they
-   are: a replica that holds the document takes the request if what is new fits. It may be crowded,
-   but where it would miss the goal for the first token, and another replica would be faster, that
-   one is chosen.
+   are: a replica that holds the document, or most of it, takes the request if what is new fits. It
+   may be crowded, but where it would miss the goal for the first token, and another replica would
+   be faster, that one is chosen.
 3. Otherwise the replicas are tried in the order of their hash with the document's name (rendezvous
-   hashing, Thaler and Ravishankar 1998), those that are crowded last. All routers find the same
-   order without communication. So the second replica that reads a document is the same for all of
-   them, and only so many read it as its questions need.
+   hashing, Thaler and Ravishankar 1998), those that would evict a document for it after the
+   others, and those that are crowded last. So a replica that has just started gets new documents
+   and takes none from another. All routers find the same order without communication: the second
+   replica that reads a document is the same for all of them, and only so many read it as its
+   questions need. A replica counts as crowded from half of the goal on, which leaves the other
+   half to questions about what it holds.
 4. A request without a document goes to the better of two random replicas.
 
 Reports are a second or two old, so the router adds what it has assigned meanwhile. A replica whose
@@ -30,6 +33,7 @@ from cluster.reports import EngineReport, document_name
 from rapid.messages import LeaseRequest
 
 _TAIL_TOKENS = 512
+_CALM = 0.5
 
 Draw = Callable[[Sequence["_Standing"], int], list["_Standing"]]
 
@@ -108,8 +112,10 @@ class _Standing:
 
     Attributes:
         has_room: Whether the lease would open at once.
-        holds: Whether the document is there, or is being read.
-        first_token_s: Seconds until the prompt would be read, behind all that waits; 0 if unknown.
+        holds: Whether the document is there, or is being read, in part at least.
+        num_missing: Tokens of the document that are not there.
+        evicts_none: Whether the prompt fits beside all documents that are there.
+        first_token_s: Seconds until the prompt would be read, beside all that waits; 0 if unknown.
         num_requests: Requests there.
         num_waiting: Leases that would be before this one in the queue.
     """
@@ -117,6 +123,8 @@ class _Standing:
     replica: str
     has_room: bool
     holds: bool
+    num_missing: int
+    evicts_none: bool
     first_token_s: float
     num_requests: int
     num_waiting: int
@@ -147,14 +155,18 @@ def ranked(
     if not roomy:
         waiting = sorted(standings, key=lambda each: (each.num_waiting, not each.holds))
         return [each.replica for each in waiting]
-    limit_s = max(first_token_goal_s, min(each.first_token_s for each in roomy))
+    least_s = min(each.first_token_s for each in roomy)
+    limit_s = max(first_token_goal_s, least_s)
+    calm_s = max(_CALM * first_token_goal_s, least_s)
 
     def is_crowded(each: _Standing) -> bool:
-        return each.num_requests >= target_ongoing or each.first_token_s > limit_s
+        return each.num_requests >= target_ongoing or each.first_token_s > calm_s
 
     if need.document:
         held = [each for each in roomy if each.holds and each.first_token_s <= limit_s]
+        held.sort(key=lambda each: each.num_missing)
         calm = [each for each in roomy if not each.holds and not is_crowded(each)]
+        calm.sort(key=lambda each: not each.evicts_none)
         chosen = held + calm
     else:
         calm = [each for each in roomy if not is_crowded(each)] or roomy
@@ -183,6 +195,8 @@ def _standing(need: Need, candidate: Candidate, target_ongoing: float) -> _Stand
             candidate.replica,
             has_room=num_ongoing < target_ongoing,
             holds=False,
+            num_missing=0,
+            evicts_none=True,
             first_token_s=0.0,
             num_requests=num_ongoing,
             num_waiting=num_ongoing,
@@ -192,7 +206,8 @@ def _standing(need: Need, candidate: Candidate, target_ongoing: float) -> _Stand
     held_tokens = documents.get(need.document, 0)
     shared_tokens = held_tokens if need.document in in_use else 0
     leases_free, pages_free = report.leases_free, report.pages_free
-    num_unread = report.tokens_waiting + need.prompt_tokens - need.num_shared(held_tokens)
+    own_unread = need.prompt_tokens - need.num_shared(held_tokens)
+    num_unread = report.tokens_waiting + own_unread
     if after is not None:
         leases_free -= after.num_leases
         pages_free -= after.num_pages
@@ -202,11 +217,17 @@ def _standing(need: Need, candidate: Candidate, target_ongoing: float) -> _Stand
         and need.num_leases <= leases_free
         and need.num_pages(report.page_tokens, shared_tokens) <= pages_free
     )
+    # Prompts are read in turns: a short one is through before the long ones beside it.
+    num_beside = report.num_requests - report.leases_waiting + len(candidate.assigned)
+    num_unread = min(num_unread, (1 + num_beside) * own_unread)
     speed = report.prefill_tokens_per_s
     return _Standing(
         candidate.replica,
         has_room,
         holds=held_tokens > 0,
+        num_missing=max(need.prompt_tokens - _TAIL_TOKENS - held_tokens, 0),
+        evicts_none=sum(documents.values()) + need.prompt_tokens - held_tokens
+        <= report.pages_total * report.page_tokens,
         first_token_s=num_unread / speed if speed else 0.0,
         num_requests=report.num_requests + len(candidate.assigned),
         num_waiting=report.leases_waiting + len(candidate.assigned),

@@ -206,6 +206,10 @@ async def test_a_lease_that_waits_can_move_once_another_replica_has_room() -> No
     assert not one.can_move(waits)
     one._replicas_list = [replica("a", EMPTY), replica("b", EMPTY)]
     assert not one.can_move(waits)  # it is opening
+    one._replicas_list = [replica("b", replace(EMPTY, pages_free=5))]
+    assert not one.can_move(waits)
+    one._replicas_list = [replica("b", EMPTY)]
+    assert one.can_move(waits)  # its replica has left the pool
     one._replicas_list = [queue, replica("b", EMPTY)]
     one.on_request_completed(queue.replica_id, "1")
     assert not one.can_move(waits)

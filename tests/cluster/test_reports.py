@@ -150,6 +150,6 @@ async def test_an_engine_that_hangs_or_fails_makes_its_report_stale(clock: Manua
 def test_the_documents_used_last_are_held_as_far_as_they_fit() -> None:
     used = OrderedDict(old=300, middle=500, new=400)
     assert held_documents(used, 900) == {"new": 400, "middle": 500}
-    assert held_documents(used, 899) == {"new": 400}
+    assert held_documents(used, 899) == {"new": 400, "middle": 499}  # its end was evicted
     assert held_documents(used, 1200) == {"new": 400, "middle": 500, "old": 300}
     assert held_documents(OrderedDict(), 900) == {}

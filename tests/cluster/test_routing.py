@@ -105,14 +105,40 @@ def test_what_holds_the_document_may_be_crowded() -> None:
     assert order(QUESTION, {NAMES[1]: replace(HELD, num_requests=15)})[0] == NAMES[1]
 
 
+def test_a_question_is_read_before_the_long_prompts_beside_it() -> None:
+    reading = replace(HELD, tokens_waiting=100_000, num_requests=15)
+    assert order(QUESTION, {NAMES[2]: reading})[0] == NAMES[2]  # its own 512 in 16 turns: 8.2 s
+
+
 def test_a_document_is_read_again_where_that_is_faster_than_the_goal_allows() -> None:
     holder = NAMES[0]
-    slow = replace(HELD, tokens_waiting=9_000)
-    assert order(QUESTION, {holder: slow})[0] == holder  # 9.5 s: within the goal
-    slow = replace(HELD, tokens_waiting=10_000)
+    slow = replace(HELD, num_requests=30)  # they take turns
+    assert order(QUESTION, {holder: replace(slow, tokens_waiting=9_000)})[0] == holder  # 9.5 s
+    slow = replace(slow, tokens_waiting=10_000)
     assert order(QUESTION, {holder: slow})[0] == NAMES[1]
-    everybody = dict.fromkeys(NAMES, replace(EMPTY, tokens_waiting=20_000))
+    everybody = dict.fromkeys(NAMES, replace(EMPTY, num_requests=30, tokens_waiting=20_000))
     assert order(QUESTION, everybody | {holder: slow})[0] == holder
+
+
+def test_what_holds_most_of_the_document_is_asked() -> None:
+    ends = {NAMES[1]: replace(HELD, documents={DOCUMENT: 900}), NAMES[3]: HELD}
+    assert order(QUESTION, ends)[:2] == [NAMES[3], NAMES[1]]
+    both = {NAMES[1]: replace(HELD, documents={DOCUMENT: 1990}), NAMES[3]: HELD}
+    assert order(QUESTION, both)[0] == NAMES[1]  # questions differ in length: both hold it whole
+
+
+def test_a_new_document_goes_where_nothing_is_evicted_for_it() -> None:
+    others = replace(EMPTY, documents={"another": 2500})
+    assert order(QUESTION, {NAMES[0]: others}) == [*NAMES[1:], NAMES[0]]
+    assert order(QUESTION, dict.fromkeys(NAMES, others)) == NAMES
+    fits = replace(EMPTY, documents={"another": 2096})  # of 4096
+    assert order(QUESTION, {NAMES[0]: fits}) == NAMES
+
+
+def test_a_new_document_leaves_half_of_the_goal_to_what_a_replica_holds() -> None:
+    first_one = replace(EMPTY, num_requests=3)
+    assert order(QUESTION, {NAMES[0]: replace(first_one, tokens_waiting=3000)})[0] == NAMES[0]
+    assert order(QUESTION, {NAMES[0]: replace(first_one, tokens_waiting=3001)})[0] == NAMES[1]
 
 
 def test_what_was_assigned_since_the_report_counts() -> None:
@@ -139,7 +165,7 @@ def test_24_questions_on_one_document_are_read_by_as_few_replicas_as_they_need()
 def test_a_request_without_a_document_goes_to_the_less_loaded_of_two() -> None:
     busy = {"a": replace(EMPTY, num_requests=2)}
     assert order(SMALL, busy, names=["a", "b", "c"], draw=first) == ["b", "a", "c"]
-    reading = {"a": replace(EMPTY, tokens_waiting=5000)}
+    reading = {"a": replace(EMPTY, num_requests=1, tokens_waiting=5000)}
     assert order(SMALL, reading, names=["a", "b", "c"], draw=first) == ["b", "a", "c"]
     crowded = {"a": replace(EMPTY, num_requests=4)}
     assert order(SMALL, crowded, names=["a", "b", "c"], draw=first) == ["b", "c", "a"]
