@@ -28,7 +28,8 @@ from deployments.api.errors import HttpError, error_body, http_error
 from deployments.api.event_feed import ClientLeft, EventFeed
 from deployments.api.event_stream import EventStream
 from deployments.api.limits import Limits
-from deployments.api.requests import ChatRequest, parse_chat_request
+from deployments.api.parsing import parse_chat_request
+from deployments.api.requests import ChatRequest
 from deployments.api.responses import (
     GrowingChoice,
     Json,
