@@ -1,8 +1,8 @@
-"""The commands ``rapid serve``, ``apply``, ``stop`` and ``check-config``, around ``serve run``.
+"""The commands ``rapid serve``, ``apply``, ``stop`` and ``check-config``, around Ray Serve.
 
-Ray Serve's ``serve run`` validates in an actor, does not report when an application is ready and
-keeps running when it failed to start. So the file is checked first, readiness is polled over HTTP,
-and Ctrl-C, SIGTERM and ``rapid stop`` all end it the same way.
+Serve validates in an actor, does not report when an application is ready and keeps running when it
+failed to start. So the file is checked first, readiness is polled over HTTP, and Ctrl-C, SIGTERM
+and ``rapid stop`` all end it the same way.
 """
 
 from __future__ import annotations

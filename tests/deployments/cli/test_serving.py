@@ -53,7 +53,7 @@ class TestServe:
         code = (
             "import sys; from pathlib import Path; from types import SimpleNamespace as N;"
             "from deployments.cli import serving, server_process;"
-            f"server_process.SERVE_COMMAND = {str(config.parent / 'bin' / 'serve')!r};"
+            f"server_process.SERVE_COMMAND = ({str(config.parent / 'bin' / 'serve')!r},);"
             "engine = N(engine=N(model='a-model'));"
             "serving._checked = lambda path: N(target=engine, api=N(model='m'), is_embedded=False);"
             "serving.serve(Path('config.yaml'))"
