@@ -38,6 +38,7 @@ from deployments.api.responses import (
     model_card,
     rapid_receipt,
 )
+from deployments.api.shares import Shares
 from deployments.config.serve_config import ApiConfig
 from deployments.config.tenants import Tenants
 from rapid.errors import (
@@ -124,10 +125,17 @@ class Ingress:
             config.max_choices, config.max_messages, config.max_documents, config.max_characters
         )
         self._admission.limit(
-            config.max_requests, config.max_requests_per_tenant or config.max_requests
+            config.max_requests,
+            config.max_requests_per_tenant or config.max_requests,
+            config.shared_requests,
         )
         self._card = model_card(config.model, int(time.time()), is_embedded=self._is_embedded)
         self._fingerprint = _fingerprint(config.model)
+
+    @property
+    def shares(self) -> Shares:
+        """The tenants' shares, which other replicas of the ingress add to."""
+        return self._admission.shares
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -203,7 +211,7 @@ class Ingress:
             return await feed.next()
         except Overloaded as error:
             if error.retry_after_s is None:
-                raise type(error)(str(error), self._admission.retry_after_s) from error
+                raise type(error)(str(error), self._admission.next_place_s()) from error
             raise
 
     async def _complete(

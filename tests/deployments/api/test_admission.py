@@ -70,7 +70,7 @@ class TestPlaces:
             stack.enter_context(admission.place("crowd"))
         with admission.place("guest"):
             pass
-        assert admission.retry_after_s is None
+        assert admission.next_place_s() is None
 
 
 class Busy:
