@@ -56,6 +56,7 @@ class RemoteOrchestrator:
         stream = generate.remote(request)
         try:
             async for event in stream:
+                self._readiness.note_progress()
                 yield event
         except Exception as error:
             failure = failure_of(error)

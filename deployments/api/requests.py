@@ -29,6 +29,7 @@ MAX_STOP_LENGTH = 1000
 _MAX_NAME = 256
 _MAX_QUERY = 2**14
 
+
 def _refuse(code: str, message: str) -> NoReturn:
     """Raise a validation error whose `message` continues the field's name."""
     raise PydanticCustomError(code, "{what}", {"what": message})

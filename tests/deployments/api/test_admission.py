@@ -50,6 +50,25 @@ class TestPlaces:
                 assert type(full.value) is Overloaded
                 assert full.value.retry_after_s == 7.5
 
+    def test_a_crowd_is_told_one_place_after_the_other(self) -> None:
+        """Two places, each held for 10 s: one becomes free every 5 s."""
+        clock = Clock()
+        admission = Admission(clock=clock)
+        admission.limit(2, 2)
+
+        def told() -> float | None:
+            with pytest.raises(TooManyRequests) as refused, admission.place("crowd"):
+                pass
+            return refused.value.retry_after_s
+
+        with admission.place("crowd"):
+            clock.now = 10.0
+        with admission.place("crowd"), admission.place("crowd"):
+            assert [told() for _ in range(3)] == [5.0, 10.0, 15.0]
+            clock.now = 16.0  # the first has come back, and is the third now
+            assert told() == 15.0
+            assert [told() for _ in range(20)][-1] == 60.0  # the longest wait that clients follow
+
     def test_limits_may_change_while_places_are_held(self) -> None:
         admission = Admission()
         admission.limit(4, 2)

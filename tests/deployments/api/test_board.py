@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from deployments.api.board import Board, keep_in_step
+import pytest
+from ray.exceptions import RayActorError
+
+from deployments.api.board import Board, board_of, keep_in_step
 from deployments.api.shares import Shares, Use
 
 
@@ -71,3 +74,26 @@ async def test_nobody_is_told_where_nothing_is_shared() -> None:
     shares.configure(20, 8)  # keys of a second tenant have come
     await until(lambda: bool(line.told))
     task.cancel()
+
+
+@pytest.mark.ray
+async def test_a_board_that_died_is_started_again(ray_cluster: str) -> None:
+    """Two replicas of one application read each other, before and after; another one does not."""
+    import ray
+
+    here, there, apart = board_of("board/a"), board_of("board/a"), board_of("board/b")
+    await here({"crowd": (1, 2)})
+    assert await there({"crowd": (3, 4)}) == {"crowd": (1, 2)}
+    assert await apart({}) == {}
+    ray.kill(await asyncio.to_thread(ray.get_actor, "board/a", "rapid-ingress"))
+    async with asyncio.timeout(120):
+        while True:
+            try:
+                found = await here({"crowd": (3, 3)}), await there({"crowd": (5, 5)})
+            except RayActorError:
+                await asyncio.sleep(0.1)
+                continue
+            if found == ({"crowd": (5, 5)}, {"crowd": (3, 3)}):
+                break
+    for name in ("board/a", "board/b"):
+        ray.kill(await asyncio.to_thread(ray.get_actor, name, "rapid-ingress"))
