@@ -47,7 +47,7 @@ class Line:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 (it is the product that polls)
             await asyncio.sleep(0.01)
 
 
