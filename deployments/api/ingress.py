@@ -119,7 +119,8 @@ class Ingress:
 
     def configure(self, config: ApiConfig) -> None:
         """Take a model name, keys and limits; requests that were let in stay in."""
-        self._tenants = Tenants(config.all_keys())  # the one that may be refused comes first
+        keys = config.all_keys()  # which may be refused, so they come first
+        self._tenants = Tenants(keys)
         self._config = config
         self._limits = Limits(
             config.max_choices, config.max_messages, config.max_documents, config.max_characters
@@ -127,7 +128,7 @@ class Ingress:
         self._admission.limit(
             config.max_requests,
             config.max_requests_per_tenant or config.max_requests,
-            config.shared_requests,
+            config.shared_requests if len({key.tenant for key in keys}) > 1 else None,
         )
         self._card = model_card(config.model, int(time.time()), is_embedded=self._is_embedded)
         self._fingerprint = _fingerprint(config.model)

@@ -92,6 +92,12 @@ class TestPlaces:
         assert admission.next_place_s() is None
 
 
+@pytest.mark.parametrize(("keys", "are_shared"), [(KEYS, True), (KEYS[:1], False), ((), False)])
+def test_one_tenant_shares_with_nobody(keys: tuple[ApiKey, ...], are_shared: bool) -> None:
+    app = Ingress(ScriptedOrchestrator(), ApiConfig(model="m", keys=keys, shared_requests=4))
+    assert app.shares.are_shared == are_shared
+
+
 class Busy:
     """Answers that end when they are told; counts those in progress by tenant."""
 

@@ -131,7 +131,8 @@ EMBEDDED = ROOT / "serve_config.yaml"
 
 def with_api(**api: Any) -> ServeConfig:
     args = args_of(EMBEDDED)
-    return ServeConfig.model_validate(args | {"api": args["api"] | api})
+    usual = {"shared_requests": None}  # which the file sets
+    return ServeConfig.model_validate(args | {"api": args["api"] | usual | api})
 
 
 def keys_of(*tenants: str) -> list[dict[str, str]]:
@@ -161,6 +162,7 @@ def test_a_partial_pool_keeps_the_defaults_of_its_deployment() -> None:
         ({"keys_env": "KEYS"}, 32, 8),
         ({"keys": keys_of("a", "b"), "max_requests_per_tenant": 3}, 3, 8),
         ({"keys": keys_of("a", "b"), "shared_requests": 5}, 32, 5),
+        ({"shared_requests": 5}, None, 5),
         ({"max_requests_per_tenant": 3}, 3, None),
         ({"keys": keys_of("a", "b"), "pool": {"max_ongoing_requests": 8}}, 4, 8),
     ],
