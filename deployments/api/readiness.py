@@ -19,6 +19,7 @@ from rapid.ports import Clock
 _log = logging.getLogger(__name__)
 
 _EVERY_S = 1.0
+_SETTLED_LOOKS = 5  # Serve's answer takes a process tens of milliseconds to read
 _ANSWERED_S = 5.0
 _STALE_S = 30.0
 _RESTING = (DeploymentStatus.HEALTHY.value, DeploymentStatus.UPSCALING.value)
@@ -38,12 +39,12 @@ class Readiness:
 
     A request needs a target, an orchestrator and an ingress, which is where the snapshot is. Of
     the other two Serve's controller must know a replica that takes requests, and its processes
-    must have given a sign of life within seconds, unless an answer has just made progress here.
+    must have given a sign of life within seconds, or an answer has just made progress here.
     Serve's own word on the application does not count: it says UNHEALTHY or DEPLOYING as soon as
     one replica of many dies. A pool without replicas that Serve calls HEALTHY was scaled to zero,
     and one that it calls UPSCALING is on its way back; requests wait for both.
 
-    `state` answers from memory. Three threads look once a second: at the pools, which Serve's
+    `state` answers from memory. Three threads look every second or so: at the pools, which Serve's
     controller knows, for the processes, which Ray knows by name, and at these. None uses the event
     loop that serves the API, a slot of a replica or the orchestrator, so that a saturated
     application still says that it is ready. What was seen of the pools holds for as long as there
@@ -71,6 +72,7 @@ class Readiness:
         self._signs = signs or Signs(lambda: processes_of(app), clock)
         self._clock = clock
         self._seen_at = self._answered_at = -math.inf
+        self._num_spared = 0
         self._pools: Pools = {}
         self._metrics: list[str] = []
 
@@ -82,30 +84,47 @@ class Readiness:
     def state(self) -> dict[str, Any]:
         """Return the state; ``ready`` says whether a request would be answered."""
         return {
-            "ready": self._serves("target", has_engines=True) and self._serves("orchestrator"),
+            "ready": self._is_ready,
             "pools": self._pools,
             "engines": self._signs.engines(),
             "metrics": self._metrics,
         }
 
     def refresh_pools(self) -> None:
-        """Look at the pools."""
+        """Look at the pools, at every fifth call only while nothing is missing.
+
+        What ends a pool that was whole shows in the signs of life.
+        """
+        is_whole = self._is_ready and all(
+            pool["replicas"] and pool["status"] == DeploymentStatus.HEALTHY.value
+            for pool in self._pools.values()
+        )
+        self._num_spared = self._num_spared + 1 if is_whole else _SETTLED_LOOKS
+        if self._num_spared < _SETTLED_LOOKS:
+            return
         self._pools, self._metrics = self._look_at_pools(self._app)
         self._seen_at = self._clock()
+        self._num_spared = 0
 
     def note_progress(self) -> None:
         """Note that an answer has just made progress."""
         self._answered_at = self._clock()
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._serves("target", has_engines=True) and self._serves("orchestrator")
 
     def _serves(self, name: str, *, has_engines: bool = False) -> bool:
         pool = self._pools.get(name, {})
         now = self._clock()
         if not pool.get("replicas"):
             return pool.get("status") in _RESTING and now - self._seen_at <= _STALE_S
+        standings = {self._signs.standing(name, is_engine=False)}
+        if has_engines:
+            standings.add(self._signs.standing(name, is_engine=True))
         if now - self._answered_at <= _ANSWERED_S:
-            return True
-        alive = self._signs.is_alive
-        return alive(name, is_engine=False) and (not has_engines or alive(name, is_engine=True))
+            standings.discard("silent")  # they are only slow to say so
+        return standings <= {"alive"}
 
 
 def pools_of(app: str) -> tuple[Pools, list[str]]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray.serve._private.common import REPLICA_ID_FULL_ID_STR_PREFIX
@@ -21,6 +21,8 @@ from ray.serve._private.constants import SERVE_NAMESPACE
 from deployments.pools.engine_actor import engines_of
 from rapid.messages import EngineStatus
 from rapid.ports import Clock
+
+NEEDED = ("target", "orchestrator")  # and an ingress, which asks
 
 _WAIT_S = 1.0
 _FRESH_S = 8.0
@@ -40,6 +42,9 @@ class Process:
     name: str
     is_engine: bool
 
+
+Standing = Literal["alive", "silent", "gone"]
+"""Whether a process gave a sign within eight seconds, or is known and does not, or is not known."""
 
 Ask = Callable[[], "Future[Any]"]
 """Function that asks a process for a sign: an engine for its status, a replica for anything."""
@@ -84,14 +89,14 @@ class Signs:
                 said[process] = (now, future.result())
         self._said = said
 
-    def is_alive(self, pool: str, *, is_engine: bool) -> bool:
-        """Return whether a replica or an engine of a pool gave a sign within eight seconds."""
-        now = self._clock()
-        return any(
-            now - at <= _FRESH_S
-            for each, (at, _) in self._said.items()
-            if each.pool == pool and each.is_engine == is_engine
-        )
+    def standing(self, pool: str, *, is_engine: bool) -> Standing:
+        """Return how the replicas or the engines of a pool stand: as the best of them does."""
+        found = [each for each in self._known if each.pool == pool and each.is_engine == is_engine]
+        if not found:
+            return "gone"
+        now, said = self._clock(), self._said
+        is_alive = any(each in said and now - said[each][0] <= _FRESH_S for each in found)
+        return "alive" if is_alive else "silent"
 
     def engines(self) -> list[dict[str, Any]]:
         """Return the status of every engine; one that is silent is ``unavailable``."""
@@ -121,7 +126,10 @@ def _ledger(engine: Process, status: EngineStatus | None) -> dict[str, Any]:
 
 
 def processes_of(app: str) -> dict[Process, Ask]:
-    """Return an application's replicas and engines; the call blocks while it asks Ray for them."""
+    """Return the engines of an application, and the replicas of the pools that it needs.
+
+    The call blocks while it asks Ray for them.
+    """
     found: dict[Process, Ask] = {}
     for name, engine in engines_of(app).items():
         _, pool, own = name.rsplit("/", 2)
@@ -129,7 +137,7 @@ def processes_of(app: str) -> dict[Process, Ask]:
     for actor in ray.util.list_named_actors(all_namespaces=True):
         pool, own = replica_of(app, actor["namespace"], actor["name"])
         with contextlib.suppress(ValueError):  # it died after it was listed
-            if own:
+            if pool in NEEDED:
                 replica = ray.get_actor(actor["name"], actor["namespace"])
                 process = Process(pool, own, is_engine=False)
                 found[process] = _asking(replica.__ray_ready__)

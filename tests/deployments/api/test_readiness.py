@@ -16,11 +16,12 @@ class Parts:
     """Stands in for `Signs`, and for the clock: who lives is written by hand."""
 
     def __init__(self, *silent: str) -> None:
-        self.silent = set(silent)
+        self.silent, self.gone = set(silent), "silent"
         self.now = 100.0
 
-    def is_alive(self, pool: str, *, is_engine: bool) -> bool:
-        return f"{pool} {'engine' if is_engine else 'replica'}" not in self.silent
+    def standing(self, pool: str, *, is_engine: bool) -> str:
+        part = f"{pool} {'engine' if is_engine else 'replica'}"
+        return self.gone if part in self.silent else "alive"
 
     def engines(self) -> list[dict[str, Any]]:
         return [{"name": "target/1", "leases_open": 3}]
@@ -82,6 +83,9 @@ def test_replicas_that_are_silent_answer_nobody_whatever_serve_says(silent: str)
     assert readiness.state()["ready"]
     parts.now += 0.1
     assert not readiness.state()["ready"]
+    readiness.note_progress()
+    parts.gone = "gone"
+    assert not readiness.state()["ready"]
 
 
 @pytest.mark.parametrize("silent", ["drafter engine", "drafter replica", "orchestrator engine"])
@@ -98,6 +102,33 @@ def test_while_the_controller_is_away_signs_of_life_are_enough() -> None:
     parts.now += 570.0
     assert readiness.state()["ready"]
     assert not resting.state()["ready"]  # nobody would start a replica
+
+
+def test_a_whole_application_is_looked_at_less_often() -> None:
+    parts, num_looks = Parts(), 0
+    seen = pools("HEALTHY", target=1, orchestrator=1, drafter=0)
+
+    def look(app: str) -> tuple[Any, list[str]]:
+        nonlocal num_looks
+        num_looks += 1
+        return seen, []
+
+    readiness = Readiness(
+        "rapid",
+        look_at_pools=look,
+        signs=parts,  # type: ignore[arg-type]
+        clock=lambda: parts.now,
+    )
+    for _ in range(3):
+        readiness.refresh_pools()
+    assert num_looks == 3  # the drafter has no replica yet
+    seen["drafter"]["replicas"] = 1
+    for _ in range(11):
+        readiness.refresh_pools()
+    assert num_looks == 5
+    parts.silent = {"target engine"}
+    readiness.refresh_pools()
+    assert num_looks == 6
 
 
 def test_an_application_that_serve_calls_unhealthy_is_seen_by_its_replicas(

@@ -55,13 +55,13 @@ def test_who_is_stopped_is_silent_after_eight_seconds() -> None:
     engine, replica = Part(status(leases_open=3, max_leases=16)), Part(True)
     signs = Signs(lambda: known, clock)
     signs.ask()
-    assert not signs.is_alive("target", is_engine=True)
+    assert signs.standing("target", is_engine=True) == "gone"
     known.update({ENGINE: engine, REPLICA: replica})
     signs.find()
     signs.ask()
-    assert signs.is_alive("target", is_engine=True)
-    assert signs.is_alive("target", is_engine=False)
-    assert not signs.is_alive("drafter", is_engine=True)
+    assert signs.standing("target", is_engine=True) == "alive"
+    assert signs.standing("target", is_engine=False) == "alive"
+    assert signs.standing("drafter", is_engine=True) == "gone"
     (told,) = signs.engines()
     assert (told["name"], told["status"], told["leases_open"]) == ("target/e1", "ok", 3)
 
@@ -70,13 +70,13 @@ def test_who_is_stopped_is_silent_after_eight_seconds() -> None:
     for _ in range(3):
         signs.ask()
     assert engine.num_asked == 2  # it owes an answer
-    assert not signs.is_alive("target", is_engine=True)
-    assert signs.is_alive("target", is_engine=False)
+    assert signs.standing("target", is_engine=True) == "silent"
+    assert signs.standing("target", is_engine=False) == "alive"
     assert signs.engines() == [{"name": "target/e1", "pool": "target", "status": "unavailable"}]
 
     engine.pending.set_result(engine.answer)  # it goes on
     signs.ask()
-    assert signs.is_alive("target", is_engine=True)
+    assert signs.standing("target", is_engine=True) == "alive"
 
 
 def test_the_dead_and_the_gone_are_forgotten() -> None:
@@ -84,11 +84,11 @@ def test_the_dead_and_the_gone_are_forgotten() -> None:
     signs = Signs(lambda: dict(known), Clock())
     signs.find()
     signs.ask()
-    assert not signs.is_alive("target", is_engine=False)
+    assert signs.standing("target", is_engine=False) == "silent"
     del known[ENGINE]
     signs.find()
     signs.ask()
-    assert not signs.is_alive("target", is_engine=True)
+    assert signs.standing("target", is_engine=True) == "gone"
     assert signs.engines() == []
 
 
