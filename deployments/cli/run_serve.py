@@ -30,25 +30,30 @@ _LEAST_LEVEL = logging.WARNING
 
 def run(config: Path) -> None:
     """Serve the applications of a file until SIGINT or SIGTERM."""
-    is_told = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: is_told.set())
     settings = ServeDeploySchema.model_validate(yaml.safe_load(config.read_text(encoding="utf-8")))
-    ray.init(namespace="serve")
-    serve.start(
-        proxy_location=settings.proxy_location,
-        http_options=settings.http_options.model_dump(),
-        grpc_options=settings.grpc_options.model_dump(),
-        logging_config=system_logging(settings.logging_config),
-        tracing_config=settings.tracing_config,
-        controller_options=settings.controller_options,
-    )
-    client = _get_global_client()
-    client.deploy_apps(settings)
-    is_told.wait()
-    # A Ray of its own ends with this process; in another one, what is left would stay.
-    is_own_ray = os.environ.get("RAY_ADDRESS", "local") == "local"
-    client.shutdown(timeout_s=_SHUTDOWN_S if is_own_ray else _SHUTDOWN_OF_OTHERS_S)
+    client = None
+    try:
+        ray.init(namespace="serve")
+        for number in (signal.SIGINT, signal.SIGTERM):  # Ray has a handler of its own
+            signal.signal(number, signal.default_int_handler)
+        serve.start(
+            proxy_location=settings.proxy_location,
+            http_options=settings.http_options.model_dump(),
+            grpc_options=settings.grpc_options.model_dump(),
+            logging_config=system_logging(settings.logging_config),
+            tracing_config=settings.tracing_config,
+            controller_options=settings.controller_options,
+        )
+        client = _get_global_client()
+        client.deploy_apps(settings)
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        if client is not None:
+            # A Ray of its own ends with this process; in another one, what is left would stay.
+            is_own_ray = os.environ.get("RAY_ADDRESS", "local") == "local"
+            client.shutdown(timeout_s=_SHUTDOWN_S if is_own_ray else _SHUTDOWN_OF_OTHERS_S)
 
 
 def system_logging(given: LoggingConfig | None) -> LoggingConfig:
