@@ -10,7 +10,6 @@ has shut down, in which Serve waits for answers in progress.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -21,11 +20,12 @@ import ray
 import yaml
 from ray import serve
 from ray.serve.context import _get_global_client
-from ray.serve.schema import LoggingConfig, ServeDeploySchema
+from ray.serve.schema import ServeDeploySchema
+
+from deployments.logs import system_logging
 
 _SHUTDOWN_S = 5.0
 _SHUTDOWN_OF_OTHERS_S = 30.0
-_LEAST_LEVEL = logging.WARNING
 
 
 def run(config: Path) -> None:
@@ -54,17 +54,6 @@ def run(config: Path) -> None:
             # A Ray of its own ends with this process; in another one, what is left would stay.
             is_own_ray = os.environ.get("RAY_ADDRESS", "local") == "local"
             client.shutdown(timeout_s=_SHUTDOWN_S if is_own_ray else _SHUTDOWN_OF_OTHERS_S)
-
-
-def system_logging(given: LoggingConfig | None) -> LoggingConfig:
-    """Return how controller, proxies and the building of applications log: as the file says.
-
-    The level is at least ``WARNING``, below which Serve writes down what it builds from. Replicas
-    and engines have the file's own level.
-    """
-    config = given or LoggingConfig()
-    level = max(_LEAST_LEVEL, logging.getLevelNamesMapping()[str(config.log_level)])
-    return config.model_copy(update={"log_level": logging.getLevelName(level)})
 
 
 if __name__ == "__main__":

@@ -93,6 +93,7 @@ def apply(
 
     from deployments.config.applying import update
     from deployments.config.serve_file import checked
+    from deployments.logs import with_system_logging
     from rapid.config_errors import read_yaml
     from rapid.errors import ConfigurationError
 
@@ -117,7 +118,7 @@ def apply(
         )
     except ConnectionError:
         fail(f"no Ray answers at {address}: give the address of its dashboard with --address")
-    client.deploy_applications(content)
+    client.deploy_applications(with_system_logging(content))
     for deployment, effect in effects.items():
         note(f"{deployment}: {_EFFECTS[effect]}")
     with err.status("waiting until it is done"):

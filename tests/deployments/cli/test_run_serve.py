@@ -6,10 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from ray.serve.schema import LoggingConfig
 
 from deployments.cli import run_serve
-from deployments.cli.run_serve import system_logging
 
 ROOT = Path(__file__).parents[3]
 
@@ -57,16 +55,3 @@ def test_a_file_is_served_until_the_process_is_told_to_stop(
     assert started["http_options"]["host"] == "127.0.0.1"
     logs = started["logging_config"]
     assert (logs.encoding, logs.log_level) == ("JSON", "WARNING")
-
-
-@pytest.mark.parametrize(
-    ("given", "level"),
-    [(None, "WARNING"), ("DEBUG", "WARNING"), ("INFO", "WARNING"), ("ERROR", "ERROR")],
-)
-def test_serve_does_not_write_down_what_it_builds_from(given, level):
-    config = LoggingConfig(encoding="JSON", log_level=given, logs_dir="/logs") if given else None
-    logs = system_logging(config)
-    assert logs.log_level == level
-    if config is not None:
-        assert logs == config.model_copy(update={"log_level": level})
-        assert config.log_level == given
