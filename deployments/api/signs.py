@@ -25,7 +25,7 @@ from rapid.ports import Clock
 NEEDED = ("target", "orchestrator")  # and an ingress, which asks
 
 _WAIT_S = 1.0
-_FRESH_S = 8.0
+_FRESH_S = 10.0
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -44,7 +44,7 @@ class Process:
 
 
 Standing = Literal["alive", "silent", "gone"]
-"""Whether a process gave a sign within eight seconds, or is known and does not, or is not known."""
+"""Whether a process gave a sign within ten seconds, or is known and does not, or is not known."""
 
 Ask = Callable[[], "Future[Any]"]
 """Function that asks a process for a sign: an engine for its status, a replica for anything."""
