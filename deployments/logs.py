@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from logging.handlers import MemoryHandler, RotatingFileHandler
 from pathlib import Path
+from typing import Any
 
 from ray import serve
 from ray._common.formatters import JSONFormatter
@@ -26,6 +27,7 @@ from typing_extensions import override
 
 PACKAGES = ("cluster", "deployments", "rapid", "retrieval")
 _SERVE = logging.getLogger("ray.serve")
+_LEAST_LEVEL = logging.WARNING  # of the processes that are Serve's own
 
 
 class ServeHandler(logging.Handler):
@@ -76,6 +78,30 @@ def serve_logging(logger: logging.Logger) -> LoggingConfig:
         log_level=logging.getLevelName(logger.level),
         logs_dir=str(Path(files[0].baseFilename).parent) if files else None,
     )
+
+
+def system_logging(given: LoggingConfig | None) -> LoggingConfig:
+    """Return how controller, proxies and the building of applications log: as the file says.
+
+    The level is at least ``WARNING``, below which Serve writes down what it builds from. Replicas
+    and engines have the file's own level.
+    """
+    config = given or LoggingConfig()
+    level = max(_LEAST_LEVEL, logging.getLevelNamesMapping()[str(config.log_level)])
+    return config.model_copy(update={"log_level": logging.getLevelName(level)})
+
+
+def with_system_logging(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration whose controller and proxies log as `system_logging` says.
+
+    Its applications keep the file's own settings, which Serve would otherwise give to both.
+    """
+    given = content.get("logging_config")
+    if not given:
+        return content
+    system = system_logging(LoggingConfig(**given)).model_dump(mode="json", exclude_unset=True)
+    applications = [{"logging_config": given} | each for each in content["applications"]]
+    return content | {"logging_config": system, "applications": applications}
 
 
 def about_lease(lease_id: str) -> dict[str, str]:

@@ -28,7 +28,8 @@ from deployments.api.errors import HttpError, error_body, http_error
 from deployments.api.event_feed import ClientLeft, EventFeed
 from deployments.api.event_stream import EventStream
 from deployments.api.limits import Limits
-from deployments.api.requests import ChatRequest, parse_chat_request
+from deployments.api.parsing import parse_chat_request
+from deployments.api.requests import ChatRequest
 from deployments.api.responses import (
     GrowingChoice,
     Json,
@@ -37,6 +38,7 @@ from deployments.api.responses import (
     model_card,
     rapid_receipt,
 )
+from deployments.api.shares import Shares
 from deployments.config.serve_config import ApiConfig
 from deployments.config.tenants import Tenants
 from rapid.errors import (
@@ -117,16 +119,24 @@ class Ingress:
 
     def configure(self, config: ApiConfig) -> None:
         """Take a model name, keys and limits; requests that were let in stay in."""
-        self._tenants = Tenants(config.all_keys())  # the one that may be refused comes first
+        keys = config.all_keys()  # which may be refused, so they come first
+        self._tenants = Tenants(keys)
         self._config = config
         self._limits = Limits(
             config.max_choices, config.max_messages, config.max_documents, config.max_characters
         )
         self._admission.limit(
-            config.max_requests, config.max_requests_per_tenant or config.max_requests
+            config.max_requests,
+            config.max_requests_per_tenant or config.max_requests,
+            config.shared_requests if len({key.tenant for key in keys}) > 1 else None,
         )
         self._card = model_card(config.model, int(time.time()), is_embedded=self._is_embedded)
         self._fingerprint = _fingerprint(config.model)
+
+    @property
+    def shares(self) -> Shares:
+        """The tenants' shares, which other replicas of the ingress add to."""
+        return self._admission.shares
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -202,7 +212,7 @@ class Ingress:
             return await feed.next()
         except Overloaded as error:
             if error.retry_after_s is None:
-                raise type(error)(str(error), self._admission.retry_after_s) from error
+                raise type(error)(str(error), self._admission.next_place_s()) from error
             raise
 
     async def _complete(

@@ -9,6 +9,7 @@ from typing import Any
 from rapid.errors import BadRequest
 
 _MAX_KEYS = 64
+_KEY_OF_A_MESSAGE = b'"role"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,18 @@ class Limits:
     max_documents: int = 1024
     max_characters: int | None = None
 
+    def check_body(self, body: bytes) -> None:
+        """Check a body before it is parsed, by how often it has the key that every message has.
+
+        Quotes within a text are escaped and do not count.
+
+        Raises:
+            BadRequest: There are too many messages.
+        """
+        num_messages = body.count(_KEY_OF_A_MESSAGE)
+        if num_messages > self.max_messages:
+            raise _too_many("messages", num_messages, self.max_messages)
+
     def check_counts(self, fields: Mapping[str, Any]) -> None:
         """Check a parsed body before it is validated, which looks at everything in it.
 
@@ -36,11 +49,7 @@ class Limits:
         """
         for name, entries, most in self._counted(fields):
             if len(entries) > most:
-                raise BadRequest(
-                    f"{name} has {len(entries)} entries, and this server takes {most} at most",
-                    name,
-                    "invalid_value",
-                )
+                raise _too_many(name, len(entries), most)
 
     def _counted(
         self, fields: Mapping[str, Any]
@@ -81,6 +90,11 @@ class Limits:
                 "rapid.documents" if attached > said else "messages",
                 "context_length_exceeded",
             )
+
+
+def _too_many(name: str, number: int, most: int) -> BadRequest:
+    message = f"{name} has {number} entries, and this server takes {most} at most"
+    return BadRequest(message, name, "invalid_value")
 
 
 USUAL_LIMITS = Limits()

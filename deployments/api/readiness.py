@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -12,30 +13,42 @@ import ray
 from ray import serve
 from ray.serve.schema import DeploymentStatus, ReplicaState
 
-from deployments.pools.engine_actor import engines_of
-from rapid.messages import EngineStatus
+from deployments.api.signs import Signs, processes_of
 from rapid.ports import Clock
 
 _log = logging.getLogger(__name__)
 
 _EVERY_S = 1.0
-_TIMEOUT_S = 5.0
+_SETTLED_LOOKS = 5  # Serve's answer takes a process tens of milliseconds to read
+_ANSWERED_S = 5.0
 _STALE_S = 30.0
 _RESTING = (DeploymentStatus.HEALTHY.value, DeploymentStatus.UPSCALING.value)
-_NEEDED = ("target", "orchestrator")  # and an ingress, which is where the snapshot is
+# Those that take requests: with new settings, found by a new controller, or on a node that leaves.
+_SERVING = (
+    ReplicaState.RUNNING,
+    ReplicaState.UPDATING,
+    ReplicaState.RECOVERING,
+    ReplicaState.PENDING_MIGRATION,
+)
 
 Pools = dict[str, dict[str, Any]]
-Engines = list[dict[str, Any]]
 
 
 class Readiness:
     """Whether a request to an application would be answered, and the state of its parts.
 
-    `state` answers from memory. Two threads look once a second: one asks Serve's controller for the
-    replicas of every pool, the other the engines for their status. Neither uses the event loop that
-    serves the API, a slot of a replica or the orchestrator, so that a saturated application still
-    says that it is ready. What a thread saw counts for thirty seconds: the controller may be away
-    for a while, without which requests are answered all the same.
+    A request needs a target, an orchestrator and an ingress, which is where the snapshot is. Of
+    the other two Serve's controller must know a replica that takes requests, and its processes
+    must have given a sign of life within seconds, or an answer has just made progress here.
+    Serve's own word on the application does not count: it says UNHEALTHY or DEPLOYING as soon as
+    one replica of many dies. A pool without replicas that Serve calls HEALTHY was scaled to zero,
+    and one that it calls UPSCALING is on its way back; requests wait for both.
+
+    `state` answers from memory. Three threads look every second or so: at the pools, which Serve's
+    controller knows, for the processes, which Ray knows by name, and at these. None uses the event
+    loop that serves the API, a slot of a replica or the orchestrator, so that a saturated
+    application still says that it is ready. What was seen of the pools holds for as long as there
+    are signs of life: while the controller is away, requests are answered all the same.
     """
 
     def __init__(
@@ -43,7 +56,7 @@ class Readiness:
         app: str,
         *,
         look_at_pools: Callable[[str], tuple[Pools, list[str]]] | None = None,
-        look_at_engines: Callable[[str], Engines] | None = None,
+        signs: Signs | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         """Make the threads, which do not run before `start`.
@@ -51,55 +64,67 @@ class Readiness:
         Args:
             app: The application's name.
             look_at_pools: Function from the name to the pools and the addresses of metrics.
-            look_at_engines: Function from the name to the status of every engine.
+            signs: The signs of life of its processes.
             clock: Monotonic seconds.
         """
         self._app = app
         self._look_at_pools = look_at_pools or pools_of
-        self._look_at_engines = look_at_engines or statuses_of
+        self._signs = signs or Signs(lambda: processes_of(app), clock)
         self._clock = clock
-        self._seen_at: float | None = None
+        self._seen_at = self._answered_at = -math.inf
+        self._num_spared = 0
         self._pools: Pools = {}
         self._metrics: list[str] = []
-        self._engines: Engines = []
 
     def start(self) -> None:
         """Start the threads, which end with the process."""
-        for look in (self.refresh_pools, self.refresh_engines):
+        for look in (self.refresh_pools, self._signs.find, self._signs.ask):
             threading.Thread(target=_repeat, args=(look,), name="rapid-ready", daemon=True).start()
 
     def state(self) -> dict[str, Any]:
         """Return the state; ``ready`` says whether a request would be answered."""
-        is_fresh = self._seen_at is not None and self._clock() - self._seen_at <= _STALE_S
         return {
-            "ready": is_fresh and would_answer(self._pools),
+            "ready": self._is_ready,
             "pools": self._pools,
-            "engines": self._engines,
+            "engines": self._signs.engines(),
             "metrics": self._metrics,
         }
 
     def refresh_pools(self) -> None:
-        """Look at the pools."""
+        """Look at the pools, at every fifth call only while nothing is missing.
+
+        What ends a pool that was whole shows in the signs of life.
+        """
+        is_whole = self._is_ready and all(
+            pool["replicas"] and pool["status"] == DeploymentStatus.HEALTHY.value
+            for pool in self._pools.values()
+        )
+        self._num_spared = self._num_spared + 1 if is_whole else _SETTLED_LOOKS
+        if self._num_spared < _SETTLED_LOOKS:
+            return
         self._pools, self._metrics = self._look_at_pools(self._app)
         self._seen_at = self._clock()
+        self._num_spared = 0
 
-    def refresh_engines(self) -> None:
-        """Look at the engines."""
-        self._engines = self._look_at_engines(self._app)
+    def note_progress(self) -> None:
+        """Note that an answer has just made progress."""
+        self._answered_at = self._clock()
 
+    @property
+    def _is_ready(self) -> bool:
+        return self._serves("target", has_engines=True) and self._serves("orchestrator")
 
-def would_answer(pools: Pools) -> bool:
-    """Return whether a request would be answered: every pool that it needs has a replica, or rests.
-
-    Serve's own word on the application does not count: it says UNHEALTHY or DEPLOYING as soon as
-    one replica of many dies. A pool without replicas that Serve calls HEALTHY was scaled to zero,
-    and one that it calls UPSCALING is on its way back; requests wait for both.
-    """
-    return all(_serves(pools.get(name, {})) for name in _NEEDED)
-
-
-def _serves(pool: dict[str, Any]) -> bool:
-    return pool.get("replicas", 0) > 0 or pool.get("status") in _RESTING
+    def _serves(self, name: str, *, has_engines: bool = False) -> bool:
+        pool = self._pools.get(name, {})
+        now = self._clock()
+        if not pool.get("replicas"):
+            return pool.get("status") in _RESTING and now - self._seen_at <= _STALE_S
+        standings = {self._signs.standing(name, is_engine=False)}
+        if has_engines:
+            standings.add(self._signs.standing(name, is_engine=True))
+        if now - self._answered_at <= _ANSWERED_S:
+            standings.discard("silent")  # they are only slow to say so
+        return standings <= {"alive"}
 
 
 def pools_of(app: str) -> tuple[Pools, list[str]]:
@@ -110,7 +135,7 @@ def pools_of(app: str) -> tuple[Pools, list[str]]:
     deployments = serve.status().applications[app].deployments
     pools = {
         name.lower(): {
-            "replicas": deployment.replica_states.get(ReplicaState.RUNNING, 0),
+            "replicas": sum(deployment.replica_states.get(each, 0) for each in _SERVING),
             "starting": deployment.replica_states.get(ReplicaState.STARTING, 0),
             "stopping": deployment.replica_states.get(ReplicaState.STOPPING, 0),
             "status": deployment.status.value,
@@ -123,35 +148,6 @@ def pools_of(app: str) -> tuple[Pools, list[str]]:
         if node["Alive"]
     ]
     return pools, metrics
-
-
-def statuses_of(app: str) -> Engines:
-    """Return the status of an application's engines; the call blocks while it asks them.
-
-    Engines that do not answer within 5 seconds are listed as unavailable.
-    """
-    asked = {name: actor.status.remote() for name, actor in engines_of(app).items()}
-    if asked:
-        ray.wait(list(asked.values()), num_returns=len(asked), timeout=_TIMEOUT_S)
-    return [_ledger(name, status) for name, status in sorted(asked.items())]
-
-
-def _ledger(name: str, asked: Any) -> dict[str, Any]:
-    _, pool, replica = name.rsplit("/", 2)
-    entry: dict[str, Any] = {"name": f"{pool.lower()}/{replica}", "pool": pool.lower()}
-    try:
-        status: EngineStatus = ray.get(asked, timeout=0)
-    except Exception:  # loading, stopping, closed or too slow
-        return entry | {"status": "unavailable"}
-    return entry | {
-        "status": "ok",
-        "leases_open": status.leases_open,
-        "max_leases": status.max_leases,
-        "kv_pages_in_use": status.kv_pages_in_use,
-        "kv_pages_total": status.kv_pages_total,
-        "page_tokens": status.page_tokens,
-        "max_context": status.max_context,
-    }
 
 
 def _repeat(look: Callable[[], None]) -> None:

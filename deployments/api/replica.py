@@ -13,6 +13,7 @@ from ray.serve.schema import ApplicationStatus
 from starlette.types import ASGIApp
 
 from cluster.failures import FailureKind, failure_of
+from deployments.api.board import board_of, keep_in_step
 from deployments.api.canary import WithCanary
 from deployments.api.ingress import Ingress
 from deployments.api.readiness import Readiness
@@ -55,6 +56,7 @@ class RemoteOrchestrator:
         stream = generate.remote(request)
         try:
             async for event in stream:
+                self._readiness.note_progress()
                 yield event
         except Exception as error:
             failure = failure_of(error)
@@ -90,7 +92,7 @@ class IngressReplica:
         self, config: ApiConfig, orchestrator: DeploymentHandle, is_embedded: bool
     ) -> None:
         log_with_serve()
-        name = orchestrator.app_name
+        self._name = name = orchestrator.app_name
         readiness = Readiness(name)
         readiness.start()
         self._service = WithCanary(RemoteOrchestrator(orchestrator, readiness), name, reach)
@@ -105,6 +107,9 @@ class IngressReplica:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the ASGI application; Serve calls this hook when the replica's event loop runs."""
+        self._in_step = asyncio.create_task(
+            keep_in_step(self._ingress.shares, board_of(self._name))
+        )
         return self._ingress
 
     def reconfigure(self, settings: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Control of a ``serve run`` process: its lock, log, readiness and shutdown."""
+"""Control of the process that runs Serve: its lock, log, readiness and shutdown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import httpx
 import yaml
 
 RUN_FOLDER = Path(".run")
-SERVE_COMMAND = Path(sys.executable).parent / "serve"
+SERVE_COMMAND = (sys.executable, "-m", "deployments.cli.run_serve")
 _LOCK, _LOG = RUN_FOLDER / "serve.pid", RUN_FOLDER / "serve.log"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # Messages that Serve's controller logs at any log level when an application will not start.
@@ -49,7 +49,7 @@ class AlreadyRunning(Exception):
 
 @dataclass
 class ServerProcess:
-    """A ``serve run`` process that this process starts and stops.
+    """A process with Ray Serve that this process starts and stops.
 
     This process locks the lock file and the child inherits the lock: the file stays locked while
     either lives, even when process ids are reused. It holds the ids of both; `rapid stop` signals
@@ -57,7 +57,7 @@ class ServerProcess:
 
     Attributes:
         url: The base URL of the HTTP API.
-        log_path: The file with the output of ``serve run``.
+        log_path: The file with its output and that of Ray.
     """
 
     url: str
@@ -68,7 +68,7 @@ class ServerProcess:
 
     @classmethod
     def start(cls, config: Path) -> ServerProcess:
-        """Start ``serve run`` of this virtual environment.
+        """Start Serve with the applications of a file.
 
         Raises:
             AlreadyRunning: If a server started from this folder runs, or the port is taken.
@@ -89,7 +89,7 @@ class ServerProcess:
                     raise AlreadyRunning(
                         f"something else answers at {host}:{port}: end it, or set http_options.port"
                     )
-            process = _serve_run(config, lock)
+            process = _run_serve(config, lock)
             undone_on_error.pop_all()
         lock.truncate(0)
         lock.write(f"{os.getpid()} {process.pid}\n")
@@ -159,10 +159,10 @@ def _environment() -> dict[str, str]:
     return (LOCAL_RAY if not joins_cluster else {}) | os.environ
 
 
-def _serve_run(config: Path, lock: IO[str]) -> subprocess.Popen[bytes]:
+def _run_serve(config: Path, lock: IO[str]) -> subprocess.Popen[bytes]:
     with _LOG.open("wb") as log:
         return subprocess.Popen(
-            [str(SERVE_COMMAND), "run", str(config)],
+            [*SERVE_COMMAND, str(config)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -1,8 +1,8 @@
-"""The commands ``rapid serve``, ``apply``, ``stop`` and ``check-config``, around ``serve run``.
+"""The commands ``rapid serve``, ``apply``, ``stop`` and ``check-config``, around Ray Serve.
 
-Ray Serve's ``serve run`` validates in an actor, does not report when an application is ready and
-keeps running when it failed to start. So the file is checked first, readiness is polled over HTTP,
-and Ctrl-C, SIGTERM and ``rapid stop`` all end it the same way.
+Serve validates in an actor, does not report when an application is ready and keeps running when it
+failed to start. So the file is checked first, readiness is polled over HTTP, and Ctrl-C, SIGTERM
+and ``rapid stop`` all end it the same way.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ def apply(
 
     from deployments.config.applying import update
     from deployments.config.serve_file import checked
+    from deployments.logs import with_system_logging
     from rapid.config_errors import read_yaml
     from rapid.errors import ConfigurationError
 
@@ -117,7 +118,7 @@ def apply(
         )
     except ConnectionError:
         fail(f"no Ray answers at {address}: give the address of its dashboard with --address")
-    client.deploy_applications(content)
+    client.deploy_applications(with_system_logging(content))
     for deployment, effect in effects.items():
         note(f"{deployment}: {_EFFECTS[effect]}")
     with err.status("waiting until it is done"):

@@ -17,7 +17,8 @@ from rapid.errors import ConfigurationError
 from retrieval.config import LexicalEmbedderConfig, RetrievalConfig
 
 _SHARE_OF_CHATS = 0.75  # of what an ingress replica takes at once
-_SHARE_OF_A_TENANT = 0.75  # of what the target's pool can answer at once
+_ROUNDS_OF_A_TENANT = 2  # of what the target's pool answers at once: those and as many that wait
+_SHARE_OF_A_TENANT = 0.75  # of the places of one ingress, however much can be answered
 _LEAST_OF_A_TENANT = 4  # requests that even a small server takes of a tenant
 _CHARACTERS_PER_TOKEN = 16  # of the target's context: four times those of usual text
 _LEAST_CHARACTERS = 2**20
@@ -144,10 +145,14 @@ class ApiConfig(Frozen):
         max_characters: The most characters of the messages and documents of one request. None is
             four times the text that fills the target's context, which `rag` may search, and at
             least a million.
-        max_requests_per_tenant: The most chat requests that one tenant may have in progress at each
-            replica of the ingress. None is three quarters of what the target's pool can answer at
-            once with all its replicas, and at least four; a server with one tenant has no such
-            limit.
+        max_requests_per_tenant: The most chat requests that one tenant may have in progress, at all
+            replicas of the ingress together. None is twice what the target's pool can answer at
+            once with all its replicas, and at least four, but three quarters of one ingress; a
+            server with one tenant has no such limit.
+        shared_requests: The chat requests in progress that tenants share while several ask; each
+            may have its fair share of them, and more for a moment (`deployments.api.shares`). None
+            is as many as keep the target's pool from being crowded with all its replicas, and at
+            least four; a server with one tenant shares nothing.
         heartbeat_s: Seconds of silence after which a stream gets a comment line.
         canary: Another version of the application beside this one; None for this one alone.
         pool: Settings of the ingress's replicas.
@@ -162,6 +167,7 @@ class ApiConfig(Frozen):
     max_documents: int = Field(1024, ge=1)
     max_characters: int | None = Field(None, ge=1)
     max_requests_per_tenant: int | None = Field(None, ge=1)
+    shared_requests: int | None = Field(None, ge=1)
     heartbeat_s: Finite = Field(5.0, gt=0)
     canary: CanaryConfig | None = None
     pool: RequestPoolConfig = RequestPoolConfig()
@@ -259,12 +265,20 @@ class ServeConfig(Frozen):
         context = engine.max_context or engine.kv_cache_tokens
         most_characters = max(_LEAST_CHARACTERS, _CHARACTERS_PER_TOKEN * context)
         filled = {"max_characters": api.max_characters or most_characters}
-        has_tenants = api.keys_env is not None or len({key.tenant for key in api.keys}) > 1
-        if api.max_requests_per_tenant is None and has_tenants:
-            num_leases = engine.max_leases * self.target.pool.max_replicas
-            num_answers = min(num_leases // (1 + self._takes_two_leases), api.max_requests)
-            share = int(_SHARE_OF_A_TENANT * num_answers)
-            filled["max_requests_per_tenant"] = max(_LEAST_OF_A_TENANT, share)
+        if api.keys_env is None and len({key.tenant for key in api.keys}) < 2:
+            return api.model_copy(update=filled)
+
+        def num_answers(leases_of_one: float) -> int:
+            num_leases = int(leases_of_one * self.target.pool.max_replicas)
+            return max(_LEAST_OF_A_TENANT, num_leases // (1 + self._takes_two_leases))
+
+        if api.max_requests_per_tenant is None:
+            most = _ROUNDS_OF_A_TENANT * num_answers(engine.max_leases)
+            room = max(_LEAST_OF_A_TENANT, int(_SHARE_OF_A_TENANT * api.max_requests))
+            filled["max_requests_per_tenant"] = min(most, room)
+        if api.shared_requests is None:
+            calm = min(engine.max_leases, self.target.pool.target_ongoing_requests)
+            filled["shared_requests"] = num_answers(calm)
         return api.model_copy(update=filled)
 
     @property

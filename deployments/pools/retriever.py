@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from deployments.logs import log_with_serve
 from rapid.checkpoints.text import ChatText
 from rapid.messages import Document
-from retrieval import RetrievalConfig, RetrievedContext, Retriever, open_retriever
+from retrieval import (
+    EmbedderFailed,
+    RetrievalConfig,
+    RetrievalError,
+    RetrievedContext,
+    Retriever,
+    open_retriever,
+)
+
+logger = logging.getLogger(__name__)
 
 
 class RetrieverReplica:
@@ -37,10 +47,20 @@ class RetrieverReplica:
         """Return the chunks of a tenant's documents for a query, in document order.
 
         Documents that are not indexed within `wait_s` seconds raise `RetrievalPending`, and their
-        indexing goes on.
+        indexing goes on. Errors of the embedder and of the store say here, in this replica's log,
+        what they were told: that can be an address, a path, or what a server replied.
+
+        Raises:
+            RetrievalPending: If documents are not indexed in time.
+            RetrievalError: If the embedder or the store failed; without their words.
         """
-        retriever = await self._opened()
-        return await retriever.retrieve(tenant, documents, query, budget_tokens, wait_s)
+        try:
+            retriever = await self._opened()
+            return await retriever.retrieve(tenant, documents, query, budget_tokens, wait_s)
+        except RetrievalError as error:
+            logger.warning("nothing is retrieved: %s: %s", type(error).__name__, error)
+            what = "The embedder" if isinstance(error, EmbedderFailed) else "The store of chunks"
+            raise RetrievalError(f"{what} failed; the retriever's log says why.") from None
 
     async def status(self) -> dict[str, Any]:
         """Return whether anything can be retrieved, and why not; the reason names the server."""

@@ -108,6 +108,30 @@ def test_a_shipped_configuration_logs_json(path: Path) -> None:
     assert yaml.safe_load(path.read_text())["logging_config"]["encoding"] == "JSON"
 
 
+@pytest.mark.parametrize(
+    ("given", "level"),
+    [(None, "WARNING"), ("DEBUG", "WARNING"), ("INFO", "WARNING"), ("ERROR", "ERROR")],
+)
+def test_serve_does_not_write_down_what_it_builds_from(given, level):
+    config = LoggingConfig(encoding="JSON", log_level=given, logs_dir="/logs") if given else None
+    found = logs.system_logging(config)
+    assert found.log_level == level
+    if config is not None:
+        assert found == config.model_copy(update={"log_level": level})
+        assert config.log_level == given
+
+
+def test_an_edit_leaves_serves_own_processes_quiet() -> None:
+    own = {"name": "b", "logging_config": {"log_level": "ERROR"}}
+    given = {"encoding": "JSON", "log_level": "INFO"}
+    content = {"logging_config": given, "applications": [{"name": "a"}, own]}
+    assert logs.with_system_logging(content) == {
+        "logging_config": given | {"log_level": "WARNING"},
+        "applications": [{"name": "a", "logging_config": given}, own],
+    }
+    assert logs.with_system_logging({"applications": [own]}) == {"applications": [own]}
+
+
 def serve_logs() -> Path:
     return Path(ray._private.worker._global_node.get_logs_dir_path()) / "serve"
 

@@ -50,6 +50,25 @@ class TestPlaces:
                 assert type(full.value) is Overloaded
                 assert full.value.retry_after_s == 7.5
 
+    def test_a_crowd_is_told_one_place_after_the_other(self) -> None:
+        """Two places, each held for 10 s: one becomes free every 5 s."""
+        clock = Clock()
+        admission = Admission(clock=clock)
+        admission.limit(2, 2)
+
+        def told() -> float | None:
+            with pytest.raises(TooManyRequests) as refused, admission.place("crowd"):
+                pass
+            return refused.value.retry_after_s
+
+        with admission.place("crowd"):
+            clock.now = 10.0
+        with admission.place("crowd"), admission.place("crowd"):
+            assert [told() for _ in range(3)] == [5.0, 10.0, 15.0]
+            clock.now = 16.0  # the first has come back, and is the third now
+            assert told() == 15.0
+            assert [told() for _ in range(20)][-1] == 60.0  # the longest wait that clients follow
+
     def test_limits_may_change_while_places_are_held(self) -> None:
         admission = Admission()
         admission.limit(4, 2)
@@ -70,7 +89,13 @@ class TestPlaces:
             stack.enter_context(admission.place("crowd"))
         with admission.place("guest"):
             pass
-        assert admission.retry_after_s is None
+        assert admission.next_place_s() is None
+
+
+@pytest.mark.parametrize(("keys", "are_shared"), [(KEYS, True), (KEYS[:1], False), ((), False)])
+def test_one_tenant_shares_with_nobody(keys: tuple[ApiKey, ...], are_shared: bool) -> None:
+    app = Ingress(ScriptedOrchestrator(), ApiConfig(model="m", keys=keys, shared_requests=4))
+    assert app.shares.are_shared == are_shared
 
 
 class Busy:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from deployments.api.limits import Limits
-from deployments.api.requests import parse_chat_request
+from deployments.api.parsing import parse_chat_request
 from rapid.errors import BadRequest
 
 

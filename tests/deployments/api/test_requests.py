@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from annotated_types import Ge, Gt, Le
 
-from deployments.api.requests import ChatRequest, RapidOptions, parse_chat_request
+from deployments.api.parsing import parse_chat_request
+from deployments.api.requests import ChatRequest, RapidOptions
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import BadRequest
 from rapid.messages import Document, Message, SpeculationRequest

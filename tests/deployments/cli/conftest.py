@@ -1,4 +1,4 @@
-"""A stand-in for Ray's ``serve`` with its configuration, and a small task to evaluate."""
+"""A stand-in for the process of Serve with its configuration, and a small task to evaluate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STAND_IN = """\
 #!{python}
 import http.server, signal, sys, threading, yaml
 print("stand-in says: hello", flush=True)
-config = yaml.safe_load(open(sys.argv[2]))
+config = yaml.safe_load(open(sys.argv[1]))
 if "fails" in config:
     sys.exit(config["fails"])
 if "gives_up" in config:
@@ -38,13 +38,13 @@ except KeyboardInterrupt:
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A configuration for the stand-in, which takes the place of Ray's ``serve``."""
+    """A configuration for the stand-in, which takes the place of Ray Serve."""
     folder = tmp_path / "bin"
     folder.mkdir()
     script = folder / "serve"
     script.write_text(STAND_IN.format(python=sys.executable))
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr("deployments.cli.server_process.SERVE_COMMAND", script)
+    monkeypatch.setattr("deployments.cli.server_process.SERVE_COMMAND", (str(script),))
     monkeypatch.chdir(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -131,7 +131,8 @@ EMBEDDED = ROOT / "serve_config.yaml"
 
 def with_api(**api: Any) -> ServeConfig:
     args = args_of(EMBEDDED)
-    return ServeConfig.model_validate(args | {"api": args["api"] | api})
+    usual = {"shared_requests": None}  # which the file sets
+    return ServeConfig.model_validate(args | {"api": args["api"] | usual | api})
 
 
 def keys_of(*tenants: str) -> list[dict[str, str]]:
@@ -151,22 +152,26 @@ def test_a_partial_pool_keeps_the_defaults_of_its_deployment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("api", "most"),
+    ("api", "most", "shared"),
     [
-        ({}, None),  # one tenant: all places are its own
-        ({"keys": keys_of("a", "a")}, None),
-        # 16 leases of each of two targets, two to a request: 16 answers at once.
-        ({"keys": keys_of("a", "b")}, 12),
-        ({"keys": keys_of("a", "b"), "max_requests_per_tenant": 3}, 3),
-        ({"max_requests_per_tenant": 3}, 3),
-        ({"keys": keys_of("a", "b"), "pool": {"max_ongoing_requests": 8}}, 4),
+        ({}, None, None),  # one tenant: all places are its own
+        ({"keys": keys_of("a", "a")}, None, None),
+        # 16 leases of each of two targets, two to a request: 16 answers at once, and as many wait.
+        # Targets are crowded from 8 leases on.
+        ({"keys": keys_of("a", "b")}, 32, 8),
+        ({"keys_env": "KEYS"}, 32, 8),
+        ({"keys": keys_of("a", "b"), "max_requests_per_tenant": 3}, 3, 8),
+        ({"keys": keys_of("a", "b"), "shared_requests": 5}, 32, 5),
+        ({"shared_requests": 5}, None, 5),
+        ({"max_requests_per_tenant": 3}, 3, None),
+        ({"keys": keys_of("a", "b"), "pool": {"max_ongoing_requests": 8}}, 4, 8),
     ],
 )
-def test_a_tenant_has_a_share_of_what_can_be_answered_at_once(
-    api: dict[str, Any], most: int | None
+def test_tenants_share_what_can_be_answered_at_once(
+    api: dict[str, Any], most: int | None, shared: int | None
 ) -> None:
     filled = with_api(**api).filled_api
-    assert filled.max_requests_per_tenant == most
+    assert (filled.max_requests_per_tenant, filled.shared_requests) == (most, shared)
     assert filled.max_requests == 0.75 * filled.pool.max_ongoing_requests
 
 

@@ -241,8 +241,10 @@ async def test_readiness_lists_every_engine_of_every_pool(fakes: Fakes) -> None:
         return dict(httpx.get(f"{fakes.url}/ready", timeout=10).json())
 
     def is_seen() -> bool:
-        engines = state()["engines"]
-        return len(engines) > 1 and not any(each.get("leases_open", 0) for each in engines)
+        seen = state()
+        engines = seen["engines"]
+        is_idle = not any(each.get("leases_open", 0) for each in engines)
+        return seen["ready"] and len(engines) > 1 and is_idle
 
     await asyncio.to_thread(wait_until, is_seen, 20, 0.2)
     seen = state()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 import pytest
 
 from deployments.pools import retriever
 from rapid.checkpoints.text import ChatText
+from rapid.errors import RapidError, RetrievalPending
 from rapid.messages import Document
-from retrieval import RetrievalConfig
+from retrieval import EmbedderFailed, RetrievalConfig, RetrievalError, StoreUnavailable
 
 
 class FakeRetriever:
@@ -18,6 +20,7 @@ class FakeRetriever:
         self.calls: list[tuple[object, ...]] = []
         self.is_closed = False
         self.outage: str | None = None
+        self.error: Exception | None = None
 
     async def retrieve(
         self,
@@ -28,6 +31,8 @@ class FakeRetriever:
         wait_s: float,
     ) -> str:
         self.calls.append((tenant, documents, query, budget_tokens, wait_s))
+        if self.error:
+            raise self.error
         return f"context of {tenant}"
 
     async def close(self) -> None:
@@ -97,4 +102,32 @@ async def test_a_store_that_is_away_is_told_and_leaves_the_replica_healthy(
     opening.fake.outage = "Qdrant at http://q:6333 does not answer"
     assert await replica.status() == {"is_away": True, "outage": opening.fake.outage}
     await replica.check_health()
+    await close(replica)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (EmbedderFailed("CUDA error at /models/secret"), "The embedder failed"),
+        (StoreUnavailable("http://q:6333 answered 500: secret"), "The store of chunks failed"),
+    ],
+)
+async def test_what_the_embedder_and_the_store_say_stays_in_this_log(
+    opening: Opening, error: RapidError, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    opening.may_end.set()
+    opening.fake.error = error
+    replica = retriever.RetrieverReplica(RetrievalConfig(), "embedded:target")
+    with (
+        caplog.at_level(logging.WARNING, "deployments.pools.retriever"),
+        pytest.raises(RetrievalError, match=said) as raised,
+    ):
+        await replica.retrieve("x", [], "who", 9, 1.0)
+    assert "secret" not in str(raised.value)
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__
+    assert "secret" in caplog.text
+    opening.fake.error = RetrievalPending("later")
+    with pytest.raises(RetrievalPending):
+        await replica.retrieve("x", [], "who", 9, 1.0)
     await close(replica)

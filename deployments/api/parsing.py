@@ -1,0 +1,145 @@
+"""The reading of request bodies: JSON, fields and sizes; errors name the field.
+
+Unknown OpenAI fields are ignored, as clients send many. Known fields that the server cannot honour
+are refused, since an answer that silently ignores an option is worse than an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from deployments.api.limits import USUAL_LIMITS, Limits
+from deployments.api.requests import ChatRequest, DocumentBody, RapidOptions
+from rapid.errors import BadRequest
+
+# Fields that change the answer and are not supported, each with its values that have no effect.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_json": (),
+    "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "presence_penalty": (0,),
+    "priority": (0,),
+    "prompt_logprobs": (0,),
+    "reasoning_effort": ("none",),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "stop_token_ids": ([],),
+    "structured_outputs": (),
+    "tool_choice": ("none", "auto"),
+    "suffix": ("",),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+
+def parse_chat_request(body: bytes, limits: Limits = USUAL_LIMITS) -> ChatRequest:
+    """Parse and validate a request body; what can be counted is counted before it is looked at.
+
+    Args:
+        body: The body's bytes.
+        limits: The largest allowed numbers.
+
+    Raises:
+        BadRequest: If the body is invalid; it names the first invalid field.
+    """
+    limits.check_body(body)
+    fields = _parse_json(body)
+    if not isinstance(fields, dict):
+        raise BadRequest("The request body must be a JSON object.")
+    for name, value in fields.items():
+        if name in RapidOptions.model_fields and name not in ChatRequest.model_fields:
+            raise BadRequest(
+                f"{name} belongs into the object 'rapid' (with the OpenAI SDK: "
+                f"extra_body={{'rapid': {{'{name}': ...}}}}).",
+                name,
+                "unknown_parameter",
+            )
+        usual = _UNSUPPORTED.get(name)
+        if usual is not None and value is not None and value not in usual:
+            raise BadRequest(f"{name} is not supported yet: leave it out.", name, "unsupported")
+    limits.check_counts(fields)
+    try:
+        request = ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        raise _bad_request(error.errors(include_url=False, include_input=False)[0]) from None
+    documents = (request.rapid and request.rapid.documents) or ()
+    limits.check_sizes(
+        request.n or 1, (each.content for each in request.messages), (d.text for d in documents)
+    )
+    return request
+
+
+def _parse_json(body: bytes) -> object:
+    """Decode the body; NaN and Infinity are left to validation, whose errors name the field."""
+    try:
+        return json.loads(body.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise BadRequest(
+            f"The request body is not UTF-8 (byte {error.start}): encode it before sending."
+        ) from None
+    except RecursionError:
+        raise BadRequest("The request body is nested too deeply.") from None
+    except json.JSONDecodeError as error:
+        raise BadRequest(f"The request body is not JSON: {error}") from None
+    except ValueError:
+        raise BadRequest("The request body has a number of too many digits.") from None
+
+
+_MESSAGES = {
+    "too_short": "must not be empty",
+    "string_too_short": "must not be empty",
+    "too_long": "is too long: at most {max_length}",
+    "string_too_long": "is too long: at most {max_length}",
+    "model_type": "must be an object",
+    "dict_type": "must be an object",
+    "list_type": "must be a list",
+}
+
+
+def _bad_request(error: ErrorDetails) -> BadRequest:
+    param = _param(error["loc"])
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        name = str(error["loc"][-1])
+        model = DocumentBody if "documents" in error["loc"] else RapidOptions
+        close = difflib.get_close_matches(name, list(model.model_fields), n=1)
+        hint = f": did you mean {close[0]!r}?" if close else ""
+        return BadRequest(f"{param} is not known{hint}", param, "unknown_parameter")
+    if kind == "missing":
+        return BadRequest(f"{param} is missing", param, "missing_required_parameter")
+    message = error["msg"].replace("Input should be", "must be")
+    if kind in _MESSAGES:
+        message = _MESSAGES[kind].format(**error.get("ctx", {}))
+    return BadRequest(f"{param} {message}", param, "invalid_value")
+
+
+def _param(loc: tuple[int | str, ...]) -> str:
+    """Format a location such as ``("messages", 0, "content")`` as ``messages[0].content``."""
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+    return param.removeprefix(".")

@@ -1,0 +1,154 @@
+"""The shares of tenants in what the server can answer at once, over all replicas of the ingress.
+
+While one tenant asks, it may have all. While several do, the places at which the target's pool is
+not yet crowded are shared by max-min fairness: a tenant has what it wants, or as much as any other
+that wants more. What counts is what tenants wanted in the last seconds, so that a place that one
+leaves for a moment is still there when it asks again.
+
+A tenant below its share gains credit, which lets it go beyond for a while. So a burst of questions
+is answered, and a crowd that arrives is not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rapid.ports import Clock
+
+_WANTED_FOR_S = 2.5  # twice as long at most: peaks are kept for this period and the last one
+_CREDIT_S = 4.0  # that a whole unused share is saved for
+
+Use = dict[str, tuple[int, int]]
+"""Requests in progress, and the most that were wanted of late, by tenant."""
+
+
+@dataclass
+class _Tenant:
+    """What one tenant has and wants at this replica, with its credit in seconds times places."""
+
+    num_held: int = 0
+    period: int = 0
+    peak: int = 0
+    last_peak: int = 0
+    credit: float = 0.0
+    settled_at: float = 0.0
+
+
+class Shares:
+    """The requests in progress by tenant, here and at the other replicas, and their bounds."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        """Create no bounds; `configure` gives them."""
+        self._clock = clock
+        self._tenants: dict[str, _Tenant] = {}
+        self._elsewhere: Mapping[str, tuple[int, int]] = {}
+        self._most = 0
+        self._shared: int | None = None
+
+    def configure(self, most: int, shared: int | None) -> None:
+        """Set the bounds; who holds more keeps it.
+
+        Args:
+            most: Most requests of one tenant, even while no other asks.
+            shared: Requests that tenants share; None if there is one tenant only.
+        """
+        self._most, self._shared = most, shared
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether several tenants may ask."""
+        return self._shared is not None
+
+    def num_held(self, tenant: str) -> int:
+        """Return the tenant's requests in progress at all replicas."""
+        known = self._tenants.get(tenant)
+        return (known.num_held if known else 0) + self._elsewhere.get(tenant, (0, 0))[0]
+
+    def admits(self, tenant: str) -> bool:
+        """Return whether the tenant may have one more request in progress; note that it asks."""
+        known = self._settled(tenant)
+        known.peak = max(known.peak, known.num_held + 1)
+        num_held = self.num_held(tenant)
+        if num_held >= self._most:
+            return False
+        return num_held < self.share(tenant) or known.credit > 0
+
+    def share(self, tenant: str) -> int:
+        """Return how many requests the tenant may have in progress for good."""
+        others = [self._wanted(each) for each in self._names() if each != tenant]
+        if self._shared is None or not any(others):
+            return self._most
+        return min(self._most, fair_share(self._shared, others))
+
+    @contextmanager
+    def held(self, tenant: str) -> Iterator[None]:
+        """Count one request of the tenant for the duration of the context."""
+        known = self._settled(tenant)
+        known.num_held += 1
+        known.peak = max(known.peak, known.num_held)
+        try:
+            yield
+        finally:
+            self._settled(tenant).num_held -= 1
+
+    def use(self) -> Use:
+        """Return what the tenants have and want at this replica, for the others."""
+        found = {
+            name: (known.num_held, self._wanted_here(known))
+            for name, known in self._tenants.items()
+        }
+        return {name: each for name, each in found.items() if any(each)}
+
+    def learn(self, elsewhere: Mapping[str, tuple[int, int]]) -> None:
+        """Take the sums of what the tenants have and want at the other replicas."""
+        self._elsewhere = elsewhere
+
+    def _names(self) -> set[str]:
+        return self._tenants.keys() | self._elsewhere.keys()
+
+    def _wanted(self, tenant: str) -> int:
+        known = self._tenants.get(tenant)
+        here = self._wanted_here(known) if known else 0
+        return here + self._elsewhere.get(tenant, (0, 0))[1]
+
+    def _wanted_here(self, known: _Tenant) -> int:
+        age = int(self._clock() / _WANTED_FOR_S) - known.period
+        peaks = (known.peak, known.last_peak)[: max(0, 2 - age)]
+        return max(known.num_held, *peaks, 0)
+
+    def _settled(self, tenant: str) -> _Tenant:
+        """Return a tenant whose credit and peaks have been brought to the present."""
+        now = self._clock()
+        known = self._tenants.get(tenant)
+        if known is None:
+            known = self._tenants[tenant] = _Tenant(settled_at=now)
+        share = self.share(tenant)
+        gained = (share - self.num_held(tenant)) * (now - known.settled_at)
+        known.credit = min(max(0.0, known.credit + gained), _CREDIT_S * share)
+        known.settled_at = now
+        period = int(now / _WANTED_FOR_S)
+        if period != known.period:
+            is_next = period == known.period + 1
+            known.last_peak = max(known.num_held, known.peak if is_next else 0)
+            known.peak, known.period = known.num_held, period
+        return known
+
+
+def fair_share(places: int, others: Iterable[int]) -> int:
+    """Return what max-min fairness gives to one that wants everything, at least 1.
+
+    Args:
+        places: What is shared.
+        others: What the others want.
+    """
+    wanted = sorted(each for each in others if each)
+    num_left = len(wanted) + 1
+    for each in wanted:
+        if each * num_left > places:
+            break
+        places -= each
+        num_left -= 1
+    return max(1, places // num_left)

@@ -1,0 +1,160 @@
+"""Signs of life of an application's processes, which do not need Serve's controller.
+
+Each replica and each engine is asked about once a second, and nobody waits for one that does not
+answer. A process that is stopped or whose event loop stands still gives no sign, whatever Serve
+says of it: Serve replaces a hung replica after three health checks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import ray
+from ray.serve._private.common import REPLICA_ID_FULL_ID_STR_PREFIX
+from ray.serve._private.constants import SERVE_NAMESPACE
+
+from deployments.pools.engine_actor import engines_of
+from rapid.messages import EngineStatus
+from rapid.ports import Clock
+
+NEEDED = ("target", "orchestrator")  # and an ingress, which asks
+
+_WAIT_S = 1.0
+_FRESH_S = 10.0
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Process:
+    """A replica or an engine.
+
+    Attributes:
+        pool: Its pool, such as ``target``.
+        name: Its own name in the pool.
+        is_engine: Whether it is an engine.
+    """
+
+    pool: str
+    name: str
+    is_engine: bool
+
+
+Standing = Literal["alive", "silent", "gone"]
+"""Whether a process gave a sign within ten seconds, or is known and does not, or is not known."""
+
+Ask = Callable[[], "Future[Any]"]
+"""Function that asks a process for a sign: an engine for its status, a replica for anything."""
+
+
+class Signs:
+    """What each process last said, and when."""
+
+    def __init__(
+        self, find: Callable[[], Mapping[Process, Ask]], clock: Clock = time.monotonic
+    ) -> None:
+        """Know no process; `find` and `ask` are called by threads of their own, again and again.
+
+        Args:
+            find: Function that returns the running processes; it may block.
+            clock: Monotonic seconds.
+        """
+        self._find, self._clock = find, clock
+        self._known: Mapping[Process, Ask] = {}
+        self._asked: dict[Process, Future[Any]] = {}
+        self._said: dict[Process, tuple[float, Any]] = {}
+
+    def find(self) -> None:
+        """Look which processes there are."""
+        self._known = self._find()
+
+    def ask(self) -> None:
+        """Ask every process that owes no answer, and take what comes within a second."""
+        known = self._known
+        asked = {each: future for each, future in self._asked.items() if each in known}
+        for process, ask in known.items():
+            if process not in asked:
+                asked[process] = ask()
+        wait(asked.values(), timeout=_WAIT_S)
+        now = self._clock()
+        said = {each: answer for each, answer in self._said.items() if each in known}
+        self._asked = {}
+        for process, future in asked.items():
+            if not future.done():
+                self._asked[process] = future
+            elif future.exception() is None:
+                said[process] = (now, future.result())
+        self._said = said
+
+    def standing(self, pool: str, *, is_engine: bool) -> Standing:
+        """Return how the replicas or the engines of a pool stand: as the best of them does."""
+        found = [each for each in self._known if each.pool == pool and each.is_engine == is_engine]
+        if not found:
+            return "gone"
+        now, said = self._clock(), self._said
+        is_alive = any(each in said and now - said[each][0] <= _FRESH_S for each in found)
+        return "alive" if is_alive else "silent"
+
+    def engines(self) -> list[dict[str, Any]]:
+        """Return the status of every engine; one that is silent is ``unavailable``."""
+        now, said = self._clock(), self._said
+        return [
+            _ledger(
+                each, said[each][1] if each in said and now - said[each][0] <= _FRESH_S else None
+            )
+            for each in sorted(self._known)
+            if each.is_engine
+        ]
+
+
+def _ledger(engine: Process, status: EngineStatus | None) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": f"{engine.pool}/{engine.name}", "pool": engine.pool}
+    if status is None:  # loading, stopping, closed or too slow
+        return entry | {"status": "unavailable"}
+    return entry | {
+        "status": "ok",
+        "leases_open": status.leases_open,
+        "max_leases": status.max_leases,
+        "kv_pages_in_use": status.kv_pages_in_use,
+        "kv_pages_total": status.kv_pages_total,
+        "page_tokens": status.page_tokens,
+        "max_context": status.max_context,
+    }
+
+
+def processes_of(app: str) -> dict[Process, Ask]:
+    """Return the engines of an application, and the replicas of the pools that it needs.
+
+    The call blocks while it asks Ray for them.
+    """
+    found: dict[Process, Ask] = {}
+    for name, engine in engines_of(app).items():
+        _, pool, own = name.rsplit("/", 2)
+        found[Process(pool.lower(), own, is_engine=True)] = _asking(engine.status)
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        pool, own = replica_of(app, actor["namespace"], actor["name"])
+        with contextlib.suppress(ValueError):  # it died after it was listed
+            if pool in NEEDED:
+                replica = ray.get_actor(actor["name"], actor["namespace"])
+                process = Process(pool, own, is_engine=False)
+                found[process] = _asking(replica.__ray_ready__)
+    return found
+
+
+def replica_of(app: str, namespace: str, name: str) -> tuple[str, str]:
+    """Return the pool and the id of a replica of an application by its actor's name.
+
+    Serve names it ``SERVE_REPLICA::app#Deployment#id``; for other actors the strings are empty.
+    """
+    prefix = f"{REPLICA_ID_FULL_ID_STR_PREFIX}{app}#"
+    if namespace != SERVE_NAMESPACE or not name.startswith(prefix):
+        return "", ""
+    pool, _, own = name.removeprefix(prefix).partition("#")
+    return pool.lower(), own
+
+
+def _asking(method: Any) -> Ask:
+    return lambda: method.remote().future()
