@@ -69,6 +69,7 @@ class Host:
             disk: A folder that is a small disk of the host's own while it runs.
         """
         self.address = Network.address(number)
+        self._hardware = f"02:00:00:00:00:{number:02x}"  # others remember it
         self._link, self._disk = f"host{number}", disk
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -89,7 +90,8 @@ class Host:
         assert self._process.stdin is not None
         self._process.stdout.readline()  # it has its namespaces
         pid = str(self._process.pid)
-        _ip("link", "add", self._link, "type", "veth", "peer", "name", "eth0", "netns", pid)
+        peer = f"name eth0 address {self._hardware} netns {pid}"
+        _ip("link", "add", self._link, "type", "veth", "peer", *peer.split())
         _ip("link", "set", self._link, "master", BRIDGE, "up")
         for words in (
             "link set lo up",
