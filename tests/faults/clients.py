@@ -11,7 +11,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -165,9 +165,8 @@ class Clients:
 
     async def _until_answered(self, http: httpx.AsyncClient, outcome: Outcome) -> None:
         content = self.bodies[outcome.arrival.question]
-        is_streamed = outcome.arrival.question % 2 == 0
         headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
-        timeout = httpx.Timeout(PATIENCE_S, connect=5.0, read=SILENCE_S if is_streamed else None)
+        timeout = httpx.Timeout(PATIENCE_S, connect=5.0)
         for url in itertools.islice(itertools.cycle(self.urls), outcome.arrival.question, None):
             try:
                 async with http.stream(
@@ -210,7 +209,7 @@ class Clients:
             self._end(outcome, answer["rapid"])
             return True
         event_id = ""
-        async for line in response.aiter_lines():
+        async for line in _unless_silent(response.aiter_lines()):
             name, _, value = line.partition(": ")
             if name == "id":
                 event_id = value
@@ -237,6 +236,19 @@ class Clients:
         has_lost_drafter = any(each is not None for each in receipt["plain_from"])
         is_without = any(said in receipt["reason"] for said in WITHOUT)
         outcome.is_declared = has_lost_drafter or is_without
+
+
+async def _unless_silent(lines: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Pass lines on; the server sends heartbeats, without which it counts as gone."""
+    while True:
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                line = await anext(lines)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise httpx.ReadTimeout(f"nothing came for {SILENCE_S:g} s") from None
+        yield line
 
 
 def is_well_formed(said: bytes) -> bool:

@@ -180,18 +180,25 @@ def _wrong_ends(run: Run) -> Iterator[str]:
         whys = Counter(each.why for each in run.outcomes if each.end == end)
         if whys:
             yield f"{whys.total()} {end}: {whys.most_common(1)[0][0][:160]}"
+    # Until the last request of the overflow has ended, there is no room yet.
+    full_until = max((each.ended for each in run.in_phase("overflow")), default=0.0)
     shed = [
         each
-        for each in run.outcomes
+        for each in run.in_phase("standard")
         if each.end == "refused"
-        and each.arrival.phase != "overflow"
-        and not (
-            each.arrival.phase == "standard"
-            and MODES[each.arrival.question % len(MODES)] in run.allowed.refuses
-        )
+        and MODES[each.arrival.question % len(MODES)] not in run.allowed.refuses
+    ]
+    shed += [
+        each
+        for each in run.in_phase("recovery")
+        if each.end == "refused" and each.began > full_until
     ]
     if shed:
-        yield f"{len(shed)} refused outside the overflow: {shed[0].why[:160]}"
+        modes = Counter(
+            f"{MODES[each.arrival.question % len(MODES)]} in {each.arrival.phase}" for each in shed
+        )
+        counted = ", ".join(f"{number} {mode}" for mode, number in modes.items())
+        yield f"refused outside the overflow: {counted}: {shed[0].why[:160]}"
     broken = [each for each in run.outcomes if each.num_broken]
     if broken and not run.allowed.breaks:
         yield f"{len(broken)} with broken connections: {broken[0].why[:160]}"
