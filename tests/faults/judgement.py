@@ -180,8 +180,8 @@ def _wrong_ends(run: Run) -> Iterator[str]:
         whys = Counter(each.why for each in run.outcomes if each.end == end)
         if whys:
             yield f"{whys.total()} {end}: {whys.most_common(1)[0][0][:160]}"
-    # Until the last request of the overflow has ended, there is no room yet.
-    full_until = max((each.ended for each in run.in_phase("overflow")), default=0.0)
+    # Some seconds after the overflow there may be no room yet.
+    full_until = max((each.began + SLOW_S for each in run.in_phase("overflow")), default=0.0)
     shed = [
         each
         for each in run.in_phase("standard")
