@@ -70,9 +70,7 @@ def main() -> int:
     finally:  # also after Ctrl-C
         print(f"\n{formatted(report.rows)}\n", flush=True)
         if asked.out:
-            about = (
-                "serve_config.yaml, two replicas a pool, chunks in a Qdrant of the tests"
-            )
+            about = "serve_config.yaml, two replicas a pool, chunks in a Qdrant of the tests"
             asked.out.write_text(as_markdown(report.rows, report.wrong, about))
     return not report.is_good
 

@@ -44,6 +44,7 @@ class Fault:
         prepare: Done before anybody asks.
         lasts_s: Seconds by which the standard phase is longer than others, so that it covers all.
         spends: Whether the next fault needs a new server.
+        needs: A program without which it is not tried.
     """
 
     inject: Callable[[Any], Awaitable[None] | None] = lambda service: None
@@ -52,6 +53,7 @@ class Fault:
     prepare: Callable[[Any], None] = lambda service: None
     lasts_s: float = 0.0
     spends: bool = False
+    needs: str = ""
 
 
 def faults() -> dict[str, Fault]:

@@ -28,7 +28,7 @@ from tests.faults.service import Service, deployed, temporary
 
 PORT, GCS_PORT, REDIS_PORT = 8000, 6390, 6391
 START_S = 60.0
-CUT_S = 20.0
+REDIS = "redis-server"
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -39,7 +39,7 @@ class Hosts:
         self.folder, self.disk = folder, folder / "ray"
         self.disk.mkdir()
         self.head, self.left, self.right = (Host(number, self.disk) for number in (2, 3, 4))
-        self.has_redis = shutil.which("redis-server") is not None
+        self.has_redis = shutil.which(REDIS) is not None
         self._own = ExitStack()
 
     def __enter__(self) -> Hosts:
@@ -50,7 +50,7 @@ class Hosts:
             self._own.callback(host.kill)
         if self.has_redis:
             options = f"--bind {network.address(1)} --port {REDIS_PORT} --protected-mode no --save"
-            self._run(["redis-server", *options.split(), "", "--dir", str(self.folder)])
+            self._run([REDIS, *options.split(), "", "--dir", str(self.folder)])
         self.start_all()
         here = ["start", f"--address={self.head.address}:{GCS_PORT}", "--num-cpus=0"]
         own = f"--node-ip-address={network.address(1)}"
@@ -157,16 +157,16 @@ class ServiceOnHosts(Service):
 def faults_of_nodes() -> dict[str, Fault]:
     """Every fault of several nodes by its name."""
     breaks, behind = Allowed(breaks=True), Allowed()
-    found = {
+    return {
         "none": Fault(),
         "disk full": Fault(ServiceOnHosts.fill_disk, behind, lasts_s=10.0),
         "cut between workers": Fault(ServiceOnHosts.cut_workers, behind, lasts_s=20.0),
         "cut off worker": Fault(ServiceOnHosts.cut_off_worker, breaks, lasts_s=20.0, spends=True),
         "kill worker": Fault(ServiceOnHosts.kill_worker, breaks, lasts_s=30.0, spends=True),
+        "kill head": Fault(
+            ServiceOnHosts.replace_head, behind, lasts_s=40.0, spends=True, needs=REDIS
+        ),
     }
-    if shutil.which("redis-server"):
-        found["kill head"] = Fault(ServiceOnHosts.replace_head, behind, lasts_s=40.0, spends=True)
-    return found
 
 
 @contextmanager

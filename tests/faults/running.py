@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,7 +16,7 @@ from tests.faults.breakages import BEHIND, Fault
 from tests.faults.clients import NUM_QUESTIONS, Arrival, Clients, Outcome, Phase, arrivals
 from tests.faults.judgement import Run, faults_of
 from tests.faults.service import KEY, Service, grown
-from tests.faults.table import formatted, row
+from tests.faults.table import formatted, row, row_not_tried
 
 INJECTED_AT_S = 2.0
 ROW_S = 600.0
@@ -108,7 +109,12 @@ def run_all(
     serving: Serving, report: Report, faults: Mapping[str, Fault], scale: float, seed: int
 ) -> None:
     """Try every fault; a server that does not come back is replaced by a new one."""
-    pending = list(report.names)
+    pending = []
+    for name in report.names:
+        if (program := faults[name].needs) and not shutil.which(program):
+            report.rows.append(row_not_tried(name, f"there is no {program} here"))
+        else:
+            pending.append(name)
     texts: list[str] = []
     capacity = 0.0
     quiet: Run | None = None
@@ -124,22 +130,35 @@ def run_all(
             while pending and is_whole:
                 name = pending.pop(0)
                 fault = faults[name]
-                phases: list[tuple[Phase, float, float]] = [
-                    ("standard", 12 * scale + fault.lasts_s, 0.5 * capacity),
-                    ("overflow", 5 * scale, 2.5 * capacity),
-                    ("recovery", 10 * scale, 0.5 * capacity),
-                ]
-                load = arrivals(phases, INJECTED_AT_S, seed, share_leaving=fault.share_leaving)
-                try:
-                    trying = run_fault(service, clients, name, fault, load)
-                    run = asyncio.run(asyncio.wait_for(trying, ROW_S))
-                except Exception as error:  # the other rows are tried on a new server
-                    run = Run(name, fault.allowed, error=f"{type(error).__name__}: {error}"[:300])
+                run = tried(service, clients, name, fault, capacity, scale, seed)
                 quiet = run if name == "none" and not run.error else quiet
                 report.rows.append(row(run, texts, quiet))
                 report.wrong[name] = faults_of(run, texts, quiet)
                 print(f"{name}: {'; '.join(report.wrong[name]) or 'ok'}", flush=True)
                 is_whole = run.whole_again_s is not None and not fault.spends
+
+
+def tried(
+    service: Service,
+    clients: Clients,
+    name: str,
+    fault: Fault,
+    capacity: float,
+    scale: float,
+    seed: int,
+) -> Run:
+    """Try one fault; what stops the row itself is part of what was seen."""
+    phases: list[tuple[Phase, float, float]] = [
+        ("standard", 12 * scale + fault.lasts_s, 0.5 * capacity),
+        ("overflow", 5 * scale, 2.5 * capacity),
+        ("recovery", 10 * scale, 0.5 * capacity),
+    ]
+    load = arrivals(phases, INJECTED_AT_S, seed, share_leaving=fault.share_leaving)
+    trying = run_fault(service, clients, name, fault, load)
+    try:
+        return asyncio.run(asyncio.wait_for(trying, ROW_S))
+    except Exception as error:
+        return Run(name, fault.allowed, error=f"{type(error).__name__}: {error}"[:300])
 
 
 async def soak(service: Service, minutes: float, seed: int) -> int:

@@ -63,6 +63,11 @@ def row(run: Run, references: Sequence[str], quiet: Run | None) -> tuple[str, ..
     )
 
 
+def row_not_tried(name: str, why: str) -> tuple[str, ...]:
+    """Return the row of a fault that was not tried."""
+    return (name, *[""] * (len(HEADINGS) - 2), f"not tried: {why}")
+
+
 def formatted(rows: Sequence[tuple[str, ...]]) -> str:
     """Return the rows under their headings, in columns."""
     lines = [HEADINGS, *rows]
