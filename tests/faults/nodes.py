@@ -99,6 +99,10 @@ ENVIRONMENT = {
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "4",
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+    # A node that says nothing is given up after 15 seconds; Ray's own values would take a minute.
+    "RAY_health_check_period_ms": "2000",
+    "RAY_health_check_timeout_ms": "3000",
+    "RAY_health_check_failure_threshold": "3",
 }
 
 
