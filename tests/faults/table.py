@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -96,10 +97,15 @@ def as_markdown(
         "# Faults",
         "",
         f"{where['date']}, commit {where['commit']}, {where['machine']},",
-        f"load {where['load_average_1_5_15_min']}; {about}",
+        f"load {where['load_average_1_5_15_min']} at the end;",
+        about + ".",
         "",
         *("| " + " | ".join(line) + " |" for line in (HEADINGS, ["---"] * len(HEADINGS), *rows)),
     ]
     lines += ["", "What is not as it must be:", ""] if any(wrong.values()) else []
-    lines += [f"- {name}: {each}" for name, found in wrong.items() for each in found]
+    lines += [
+        textwrap.fill(f"- {name}: {each}", 110, subsequent_indent="  ")
+        for name, found in wrong.items()
+        for each in found
+    ]
     return "\n".join(lines) + "\n"
