@@ -75,6 +75,7 @@ class Host:
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         """Switch the host on; the command's output goes to a file."""
+        self.kill()  # of a host that went by itself, the link may be left
         own = ["--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=SIGKILL"]
         mounted = f"mount -t tmpfs -o size={DISK} disk {self._disk}"
         script = f'{mounted} && echo && read _ && exec "$@" >&2'
@@ -114,8 +115,8 @@ class Host:
             self._process.kill()
             self._process.wait()
             self._process = None
-            with suppress(subprocess.CalledProcessError):  # it went with the host
-                _ip("link", "del", self._link)
+        with suppress(subprocess.CalledProcessError):  # it went with the host
+            _ip("link", "del", self._link)
 
     def cut_off(self, *, is_cut: bool = True) -> None:
         """Lose everything that the host sends and is sent, or no more."""
