@@ -30,6 +30,20 @@ PORT, GCS_PORT, REDIS_PORT = 8000, 6390, 6391
 START_S = 60.0
 REDIS = "redis-server"
 ROOT = Path(__file__).resolve().parents[2]
+_RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",  # nobody else reaches this network
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "4",
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+    # A node that says nothing is given up after 15 seconds; Ray's own values would take a minute.
+    "RAY_health_check_period_ms": "2000",
+    "RAY_health_check_timeout_ms": "3000",
+    "RAY_health_check_failure_threshold": "3",
+}
 
 
 class Hosts:
@@ -44,6 +58,17 @@ class Hosts:
 
     def __enter__(self) -> Hosts:
         """Switch all on; this process's own node is the last."""
+        try:
+            self._start()
+        except BaseException:
+            self._own.close()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._own.close()
+
+    def _start(self) -> None:
         network = Network()
         self._own.callback(network.close)
         for host in (self.head, self.left, self.right):
@@ -55,10 +80,6 @@ class Hosts:
         here = ["start", f"--address={self.head.address}:{GCS_PORT}", "--num-cpus=0"]
         own = f"--node-ip-address={network.address(1)}"
         self._run([*_RAY, *here, own, f"--temp-dir={self.disk}", "--block"])
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._own.close()
 
     def start(self, host: Host) -> None:
         """Switch a host on, with its node of Ray."""
@@ -88,22 +109,6 @@ class Hosts:
         )
         self._own.callback(process.wait)
         self._own.callback(process.kill)
-
-
-_RAY = [sys.executable, "-m", "ray.scripts.scripts"]
-ENVIRONMENT = {
-    "PYTHONPATH": str(ROOT),
-    "OMP_NUM_THREADS": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AUTH_MODE": "disabled",  # nobody else reaches this network
-    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
-    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "4",
-    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-    # A node that says nothing is given up after 15 seconds; Ray's own values would take a minute.
-    "RAY_health_check_period_ms": "2000",
-    "RAY_health_check_timeout_ms": "3000",
-    "RAY_health_check_failure_threshold": "3",
-}
 
 
 class ServiceOnHosts(Service):

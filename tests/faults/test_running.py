@@ -65,8 +65,8 @@ def test_a_fault_that_spends_the_server_or_lacks_its_program(
 ) -> None:
     script = Script(monkeypatch, a=seen("a"), c=seen("c"))
     report = Report(["a", "b", "c"])
-    faults = {"a": Fault(spends=True), "b": Fault(needs="no such program"), "c": Fault()}
+    faults = {"a": Fault(spends=True), "b": Fault(needs="nonesuch"), "c": Fault()}
     run_all(script.serving, report, faults, 1.0, 1)
     assert script.tried == [("a", 1), ("c", 2)]
-    assert report.rows[0][-1] == "not tried: there is no no such program here"
+    assert report.rows[0][-1] == "not tried: there is no nonesuch here"
     assert report.is_good
