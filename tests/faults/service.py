@@ -130,14 +130,14 @@ class Service:
 
     def rest_drafters(self) -> None:
         """Let the drafters come to rest while nobody asks, and wait until none is left."""
-        delays = {"upscale_delay_s": 0.5, "downscale_delay_s": 1.0}
-        pool = self.config.drafter_pool.pool.model_copy(update={"min_replicas": 0} | delays)
-        self.change("drafter", pool=pool)
+        pool = self.config.drafter_pool.pool.model_copy(update={"min_replicas": 0})
+        self.change("drafter", pool=pool.model_copy(update={"downscale_delay_s": 1.0}))
         deadline = time.monotonic() + WAIT_S
         while self.replicas().get("Drafter"):
             if time.monotonic() > deadline:
                 raise TimeoutError("the drafters do not come to rest")
             time.sleep(1.0)
+        self.change("drafter", pool=pool)
 
     def upgrade(self) -> None:
         """Roll the targets to new weights: the same ones at another path."""
