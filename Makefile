@@ -5,7 +5,7 @@ BIN := .venv/bin
 CONFIG ?= serve_config.yaml
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: install lint check test test-slow test-gpu test-mutants test-faults test-faults-quick run run-text stop bench bench-quick eval eval-quick eval-text manifests clean
+.PHONY: install lint check test test-slow test-gpu test-mutants test-faults test-faults-quick test-faults-nodes run run-text stop bench bench-quick eval eval-quick eval-text manifests clean
 
 install: .venv/.installed
 
@@ -35,11 +35,14 @@ test-gpu: install
 test-mutants: install  # a quarter of an hour; makes mistakes in copies, and says which no test notices
 	$(BIN)/python -m tests.mutants
 
-test-faults: install  # half an hour; kills, stops and breaks every kind of process under load
-	$(BIN)/python -m tests.faults
+test-faults: install  # three quarters of an hour; breaks every kind of process under load; keeps the table
+	$(BIN)/python -m tests.faults --out benchmarks/results/faults.md
 
 test-faults-quick: install  # within five minutes; the faults that any change must survive
 	$(BIN)/python -m tests.faults --quick
+
+test-faults-nodes: install  # ten minutes, as root on Linux; several nodes in namespaces of their own
+	$(BIN)/python -m tests.faults --nodes
 
 run: install         # until Ctrl-C or `make stop`
 	@$(BIN)/rapid serve $(CONFIG)

@@ -40,6 +40,9 @@ LOCAL_RAY = {
     # Serve replaces a proxy after three failed checks; its own values would take half a minute.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "4",
+    # A replica that hangs is killed after three failed checks; Serve would first wait for as long
+    # as its answers may take.
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
 }
 
 

@@ -7,10 +7,11 @@ seed, so that its text can be compared with that of the same request on a quiet 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ MODES = ("auto", "plain", "lossless", "fused", "rag")
 NUM_QUESTIONS = 20
 PATIENCE_S = 60.0
 SILENCE_S = 15.0  # three of the server's heartbeats
+WITHOUT = ("the target went on alone", "retrieval did not answer", "still being indexed")
 
 Phase = Literal["standard", "overflow", "recovery"]
 End = Literal["answered", "refused", "failed", "unanswered", "left"]
@@ -43,9 +45,10 @@ class Outcome:
 
     Attributes:
         began, first, ended: Times on the monotonic clock; `first` is that of the first text.
+        heard: When text came.
         text: The answer's text, where it was answered.
-        is_declared: Whether the receipt says that it went on without its drafter, so that its text
-            may be another.
+        is_declared: Whether the receipt says that it went on without its drafter or its documents,
+            so that its text may be another.
         num_broken: Connections that broke before the answer was complete.
         num_malformed: Errors that are not OpenAI's, such as those of a proxy whose ingress died;
             the client asks again, as after a broken connection.
@@ -57,11 +60,24 @@ class Outcome:
     end: End = "unanswered"
     first: float | None = None
     ended: float = 0.0
+    heard: list[float] = field(default_factory=list)
     text: str = ""
     is_declared: bool = False
     num_broken: int = 0
     num_malformed: int = 0
     why: str = ""
+
+    @property
+    def pause_s(self) -> float:
+        """The longest time without text, from the request to the end of its answer."""
+        times = [self.began, *self.heard, self.ended]
+        return max(after - before for before, after in itertools.pairwise(times))
+
+    def hear(self, text: str) -> None:
+        """Take note of text that came just now."""
+        self.heard.append(time.monotonic())
+        self.first = self.first or self.heard[0]
+        self.text += text
 
 
 def body(question: int) -> dict[str, Any]:
@@ -112,9 +128,13 @@ def arrivals(
 
 @dataclass
 class Clients:
-    """Clients of one server, with one key."""
+    """Clients with one key, of one server or of several as behind a load balancer.
 
-    url: str
+    They take turns with the servers, and go to the next where nobody takes the connection or where
+    it broke.
+    """
+
+    urls: Sequence[str]
     key: str
     bodies: list[bytes] = field(
         default_factory=lambda: [json.dumps(body(each)).encode() for each in range(NUM_QUESTIONS)]
@@ -124,7 +144,7 @@ class Clients:
         """Send every request when it is due, and return what became of each."""
         began = time.monotonic()
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        async with httpx.AsyncClient(base_url=self.url, limits=limits) as http:
+        async with httpx.AsyncClient(limits=limits) as http:
 
             async def due(arrival: Arrival) -> Outcome:
                 await asyncio.sleep(began + arrival.at - time.monotonic())
@@ -145,20 +165,24 @@ class Clients:
 
     async def _until_answered(self, http: httpx.AsyncClient, outcome: Outcome) -> None:
         content = self.bodies[outcome.arrival.question]
-        is_streamed = outcome.arrival.question % 2 == 0
         headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
-        timeout = httpx.Timeout(PATIENCE_S, connect=5.0, read=SILENCE_S if is_streamed else None)
-        while True:
+        timeout = httpx.Timeout(PATIENCE_S, connect=5.0)
+        for url in itertools.islice(itertools.cycle(self.urls), outcome.arrival.question, None):
             try:
                 async with http.stream(
                     "POST",
-                    "/v1/chat/completions",
+                    f"{url}/v1/chat/completions",
                     content=content,
                     headers=headers,
                     timeout=timeout,
                 ) as response:
                     if await self._read(response, headers, outcome):
                         return
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                outcome.why = type(error).__name__
+                if len(self.urls) > 1:  # a load balancer would do the same
+                    await asyncio.sleep(0.1)
+                    continue
             except httpx.TransportError as error:
                 outcome.why = type(error).__name__
             outcome.num_broken += outcome.end != "refused"
@@ -181,12 +205,11 @@ class Clients:
             return not (is_again and is_shed)
         if not response.headers["content-type"].startswith("text/event-stream"):
             answer = json.loads(await response.aread())
-            outcome.first = time.monotonic()
-            outcome.text = answer["choices"][0]["message"]["content"]
+            outcome.hear(answer["choices"][0]["message"]["content"])
             self._end(outcome, answer["rapid"])
             return True
         event_id = ""
-        async for line in response.aiter_lines():
+        async for line in _unless_silent(response.aiter_lines()):
             name, _, value = line.partition(": ")
             if name == "id":
                 event_id = value
@@ -203,8 +226,7 @@ class Clients:
             headers["last-event-id"] = event_id
             for choice in chunk["choices"]:
                 if said := choice["delta"].get("content"):
-                    outcome.first = outcome.first or time.monotonic()
-                    outcome.text += said
+                    outcome.hear(said)
             if receipt := chunk.get("rapid"):
                 self._end(outcome, receipt)
         return False  # the stream ended without [DONE]
@@ -212,8 +234,21 @@ class Clients:
     def _end(self, outcome: Outcome, receipt: dict[str, Any]) -> None:
         outcome.end = "answered"
         has_lost_drafter = any(each is not None for each in receipt["plain_from"])
-        is_fallback = "the target went on alone" in receipt["reason"]
-        outcome.is_declared = has_lost_drafter or is_fallback
+        is_without = any(said in receipt["reason"] for said in WITHOUT)
+        outcome.is_declared = has_lost_drafter or is_without
+
+
+async def _unless_silent(lines: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Pass lines on; the server sends heartbeats, without which it counts as gone."""
+    while True:
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                line = await anext(lines)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise httpx.ReadTimeout(f"nothing came for {SILENCE_S:g} s") from None
+        yield line
 
 
 def is_well_formed(said: bytes) -> bool:

@@ -11,10 +11,10 @@ import signal
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import psutil
@@ -22,21 +22,51 @@ import psutil
 from deployments.cli.server_process import LOCAL_RAY
 from deployments.config.serve_config import ApiKey, ServeConfig
 from deployments.config.tenants import hash_key
-from tests.faults.engines import load_breakable
+from rapid.checkpoints.files import checkpoint_source
+from retrieval.config import ServerStoreConfig
+from tests.faults.engines import left_alone_s, load_breakable
+from tests.faults.qdrant import Qdrant, qdrant
 
 APP = "rapid"
 KEY, HOSTILE_KEY = "sk-clients", "sk-hostile"
 POOLS = ("Target", "Drafter", "Retriever", "Orchestrator", "Ingress")
 WAIT_S = 120.0
 
+AService = TypeVar("AService", bound="Service")
+
 
 class Service:
-    """A running application, its processes by kind, and what its engines hold."""
+    """A running application, its processes by kind, and what its engines hold.
 
-    def __init__(self, url: str, config: ServeConfig, breaks: Path) -> None:
-        self.url, self.config, self.breaks = url, config, breaks
+    Attributes:
+        urls: Of its proxies, as a load balancer would have them.
+        config: Its settings.
+        folder: Where what the faults need is kept.
+        qdrant: Its store.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], config: ServeConfig, folder: Path, qdrant: Qdrant
+    ) -> None:
+        self.urls, self.config, self.folder, self.qdrant = urls, config, folder, qdrant
+        self.breaks = folder / "breaks"
+        self.breaks.mkdir(exist_ok=True)
         self._deployed = config
         self._struck: list[psutil.Process] = []
+
+    def deploy(self, config: ServeConfig, *, blocking: bool = True) -> None:
+        """Deploy the application with engines that can be broken."""
+        from ray import serve
+
+        from deployments.app import compose
+
+        load = functools.partial(load_breakable, directory=str(self.breaks))
+        application = compose(config, load, load)
+        if blocking:
+            serve.run(application, name=APP, route_prefix="/")
+        else:
+            serve._run(application, name=APP, route_prefix="/", _blocking=False)
+        self._deployed = config
 
     def processes(self) -> dict[str, list[psutil.Process]]:
         """The application's processes by kind, such as `Target replica` and `Target engine`."""
@@ -79,14 +109,18 @@ class Service:
         (self.breaks / str(process.pid)).write_text(how)
         self._struck.append(process)
 
+    def left_alone_s(self) -> float | None:
+        """For how long a broken engine was asked for leases; None if none was broken."""
+        orders = [each for each in self.breaks.iterdir() if not each.suffix]
+        return left_alone_s(orders[0]) if orders else None
+
     def _eldest(self, kind: str) -> psutil.Process:
         return min(self.processes()[kind], key=lambda each: each.create_time())
 
     def change(self, section: str, **settings: Any) -> None:
         """Change settings of a section, as an operator who deploys an edited file."""
         changed = getattr(self.config, section).model_copy(update=settings)
-        self._deployed = self.config.model_copy(update={section: changed})
-        deploy(self._deployed, self.breaks, blocking=False)
+        self.deploy(self.config.model_copy(update={section: changed}), blocking=False)
 
     def scale(self, section: str, num_replicas: int) -> None:
         """Change the size of a pool of engines."""
@@ -94,17 +128,44 @@ class Service:
         sizes = {"min_replicas": num_replicas, "max_replicas": num_replicas}
         self.change(section, pool=pool.model_copy(update=sizes))
 
+    def rest_drafters(self) -> None:
+        """Let the drafters come to rest while nobody asks, and wait until none is left."""
+        pool = self.config.drafter_pool.pool.model_copy(update={"min_replicas": 0})
+        self.change("drafter", pool=pool.model_copy(update={"downscale_delay_s": 1.0}))
+        deadline = time.monotonic() + WAIT_S
+        while self.replicas().get("Drafter"):
+            if time.monotonic() > deadline:
+                raise TimeoutError("the drafters do not come to rest")
+            time.sleep(1.0)
+        self.change("drafter", pool=pool)
+
+    def upgrade(self) -> None:
+        """Roll the targets to new weights: the same ones at another path."""
+        model = self.folder / "upgraded"
+        if not model.exists():
+            shutil.copytree(checkpoint_source(self.config.target.engine.model), model)
+        engine = self.config.target.engine.model_copy(update={"model": str(model)})
+        self.change("target", engine=engine)
+
     def mend(self) -> None:
         """Wake who was stopped, mend the engines, and deploy the first settings again."""
-        if self._deployed is not self.config:
-            deploy(self.config, self.breaks, blocking=False)
-            self._deployed = self.config
+        self.qdrant.start()
         for process in self._struck:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
         self._struck.clear()
         for order in self.breaks.iterdir():
             order.unlink()
+        if self._deployed is not self.config:
+            self.deploy(self.config, blocking=False)
+
+    def replicas(self) -> dict[str, dict[str, int]]:
+        """Replicas of each deployment, by their state; without the deployments that have none."""
+        from ray import serve
+
+        deployments = serve.status().applications[APP].deployments
+        found = {name: dict(each.replica_states) for name, each in deployments.items()}
+        return {name: states for name, states in found.items() if any(states.values())}
 
     def is_whole(self) -> bool:
         """Whether who was struck is gone, and pools and proxy are as if nothing had happened."""
@@ -112,7 +173,9 @@ class Service:
 
         try:
             status = serve.status().applications[APP]
-            healthy = httpx.get(f"{self.url}/-/healthz", timeout=2).status_code == 200
+            healthy = all(
+                httpx.get(f"{url}/-/healthz", timeout=2).status_code == 200 for url in self.urls
+            )
         except Exception:  # the controller or the proxy is away
             return False
         sizes = {name: pool.min_replicas for name, pool in self._deployed.pools.items()}
@@ -194,11 +257,8 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def settings() -> ServeConfig:
-    """The shipped laptop settings with two replicas a pool and two tenants.
-
-    The retriever stays one: its store lives inside it.
-    """
+def settings(store: str) -> ServeConfig:
+    """The shipped laptop settings with two replicas a pool, two tenants and a Qdrant at `store`."""
     from deployments.app import check
 
     config = check("serve_config.yaml")
@@ -210,28 +270,16 @@ def settings() -> ServeConfig:
         ApiKey(tenant=tenant, sha256=hash_key(key))
         for tenant, key in (("clients", KEY), ("hostile", HOSTILE_KEY))
     )
+    server = ServerStoreConfig(kind="server", url=store)
+    retrieval = config.retriever.retrieval.model_copy(update={"store": server})
+    own: dict[str, dict[str, Any]] = {"api": {"keys": keys}, "retriever": {"retrieval": retrieval}}
     sections = {
         name: getattr(config, name).model_copy(
-            update={"pool": paired(getattr(config, name).pool)}
-            | ({"keys": keys} if name == "api" else {})
+            update={"pool": paired(getattr(config, name).pool)} | own.get(name, {})
         )
-        for name in ("target", "drafter", "orchestrator", "api")
+        for name in ("target", "drafter", "retriever", "orchestrator", "api")
     }
     return config.model_copy(update=sections)
-
-
-def deploy(config: ServeConfig, breaks: Path, *, blocking: bool = True) -> None:
-    """Deploy the application with engines that can be broken."""
-    from ray import serve
-
-    from deployments.app import compose
-
-    load = functools.partial(load_breakable, directory=str(breaks))
-    application = compose(config, load, load)
-    if blocking:
-        serve.run(application, name=APP, route_prefix="/")
-    else:
-        serve._run(application, name=APP, route_prefix="/", _blocking=False)
 
 
 @contextmanager
@@ -244,30 +292,52 @@ def served(port: int) -> Iterator[Service]:
     from ray import serve
 
     logging.getLogger("ray").setLevel(logging.ERROR)
-    temporary = Path(tempfile.mkdtemp(prefix="rapid-", dir="/tmp"))  # short: socket paths
-    breaks = temporary / "breaks"
-    breaks.mkdir()
-    try:
-        ray.init(
-            num_cpus=4,
-            include_dashboard=False,
-            log_to_driver=False,
-            namespace="rapid-faults",
-            _temp_dir=str(temporary / "ray"),
-            _node_ip_address="127.0.0.1",
-        )
-        serve.start(http_options={"host": "127.0.0.1", "port": port}, proxy_location="HeadOnly")
-        config = settings()
-        deploy(config, breaks)
-        service = Service(f"http://127.0.0.1:{port}", config, breaks)
+    with temporary() as folder, qdrant() as store:
         try:
-            yield service
+            ray.init(
+                num_cpus=4,
+                include_dashboard=False,
+                log_to_driver=False,
+                namespace="rapid-faults",
+                _temp_dir=str(folder / "ray"),
+                _node_ip_address="127.0.0.1",
+            )
+            options = {"host": "127.0.0.1", "port": port}
+            serve.start(http_options=options, proxy_location="HeadOnly")
+            with deployed([f"http://127.0.0.1:{port}"], folder, store, Service) as service:
+                yield service
         finally:
+            ray.shutdown()
+
+
+@contextmanager
+def temporary() -> Iterator[Path]:
+    """A folder with a short name, as paths of sockets are limited."""
+    folder = Path(tempfile.mkdtemp(prefix="rapid-", dir="/tmp"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def deployed(
+    urls: Sequence[str], folder: Path, store: Qdrant, kind: Callable[..., AService]
+) -> Iterator[AService]:
+    """Deploy the application on the Ray that this process has joined."""
+    from ray import serve
+    from ray.serve.context import _set_global_client
+
+    config = settings(store.url)
+    service = kind(urls, config, folder, store)
+    try:
+        service.deploy(config)
+        yield service
+    finally:
+        with suppress(Exception):  # it may be broken: what is left ends with Ray
             service.mend()
             serve.shutdown()
-    finally:
-        ray.shutdown()
-        shutil.rmtree(temporary, ignore_errors=True)
+        _set_global_client(None)
 
 
 def grown(

@@ -28,7 +28,7 @@ def ingress(orchestrator: ScriptedOrchestrator) -> Ingress:
 
 async def asked(app: ASGIApp, *arrivals: Arrival) -> list[Outcome]:
     async with served(app) as url:
-        return await Clients(url, "sk-1").run(arrivals)
+        return await Clients([url], "sk-1").run(arrivals)
 
 
 class Fragile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.errors import EngineFailed
 from rapid.messages import LeaseRequest, as_prompt
-from tests.faults.engines import STICKY, WEDGED, load_breakable
+from tests.faults.engines import STICKY, WEDGED, left_alone_s, load_breakable
 
 CONFIG = EngineConfig(
     model="embedded:drafter", max_context=128, kv_cache_tokens=256, max_leases=2, threads=1
@@ -34,9 +35,15 @@ async def test_an_engine_that_was_told_to_break_raises_what_a_gpu_raises(
     engine: Any, tmp_path: Path
 ) -> None:
     await engine.open(REQUEST)
-    (tmp_path / str(os.getpid())).write_text(STICKY)
+    order = tmp_path / str(os.getpid())
+    order.write_text(STICKY)
+    assert left_alone_s(order) is None
     with pytest.raises(EngineFailed):
         await engine.prefill("a")
+    assert left_alone_s(order) == 0.0
+    opening = engine.open(replace(REQUEST, lease_id="b"))
+    await asyncio.gather(opening, return_exceptions=True)  # it may have closed by now
+    assert (left_alone_s(order) or 0.0) > 0.0
 
 
 async def test_a_wedged_engine_goes_on_when_it_is_mended(engine: Any, tmp_path: Path) -> None:

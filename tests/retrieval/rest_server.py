@@ -20,20 +20,20 @@ _DONE = {"operation_id": 1, "status": "completed"}
 
 
 class RestQdrant:
-    """A server on loopback with an empty Qdrant.
+    """A server with an empty Qdrant, on loopback unless another address of this machine is given.
 
     Attributes:
         url: Where it listens while it is started.
         calls: How many requests it had, by method and end of path.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self.calls: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._client = QdrantClient(":memory:")
-        self._port = 0
+        self._host, self._port = host, 0
         self.start()
-        self.url = f"http://127.0.0.1:{self._port}"
+        self.url = f"http://{host}:{self._port}"
 
     def start(self) -> None:
         """Listen, at the address of before."""
@@ -61,7 +61,7 @@ class RestQdrant:
                 pass
 
         self._is_stopping = False
-        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
+        self._server = ThreadingHTTPServer((self._host, self._port), Handler)
         self._server.daemon_threads = True
         self._port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))

@@ -1,0 +1,147 @@
+"""What is broken, how, and what it may cost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import httpx
+
+from tests.faults.clients import NUM_QUESTIONS, Arrival, Clients, hostile_bodies
+from tests.faults.engines import STICKY, WEDGED
+from tests.faults.judgement import Allowed
+from tests.faults.service import HOSTILE_KEY, Service
+
+BEHIND, FRONT = Allowed(), Allowed(breaks=True)
+KINDS = {
+    "Target engine": BEHIND,
+    "Drafter engine": BEHIND,
+    "Target replica": BEHIND,
+    "Drafter replica": BEHIND,
+    "Orchestrator replica": BEHIND,
+    "Retriever replica": BEHIND,
+    "Ingress replica": FRONT,
+    "proxy": FRONT,
+    "controller": BEHIND,
+}
+LEAVES_S = {STICKY: 5.0, WEDGED: 15.0}
+CHANGE = Allowed(slows=3.0, share=0.99)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that breaks.
+
+    Attributes:
+        inject: Breaks it; a coroutine function runs beside the load until the standard phase ends.
+        allowed: What it may cost.
+        share_leaving: The share of clients that hang up.
+        prepare: Done before anybody asks.
+        lasts_s: Seconds by which the standard phase is longer than others, so that it covers all.
+        spends: Whether the next fault needs a new server.
+        needs: A program without which it is not tried.
+    """
+
+    inject: Callable[[Any], Awaitable[None] | None] = lambda service: None
+    allowed: Allowed = BEHIND
+    share_leaving: float = 0.0
+    prepare: Callable[[Any], None] = lambda service: None
+    lasts_s: float = 0.0
+    spends: bool = False
+    needs: str = ""
+
+
+def faults() -> dict[str, Fault]:
+    """Every fault of one node by its name."""
+    return dict(_faults())
+
+
+QUICK = ("none", "kill Target engine", "kill Orchestrator replica", "kill Ingress replica",
+         "sticky Target engine", "30 % hang up")  # fmt: skip
+
+
+def _faults() -> Iterator[tuple[str, Fault]]:
+    yield "none", Fault()
+    for verb, number in (("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)):
+        for kind, allowed in KINDS.items():
+            name = f"{verb} {kind}"
+            if name == "stop Target engine":
+                allowed = Allowed(pause_s=15.0)
+            yield name, Fault(partial(_signal, kind, number), allowed)
+    for pool in ("Target", "Drafter"):
+        for how, leaves_s in LEAVES_S.items():
+            yield (
+                f"{how} {pool} engine",
+                Fault(partial(_break_engine, pool, how), Allowed(leaves_s=leaves_s)),
+            )
+    yield "30 % hang up", Fault(share_leaving=0.3)
+    yield "live change", Fault(lambda service: service.change("api", max_choices=7))
+    for section in ("target", "drafter"):
+        for num_replicas in (1, 3):
+            yield (
+                f"scale {section} to {num_replicas}",
+                Fault(partial(_scale, section, num_replicas), CHANGE, lasts_s=10.0),
+            )
+    yield "rolling upgrade", Fault(Service.upgrade, CHANGE, lasts_s=20.0)
+    yield (
+        "drafters at rest",
+        Fault(allowed=Allowed(refuses=("fused",)), prepare=Service.rest_drafters, lasts_s=10.0),
+    )
+    yield "Qdrant emptied", Fault(lambda service: service.qdrant.empty(), Allowed(alone_s=15.0))
+    yield "Qdrant stopped", Fault(lambda service: service.qdrant.stop())
+    yield (
+        "Qdrant started",
+        Fault(
+            lambda service: service.qdrant.start(),
+            Allowed(alone_s=15.0),
+            prepare=lambda service: service.qdrant.stop(),
+            lasts_s=10.0,
+        ),
+    )
+    yield "hostile bodies", Fault(long_bodies, Allowed(slows=2.0))
+    yield "hostile crowd", Fault(crowd, Allowed(slows=2.0, ready_s=0.1))
+
+
+def _signal(kind: str, number: signal.Signals, service: Service) -> None:
+    service.signal(kind, number)
+
+
+def _break_engine(pool: str, how: str, service: Service) -> None:
+    service.break_engine(pool, how)
+
+
+def _scale(section: str, num_replicas: int, service: Service) -> None:
+    service.scale(section, num_replicas)
+
+
+async def long_bodies(service: Service) -> None:
+    """Send eight bodies of forty thousand messages, and leave after four seconds."""
+    headers = {"authorization": f"Bearer {HOSTILE_KEY}", "content-type": "application/json"}
+    bodies = await asyncio.to_thread(lambda: list(hostile_bodies()))
+    async with httpx.AsyncClient(base_url=service.urls[0], timeout=4.0) as http:
+
+        async def send(content: bytes) -> None:
+            with contextlib.suppress(httpx.HTTPError):
+                await http.post("/v1/chat/completions", content=content, headers=headers)
+
+        await asyncio.gather(*map(send, bodies))
+
+
+async def crowd(service: Service) -> None:
+    """Ask with 150 clients of one tenant, each again as soon as it is answered."""
+    clients = Clients(service.urls, HOSTILE_KEY)
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(limits=limits) as http:
+
+        async def ask(index: int) -> None:
+            while True:
+                outcome = await clients.ask(http, Arrival(0.0, "overflow", index % NUM_QUESTIONS))
+                if outcome.end != "answered":
+                    await asyncio.sleep(1.0)  # as its Retry-After asks
+
+        await asyncio.gather(*map(ask, range(150)))

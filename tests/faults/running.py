@@ -1,0 +1,183 @@
+"""Runs of a fault under load, one after the other, and of a long load without one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import httpx
+
+from tests.faults.breakages import BEHIND, Fault
+from tests.faults.clients import NUM_QUESTIONS, Arrival, Clients, Outcome, Phase, arrivals
+from tests.faults.judgement import Run, faults_of
+from tests.faults.service import KEY, Service, grown
+from tests.faults.table import formatted, row, row_not_tried
+
+INJECTED_AT_S = 2.0
+ROW_S = 600.0
+
+Serving = Callable[[], AbstractContextManager[Service]]
+
+
+async def references(clients: Clients) -> tuple[list[str], float]:
+    """Return the text of each question on a quiet server, and the answers a second."""
+    await warm_up(clients)
+    began = time.monotonic()
+    outcomes: list[Outcome] = []
+    for question in range(NUM_QUESTIONS):
+        outcomes += await clients.run([Arrival(0.0, "standard", question)])
+    for outcome in outcomes:
+        if outcome.end != "answered" or outcome.is_declared:
+            raise SystemExit(f"the quiet server did not answer: {outcome}")
+    return [each.text for each in outcomes], NUM_QUESTIONS / (time.monotonic() - began)
+
+
+async def warm_up(clients: Clients) -> None:
+    """Ask ten questions, as the first call of everything is slow."""
+    for index in range(0, 10, 2):
+        await clients.run([Arrival(0.0, "standard", index), Arrival(0.0, "standard", index + 1)])
+
+
+async def watch_ready(url: str, seen: list[tuple[float, int, float]]) -> None:
+    """Ask ``/ready`` once a second."""
+    headers = {"authorization": f"Bearer {KEY}"}
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=5.0) as http:
+        while True:
+            began, status = time.monotonic(), 0
+            with contextlib.suppress(httpx.HTTPError):
+                status = (await http.get("/ready")).status_code
+            seen.append((began, status, time.monotonic() - began))
+            await asyncio.sleep(max(0.0, began + 1.0 - time.monotonic()))
+
+
+async def run_fault(
+    service: Service, clients: Clients, name: str, fault: Fault, load: Sequence[Arrival]
+) -> Run:
+    """Break one thing under load, and return what was seen."""
+    await asyncio.to_thread(fault.prepare, service)
+    sizes = await asyncio.to_thread(service.sizes)
+    run = Run(name, fault.allowed)
+    watching = asyncio.create_task(watch_ready(service.urls[-1], run.ready))
+    asking = asyncio.create_task(clients.run(load))
+    await asyncio.sleep(INJECTED_AT_S)
+    run.injected = time.monotonic()
+    beside = await asyncio.to_thread(fault.inject, service)
+    hostility = asyncio.ensure_future(beside) if beside is not None else None
+    whole = asyncio.create_task(service.whole_again(run.injected))
+    standard_s = max(each.at for each in load if each.phase == "standard")
+    await asyncio.sleep(max(0.0, run.injected + standard_s - INJECTED_AT_S - time.monotonic()))
+    if hostility is not None:
+        hostility.cancel()
+        await asyncio.gather(hostility, return_exceptions=True)
+    run.outcomes = await asking
+    watching.cancel()
+    run.left_alone_s = service.left_alone_s()
+    await asyncio.to_thread(service.mend)
+    run.whole_again_s = await whole
+    if await service.whole_again(time.monotonic()) is None:
+        run.whole_again_s = None
+    run.leaks = await asyncio.to_thread(service.leaks, sizes)
+    return run
+
+
+@dataclass
+class Report:
+    """The rows of a run so far.
+
+    Attributes:
+        names: The faults that are to be tried.
+        rows: Of the table.
+        wrong: What is not as it must be, by fault.
+    """
+
+    names: Sequence[str]
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+    wrong: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every fault was tried, and cost no more than it may."""
+        return len(self.rows) == len(self.names) and not any(self.wrong.values())
+
+
+def run_all(
+    serving: Serving, report: Report, faults: Mapping[str, Fault], scale: float, seed: int
+) -> None:
+    """Try every fault; a server that does not come back is replaced by a new one."""
+    pending = []
+    for name in report.names:
+        if (program := faults[name].needs) and not shutil.which(program):
+            report.rows.append(row_not_tried(name, f"there is no {program} here"))
+        else:
+            pending.append(name)
+    texts: list[str] = []
+    capacity = 0.0
+    quiet: Run | None = None
+    while pending:
+        with serving() as service:
+            clients = Clients(service.urls, KEY)
+            if texts:
+                asyncio.run(warm_up(clients))
+            else:
+                texts, capacity = asyncio.run(references(clients))
+                print(f"{capacity:.1f} answers a second, one after the other", flush=True)
+            is_whole = True
+            while pending and is_whole:
+                name = pending.pop(0)
+                fault = faults[name]
+                run = tried(service, clients, name, fault, capacity, scale, seed)
+                quiet = run if name == "none" and not run.error else quiet
+                report.rows.append(row(run, texts, quiet))
+                report.wrong[name] = faults_of(run, texts, quiet)
+                print(f"{name}: {'; '.join(report.wrong[name]) or 'ok'}", flush=True)
+                is_whole = run.whole_again_s is not None and not fault.spends
+
+
+def tried(
+    service: Service,
+    clients: Clients,
+    name: str,
+    fault: Fault,
+    capacity: float,
+    scale: float,
+    seed: int,
+) -> Run:
+    """Try one fault; what stops the row itself is part of what was seen."""
+    phases: list[tuple[Phase, float, float]] = [
+        ("standard", 12 * scale + fault.lasts_s, 0.5 * capacity),
+        ("overflow", 5 * scale, 2.5 * capacity),
+        ("recovery", 10 * scale, 0.5 * capacity),
+    ]
+    load = arrivals(phases, INJECTED_AT_S, seed, share_leaving=fault.share_leaving)
+    trying = run_fault(service, clients, name, fault, load)
+    try:
+        return asyncio.run(asyncio.wait_for(trying, ROW_S))
+    except Exception as error:
+        return Run(name, fault.allowed, error=f"{type(error).__name__}: {error}"[:300])
+
+
+async def soak(service: Service, minutes: float, seed: int) -> int:
+    """Ask for so many minutes at half the capacity; print memory and descriptors by process."""
+    clients = Clients(service.urls, KEY)
+    texts, capacity = await references(clients)
+    await clients.run(arrivals([("standard", 60.0, 0.5 * capacity)], 1.0, seed))  # warms up
+    before, began = await asyncio.to_thread(service.sizes), time.monotonic()
+    load = arrivals([("standard", 60 * minutes, 0.5 * capacity)], 1.0, seed, share_leaving=0.1)
+    run = Run("soak", BEHIND, began, await clients.run(load), whole_again_s=0.0)
+    run.leaks = await asyncio.to_thread(service.leaks, before)
+    after, minutes = await asyncio.to_thread(service.sizes), (time.monotonic() - began) / 60
+    print(formatted([row(run, texts, None)]), "\n")
+    print(f"{'process':<24}{'MB before':>10}{'after':>8}{'MB/min':>8}{'fds':>6}{'after':>7}")
+    is_growing = False
+    for kind, mb, mb_after, fds, fds_after in grown(before, after):
+        per_minute = (mb_after - mb) / minutes
+        is_growing = is_growing or per_minute > 1.0
+        print(f"{kind:<24}{mb:>10}{mb_after:>8}{per_minute:>8.2f}{fds:>6}{fds_after:>7}")
+    for each in faults_of(run, texts, None):
+        print(each)
+    return is_growing or bool(faults_of(run, texts, None))
