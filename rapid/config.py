@@ -155,7 +155,10 @@ class EngineConfig(Frozen):
             ``rapid models list`` shows, ``embedded:target`` or ``embedded:drafter``.
         dtype: Data type of weights and KV; ``auto`` is bfloat16 on CUDA and float32 on a CPU.
         device: ``cpu``, ``cuda`` or an index such as ``cuda:1``. ``auto`` takes CUDA when present;
-            ``balanced`` spreads the layers with accelerate.
+            ``balanced`` spreads the layers with accelerate, which computes them in turn.
+        tensor_parallel: Processes that compute every layer together, each with its share of the
+            heads, on a device of its own: as many GPUs of one machine, or one CPU. Heads, KV heads
+            and the MLP must be divisible by it.
         rope_scaling: Override of the checkpoint's RoPE scaling, for example YaRN for Qwen2.5 beyond
             32K.
         quantization: Quantization of the weights at load time, as the `quantization_config` of
@@ -184,6 +187,7 @@ class EngineConfig(Frozen):
     model: str
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
+    tensor_parallel: int = Field(1, ge=1, le=64)
     rope_scaling: dict[str, object] | None = None
     quantization: dict[str, object] | None = None
     max_context: int | None = Field(None, ge=16)
@@ -207,6 +211,17 @@ class EngineConfig(Frozen):
                 "(mps cannot compute in float64, which judging needs)"
             )
         return device
+
+    @model_validator(mode="after")
+    def _parts_are_plain(self) -> Self:
+        is_plain = self.quantization is None and self.device in ("auto", "cpu", "cuda")
+        if self.tensor_parallel > 1 and not is_plain:
+            raise ValueError(
+                "tensor_parallel gives each process a device and splits weights that are not "
+                "quantized: set device to auto, cpu or cuda and leave quantization out, or leave "
+                "tensor_parallel out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _rows_are_computed_apart(self) -> Self:

@@ -26,7 +26,8 @@ from rapid.config import (
     WindowDrafting,
 )
 from rapid.engines.engine import Engine
-from rapid.engines.forward.loading import LoadedModel, load_model
+from rapid.engines.forward.loading import LoadedModel
+from rapid.engines.parallel.leading import load_replica
 from rapid.engines.ports import LocalPool
 from rapid.errors import ConfigurationError
 from rapid.messages import Int32Array, TokenLogprobs, as_prompt
@@ -70,7 +71,7 @@ def load(model: str, **settings: Any) -> LoadedModel:
     Raises:
         ConfigurationError: The checkpoint is missing or not supported.
     """
-    return load_model(EngineConfig(model=str(model), **settings))
+    return load_replica(EngineConfig(model=str(model), **settings))
 
 
 def generate(

@@ -41,7 +41,8 @@ from rapid.config import (
     Transfer,
 )
 from rapid.engines.engine import Engine
-from rapid.engines.forward.loading import LoadedModel, check_memory, load_model
+from rapid.engines.forward.loading import LoadedModel, check_memory
+from rapid.engines.parallel.leading import load_replica
 from rapid.engines.ports import LocalPool
 from rapid.errors import BadRequest, RapidError
 from rapid.estimators import Patience
@@ -251,7 +252,7 @@ def open_pair(
     if not looks_up and configs[0].max_leases < 2:  # the target may read what is retrieved
         configs[0] = configs[0].model_copy(update={"max_leases": 2})
     check_memory(*configs, with_pools=True)
-    models = [load_model(config) for config in configs]
+    models = [load_replica(config) for config in configs]
     vocab_size = check_same_vocabulary(*models) if len(models) == 2 else None
     texts = [ChatText.load(config.model) for config in configs]
     if retrieval is None:

@@ -55,8 +55,7 @@ def plan(
     drafter_gpus: Annotated[
         int | None,
         _who(
-            help="That share one drafter, 0 for the target's own; by default as few as hold it: "
-            "more hold more sequences and are no faster.",
+            help="That share one drafter, 0 for the target's own; by default as few as hold it.",
             show_default=False,
             min=0,
         ),
@@ -147,9 +146,8 @@ def plan(
     if acceptance is None:
         note(_ACCEPTANCE_SOURCE)
     note(
-        "Times are limits: memory read once at one GPU's bandwidth, as the layers of a model that "
-        "is split over several are read one after the other. What is left out is in "
-        "docs/planning.md."
+        "Times are limits: memory read once at the bandwidth of the GPUs that compute a layer "
+        "together, which for quantized weights is one. What is left out is in docs/planning.md."
     )
 
 

@@ -31,6 +31,16 @@ class EnginePoolConfig(Frozen):
     pool: PoolConfig = PoolConfig()
 
     @model_validator(mode="after")
+    def _every_process_has_a_gpu(self) -> Self:
+        ranks, gpus = self.engine.tensor_parallel, self.pool.num_gpus
+        if ranks > 1 and gpus not in (0, ranks):
+            raise ValueError(
+                f"tensor_parallel ({ranks}) gives every process a GPU, and num_gpus ({gpus:g}) "
+                "reserves another number for the engine: make them equal"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _kv_pool_holds_one_sequence(self) -> Self:
         engine = self.engine
         if engine.max_context is not None and engine.kv_cache_tokens < engine.max_context:

@@ -50,9 +50,9 @@ EngineFactory = Callable[[EngineConfig], "Engine"]
 def load_engine(config: EngineConfig) -> Engine:
     """Load an engine; torch and transformers are imported here, in the engine's own process."""
     from rapid.engines.engine import Engine
-    from rapid.engines.forward.loading import load_model
+    from rapid.engines.parallel.leading import load_replica
 
-    return Engine(load_model(config, with_pools=True), config)
+    return Engine(load_replica(config, with_pools=True), config)
 
 
 class EngineActor:

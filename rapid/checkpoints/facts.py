@@ -82,13 +82,27 @@ def read_model_facts(config: EngineConfig) -> ModelFacts:
     own = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     num_positions, rope = _reach(config.rope_scaling, own, positions, model)
     num_positions = _seen(settings, config.max_context or num_positions, num_positions, model)
+    shape = _shape(model, settings)
+    _check_divisible(shape, config.tensor_parallel, model)
     return ModelFacts(
-        shape=_shape(model, settings),
+        shape=shape,
         num_positions=num_positions,
         rope_override=rope,
         dtype=settings.get("dtype") or settings.get("torch_dtype"),
         quantization=settings.get("quantization_config"),
     )
+
+
+def _check_divisible(shape: ModelShape, num_parts: int, model: str) -> None:
+    for name, count in (
+        ("attention heads", shape.heads),
+        ("key and value heads", shape.kv_heads),
+        ("columns of the MLP", shape.intermediate),
+    ):
+        if count % num_parts:
+            raise ConfigurationError(
+                f"{model} has {count} {name}, which tensor_parallel: {num_parts} does not divide"
+            )
 
 
 def _reach(

@@ -58,6 +58,8 @@ def memory_needs(
 ) -> tuple[MemoryNeed, MemoryNeed]:
     """Return the memory that a model will need on its device and, beside a GPU, on the host.
 
+    With `tensor_parallel`, a GPU needs what its part needs; on a CPU all parts share the host.
+
     Args:
         config: settings of the engine.
         facts: facts of the model.
@@ -66,19 +68,21 @@ def memory_needs(
         with_pools: whether an engine of these settings will be made, with KV pool and host cache.
     """
     width = _DTYPE_BYTES.get(config.dtype, 2 if on_gpu else 4)
-    per_token = facts.shape.kv_bytes_per_token(width) if with_pools else 0
-    host = MemoryNeed(host_cache=config.host_cache_tokens * per_token)
+    num_parts = config.tensor_parallel if on_gpu else 1
+    shape = facts.shape.part_of(num_parts)
+    whole_per_token = facts.shape.kv_bytes_per_token(width) if with_pools else 0
+    host = MemoryNeed(host_cache=config.host_cache_tokens * whole_per_token)
     device = MemoryNeed(
-        weights=_weight_bytes(config, facts, width),
-        kv_pool=config.kv_cache_tokens * per_token,
-        workspace=facts.shape.workspace_bytes(
+        weights=_weight_bytes(config, facts, width) / num_parts,
+        kv_pool=config.kv_cache_tokens * whole_per_token / num_parts,
+        workspace=shape.workspace_bytes(
             config.step_tokens, config.max_leases, width, on_gpu=on_gpu
         ),
     )
     if on_gpu:
         max_context = config.max_context or facts.num_positions
-        checked = facts.shape.check_bytes(config.step_tokens, max_context, width)
-        graphs = facts.shape.graph_bytes(config.max_leases, width)
+        checked = shape.check_bytes(config.step_tokens, max_context, width)
+        graphs = shape.graph_bytes(config.max_leases, width)
         return replace(device, graphs=graphs, check=checked), host
     return replace(device, host_cache=host.host_cache), MemoryNeed()
 

@@ -14,20 +14,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar, cast
 
+from rapid.checkpoints.memory import plan_pages
 from rapid.config import EngineConfig, WindowDrafting
 from rapid.engines.execution.compute import ComputeThread
 from rapid.engines.execution.replies import Reply
 from rapid.engines.execution.scheduling import Scheduler
 from rapid.engines.execution.state import Ending, EngineState
 from rapid.engines.execution.tracing import traced
-from rapid.engines.forward.cuda_graphs import GraphCapture
-from rapid.engines.forward.kernels import kernels_of
-from rapid.engines.forward.loading import LoadedModel, plan_kv_pages
-from rapid.engines.forward.runner import Runner
-from rapid.engines.forward.tiles import TiledRunner
-from rapid.engines.kv.cache import KVCache, PagePool
-from rapid.engines.kv.host_tier import HostTier
+from rapid.engines.forward.loading import LoadedModel
+from rapid.engines.kv.cache import PagePool
 from rapid.engines.kv.leases import Lease, LeaseLedger
+from rapid.engines.parallel.leading import open_leading_runner
 from rapid.engines.work.base import Commit, Work
 from rapid.engines.work.drafting import Decode, Draft
 from rapid.engines.work.prefill import Prefill
@@ -74,23 +71,12 @@ class Engine:
         Raises:
             ConfigurationError: The KV pool cannot hold one sequence.
         """
-        max_context, num_pages = plan_kv_pages(loaded, config)
+        max_context, num_pages = plan_pages(config, loaded.max_context)
         self._vocab_size = min(vocab_size or loaded.vocab_size, loaded.vocab_size)
         self._num_rows = loaded.embedding_rows
         self._eos_ids = loaded.eos_ids
         self._config = config
-        cache = KVCache(loaded.kv_layout, num_pages + config.deterministic, config.page_tokens)
-        kernels = kernels_of(loaded, cache, max_context, config)
-        runner_class = TiledRunner if config.deterministic else Runner
-        runner = runner_class(loaded.model, cache, loaded.device, self._vocab_size, kernels)
-        if len(set(loaded.kv_layout.devices)) == 1:
-            runner.capture_steps(max_context, GraphCapture())
-        num_host_pages = config.host_cache_tokens // config.page_tokens
-        host = (
-            HostTier(loaded.kv_layout, num_host_pages, config.page_tokens)
-            if num_host_pages
-            else None
-        )
+        runner, host = open_leading_runner(loaded, config, self._vocab_size, self._close_lost)
         ledger = LeaseLedger(
             PagePool(num_pages),
             config.page_tokens,
@@ -357,3 +343,7 @@ class Engine:
         with self._state.guard:
             self._state.close()
         self._compute.join()
+        self._compute.runner.close()
+
+    def _close_lost(self, why: str) -> None:
+        self._compute.close_lost(why)

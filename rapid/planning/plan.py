@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 USABLE = 0.9  # share of a GPU's memory; the driver, allocator and other libraries hold the rest
 COMPUTE_SHARE = 0.5  # share of the peak that large matrix products reach
 MAX_TARGETS = 32  # targets of one drafter, which all lose their drafts if it fails
-GROUP_SIZES = (1, 2, 4, 8)  # numbers of GPUs of one machine that layers may be split over
+GROUP_SIZES = (1, 2, 4, 8)  # numbers of GPUs of one machine that a model may be split over
 STEP_TOKENS = 4096  # tokens of the largest step, as in cluster/configs
+REDUCE_S = 9e-6  # seconds of a small sum over GPUs of one machine (NVLink); an estimate
 
 Schedule = Literal["sequential", "draft ahead"]
 
@@ -93,16 +94,17 @@ class MemoryNeed:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A model whose layers are split over GPUs: the memory of all, the speed of one.
+    """A model on one GPU or on several of one machine.
 
-    A layer needs the result of the one before it, so at any time one GPU reads and computes while
-    the others wait. This is what ``device: balanced`` does.
+    With ``tensor_parallel``, every layer is split over the GPUs, which read and compute at once and
+    add their results twice a layer. Quantized weights are split by layers instead (``device:
+    balanced``): a layer needs the result of the one before it, so one GPU works at a time.
 
     Attributes:
         shape: shape of the model.
         gpu: type of the GPUs.
         context: tokens of KV that every sequence has.
-        num_gpus: number of GPUs that the layers are split over.
+        num_gpus: number of GPUs that hold it.
         layer_bits: bits of a weight in the layers' matrices.
         other_bits: bits of a weight in embeddings and logits, which quantization does not change.
         kv_bytes: bytes of a number in keys and values.
@@ -119,6 +121,11 @@ class Replica:
     bandwidth_share: float = 1.0
 
     @property
+    def num_at_once(self) -> int:
+        """Number of GPUs that compute a layer together."""
+        return self.num_gpus if self.num_gpus and self.layer_bits == self.other_bits else 1
+
+    @property
     def kv_per_sequence(self) -> float:
         """Bytes of KV of one sequence."""
         return self.context * self.shape.kv_bytes_per_token(self.kv_bytes)
@@ -130,13 +137,14 @@ class Replica:
 
     def need(self, num_sequences: int) -> MemoryNeed:
         """Return the memory for `num_sequences`; every GPU needs its own workspace."""
-        workspace = self.shape.workspace_bytes(STEP_TOKENS, num_sequences, on_gpu=True)
+        part = self.shape.part_of(self.num_at_once)
+        workspace = part.workspace_bytes(STEP_TOKENS, num_sequences, on_gpu=True)
         return MemoryNeed(
             self.shape.weight_bytes(self.layer_bits, self.other_bits),
             num_sequences * self.kv_per_sequence,
             self.num_gpus * workspace,
-            graphs=self.num_gpus * self.shape.graph_bytes(num_sequences),
-            check=self.num_gpus * self.shape.check_bytes(STEP_TOKENS, self.context),
+            graphs=self.num_gpus * part.graph_bytes(num_sequences),
+            check=self.num_gpus * part.check_bytes(STEP_TOKENS, self.context),
         )
 
     @property
@@ -150,20 +158,27 @@ class Replica:
         read = self.shape.read_bytes(self.layer_bits, self.other_bits)
         read += batch * self.kv_per_sequence
         work = batch * self.shape.decode_flops(rows, self.context)
-        return max(
-            read / (self.gpu.bandwidth * self.bandwidth_share),
-            work / (self.gpu.flops * COMPUTE_SHARE),
+        together = self.num_at_once
+        return self._adding_s + max(
+            read / (together * self.gpu.bandwidth * self.bandwidth_share),
+            work / (together * self.gpu.flops * COMPUTE_SHARE),
         )
 
     def prefill_s(self) -> float:
         """Return the seconds that computing the KV of one sequence takes."""
         work = self.shape.prefill_flops(self.context)
-        return work / (self.gpu.flops * COMPUTE_SHARE)
+        return work / (self.num_at_once * self.gpu.flops * COMPUTE_SHARE)
 
     def free_rows(self, batch: int) -> int:
         """Return the most rows per sequence for which reading memory still bounds a step."""
         one = batch * self.shape.decode_flops(1, self.context)
-        return int(self.step_s(batch) * self.gpu.flops * COMPUTE_SHARE / one)
+        reading_s = self.step_s(batch) - self._adding_s
+        return int(reading_s * self.num_at_once * self.gpu.flops * COMPUTE_SHARE / one)
+
+    @property
+    def _adding_s(self) -> float:
+        """Seconds of a step's sums over GPUs: two a layer, the embeddings', and the logits."""
+        return REDUCE_S * (2 * self.shape.layers + 2) if self.num_at_once > 1 else 0.0
 
 
 def expected_tokens(acceptance: float, draft_length: int, *, extra_position: bool = False) -> float:

@@ -87,6 +87,17 @@ class ModelShape(Frozen):
             query_key_norms=family == "qwen3",
         )
 
+    def part_of(self, size: int) -> Self:
+        """Return the shape of one of `size` parts, as tensor parallelism splits a model."""
+        return self.model_copy(
+            update={
+                "heads": self.heads // size,
+                "kv_heads": self.kv_heads // size,
+                "intermediate": self.intermediate // size,
+                "vocabulary": -(-self.vocabulary // size),
+            }
+        )
+
     # --- numbers of weights -----------------------------------------------------------------------
 
     @property

@@ -260,6 +260,14 @@ class ComputeThread:
         self._is_stuck = True
         self._close(None, "a step does not end")
 
+    def close_lost(self, why: str) -> None:
+        """Close the engine, on any thread, as another process of its model is lost.
+
+        The compute thread may wait for that process, so it counts as stuck.
+        """
+        self._is_stuck = True
+        self._close(None, why)
+
     def _close(self, cause: Exception | None, why: str) -> None:
         """Close the engine, and answer every pending caller."""
         logger.critical("the engine is closed: %s", why, exc_info=cause)

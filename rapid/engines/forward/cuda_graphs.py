@@ -71,6 +71,7 @@ class StepGraphs:
         kernels: Kernels,
         max_context: int,
         capture: Capture,
+        agreed: Callable[[bool], bool] = bool,
     ) -> None:
         """Start without any graph.
 
@@ -79,12 +80,16 @@ class StepGraphs:
             kernels: attention kernels, with one that can be captured.
             max_context: tokens of the longest sequence.
             capture: a `GraphCapture`, or a stand-in where there is no CUDA.
+            agreed: returns whether all ranks of the model claim what this one does; every rank
+                calls it at the same steps. A graph holds their collectives, so all replay it or
+                none does.
         """
         assert kernels.captured is not None
         self._forward = forward
         self._kernels = Kernels(kernels.captured, kernels.captured, kernels.captured)
         self._max_context = max_context
         self._capture = capture
+        self._agreed = agreed
         self._num_seen: dict[Shape, int] = {}
         self._graphs: dict[Shape, _Graph | None] = {}
         self._may_capture = True
@@ -97,7 +102,7 @@ class StepGraphs:
         if shape not in self._graphs:
             self._num_seen[shape] = self._num_seen.get(shape, 0) + 1
             if self._may_capture and self._num_seen[shape] > STEPS_BEFORE:
-                self._graphs[shape] = self._captured(batch, shape)
+                self._capture_shape(batch, shape)
             return self._forward(batch)
         graph = self._graphs[shape]
         if graph is None or not self._fill(graph, batch):
@@ -105,6 +110,12 @@ class StepGraphs:
         if not graph.is_trusted:
             return self._try(graph, batch, shape)
         return graph.replay()[batch.wanted]
+
+    def _capture_shape(self, batch: Batch, shape: Shape) -> None:
+        """Capture a graph; after a capture that failed, on any rank, no other is tried."""
+        graph = self._captured(batch, shape)
+        self._may_capture = self._agreed(graph is not None)
+        self._graphs[shape] = graph if self._may_capture else None
 
     def _captured(self, batch: Batch, shape: Shape) -> _Graph | None:
         rows = batch.rows
@@ -127,7 +138,6 @@ class StepGraphs:
                 return _Graph(inputs, table, self._capture(lambda: self._forward(inputs)))
         except Exception as cause:  # would stop all captures: a sync in the model, no memory
             logger.warning("no graph for steps of shape %s, nor others: %s", shape, cause)
-            self._may_capture = False
             return None
 
     def _fill(self, graph: _Graph, batch: Batch) -> bool:
@@ -165,6 +175,7 @@ class StepGraphs:
             replayed, replay_s = _timed(lambda: graph.replay()[batch.wanted])
         except Exception as cause:  # for instance, no memory to upload it
             logger.warning("graph for steps of shape %s cannot be run: %s", shape, cause)
+            self._agreed(False)
             return self._forward(batch)
         stored = _stored(batch)
         logits, ordinary_s = _timed(lambda: self._forward(batch))
@@ -174,12 +185,14 @@ class StepGraphs:
         misplaced = _difference(stored, _stored(batch))
         if not misplaced <= ELSEWHERE:
             raise EngineFailed(f"a graph for steps of shape {shape} stored keys in wrong places")
-        if not max(error, misplaced) <= TOLERANCE:
+        is_correct = max(error, misplaced) <= TOLERANCE
+        if not is_correct:
             logger.warning("graph for steps of shape %s refused: %s", shape, found)
         elif replay_s >= ordinary_s:
             logger.info("graph for steps of shape %s does not pay: %s", shape, found)
         else:
             logger.info("graph for steps of shape %s: %s", shape, found)
+        if self._agreed(is_correct and replay_s < ordinary_s):
             graph.is_trusted = True
             self._graphs[shape] = graph
         return logits

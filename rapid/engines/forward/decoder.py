@@ -20,6 +20,7 @@ from torch.nn.functional import embedding, linear, rms_norm, silu
 
 from rapid.engines.attention.ragged import ragged_attention
 from rapid.engines.attention.rows import RaggedRows
+from rapid.engines.forward.shards import Place
 
 NUM_PROJECTIONS = 7  # linear projections of a layer
 
@@ -53,8 +54,10 @@ class _Layer:
     down: torch.Tensor
 
 
-def decoder_of(model: Any) -> Decoder | None:
+def decoder_of(model: Any, place: Place | None = None) -> Decoder | None:
     """Return a decoder of a transformers model of a supported family and fuse its weights in place.
+
+    With a place, the model is one rank's part of it, and the decoder computes with the other ranks.
 
     The decoder is None where transformers' forward must compute. A second decoder of the same model
     uses the weights as the first one fused them.
@@ -69,14 +72,15 @@ def decoder_of(model: Any) -> Decoder | None:
         and all(layer.mlp.gate_proj.bias is None for layer in model.model.layers)
         and model.config.hidden_act == "silu"
     )
-    return Decoder(model) if is_plain else None
+    return Decoder(model, place) if is_plain else None
 
 
 class Decoder:
     """A decoder over ragged rows whose hidden states are those of transformers' ``model.model``."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, place: Place | None = None) -> None:
         config = model.config
+        self._place = place
         self._num_heads = config.num_attention_heads
         self._num_kv_heads = config.num_key_value_heads
         self._head_dim = model.model.layers[0].self_attn.head_dim
@@ -99,12 +103,25 @@ class Decoder:
         Returns:
             [1, rows, hidden].
         """
-        hidden = embedding(input_ids[0], self._tokens)
+        hidden = self._embedded(input_ids[0])
         angles = self._angles(position_ids[0], hidden.dtype)
         for layer in self._layers:
-            hidden = hidden + self._attention(layer, hidden, *angles, rows)
-            hidden = hidden + self._mlp(layer, hidden)
+            hidden = hidden + self._summed(self._attention(layer, hidden, *angles, rows))
+            hidden = hidden + self._summed(self._mlp(layer, hidden))
         return self._norm(hidden, self._last_norm)[None]
+
+    def _embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings of tokens [rows, hidden], each from the rank that has its row."""
+        if self._place is None:
+            return embedding(token_ids, self._tokens)
+        own_ids = token_ids - self._place.shard.rank * len(self._tokens)
+        is_elsewhere = (own_ids < 0) | (own_ids >= len(self._tokens))
+        found = embedding(own_ids.masked_fill(is_elsewhere, 0), self._tokens)
+        return self._summed(found.masked_fill(is_elsewhere[:, None], 0))
+
+    def _summed(self, partial: torch.Tensor) -> torch.Tensor:
+        """Return the sum over all ranks of what each computed with its part of the weights."""
+        return partial if self._place is None else self._place.group.sum(partial)
 
     def _attention(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
@@ -31,9 +31,17 @@ from rapid.engines.attention import ragged as attention
 from rapid.engines.forward.decoder import decoder_of
 from rapid.engines.forward.gguf_weights import read_weights
 from rapid.engines.forward.quantization import quantization_config
+from rapid.engines.forward.shards import Place, Shard, read_shard, sharded
 from rapid.engines.kv.cache import KVLayout
 from rapid.errors import ConfigurationError
 from rapid.planning.plan import MemoryNeed
+
+
+class Followers(Protocol):
+    """The processes that hold the other parts of a model; see `rapid.engines.parallel.gang`."""
+
+    def close(self) -> None:
+        """End them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,8 @@ class LoadedModel:
         device: device of the input ids.
         dtype: dtype of the KV, and of weights that are not quantized.
         kv_layout: shape, dtype and devices of the keys and values.
+        place: the rank, if this is one rank's part of a model that several processes compute.
+        followers: those that hold the other parts, for the first rank.
     """
 
     config: EngineConfig
@@ -63,15 +73,21 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     kv_layout: KVLayout
+    place: Place | None = None
+    followers: Followers | None = None
 
 
-def load_model(config: EngineConfig, *, with_pools: bool = False) -> LoadedModel:
+def load_model(
+    config: EngineConfig, *, with_pools: bool = False, shard: Shard | None = None
+) -> LoadedModel:
     """Load weights and tokenizer.
 
     Args:
         config: settings of the engine.
         with_pools: whether an engine of these settings will be made, so that its KV must fit beside
             the weights.
+        shard: the part of the model to load; None loads the whole. A part cannot compute before it
+            has a `Place` (`rapid.engines.parallel`).
 
     Raises:
         ConfigurationError: the checkpoint or a setting is at fault (one sentence names it), or the
@@ -82,13 +98,23 @@ def load_model(config: EngineConfig, *, with_pools: bool = False) -> LoadedModel
     model_config = _transformers_config(source, facts)
     tokenizer = load_tokenizer(config.model)
     device = _device(config.device)
+    if shard is not None and device.type == "cuda":
+        device = torch.device("cuda", shard.rank)
     dtype = _dtype(config.dtype, device)
     quantization = quantization_config(config.quantization) if config.quantization else None
-    check_memory(config, with_pools=with_pools)
+    if shard is None or not shard.rank:
+        check_memory(config, with_pools=with_pools)
     own = copy.deepcopy(model_config)
-    model = _load_weights(config, source, own, quantization, device, dtype)
+    if shard is not None:
+        own = shard.settings(model_config, _head_dim(model_config))
+    model = _load_weights(config, source, own, quantization, device, dtype, shard)
     model = model.eval().requires_grad_(False)
-    decoder_of(model)  # fuses its weights before anything else takes the memory for it
+    decoder = decoder_of(model)  # fuses its weights before anything else takes the memory for it
+    if shard is not None and decoder is None:
+        raise ConfigurationError(
+            f"model {config.model!r} cannot be split over processes, as its projections are more "
+            "than products: leave tensor_parallel out"
+        )
     return LoadedModel(
         config=config,
         model=model,
@@ -100,7 +126,7 @@ def load_model(config: EngineConfig, *, with_pools: bool = False) -> LoadedModel
         device=device,
         dtype=dtype,
         kv_layout=KVLayout(
-            num_kv_heads=model_config.num_key_value_heads,
+            num_kv_heads=own.num_key_value_heads,
             head_dim=_head_dim(model_config),
             dtype=dtype,
             devices=tuple(_layer_device(layer) for layer in model.model.layers),
@@ -140,6 +166,7 @@ def _load_weights(
     quantization: Any,
     device: torch.device,
     dtype: torch.dtype,
+    shard: Shard | None = None,
 ) -> Any:
     """Return the model on its device; quantized weights are created there and never moved."""
     settings: dict[str, Any] = {}
@@ -153,6 +180,10 @@ def _load_weights(
     weights, model_class = None, AutoModelForCausalLM
     if is_gguf(source):
         weights = read_weights(read_header(source), read_settings(source), dtype)
+        weights = weights if shard is None else sharded(weights, shard)
+    elif shard is not None:
+        weights = read_shard(source, shard, dtype)
+    if weights is not None:
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
     try:
         model, read = model_class.from_pretrained(

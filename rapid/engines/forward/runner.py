@@ -10,6 +10,7 @@ from rapid.engines.attention.batch import Batch, Feed, assemble
 from rapid.engines.attention.rows import Kernels
 from rapid.engines.forward.cuda_graphs import Capture, StepGraphs
 from rapid.engines.forward.decoder import decoder_of
+from rapid.engines.forward.shards import Place
 from rapid.engines.kv.cache import KVCache
 
 
@@ -28,11 +29,23 @@ class Runner:
         device: torch.device,
         vocab_size: int,
         kernels: Kernels | None = None,
+        place: Place | None = None,
     ) -> None:
+        """Fuse the model's weights.
+
+        Args:
+            model: The transformers model, or one rank's part of it.
+            cache: The KV cache, of the same heads.
+            device: Device of the inputs and the logits.
+            vocab_size: Number of token ids that logits are returned for.
+            kernels: Attention kernels; None takes those of the cache's device.
+            place: The rank, if the model is computed by several; they must run the same feeds.
+        """
         self.cache = cache
         self.device = device
         self._layers = model.get_submodule("model")
-        self._decoder = decoder_of(model)
+        self._decoder = decoder_of(model, place)
+        self._group = None if place is None else place.group
         self._lm_head = model.get_submodule("lm_head")
         self._vocab_size = vocab_size
         self._kernels = kernels
@@ -40,8 +53,14 @@ class Runner:
 
     def capture_steps(self, max_context: int, capture: Capture) -> None:
         """Run steps of recurring shapes as captured graphs, if the kernels allow it."""
-        if self._kernels is not None and self._kernels.captured is not None:
-            self._graphs = StepGraphs(self._forward, self._kernels, max_context, capture)
+        may_capture = self._kernels is not None and self._kernels.captured is not None
+        if self._all(may_capture):
+            assert self._kernels is not None
+            self._graphs = StepGraphs(self._forward, self._kernels, max_context, capture, self._all)
+
+    def _all(self, claim: bool) -> bool:
+        """Return whether every rank claims it; a model in one process has one."""
+        return claim if self._group is None else self._group.all(claim, self.device)
 
     @torch.inference_mode()
     def run(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
@@ -57,12 +76,17 @@ class Runner:
         logits = (self._forward if self._graphs is None else self._graphs.run)(batch)
         return list(torch.split(logits.float(), [feed.num_wanted for feed in feeds]))
 
+    def close(self) -> None:
+        """Free what other processes hold for this runner; in one process there is nothing."""
+
     def _forward(self, batch: Batch) -> torch.Tensor:
         """Return the logits of the wanted rows in the model's dtype, [num_wanted, vocab]."""
         hidden = self._hidden(batch)
         wanted = hidden[:, batch.wanted.to(hidden.device)]
-        logits: torch.Tensor = self._lm_head(wanted)[0, :, : self._vocab_size]
-        return logits.to(self.device)
+        logits: torch.Tensor = self._lm_head(wanted)[0]
+        if self._group is not None:
+            logits = self._group.gathered(logits)
+        return logits[:, : self._vocab_size].to(self.device)
 
     def _hidden(self, batch: Batch) -> torch.Tensor:
         """Return the hidden states of all rows after the last norm, [1, rows, hidden]."""

@@ -24,6 +24,7 @@ from rapid.engines.attention.ragged import attend_to_self, merge, partial
 from rapid.engines.attention.rows import AttentionInputs, Kernels, PartialKernel, RaggedRows
 from rapid.engines.attention.segments import Segment
 from rapid.engines.forward.runner import Runner
+from rapid.engines.forward.shards import Place
 from rapid.engines.kv.cache import KVCache
 from rapid.errors import ConfigurationError
 
@@ -40,6 +41,7 @@ class TiledRunner(Runner):
         device: torch.device,
         vocab_size: int,
         kernels: Kernels | None = None,
+        place: Place | None = None,
     ) -> None:
         """See `Runner`; the last slot of `cache` must be unused, for padding is stored there.
 
@@ -47,7 +49,7 @@ class TiledRunner(Runner):
             ConfigurationError: the model's products are not plain ones (see `decoder_of`), so that
                 a row of them may depend on the others.
         """
-        super().__init__(model, cache, device, vocab_size, kernels or tile_kernels())
+        super().__init__(model, cache, device, vocab_size, kernels or tile_kernels(), place)
         if self._decoder is None:
             raise ConfigurationError(
                 "deterministic needs weights that are neither quantized nor spread over devices: "

@@ -127,15 +127,22 @@ class HostTier:
             theirs = slice(move.host_page, move.host_page + length)
             if move.is_restore:
                 tags[ours] = [None] * length  # until all layers are copied
-                self._copy(self._tensors, theirs, cache, ours)
+                self.copy(cache, ours, theirs, is_restore=True)
                 tags[ours] = self._tags[theirs]
                 self.pace.observe_restored(length, now() - began)
             else:
                 self._tags[theirs] = [None] * length
-                self._copy(cache, ours, self._tensors, theirs)
+                self.copy(cache, ours, theirs, is_restore=False)
                 self._tags[theirs] = tags[ours]
         if any(move.is_restore and tags[move.page] != move.name for move in moves):
             raise AssertionError("host tier: another prompt's KV came back")
+
+    def copy(self, cache: KVCache, pages: slice, host_pages: slice, *, is_restore: bool) -> None:
+        """Copy pages of all layers between the engine's pool and host memory."""
+        if is_restore:
+            self._copy(self._tensors, host_pages, cache, pages)
+        else:
+            self._copy(cache, pages, self._tensors, host_pages)
 
     def _copy(self, source: KVCache, pages: slice, destination: KVCache, places: slice) -> None:
         read, write = self._slots(pages), self._slots(places)

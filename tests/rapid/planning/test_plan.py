@@ -85,19 +85,27 @@ class TestRoofline:
         ("drafter", "batch", "cost"),
         [
             (ALL_FP8, 1, 0.25), (ALL_FP8, 6, 0.10), (SMALL, 1, 0.08), (SMALL, 6, 0.03),
-            (replace(LARGE, num_gpus=2), 1, 4.4), (replace(LARGE, num_gpus=4), 1, 4.4),
-            (replace(LARGE, num_gpus=4), 6, 1.26), (replace(LARGE, num_gpus=8), 6, 1.26),
+            (replace(LARGE, num_gpus=2), 1, 2.4), (replace(LARGE, num_gpus=4), 1, 1.31),
+            (replace(LARGE, num_gpus=4), 6, 0.37), (replace(LARGE, num_gpus=8), 6, 0.22),
         ],
     )  # fmt: skip
     def test_the_cost_of_other_drafters(self, drafter, batch, cost):
         assert drafter.step_s(batch) / TARGET.step_s(batch) == near(cost)
 
-    def test_layers_on_several_gpus_are_read_one_after_the_other(self):
-        four = replace(LARGE, gpu=GPUS["h100-sxm"], num_gpus=4)
-        assert four.step_s(1) * 1e3 == near(42)  # 141 GB at 3.35 TB/s, not a quarter of that
-        eight = replace(four, num_gpus=8)
-        assert (eight.step_s(1), eight.prefill_s()) == (four.step_s(1), four.prefill_s())
+    def test_a_layer_on_several_gpus_is_read_by_all_at_once(self):
+        one = replace(LARGE, gpu=GPUS["h100-sxm"])
+        four, eight = replace(one, num_gpus=4), replace(one, num_gpus=8)
+        sums_s = 162 * 9e-6  # two a layer of 80, the embeddings', the logits
+        assert four.step_s(1) == pytest.approx(one.step_s(1) / 4 + sums_s)
+        assert eight.step_s(1) == pytest.approx(one.step_s(1) / 8 + sums_s)
+        assert eight.prefill_s() == one.prefill_s() / 8
         assert eight.max_sequences > four.max_sequences
+
+    def test_quantized_layers_on_several_gpus_are_read_one_after_the_other(self):
+        one = replace(LARGE, layer_bits=8)
+        four = replace(one, num_gpus=4)
+        assert (four.step_s(1), four.prefill_s()) == (one.step_s(1), one.prefill_s())
+        assert four.max_sequences > one.max_sequences
 
     def test_a_share_of_the_bandwidth_takes_longer_in_proportion(self):
         assert replace(TARGET, bandwidth_share=0.5).step_s(4) == pytest.approx(2 * TARGET.step_s(4))
@@ -142,15 +150,15 @@ class TestSpeedup:
         [
             (ALL_FP8, 1, 1, 0.77, 1.60), (ALL_FP8, 1, 6, 0.77, 2.31),
             (SMALL, 1, 1, 0.60, 1.75), (SMALL, 1, 6, 0.60, 2.08),
-            (LARGE, 2, 1, 0.77, 0.33), (LARGE, 4, 1, 0.77, 0.33),
-            (LARGE, 4, 6, 0.77, 0.78), (LARGE, 8, 6, 0.77, 0.78),
+            (LARGE, 2, 1, 0.77, 0.52), (LARGE, 4, 1, 0.77, 0.77),
+            (LARGE, 4, 6, 0.77, 1.35), (LARGE, 8, 6, 0.77, 1.71),
         ],
     )  # fmt: skip
     def test_other_drafters(self, drafter, num_gpus, batch, acceptance, expected):
         assert speedup(batch, acceptance, replace(drafter, num_gpus=num_gpus)) == near(expected)
 
     def test_a_large_drafter_overlapped(self):
-        assert speedup(6, 0.77, replace(LARGE, num_gpus=4), hits=0.8) == near(1.21)
+        assert speedup(6, 0.77, replace(LARGE, num_gpus=4), hits=0.8) == near(2.13)
 
     def test_never_above_the_tokens_of_a_round(self):
         for hits in (0, 0.5, 1):
@@ -195,8 +203,8 @@ class TestOurRounds:
 
     def test_a_token_of_plain_decoding_costs_a_step_over_the_batch(self):
         assert plain_gpu_seconds(TARGET, 6) == pytest.approx(TARGET.step_s(6) / 6 * 1e6)
-        split = replace(TARGET, num_gpus=2)  # one of the two GPUs always waits
-        assert plain_gpu_seconds(split, 6) == 2 * plain_gpu_seconds(TARGET, 6)
+        split = replace(TARGET, num_gpus=2)  # half the time on twice the GPUs, and the sums
+        assert plain_gpu_seconds(split, 6) == near(1.05 * plain_gpu_seconds(TARGET, 6))
 
     def test_the_cheapest_ratio_is_no_dearer_than_its_neighbours(self):
         how = Speculating(6, 0.77)

@@ -1,0 +1,83 @@
+"""Collectives between the processes that compute one model together (tensor parallelism).
+
+Each of them holds a part of every layer's heads and of its MLP (`rapid.engines.forward.shards`), so
+a layer has two sums over all ranks: after attention and after the MLP (Shoeybi et al.,
+"Megatron-LM", arXiv 1909.08053, section 3). The embedding table and the output matrix are split by
+vocabulary: a lookup is one more sum, and the logits of all parts are gathered.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as _distributed
+
+TIMEOUT_S = 120.0  # for a rank that does not come; a rank that dies breaks the connection at once
+_LOOPBACK = "lo"
+distributed: Any = _distributed  # whose backends torch does not export by name
+
+
+class Group:
+    """The processes of one replica, connected; every call must be made by all of them, in order.
+
+    Attributes:
+        rank: Which of them this is; 0 schedules, samples and answers.
+        size: How many they are.
+    """
+
+    def __init__(self, meeting: Path, rank: int, size: int, device: torch.device) -> None:
+        """Meet the other ranks, through NCCL on CUDA and gloo on a CPU, on this machine.
+
+        Args:
+            meeting: A file that none of the ranks has used yet, in a directory that exists.
+            rank: Which of them this is, from 0.
+            size: How many they are.
+            device: Where this rank computes.
+
+        Raises:
+            RuntimeError: Not all ranks came in time.
+        """
+        self.rank, self.size = rank, size
+        store = distributed.FileStore(str(meeting), size)
+        self._backend = _connected(store, rank, size, device)
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Replace a tensor by its sum over all ranks, and return it."""
+        self._backend.allreduce([tensor]).wait()
+        return tensor
+
+    def gathered(self, columns: torch.Tensor) -> torch.Tensor:
+        """Return the columns of all ranks side by side, [rows, size * columns]."""
+        columns = columns.contiguous()
+        num_rows, num_columns = columns.shape
+        parts = columns.new_empty(self.size * num_rows, num_columns)
+        if num_rows:
+            self._backend._allgather_base(parts, columns).wait()
+        by_row = parts.view(self.size, num_rows, num_columns).transpose(0, 1)
+        return by_row.reshape(num_rows, self.size * num_columns)
+
+    def all(self, claim: bool, device: torch.device) -> bool:
+        """Return whether every rank claims it, such as that a graph is correct and faster.
+
+        What is found by timing may differ between ranks, and those that then take different ways
+        would wait for each other for ever.
+        """
+        disagreeing = torch.tensor([0.0 if claim else 1.0], device=device)
+        return not self.sum(disagreeing).item()
+
+
+def _connected(store: Any, rank: int, size: int, device: torch.device) -> Any:
+    """Return a backend of torch that belongs to nobody else, unlike its process-wide groups."""
+    timeout = timedelta(seconds=TIMEOUT_S)
+    if device.type == "cuda":
+        options = distributed.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return distributed.ProcessGroupNCCL(store, rank, size, options)
+    gloo = distributed.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = timeout
+    options._devices = [gloo.create_device(interface=_LOOPBACK)]
+    return gloo(store, rank, size, options)

@@ -1,0 +1,152 @@
+"""One rank's part of a checkpoint, of which nothing else is read from disk.
+
+Queries, keys, values, gate and up projections are split by rows, so that a rank has whole heads and
+whole columns of the MLP; output and down projections are split by columns; the embedding table and
+the output matrix by vocabulary. Norms are whole on every rank. What results is a model of the same
+family with fewer heads, a narrower MLP and a shorter vocabulary, which loads as any other.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rapid.checkpoints.files import read_json
+from rapid.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rapid.engines.forward.group import Group
+
+_BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+_BY_COLUMNS = ("o_proj", "down_proj")
+_BY_VOCABULARY = ("embed_tokens", "lm_head")
+_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Which part of a model a process holds: `rank` of `size`."""
+
+    rank: int
+    size: int
+
+    def settings(self, model_config: Any, head_dim: int) -> Any:
+        """Return transformers' configuration of this part; the counts of heads are divisible."""
+        own = copy.deepcopy(model_config)
+        own.head_dim = head_dim
+        own.num_attention_heads //= self.size
+        own.num_key_value_heads //= self.size
+        own.intermediate_size //= self.size
+        own.vocab_size = self.num_ids(model_config.vocab_size)
+        own.pad_token_id = None  # may lie in another part
+        return own
+
+    def num_ids(self, vocab_size: int) -> int:
+        """Return the rows of the vocabulary that each part has; the last one's may be padding."""
+        return -(-vocab_size // self.size)
+
+    def part(self, name: str, tensor: Any) -> torch.Tensor:
+        """Return this rank's part of a weight.
+
+        Args:
+            name: Its name in the checkpoint, such as ``model.layers.0.self_attn.q_proj.weight``.
+            tensor: A tensor, or a slice of a safetensors file, of which only this part is read.
+        """
+        module, kind = name.split(".")[-2:]
+        shape = _shape(tensor)
+        if module in _BY_VOCABULARY:
+            return self._padded(tensor, shape[0])
+        if module in _BY_ROWS:
+            return _whole(tensor[self._range(shape[0])])
+        if module in _BY_COLUMNS and kind == "weight":
+            return _whole(tensor[:, self._range(shape[1])])
+        whole = _whole(tensor[:])
+        if module in _BY_COLUMNS and self.rank:  # a bias is added once, by the first rank
+            return torch.zeros_like(whole)
+        return whole
+
+    def _range(self, length: int) -> slice:
+        share = length // self.size
+        return slice(self.rank * share, (self.rank + 1) * share)
+
+    def _padded(self, table: Any, vocab_size: int) -> torch.Tensor:
+        share = self.num_ids(vocab_size)
+        start = min(self.rank * share, vocab_size)
+        rows = _whole(table[start : min(start + share, vocab_size)])
+        padding = rows.new_zeros(share - len(rows), *rows.shape[1:])
+        return torch.cat((rows, padding))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rank's part of a model, and its connection to the others."""
+
+    shard: Shard
+    group: Group
+
+
+def read_shard(source: str, shard: Shard, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Read one rank's part of a checkpoint's safetensors files, by transformers' names.
+
+    Raises:
+        ConfigurationError: The checkpoint has no such files.
+    """
+    from safetensors import safe_open
+
+    weights = {}
+    for path in weight_files(source):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  it is no mapping
+                weights[name] = shard.part(name, file.get_slice(name)).to(dtype)
+    return weights
+
+
+def sharded(weights: Mapping[str, torch.Tensor], shard: Shard) -> dict[str, torch.Tensor]:
+    """Return one rank's part of weights that are in memory."""
+    return {name: shard.part(name, tensor).clone() for name, tensor in weights.items()}
+
+
+def weight_files(source: str) -> list[Path]:
+    """Return the safetensors files of a checkpoint directory or hub name, in order.
+
+    Raises:
+        ConfigurationError: The checkpoint has no such files.
+    """
+    from transformers.utils.hub import cached_file
+
+    index = read_json(source, _INDEX)
+    names = sorted(set(index["weight_map"].values())) if index else ["model.safetensors"]
+    try:
+        return [Path(str(cached_file(source, name))) for name in names]
+    except OSError as error:
+        raise ConfigurationError(
+            f"model {source!r}: no safetensors weights could be read"
+        ) from error
+
+
+def fingerprint(source: str) -> str:
+    """Return a digest of a checkpoint's settings and of its weight files' names and sizes.
+
+    Ranks that have read different files would compute nonsense together.
+    """
+    digest = blake2b(json.dumps(read_json(source, "config.json"), sort_keys=True).encode())
+    paths: Iterator[Path] | list[Path]
+    paths = [Path(source)] if Path(source).is_file() else weight_files(source)
+    for path in paths:
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+    return digest.hexdigest()
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    return tuple(tensor.get_shape() if hasattr(tensor, "get_shape") else tensor.shape)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous()

@@ -1,0 +1,1 @@
+"""A model that several processes of one machine compute together (tensor parallelism)."""

@@ -1,0 +1,137 @@
+"""What the first rank computes, told to the others."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from typing_extensions import override
+
+from rapid.checkpoints.files import checkpoint_source
+from rapid.config import EngineConfig
+from rapid.engines.attention.batch import Feed
+from rapid.engines.forward.loading import LoadedModel, load_model
+from rapid.engines.forward.opening import open_runner
+from rapid.engines.forward.runner import Runner
+from rapid.engines.forward.shards import Place, Shard, fingerprint
+from rapid.engines.kv.cache import KVCache, KVLayout
+from rapid.engines.kv.host_tier import HostTier
+from rapid.engines.parallel.gang import Gang
+from rapid.engines.parallel.orders import Close, CopyPages, CopySlots, Forward, Open, PackedFeed
+from rapid.errors import ConfigurationError, EngineFailed
+
+
+def load_replica(config: EngineConfig, *, with_pools: bool = False) -> LoadedModel:
+    """Load a model in as many processes as `tensor_parallel` says; see `load_model`.
+
+    Raises:
+        ConfigurationError: As `load_model`, or the machine has too few GPUs, a follower could not
+            load its part, or the ranks have different files.
+    """
+    if config.tensor_parallel == 1:
+        return load_model(config, with_pools=with_pools)
+    _check_devices(config)
+    gang = Gang(config)
+    try:
+        shard = Shard(0, gang.size)
+        loaded = load_model(config, with_pools=with_pools, shard=shard)
+        gang.check_loaded(fingerprint(checkpoint_source(config.model)))
+        place = Place(shard, gang.meet(loaded.device))
+    except BaseException:
+        gang.close()
+        raise
+    return replace(loaded, place=place, followers=gang)
+
+
+def _check_devices(config: EngineConfig) -> None:
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return
+    found = torch.cuda.device_count()
+    if found < config.tensor_parallel:
+        raise ConfigurationError(
+            f"tensor_parallel: {config.tensor_parallel} needs as many GPUs, and {found} are "
+            "visible: give the engine more (pool.num_gpus), or lower it"
+        )
+
+
+def open_leading_runner(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    vocab_size: int,
+    on_lost: Callable[[str], None],
+) -> tuple[Runner, HostTier | None]:
+    """Open a runner on every rank of a model (see `open_runner`); return the first rank's.
+
+    Args:
+        loaded: The model.
+        config: Settings of the engine.
+        vocab_size: Number of token ids that logits are returned for.
+        on_lost: Called, on any thread, with what happened when the ranks are no longer in step.
+    """
+    gang = loaded.followers
+    if gang is None:
+        return open_runner(loaded, config, vocab_size)
+    assert isinstance(gang, Gang)
+    engine = gang.number()
+    with gang.told(Open(engine, config, vocab_size)):
+        make_host = functools.partial(LeadingHostTier, gang, engine)
+        runner, host = open_runner(loaded, config, vocab_size, make_host)
+    gang.watch(engine, on_lost)
+    return LeadingRunner(runner, gang, engine), host
+
+
+class LeadingRunner(Runner):
+    """The first rank's runner, whose forwards all ranks compute."""
+
+    def __init__(self, own: Runner, gang: Gang, engine: int) -> None:
+        self.cache = LeadingCache(own.cache, gang, engine)
+        self.device = own.device
+        self._own = own
+        self._gang = gang
+        self._engine = engine
+
+    @override
+    def run(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
+        with self._gang.told(Forward(self._engine, [PackedFeed.of(feed) for feed in feeds])):
+            return self._own.run(feeds)
+
+    @override
+    def close(self) -> None:
+        self._gang.forget(self._engine)
+        with contextlib.suppress(EngineFailed), self._gang.told(Close(self._engine)):
+            pass
+
+
+class LeadingCache(KVCache):
+    """The first rank's KV, whose copies all ranks make."""
+
+    def __init__(self, own: KVCache, gang: Gang, engine: int) -> None:
+        self.layers = own.layers
+        self._gang = gang
+        self._engine = engine
+
+    @override
+    def copy(
+        self, sources: Sequence[tuple[int, int]], destinations: Sequence[tuple[int, int]]
+    ) -> None:
+        with self._gang.told(CopySlots(self._engine, sources, destinations)):
+            super().copy(sources, destinations)
+
+
+class LeadingHostTier(HostTier):
+    """The first rank's second tier, whose copies all ranks make."""
+
+    def __init__(
+        self, gang: Gang, engine: int, layout: KVLayout, num_pages: int, page_tokens: int
+    ) -> None:
+        super().__init__(layout, num_pages, page_tokens)
+        self._gang = gang
+        self._engine = engine
+
+    @override
+    def copy(self, cache: KVCache, pages: slice, host_pages: slice, *, is_restore: bool) -> None:
+        with self._gang.told(CopyPages(self._engine, pages, host_pages, is_restore)):
+            super().copy(cache, pages, host_pages, is_restore=is_restore)

@@ -1,0 +1,120 @@
+"""What the first rank tells the others, and how a forward's inputs travel to them.
+
+Only what touches the model or its KV is told: forwards, and copies of pages. Which tokens were
+accepted is not: a sequence that discards tokens only stops counting them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rapid.config import EngineConfig
+from rapid.engines.attention.batch import Feed
+from rapid.engines.forward.shards import Shard
+from rapid.engines.kv.cache import PageTable, Run
+from rapid.messages import Int32Array, as_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load a part of the model; answered by the checkpoint's fingerprint, or an error's text."""
+
+    config: EngineConfig
+    shard: Shard
+    meeting: str
+
+
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """Connect with the other ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Allocate the KV of an engine."""
+
+    engine: int
+    config: EngineConfig
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Free the KV of an engine."""
+
+    engine: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFeed:
+    """A `Feed` as it travels.
+
+    Attributes:
+        token_ids: int32 [rows].
+        pages: first and last but one page of each run, int32 [2 * runs].
+    """
+
+    token_ids: Int32Array
+    position: int
+    pages: Int32Array
+    num_wanted: int
+    unseen: tuple[int, int]
+
+    @classmethod
+    def of(cls, feed: Feed) -> PackedFeed:
+        """Pack a feed."""
+        pages = [page for run in feed.table.runs for page in (run.start, run.stop)]
+        return cls(
+            as_prompt(feed.token_ids),
+            feed.position,
+            as_prompt(pages),
+            feed.num_wanted,
+            feed.unseen,
+        )
+
+    def feed(self, page_tokens: int) -> Feed:
+        """Return the feed."""
+        runs = [Run(int(start), int(stop)) for start, stop in self.pages.reshape(-1, 2)]
+        return Feed(
+            self.token_ids.tolist(),
+            self.position,
+            PageTable(runs, page_tokens),
+            self.num_wanted,
+            self.unseen,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Run one forward."""
+
+    engine: int
+    feeds: Sequence[PackedFeed]
+
+
+@dataclass(frozen=True, slots=True)
+class CopySlots:
+    """Copy slots of the KV; see `KVCache.copy`."""
+
+    engine: int
+    sources: Sequence[tuple[int, int]]
+    destinations: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPages:
+    """Copy pages between the KV and host memory; see `HostTier.copy`."""
+
+    engine: int
+    pages: slice
+    host_pages: slice
+    is_restore: bool
+
+
+Order = Load | Meet | Open | Close | End | Forward | CopySlots | CopyPages

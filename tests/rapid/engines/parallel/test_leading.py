@@ -1,0 +1,176 @@
+"""A model that two processes compute, each started as an engine starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from rapid.config import EngineConfig
+from rapid.engines.engine import Engine
+from rapid.engines.forward.loading import LoadedModel
+from rapid.engines.parallel import leading
+from rapid.engines.parallel.gang import Gang
+from rapid.engines.parallel.leading import load_replica
+from rapid.errors import ConfigurationError, EngineFailed
+from tests.rapid.tiny_models import engine_config, lease_request, loaded, random_prompt
+
+PATIENCE_S = 60.0  # for what a busy machine takes long for
+
+
+@pytest.fixture(scope="module")
+def in_two() -> Iterator[LoadedModel]:
+    """A tiny model in two processes."""
+    model = load_replica(engine_config(tensor_parallel=2))
+    yield model
+    assert model.followers is not None
+    model.followers.close()
+    assert not followers_of(os.getpid())
+
+
+def followers_of(pid: int) -> list[psutil.Process]:
+    """The processes that hold parts of models for a process."""
+    return [
+        child
+        for child in psutil.Process(pid).children(recursive=True)
+        if "rapid.engines.parallel.follower" in " ".join(child.cmdline())
+    ]
+
+
+async def answers(model: LoadedModel, **settings: Any) -> list[tuple[int, ...]]:
+    """Answers of two choices each, greedy and seeded, to prompts that evict each other."""
+    config = engine_config(
+        tensor_parallel=model.config.tensor_parallel, kv_cache_tokens=512, **settings
+    )
+    engine = Engine(model, config)
+    found = []
+    try:
+        for turn, temperature in enumerate((0.0, 1.0, 1.0, 0.0)):
+            prompt = random_prompt(120, seed=turn % 2)
+            request = lease_request(
+                f"{turn}", prompt, temperature=temperature, num_choices=2, max_tokens=20
+            )
+            await engine.open(request)
+            await engine.prefill(request.lease_id)
+            decoded = [engine.decode(request.lease_id, choice, 20) for choice in range(2)]
+            found += [verdict.token_ids for verdict in await asyncio.gather(*decoded)]
+            engine.release(request.lease_id)
+            engine.check_integrity()
+    finally:
+        engine.close()
+    return found
+
+
+@pytest.mark.parametrize("settings", [{}, {"host_cache_tokens": 512}, {"deterministic": True}])
+async def test_two_processes_say_what_one_says(
+    in_two: LoadedModel, settings: dict[str, Any]
+) -> None:
+    assert await answers(in_two, **settings) == await answers(loaded(), **settings)
+
+
+async def test_engines_of_one_model_take_turns(in_two: LoadedModel) -> None:
+    found = await asyncio.gather(answers(in_two), answers(in_two))
+    assert found == [await answers(loaded())] * 2
+
+
+@asynccontextmanager
+async def with_lease() -> AsyncIterator[tuple[Engine, psutil.Process]]:
+    """An engine of two processes with a lease `a`, and the second process."""
+    config = engine_config(tensor_parallel=2)
+    before = followers_of(os.getpid())
+    model = load_replica(config)
+    (follower,) = set(followers_of(os.getpid())) - set(before)
+    engine = Engine(model, config)
+    try:
+        await engine.open(lease_request("a", max_tokens=200))
+        yield engine, follower
+    finally:
+        engine.close()
+        assert model.followers is not None
+        model.followers.close()
+        assert not follower.is_running()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_lost_process_ends_every_lease(number: signal.Signals) -> None:
+    async with with_lease() as (engine, follower):
+        await engine.prefill("a")
+        ends = asyncio.gather(engine.until_closed(), engine.wait_closed("a"))
+        await asyncio.sleep(0)
+        follower.send_signal(number)
+        async with asyncio.timeout(PATIENCE_S):
+            await ends
+        with pytest.raises(EngineFailed, match="closed"):
+            await engine.decode("a", 0, 1)
+
+
+async def test_a_step_that_fails_here_closes_the_engine_as_the_other_process_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    async with with_lease() as (engine, _):
+        monkeypatch.setattr("rapid.engines.forward.runner.assemble", fail)
+        with pytest.raises(EngineFailed):
+            await engine.prefill("a")
+        with pytest.raises(EngineFailed, match="closed"):
+            engine.check_running()
+
+
+def test_the_end_of_the_first_process_ends_the_others() -> None:
+    config = engine_config(tensor_parallel=2).model_dump_json()
+    code = (
+        "import time; from rapid.config import EngineConfig;"
+        "from rapid.engines.parallel.leading import load_replica;"
+        f"model = load_replica(EngineConfig.model_validate_json({config!r}));"
+        "print('ready', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"ready\n"
+        (follower,) = followers_of(first.pid)
+        first.kill()
+    follower.wait(PATIENCE_S)
+
+
+def test_processes_that_read_other_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = followers_of(os.getpid())
+    monkeypatch.setattr(leading, "fingerprint", lambda source: "other files")
+    with pytest.raises(ConfigurationError, match="rank 1 of 2 reads other files"):
+        load_replica(engine_config(tensor_parallel=2))
+    assert followers_of(os.getpid()) == before
+
+
+def test_a_process_that_cannot_load_says_why(tmp_path: Path) -> None:
+    missing = str(tmp_path / "gone")
+    gang = Gang(engine_config(tensor_parallel=2).model_copy(update={"model": missing}))
+    with pytest.raises(ConfigurationError, match=r"rank 1 of 2 could not load: .*no such check"):
+        gang.check_loaded("")
+    gang.close()
+
+
+def test_more_processes_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigurationError, match="needs as many GPUs, and 1 are visible"):
+        load_replica(EngineConfig(model="embedded:target", tensor_parallel=2))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"device": "balanced"}, {"device": "cuda:1"}, {"quantization": {"load_in_4bit": True}}],
+)
+def test_settings_that_split_the_model_otherwise_are_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="tensor_parallel gives each process a device"):
+        EngineConfig(model="embedded:target", tensor_parallel=2, **setting)
