@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from rapid.speculation.sampling import probabilities
@@ -83,6 +85,36 @@ def retrieved_weight(log_odds: float) -> float:
     """
     odds = (1 - _LEAST_PROBABILITY) * math.exp(_TEMPER * log_odds)
     return odds / (1 + odds)
+
+
+def weights_if_accepted(
+    log_odds: Sequence[float], lengths: Sequence[int], probs: torch.Tensor
+) -> torch.Tensor:
+    """Return `retrieved_weight` at every position of some blocks whose drafts are all accepted.
+
+    It is computed on the device of `probs` and equals that of `observed` up to rounding.
+
+    Args:
+        log_odds: Those before each block [blocks].
+        lengths: Numbers of drafted tokens [blocks]; their sum is `rows`.
+        probs: p and q of the drafted tokens [2, rows].
+
+    Returns:
+        The weights [rows].
+    """
+    sums = np.zeros((sum(lengths), sum(lengths)))
+    before = np.zeros(sum(lengths))
+    start = 0
+    for first, length in zip(log_odds, lengths, strict=True):
+        ages = np.subtract.outer(np.arange(length), np.arange(length)) - 1
+        sums[start : start + length, start : start + length] = (ages >= 0) * _MEMORY ** abs(ages)
+        before[start : start + length] = first * _MEMORY ** np.arange(length)
+        start += length
+    target, told = probs.clamp(min=_LEAST_PROBABILITY).log()
+    device = probs.device
+    odds = torch.as_tensor(sums, device=device) @ (told - target)
+    odds += torch.as_tensor(before, device=device)
+    return torch.sigmoid(math.log1p(-_LEAST_PROBABILITY) + _TEMPER * odds)
 
 
 def observed(log_odds: float, target_prob: float, draft_prob: float) -> float:

@@ -1,0 +1,344 @@
+"""The fused distribution as weights that need not sum to one, for many rows at once.
+
+`rapid.speculation.fusion` moves whole rows. Most rules move only the tokens that the drafter
+proposed, so here the target's own probabilities stay as they are, the proposed tokens' weights are
+put in their place, and the sum is corrected by what changed. One softmax is all that is left of a
+row. `adaptive` sharpens all tokens and takes one pass more.
+
+Weights have the specification's ratios up to rounding, so a decision by them is the specification's
+unless it is a close one. Every function therefore says which of its decisions are *sure*: no change
+of the weights by a share of `error` could turn them. Whoever asks has the others taken by the
+specification, so that all tokens are the specification's, bit for bit
+(``docs/algorithm.md#the-same-decisions-faster``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from rapid.speculation.draw import Draw
+from rapid.speculation.philox import uniforms_on_device
+from rapid.speculation.sampling import probabilities
+
+if TYPE_CHECKING:
+    from rapid.config import SamplingConfig, SpeculationConfig
+
+_MARGIN = 1e-11  # relative; rounding is below 1e-13 for the strongest move that is computed here
+_ROUNDING = 1e-15  # of one float64 operation, generously
+_MOST_ETA = 300.0  # exp(2 * eta) must be a number
+_NEAR = 1e-7  # relative; finishes of a residual's race that are not told apart
+_LEAST_SORTED = 1024  # tokens among which the filters' borders are looked for
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Positions to judge, all with the same settings, on one device.
+
+    Padding of `ids` and `draft` repeats the first candidate, so that it changes nothing.
+
+    Attributes:
+        logits: The target's [rows, vocab].
+        ids: Candidates of the proposals [rows, m].
+        draft: Their probabilities, float64 [rows, m].
+        is_real: False for padding [rows, m].
+        drafted: The drafted tokens [rows].
+        witness: The target's logits after the retrieved text [rows, vocab], if any.
+    """
+
+    logits: torch.Tensor
+    ids: torch.Tensor
+    draft: torch.Tensor
+    is_real: torch.Tensor
+    drafted: torch.Tensor
+    witness: torch.Tensor | None = None
+
+    def draft_of(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return q of one token per row, 0 if it was not proposed [rows]."""
+        return (self.draft * (self.is_real & (self.ids == tokens[:, None]))).sum(dim=-1)
+
+    def at(self, rows: torch.Tensor) -> Rows:
+        """Return some of the rows."""
+        witness = None if self.witness is None else self.witness[rows]
+        logits, ids, draft = self.logits[rows], self.ids[rows], self.draft[rows]
+        return Rows(logits, ids, draft, self.is_real[rows], self.drafted[rows], witness)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Distributions up to a factor: ``p_hat = weights / total``.
+
+    Attributes:
+        weights: Not below zero [rows, vocab].
+        total: Their sums [rows].
+        error: Bounds of the relative errors of p_hat [rows].
+        doubtful: Tokens at a filter's border, which it may keep or not [rows, vocab]; None without
+            filters.
+    """
+
+    weights: torch.Tensor
+    total: torch.Tensor
+    error: torch.Tensor
+    doubtful: torch.Tensor | None = None
+
+    @classmethod
+    def of_probabilities(cls, probs: torch.Tensor) -> Weights:
+        """Return probabilities, which sum to one, as weights."""
+        ones = torch.ones_like(probs[:, 0])
+        return cls(probs, ones, _MARGIN * ones)
+
+    def of(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the weights of one token per row [rows]."""
+        return self.weights.gather(-1, tokens[:, None])[:, 0]
+
+    def at(self, rows: torch.Tensor) -> Weights:
+        """Return some of the rows."""
+        doubtful = None if self.doubtful is None else self.doubtful[rows]
+        return Weights(self.weights[rows], self.total[rows], self.error[rows], doubtful)
+
+    def is_doubtful(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return whether a filter may or may not keep one token per row [rows]."""
+        if self.doubtful is None:
+            return torch.zeros_like(tokens, dtype=torch.bool)
+        return self.doubtful.gather(-1, tokens[:, None])[:, 0]
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """What the two texts say about tokens, before filters; for the odds of `adaptive`.
+
+    Attributes:
+        target: p [rows, vocab].
+        retrieved: The target's own distribution on the retrieved text [rows, vocab], if any.
+    """
+
+    target: torch.Tensor
+    retrieved: torch.Tensor | None
+
+    def at(self, rows: torch.Tensor) -> Readings:
+        """Return some of the rows."""
+        retrieved = None if self.retrieved is None else self.retrieved[rows]
+        return Readings(self.target[rows], retrieved)
+
+    def of(self, rows: Rows, tokens: torch.Tensor) -> torch.Tensor:
+        """Return p and q of one token per row [2, rows], with the mean of both readings as q."""
+        told = rows.draft_of(tokens)
+        if self.retrieved is not None:
+            told = (told + self.retrieved.gather(-1, tokens[:, None])[:, 0]) / 2
+        return torch.stack([self.target.gather(-1, tokens[:, None])[:, 0], told])
+
+
+def is_within_reach(speculation: SpeculationConfig) -> bool:
+    """Return whether rows can be judged by weights under these settings.
+
+    The rule `paper` cannot, and neither can a move of tokens that were not proposed.
+    """
+    moves_all = speculation.transfer == "distill" and speculation.plausibility == 0
+    return (
+        speculation.rule == "exact"
+        and speculation.eta <= _MOST_ETA
+        and not (moves_all and speculation.eta > 0)
+    )
+
+
+def read(rows: Rows, temperature: float) -> Readings:
+    """Return p, and the target's own reading of the retrieved text where its logits are there."""
+    retrieved = None if rows.witness is None else probabilities(rows.witness, temperature)
+    return Readings(probabilities(rows.logits, temperature), retrieved)
+
+
+def fused_weights(
+    rows: Rows,
+    readings: Readings,
+    draw: Draw,
+    weight: torch.Tensor | None,
+) -> Weights:
+    """Return p_hat before filters, for every rule of `rapid.speculation.fusion.fused_probs`.
+
+    Args:
+        rows: The positions.
+        readings: What `read` returned for them; `weights` may share its memory.
+        draw: The rule and the temperature; the position is not used.
+        weight: Of the retrieved text's reading under `adaptive` [rows]; None otherwise.
+    """
+    target, speculation, eta = readings.target, draw.speculation, draw.speculation.eta
+    own = Weights.of_probabilities(target)
+    if eta == 0:
+        return own
+    error = own.error
+    if weight is not None:
+        weights = _adaptive(rows, readings, speculation, weight)
+        return Weights(weights, weights.sum(dim=-1), error + _ROUNDING / (1 - weight))
+    proposed = target.gather(-1, rows.ids)
+    if speculation.transfer == "mixture":
+        moved = proposed + eta * rows.draft
+        total = torch.full_like(error, 1 + eta)
+    else:
+        best = rows.draft.amax(dim=-1, keepdim=True)
+        move = rows.draft - proposed
+        if speculation.transfer == "boost":
+            certainty = target.amax(dim=-1, keepdim=True)
+            move = move.clamp(min=0) * 2 * best / (best + certainty)
+        plausible = rows.draft >= speculation.plausibility * best
+        moved = proposed * torch.exp(eta * move * plausible)
+        change = (moved - proposed) * rows.is_real
+        total = 1 + change.sum(dim=-1)
+        largest = rows.logits.amax(dim=-1).abs().double() / draw.temperature
+        error += _ROUNDING * largest  # the specification adds the move to the logits
+        error *= 1 + change.abs().sum(dim=-1) / total  # little may be left of a sum
+    return Weights(target.scatter_(-1, rows.ids, moved), total, error)
+
+
+def _adaptive(
+    rows: Rows, readings: Readings, speculation: SpeculationConfig, weight: torch.Tensor
+) -> torch.Tensor:
+    """Return ``m * exp(eta * w * m)`` of the mixture m [rows, vocab]."""
+    weight = weight[:, None]
+    if readings.retrieved is None:
+        best = rows.draft.amax(dim=-1, keepdim=True)
+        told = rows.draft * (rows.draft >= speculation.plausibility * best)
+        mixed = readings.target * (1 - weight)
+        mixed.scatter_(-1, rows.ids, mixed.gather(-1, rows.ids) + weight * told)
+    else:
+        told = readings.retrieved / 2
+        proposed = (readings.retrieved.gather(-1, rows.ids) + rows.draft) / 2
+        told.scatter_(-1, rows.ids, proposed)
+        best = told.amax(dim=-1, keepdim=True)
+        told *= told >= speculation.plausibility * best
+        mixed = (readings.target * (1 - weight)).add_(told.mul_(weight))
+    return (mixed * (speculation.eta * weight)).exp_().mul_(mixed)
+
+
+def filtered(
+    fused: Weights, logits: torch.Tensor, sampling: SamplingConfig
+) -> tuple[Weights, torch.Tensor]:
+    """Return the weights that `rapid.speculation.sampling.filter_probs` keeps; all without filters.
+
+    Only the best tokens are sorted, by weight and then by id. Of two tokens with the same weight
+    the lower id is kept if they also have the same logit; otherwise the row is not sure.
+
+    Returns:
+        The kept weights, and whether they are sure to be the right ones [rows].
+    """
+    vocab, sure = logits.shape[-1], torch.isfinite(fused.total)
+    top_k = vocab if sampling.top_k is None else min(sampling.top_k, vocab)
+    if top_k >= vocab and sampling.top_p >= 1:
+        return fused, sure
+    size = min(vocab, _LEAST_SORTED if top_k >= vocab else max(_LEAST_SORTED, top_k + 1))
+    best, order = fused.weights.topk(size)
+    order, by_id = order.sort(dim=-1)
+    best, by_weight = best.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
+    order = order.gather(-1, by_weight)
+    kept = best.clone()
+    kept[:, top_k:] = 0
+    total = fused.total if top_k >= vocab else kept.sum(dim=-1)
+    before = (kept.cumsum(dim=-1) - kept) / total[:, None]
+    error = 2 * fused.error[:, None]
+    is_kept = (kept > 0) & (before < sampling.top_p + error)
+    doubtful = is_kept & (before > sampling.top_p - error)
+    kept *= is_kept
+    kept_total = kept.sum(dim=-1)
+    # Tokens in doubt that weigh next to nothing are kept, and a row that draws one is not sure.
+    sure &= (kept * doubtful).sum(dim=-1) <= fused.error * kept_total
+    num_kept = is_kept.sum(dim=-1, keepdim=True)
+    last, following = (num_kept - 1).clamp(min=0), num_kept.clamp(max=size - 1)
+    if size < vocab:
+        sure &= (num_kept < size)[:, 0]
+    lowest_kept = best.gather(-1, last)
+    highest_cut = torch.where(num_kept < size, best.gather(-1, following), 0)
+    is_tie = (lowest_kept == highest_cut) & (
+        logits.gather(-1, order.gather(-1, last)) == logits.gather(-1, order.gather(-1, following))
+    )
+    if size < vocab:
+        is_tie &= highest_cut > best[:, -1:]  # or there may be more of them, with lower ids
+    sure &= (is_tie | (highest_cut < lowest_kept * (1 - error)))[:, 0]
+    weights = torch.zeros_like(fused.weights).scatter_(-1, order, kept)
+    at_border = torch.zeros_like(weights, dtype=torch.bool).scatter_(-1, order, doubtful)
+    return Weights(weights, kept_total, 2 * fused.error, at_border), sure
+
+
+def best_of(fused: Weights) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the best token of each row, and whether it is sure to be the best [rows]."""
+    best = fused.weights.amax(dim=-1, keepdim=True)
+    tokens, is_alone = _only(fused.weights >= best * (1 - 2 * fused.error[:, None]))
+    return tokens, is_alone & torch.isfinite(fused.total)
+
+
+def best_logit(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the token with the highest logit of each row, and whether p has it alone there.
+
+    Args:
+        logits: Any float type [rows, vocab].
+        temperature: T of p.
+    """
+    best = logits.amax(dim=-1, keepdim=True)
+    tokens, is_alone = _only(logits >= best - _MARGIN * temperature)
+    return tokens, is_alone & torch.isfinite(best[:, 0])
+
+
+def raced(
+    weights: Weights, keys: torch.Tensor, tolerance: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw a token of each row by the race of `rapid.speculation.noise.race`.
+
+    Args:
+        weights: Distributions.
+        keys: Of the noise, on the same device [rows, 3].
+        tolerance: Relative distance to the next finish within which a race is not sure, beside what
+            the weights' errors ask for.
+
+    Returns:
+        The tokens, and whether they are sure [rows].
+    """
+    finish = uniforms_on_device(keys, weights.weights.shape[-1]).log_().neg_()
+    finish /= weights.weights
+    first = finish.amin(dim=-1, keepdim=True)
+    tokens, is_alone = _only(finish <= first * (1 + tolerance + 4 * weights.error[:, None]))
+    is_alone &= torch.isfinite(weights.total) & torch.isfinite(first[:, 0])
+    return tokens, is_alone & ~weights.is_doubtful(tokens)
+
+
+def accepted(
+    rows: Rows, fused: Weights, numbers: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return whether the drafted tokens are accepted, and whether that is sure [rows].
+
+    Args:
+        rows: The positions.
+        fused: p_hat, filtered.
+        numbers: Uniform numbers [rows].
+    """
+    chance = fused.of(rows.drafted) / (fused.total * rows.draft_of(rows.drafted))
+    sure = torch.isfinite(chance) & ((numbers - chance).abs() > 4 * fused.error * chance)
+    return numbers < chance, sure & ~fused.is_doubtful(rows.drafted)
+
+
+def corrected(rows: Rows, fused: Weights, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw a token of each row from what p_hat has more than q; takes the place of `fused`.
+
+    Where there is hardly more, the weight is a difference of close numbers. It is taken too high by
+    what it may be wrong, so that it wins rather too early, and then the row is not sure.
+
+    Returns:
+        The tokens, and whether they are sure [rows].
+    """
+    proposed = fused.weights.gather(-1, rows.ids)
+    wanted = fused.total[:, None] * rows.draft
+    slack = 2 * fused.error[:, None] * (proposed + wanted)
+    excess = torch.where(proposed > 0, (proposed - wanted).clamp(min=0) + slack, 0)
+    fused.weights.scatter_(-1, rows.ids, excess)
+    tokens, sure = raced(fused, keys, _NEAR)
+    share = (slack / excess * (rows.ids == tokens[:, None])).nan_to_num(posinf=1.0).amax(dim=-1)
+    return tokens, sure & (2 * share < _NEAR)
+
+
+def _only(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the first True of each row, and whether it is the only one [rows]."""
+    if mask.device.type == "cpu":  # numpy takes a tenth of the time there
+        array = mask.numpy()
+        counts = np.count_nonzero(array, axis=-1)
+        return torch.from_numpy(array.argmax(axis=-1)), torch.from_numpy(np.asarray(counts == 1))
+    return mask.byte().argmax(dim=-1), mask.sum(dim=-1) == 1
