@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from rapid.speculation.sampling import probabilities
@@ -102,19 +103,29 @@ def weights_if_accepted(
     Returns:
         The weights [rows].
     """
-    sums = np.zeros((sum(lengths), sum(lengths)))
-    before = np.zeros(sum(lengths))
+    if len(probs[0]) == len(lengths):
+        odds = torch.tensor(log_odds, dtype=probs.dtype, device=probs.device)
+    else:
+        sums, before = _sums_of_odds(log_odds, lengths)
+        target, told = probs.clamp(min=_LEAST_PROBABILITY).log()
+        odds = torch.as_tensor(sums, device=probs.device) @ (told - target)
+        odds += torch.as_tensor(before, device=probs.device)
+    return torch.sigmoid(math.log1p(-_LEAST_PROBABILITY) + _TEMPER * odds)
+
+
+def _sums_of_odds(
+    log_odds: Sequence[float], lengths: Sequence[int]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return how much each token adds to the odds before each row, and what those before add."""
+    sums, before = np.zeros((sum(lengths), sum(lengths))), np.zeros(sum(lengths))
     start = 0
     for first, length in zip(log_odds, lengths, strict=True):
+        block = slice(start, start + length)
         ages = np.subtract.outer(np.arange(length), np.arange(length)) - 1
-        sums[start : start + length, start : start + length] = (ages >= 0) * _MEMORY ** abs(ages)
-        before[start : start + length] = first * _MEMORY ** np.arange(length)
+        sums[block, block] = (ages >= 0) * _MEMORY ** abs(ages)
+        before[block] = first * _MEMORY ** np.arange(length)
         start += length
-    target, told = probs.clamp(min=_LEAST_PROBABILITY).log()
-    device = probs.device
-    odds = torch.as_tensor(sums, device=device) @ (told - target)
-    odds += torch.as_tensor(before, device=device)
-    return torch.sigmoid(math.log1p(-_LEAST_PROBABILITY) + _TEMPER * odds)
+    return sums, before
 
 
 def observed(log_odds: float, target_prob: float, draft_prob: float) -> float:

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from rapid.messages import DraftBlock
 from rapid.speculation import weights as fast
 from rapid.speculation.acceptance import Judgement
 from rapid.speculation.draw import Draw
@@ -63,11 +64,8 @@ def decided_together(questions: Sequence[ToJudge]) -> torch.Tensor:
         questions: Blocks with the same settings, for all of which `is_within_reach` holds.
     """
     lengths = [len(question.block) for question in questions]
-    draws = [
-        question.draw.after(row) for question in questions for row in range(len(question.block))
-    ]
     log_odds = [question.log_odds for question in questions]
-    decided, instead = _decided(_rows(questions), draws, lengths, log_odds)
+    decided, instead = _decided(_rows(questions), questions[0].draw, lengths, log_odds)
     return torch.cat([decided.flatten(), instead.flatten()])
 
 
@@ -121,51 +119,64 @@ def _outcomes(rows: Float64Array, correction: Float64Array, draw: Draw) -> Itera
 
 
 def _outcomes_in_turn(question: ToJudge) -> Iterator[_Outcome]:
-    """Yield the outcomes of a block, computing each row as it is asked for."""
-    log_odds = question.log_odds
-    for row in range(len(question.block)):
-        draws = [question.draw.after(row)]
-        decided, instead = _decided(_rows([question], row), draws, [1], [log_odds])
-        (outcome,) = _outcomes(decided.T.numpy(), instead[:, 0].numpy(), question.draw)
-        if question.draw.speculation.is_witnessed:
-            log_odds = observed(log_odds, outcome.target_prob, outcome.told_prob)
-        yield outcome
+    """Yield the outcomes of a block as they are asked for.
+
+    Rows are computed one by one where their results depend on each other or take long.
+    """
+    rows, log_odds, draw = _rows([question]), question.log_odds, question.draw
+    is_witnessed = draw.speculation.is_witnessed
+    size = len(question.block) if _has_residual(draw) and not is_witnessed else 1
+    for start in range(0, len(question.block), size):
+        some = rows.at(slice(start, start + size))
+        decided, instead = _decided(some, draw, [size], [log_odds])
+        for outcome in _outcomes(decided.T.numpy(), instead[:, 0].numpy(), draw):
+            if is_witnessed:
+                log_odds = observed(log_odds, outcome.target_prob, outcome.told_prob)
+            yield outcome
 
 
-def _rows(questions: Sequence[ToJudge], only: int | None = None) -> Rows:
-    """Return the rows of blocks, or one row of each, on the device of their logits."""
-    which = slice(None) if only is None else slice(only, only + 1)
-    logits = [question.logits[: len(question.block)][which] for question in questions]
-    ids = [question.block.candidate_ids[which] for question in questions]
-    probs = [question.block.candidate_probs[which] for question in questions]
-    drafted = [question.block.token_ids[which] for question in questions]
-    witnesses = [
-        question.witness[: len(question.block)][which]
-        for question in questions
-        if question.witness is not None
+def _rows(questions: Sequence[ToJudge]) -> Rows:
+    """Return the rows of some blocks, on the device of their logits."""
+    blocks, draw = [question.block for question in questions], questions[0].draw
+    logits = _stacked([question.logits[: len(question.block)] for question in questions])
+    device, shape = logits.device, (len(logits), max(map(_width, blocks)))
+    ids, probs = np.full(shape, -1, dtype=np.int64), np.zeros(shape)
+    ends = np.cumsum([len(block) for block in blocks])
+    for block, end in zip(blocks, ends, strict=True):
+        place = slice(end - len(block), end), slice(_width(block))
+        ids[place], probs[place] = block.candidate_ids, block.candidate_probs
+    draws = [
+        question.draw.after(row) for question in questions for row in range(len(question.block))
     ]
-    device, width = logits[0].device, max(array.shape[1] for array in ids)
-    padded_ids, padded_probs = (
-        np.concatenate(
-            [
-                np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=pad)
-                for array in of
-            ]
-        )
-        for of, pad in ((ids, -1), (probs, 0))
-    )
-    candidate_ids = torch.as_tensor(padded_ids.astype(np.int64), device=device)
-    draft = torch.as_tensor(padded_probs.astype(np.float64), device=device)
+    numbers = np.zeros((len(draws), 1))
+    if _has_residual(draw):
+        numbers = uniforms_at(keys_of(draws, Purpose.ACCEPT), numbers)
+    drawn_for = Purpose.RESIDUAL if _has_residual(draw) else Purpose.RESULT
+    candidate_ids = torch.as_tensor(ids, device=device)
+    draft = torch.as_tensor(probs, device=device)
     draft /= draft.sum(dim=-1, keepdim=True)
     is_real = candidate_ids >= 0
+    witnesses = [
+        question.witness[: len(question.block)]
+        for question in questions
+        if question.witness is not None and draw.speculation.is_witnessed
+    ]
     return Rows(
-        _stacked(logits),
+        logits,
         torch.where(is_real, candidate_ids, candidate_ids[:, :1]),
         torch.where(is_real, draft, draft[:, :1]),
         is_real,
-        torch.as_tensor(np.concatenate(drafted).astype(np.int64), device=device),
-        _stacked(witnesses) if witnesses and questions[0].draw.speculation.is_witnessed else None,
+        torch.as_tensor(
+            np.concatenate([block.token_ids for block in blocks]), device=device
+        ).long(),
+        torch.as_tensor(numbers[:, 0], device=device),
+        torch.as_tensor(keys_of(draws, drawn_for), device=device),
+        _stacked(witnesses) if witnesses else None,
     )
+
+
+def _width(block: DraftBlock) -> int:
+    return int(block.candidate_ids.shape[1])
 
 
 def _stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -173,13 +184,13 @@ def _stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _decided(
-    rows: Rows, draws: Sequence[Draw], lengths: Sequence[int], log_odds: Sequence[float]
+    rows: Rows, draw: Draw, lengths: Sequence[int], log_odds: Sequence[float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Decide all positions of some blocks, each as if the drafts before it were accepted.
 
     Args:
         rows: The positions of all blocks.
-        draws: Those of the positions, with the same settings.
+        draw: Their settings; the position is not used.
         lengths: Numbers of positions [blocks].
         log_odds: Those before each block [blocks].
 
@@ -188,40 +199,37 @@ def _decided(
         likewise the token in place of the first rejected one of each block [5, blocks], without
         meaning where nothing is drawn from a residual.
     """
-    draw, is_witnessed = draws[0], draws[0].speculation.is_witnessed
+    is_witnessed = draw.speculation.is_witnessed
+    probs = rows.draft.new_zeros((2, len(rows.drafted)))
     none = rows.draft.new_zeros((5, len(lengths)))
-    unread = rows.draft.new_zeros((2, len(draws)))
     if draw.is_greedy and draw.speculation.eta == 0:
         tokens, sure = fast.best_logit(rows.logits, draw.temperature)
-        return _table(tokens, tokens == rows.drafted, sure, unread), none
-    readings = fast.read(rows, draw.temperature)
+        return _table(tokens, tokens == rows.drafted, sure, probs), none
+    readings = fast.read(rows, draw)
     weights = None
     if is_witnessed:
-        drafted = readings.of(rows, rows.drafted)
-        weights = weights_if_accepted(log_odds, lengths, drafted)
+        probs = readings.of(rows, rows.drafted)
+        weights = weights_if_accepted(log_odds, lengths, probs)
     fused = fast.fused_weights(rows, readings, draw, weights)
+    if draw.is_greedy:  # filters keep the best token
+        tokens, sure = fast.best_of(fused)
+        probs = readings.of(rows, tokens) if is_witnessed else probs
+        return _table(tokens, tokens == rows.drafted, sure, probs), none
     fused, are_kept = fast.filtered(fused, rows.logits, draw.sampling)
     if not _has_residual(draw):
-        if draw.is_greedy:
-            tokens, sure = fast.best_of(fused)
-        else:
-            tokens, sure = fast.raced(fused, _keys(draws, Purpose.RESULT, rows))
-        probs = readings.of(rows, tokens) if is_witnessed else unread
+        tokens, sure = fast.raced(fused, rows.keys)
+        probs = readings.of(rows, tokens) if is_witnessed else probs
         return _table(tokens, tokens == rows.drafted, sure & are_kept, probs), none
-    keys = keys_of(draws, Purpose.ACCEPT)
-    numbers = torch.as_tensor(uniforms_at(keys, np.zeros((len(draws), 1), dtype=np.int64))[:, 0])
-    accepted, sure = fast.accepted(rows, fused, numbers.to(rows.logits.device))
-    probs = drafted if is_witnessed else unread
+    accepted, sure = fast.accepted(rows, fused)
     decided = _table(rows.drafted, accepted, sure & are_kept, probs)
     if accepted.device.type == "cpu" and accepted.all():  # elsewhere asking would be a transfer
         return decided, none
-    keys_there = _keys(draws, Purpose.RESIDUAL, rows)
-    if len(draws) > 1:
+    if len(accepted) > 1:
         first = _first_rejected(accepted, lengths)
         rows, readings = rows.at(first), readings.at(first)
-        fused, are_kept, keys_there = fused.at(first), are_kept[first], keys_there[first]
-    tokens, sure = fast.corrected(rows, fused, keys_there)
-    probs = readings.of(rows, tokens) if is_witnessed else unread[:, : len(lengths)]
+        fused, are_kept = fused.at(first), are_kept[first]
+    tokens, sure = fast.corrected(rows, fused)
+    probs = readings.of(rows, tokens) if is_witnessed else rows.draft.new_zeros((2, len(lengths)))
     return decided, _table(tokens, torch.zeros_like(sure), sure & are_kept, probs)
 
 
@@ -239,10 +247,6 @@ def _first_rejected(accepted: torch.Tensor, lengths: Sequence[int]) -> torch.Ten
     rows = torch.arange(len(accepted), device=device)
     rejected = torch.where(accepted, last_of_rows, rows)
     return last_of_blocks.scatter_reduce(0, blocks, rejected, "amin")
-
-
-def _keys(draws: Sequence[Draw], purpose: Purpose, rows: Rows) -> torch.Tensor:
-    return torch.as_tensor(keys_of(draws, purpose), device=rows.logits.device)
 
 
 def _table(

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
 
 from rapid.messages import Float32Array, Int32Array
 from rapid.speculation import weights as fast
-from rapid.speculation.acceptance import decode_token, draft_purpose, propose
+from rapid.speculation.acceptance import Judgement, decode_token, draft_purpose, propose
 from rapid.speculation.draw import Draw
 from rapid.speculation.judging import (
     decided_together,
@@ -38,7 +38,7 @@ from rapid.speculation.questions import (
     ToJudge,
     ToPropose,
 )
-from rapid.speculation.sampling import as_sent, candidates, probabilities, proposal
+from rapid.speculation.sampling import as_sent, candidates, proposal
 
 _FEW_IDS = 50_000  # up to this id numpy draws all numbers in less time than we draw a few
 _MOST_DRAWN = 1024  # candidates whose numbers alone are drawn
@@ -76,6 +76,18 @@ def answered_together(questions: Sequence[Question]) -> _Answers:
             answers.update(zip(indices, end.value, strict=True))
         told = told[len(part) :]
     return [answers[index] for index in range(len(questions))]
+
+
+def judged(question: ToJudge) -> Judgement:
+    """Return the judgement of one block, as `answered` does.
+
+    Raises:
+        EngineFailed: The logits contain NaN or +inf.
+    """
+    (answer,) = answered([question])
+    if isinstance(answer, Exception):
+        raise answer
+    return cast(Judgement, answer)
 
 
 def _settings(question: Question) -> object:
@@ -167,7 +179,8 @@ def _drawn(questions: Sequence[ToDecode]) -> tuple[torch.Tensor, torch.Tensor]:
     draw = questions[0].draw
     if draw.is_greedy:
         return fast.best_logit(logits, draw.temperature)
-    own = fast.Weights.of_probabilities(probabilities(logits, draw.temperature))
+    probs = fast.softmax(logits, draw.temperature)
+    own = fast.Weights.of_probabilities(probs, logits, draw.temperature)
     kept, are_kept = fast.filtered(own, logits, draw.sampling)
     keys = keys_of([question.draw for question in questions], Purpose.RESULT)
     tokens, sure = fast.raced(kept, torch.as_tensor(keys, device=logits.device))

@@ -27,10 +27,14 @@ from rapid.speculation.sampling import probabilities
 if TYPE_CHECKING:
     from rapid.config import SamplingConfig, SpeculationConfig
 
-_MARGIN = 1e-11  # relative; rounding is below 1e-13 for the strongest move that is computed here
-_ROUNDING = 1e-15  # of one float64 operation, generously
-_MOST_ETA = 300.0  # exp(2 * eta) must be a number
-_NEAR = 1e-7  # relative; finishes of a residual's race that are not told apart
+_MARGIN = 1e-5  # relative error of a softmax and its sum in float32; measured below 2e-6
+_ROUNDING = 5e-7  # of a few float32 operations, in shares of the largest number in them
+_NEAR = 1e-3  # relative; finishes of a residual's race that are not told apart
+_MOST_ERROR = 1e-2  # relative; above it nothing is sure
+_UNSEEN = 1e-36  # weights up to which float32 is coarser than its relative rounding
+_LEAST_RATIO = 1e-15  # of a weight to its time in a race; a weight that is not seen stays below
+_CLOSE = 1e-11  # logits over T whose probabilities may be one float64 number
+_MOST_ETA = 300.0  # exp(2 * eta) must be a number in float64
 _LEAST_SORTED = 1024  # tokens among which the filters' borders are looked for
 
 
@@ -46,6 +50,8 @@ class Rows:
         draft: Their probabilities, float64 [rows, m].
         is_real: False for padding [rows, m].
         drafted: The drafted tokens [rows].
+        numbers: Uniform numbers that drafted tokens are accepted by [rows].
+        keys: Keys of the noise of the token that is drawn [rows, 3].
         witness: The target's logits after the retrieved text [rows, vocab], if any.
     """
 
@@ -54,17 +60,26 @@ class Rows:
     draft: torch.Tensor
     is_real: torch.Tensor
     drafted: torch.Tensor
+    numbers: torch.Tensor
+    keys: torch.Tensor
     witness: torch.Tensor | None = None
 
     def draft_of(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return q of one token per row, 0 if it was not proposed [rows]."""
         return (self.draft * (self.is_real & (self.ids == tokens[:, None]))).sum(dim=-1)
 
-    def at(self, rows: torch.Tensor) -> Rows:
-        """Return some of the rows."""
-        witness = None if self.witness is None else self.witness[rows]
-        logits, ids, draft = self.logits[rows], self.ids[rows], self.draft[rows]
-        return Rows(logits, ids, draft, self.is_real[rows], self.drafted[rows], witness)
+    def at(self, rows: torch.Tensor | slice) -> Rows:
+        """Return some of the rows; a slice copies nothing."""
+        return Rows(
+            self.logits[rows],
+            self.ids[rows],
+            self.draft[rows],
+            self.is_real[rows],
+            self.drafted[rows],
+            self.numbers[rows],
+            self.keys[rows],
+            None if self.witness is None else self.witness[rows],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +87,8 @@ class Weights:
     """Distributions up to a factor: ``p_hat = weights / total``.
 
     Attributes:
-        weights: Not below zero [rows, vocab].
-        total: Their sums [rows].
+        weights: Not below zero, float32 [rows, vocab].
+        total: Their sums, float64 [rows].
         error: Bounds of the relative errors of p_hat [rows].
         doubtful: Tokens at a filter's border, which it may keep or not [rows, vocab]; None without
             filters.
@@ -85,14 +100,16 @@ class Weights:
     doubtful: torch.Tensor | None = None
 
     @classmethod
-    def of_probabilities(cls, probs: torch.Tensor) -> Weights:
-        """Return probabilities, which sum to one, as weights."""
-        ones = torch.ones_like(probs[:, 0])
-        return cls(probs, ones, _MARGIN * ones)
+    def of_probabilities(
+        cls, probs: torch.Tensor, logits: torch.Tensor, temperature: float
+    ) -> Weights:
+        """Return the softmax of some logits as weights."""
+        largest = logits.amax(dim=-1).abs().double() / temperature
+        return cls(probs.float(), torch.ones_like(largest), _MARGIN + _ROUNDING * largest)
 
     def of(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the weights of one token per row [rows]."""
-        return self.weights.gather(-1, tokens[:, None])[:, 0]
+        return self.weights.gather(-1, tokens[:, None])[:, 0].double()
 
     def at(self, rows: torch.Tensor) -> Weights:
         """Return some of the rows."""
@@ -111,8 +128,9 @@ class Readings:
     """What the two texts say about tokens, before filters; for the odds of `adaptive`.
 
     Attributes:
-        target: p [rows, vocab].
-        retrieved: The target's own distribution on the retrieved text [rows, vocab], if any.
+        target: p, float64 under `adaptive`, whose odds need every bit, else float32 [rows, vocab].
+        retrieved: The target's own distribution on the retrieved text, float64 [rows, vocab], if
+            any.
     """
 
     target: torch.Tensor
@@ -144,10 +162,18 @@ def is_within_reach(speculation: SpeculationConfig) -> bool:
     )
 
 
-def read(rows: Rows, temperature: float) -> Readings:
+def read(rows: Rows, draw: Draw) -> Readings:
     """Return p, and the target's own reading of the retrieved text where its logits are there."""
-    retrieved = None if rows.witness is None else probabilities(rows.witness, temperature)
-    return Readings(probabilities(rows.logits, temperature), retrieved)
+    if not draw.speculation.is_witnessed:
+        return Readings(softmax(rows.logits, draw.temperature), None)
+    witness = rows.witness
+    retrieved = None if witness is None else probabilities(witness, draw.temperature)
+    return Readings(probabilities(rows.logits, draw.temperature), retrieved)
+
+
+def softmax(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return ``softmax(logits / temperature)`` in float32, over the last axis."""
+    return torch.softmax(logits if temperature == 1 else logits / temperature, dim=-1)
 
 
 def fused_weights(
@@ -165,17 +191,22 @@ def fused_weights(
         weight: Of the retrieved text's reading under `adaptive` [rows]; None otherwise.
     """
     target, speculation, eta = readings.target, draw.speculation, draw.speculation.eta
-    own = Weights.of_probabilities(target)
+    own = Weights.of_probabilities(target, rows.logits, draw.temperature)
     if eta == 0:
         return own
-    error = own.error
     if weight is not None:
-        weights = _adaptive(rows, readings, speculation, weight)
-        return Weights(weights, weights.sum(dim=-1), error + _ROUNDING / (1 - weight))
-    proposed = target.gather(-1, rows.ids)
+        mixed = _mixed(rows, readings, own, speculation, weight)
+        error = own.error + _ROUNDING * eta
+        if draw.is_greedy:  # sharpening does not change the order
+            return Weights(mixed, own.total, error)
+        sharpened = mixed * _broadcast(eta * weight).float()
+        sharpened.exp_().mul_(mixed)
+        return Weights(sharpened, sharpened.sum(dim=-1).double(), error)
+    proposed = target.gather(-1, rows.ids).double()
+    total, error = own.total, own.error
     if speculation.transfer == "mixture":
         moved = proposed + eta * rows.draft
-        total = torch.full_like(error, 1 + eta)
+        total = total + eta
     else:
         best = rows.draft.amax(dim=-1, keepdim=True)
         move = rows.draft - proposed
@@ -185,31 +216,39 @@ def fused_weights(
         plausible = rows.draft >= speculation.plausibility * best
         moved = proposed * torch.exp(eta * move * plausible)
         change = (moved - proposed) * rows.is_real
-        total = 1 + change.sum(dim=-1)
-        largest = rows.logits.amax(dim=-1).abs().double() / draw.temperature
-        error += _ROUNDING * largest  # the specification adds the move to the logits
-        error *= 1 + change.abs().sum(dim=-1) / total  # little may be left of a sum
-    return Weights(target.scatter_(-1, rows.ids, moved), total, error)
+        total = total + change.sum(dim=-1)
+        error = error * (1 + 2 * eta)  # of the move, which has the error of p
+        error = error * (1 + change.abs().sum(dim=-1) / total)  # little may be left of a sum
+    own.weights.scatter_(-1, rows.ids, moved.float())
+    return Weights(own.weights, total, error)
 
 
-def _adaptive(
-    rows: Rows, readings: Readings, speculation: SpeculationConfig, weight: torch.Tensor
+def _mixed(
+    rows: Rows,
+    readings: Readings,
+    own: Weights,
+    speculation: SpeculationConfig,
+    weight: torch.Tensor,
 ) -> torch.Tensor:
-    """Return ``m * exp(eta * w * m)`` of the mixture m [rows, vocab]."""
-    weight = weight[:, None]
-    if readings.retrieved is None:
+    """Return the mixture m of `adaptive`, float32 [rows, vocab]; it takes the place of `own`."""
+    target, retrieved, share = readings.target, readings.retrieved, _broadcast(weight)
+    if retrieved is None:
         best = rows.draft.amax(dim=-1, keepdim=True)
-        told = rows.draft * (rows.draft >= speculation.plausibility * best)
-        mixed = readings.target * (1 - weight)
-        mixed.scatter_(-1, rows.ids, mixed.gather(-1, rows.ids) + weight * told)
-    else:
-        told = readings.retrieved / 2
-        proposed = (readings.retrieved.gather(-1, rows.ids) + rows.draft) / 2
-        told.scatter_(-1, rows.ids, proposed)
-        best = told.amax(dim=-1, keepdim=True)
-        told *= told >= speculation.plausibility * best
-        mixed = (readings.target * (1 - weight)).add_(told.mul_(weight))
-    return (mixed * (speculation.eta * weight)).exp_().mul_(mixed)
+        told = share * rows.draft * (rows.draft >= speculation.plausibility * best)
+        mixed = own.weights.mul_(1 - share)
+        at_proposed = (1 - share) * target.gather(-1, rows.ids) + told
+        return mixed.scatter_(-1, rows.ids, at_proposed.float())
+    told = retrieved / 2
+    proposed = (retrieved.gather(-1, rows.ids) + rows.draft) / 2
+    told.scatter_(-1, rows.ids, proposed)
+    least = speculation.plausibility * told.amax(dim=-1)
+    told *= told >= _broadcast(least)
+    return (target * (1 - share)).add_(told.mul_(share)).float()
+
+
+def _broadcast(values: torch.Tensor) -> torch.Tensor:
+    """Return one value per row for operations on rows; a lone one as a scalar, which is faster."""
+    return values[0] if len(values) == 1 else values[:, None]
 
 
 def filtered(
@@ -223,7 +262,8 @@ def filtered(
     Returns:
         The kept weights, and whether they are sure to be the right ones [rows].
     """
-    vocab, sure = logits.shape[-1], torch.isfinite(fused.total)
+    vocab = logits.shape[-1]
+    sure = torch.isfinite(fused.total) & (fused.error < _MOST_ERROR)
     top_k = vocab if sampling.top_k is None else min(sampling.top_k, vocab)
     if top_k >= vocab and sampling.top_p >= 1:
         return fused, sure
@@ -232,6 +272,7 @@ def filtered(
     order, by_id = order.sort(dim=-1)
     best, by_weight = best.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
     order = order.gather(-1, by_weight)
+    best = best.double()
     kept = best.clone()
     kept[:, top_k:] = 0
     total = fused.total if top_k >= vocab else kept.sum(dim=-1)
@@ -255,28 +296,26 @@ def filtered(
     if size < vocab:
         is_tie &= highest_cut > best[:, -1:]  # or there may be more of them, with lower ids
     sure &= (is_tie | (highest_cut < lowest_kept * (1 - error)))[:, 0]
-    weights = torch.zeros_like(fused.weights).scatter_(-1, order, kept)
+    weights = torch.zeros_like(fused.weights).scatter_(-1, order, kept.float())
     at_border = torch.zeros_like(weights, dtype=torch.bool).scatter_(-1, order, doubtful)
     return Weights(weights, kept_total, 2 * fused.error, at_border), sure
 
 
 def best_of(fused: Weights) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the best token of each row, and whether it is sure to be the best [rows]."""
-    best = fused.weights.amax(dim=-1, keepdim=True)
-    tokens, is_alone = _only(fused.weights >= best * (1 - 2 * fused.error[:, None]))
-    return tokens, is_alone & torch.isfinite(fused.total)
+    tokens, best, is_alone = _peak(fused.weights, share=4 * fused.error)
+    return tokens, is_alone & torch.isfinite(best) & (fused.error < _MOST_ERROR)
 
 
 def best_logit(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the token with the highest logit of each row, and whether p has it alone there.
 
     Args:
-        logits: Any float type [rows, vocab].
+        logits: Those of the rows, float32 [rows, vocab].
         temperature: T of p.
     """
-    best = logits.amax(dim=-1, keepdim=True)
-    tokens, is_alone = _only(logits >= best - _MARGIN * temperature)
-    return tokens, is_alone & torch.isfinite(best[:, 0])
+    tokens, best, is_alone = _peak(logits, width=_CLOSE * temperature)
+    return tokens, is_alone & torch.isfinite(best)
 
 
 def raced(
@@ -284,39 +323,34 @@ def raced(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw a token of each row by the race of `rapid.speculation.noise.race`.
 
+    The token that finishes first has the highest ratio of its weight to its time.
+
     Args:
         weights: Distributions.
         keys: Of the noise, on the same device [rows, 3].
-        tolerance: Relative distance to the next finish within which a race is not sure, beside what
-            the weights' errors ask for.
+        tolerance: Relative distance of two ratios within which a race is not sure, beside what the
+            weights' errors ask for.
 
     Returns:
         The tokens, and whether they are sure [rows].
     """
-    finish = uniforms_on_device(keys, weights.weights.shape[-1]).log_().neg_()
-    finish /= weights.weights
-    first = finish.amin(dim=-1, keepdim=True)
-    tokens, is_alone = _only(finish <= first * (1 + tolerance + 4 * weights.error[:, None]))
-    is_alone &= torch.isfinite(weights.total) & torch.isfinite(first[:, 0])
+    times = uniforms_on_device(keys, weights.weights.shape[-1]).log_().neg_().float()
+    share = tolerance + 4 * weights.error
+    tokens, best, is_alone = _peak(times.reciprocal_().mul_(weights.weights), share=share)
+    is_alone &= torch.isfinite(weights.total) & torch.isfinite(best) & (best > _LEAST_RATIO)
     return tokens, is_alone & ~weights.is_doubtful(tokens)
 
 
-def accepted(
-    rows: Rows, fused: Weights, numbers: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return whether the drafted tokens are accepted, and whether that is sure [rows].
-
-    Args:
-        rows: The positions.
-        fused: p_hat, filtered.
-        numbers: Uniform numbers [rows].
-    """
-    chance = fused.of(rows.drafted) / (fused.total * rows.draft_of(rows.drafted))
-    sure = torch.isfinite(chance) & ((numbers - chance).abs() > 4 * fused.error * chance)
-    return numbers < chance, sure & ~fused.is_doubtful(rows.drafted)
+def accepted(rows: Rows, fused: Weights) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return whether the drafted tokens are accepted by p_hat, and whether that is sure [rows]."""
+    drafted = fused.total * rows.draft_of(rows.drafted)
+    chance = fused.of(rows.drafted) / drafted
+    slack = 4 * fused.error * chance + _UNSEEN / drafted
+    sure = torch.isfinite(chance) & ((rows.numbers - chance).abs() > slack)
+    return rows.numbers < chance, sure & ~fused.is_doubtful(rows.drafted)
 
 
-def corrected(rows: Rows, fused: Weights, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def corrected(rows: Rows, fused: Weights) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw a token of each row from what p_hat has more than q; takes the place of `fused`.
 
     Where there is hardly more, the weight is a difference of close numbers. It is taken too high by
@@ -325,20 +359,34 @@ def corrected(rows: Rows, fused: Weights, keys: torch.Tensor) -> tuple[torch.Ten
     Returns:
         The tokens, and whether they are sure [rows].
     """
-    proposed = fused.weights.gather(-1, rows.ids)
+    proposed = fused.weights.gather(-1, rows.ids).double()
     wanted = fused.total[:, None] * rows.draft
     slack = 2 * fused.error[:, None] * (proposed + wanted)
     excess = torch.where(proposed > 0, (proposed - wanted).clamp(min=0) + slack, 0)
-    fused.weights.scatter_(-1, rows.ids, excess)
-    tokens, sure = raced(fused, keys, _NEAR)
+    fused.weights.scatter_(-1, rows.ids, excess.float())
+    tokens, sure = raced(fused, rows.keys, _NEAR)
     share = (slack / excess * (rows.ids == tokens[:, None])).nan_to_num(posinf=1.0).amax(dim=-1)
     return tokens, sure & (2 * share < _NEAR)
 
 
-def _only(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the first True of each row, and whether it is the only one [rows]."""
-    if mask.device.type == "cpu":  # numpy takes a tenth of the time there
-        array = mask.numpy()
-        counts = np.count_nonzero(array, axis=-1)
-        return torch.from_numpy(array.argmax(axis=-1)), torch.from_numpy(np.asarray(counts == 1))
-    return mask.byte().argmax(dim=-1), mask.sum(dim=-1) == 1
+def _peak(
+    values: torch.Tensor, *, share: torch.Tensor | None = None, width: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return where each row is highest, how high, and whether no other value comes close [rows].
+
+    Args:
+        values: Numbers [rows, vocab].
+        share: Relative distance to the highest within which values are close [rows].
+        width: Absolute distance, likewise.
+    """
+    if values.device.type != "cpu":
+        best, tokens = values.max(dim=-1)
+        least = best - width if share is None else best * (1 - share)
+        return tokens, best, (values >= least.to(values.dtype)[:, None]).sum(dim=-1) == 1
+    array = values.numpy()  # numpy takes a quarter of the time there
+    tokens = torch.from_numpy(array.argmax(axis=-1))
+    best = values.gather(-1, tokens[:, None])[:, 0]
+    least = best - width if share is None else best * (1 - share)
+    limits = least.to(values.dtype).numpy()
+    counts = [np.count_nonzero(row >= limit) for row, limit in zip(array, limits, strict=True)]
+    return tokens, best, torch.tensor(counts) == 1
