@@ -33,6 +33,7 @@ from rapid.speculation.sampling import proposal
 from rapid.speculation.step import answered, answered_together
 
 LENGTH = 8
+WAYS = ("specification", "by rows", "together")
 RULES = {
     "fused": SpeculationConfig(),
     "boost": SpeculationConfig(transfer="boost"),
@@ -127,18 +128,18 @@ def main() -> None:
                             if step != "judge" and rule != "lossless":
                                 continue  # they hardly depend on the rule
                             result = measured(questions, options.repeats)
-                            told_by = [result[name] for name in ("specification", "by rows")]
+                            of = rule if step == "judge" else ""
+                            times = [shown(result[name]) for name in WAYS]
+                            ratio = shown(result["ratio"])
                             rows.append(
-                                (step, rule if step == "judge" else "", sampling_name, vocab)
-                                + (num_answers, *(shown(one) for one in told_by))
-                                + (shown(result["together"]), shown(result["ratio"]))
+                                (step, of, sampling_name, vocab, num_answers, *times, ratio)
                             )
                             report.append(
                                 {"step": step, "rule": rule, "sampling": sampling_name}
                                 | {"vocab": vocab, "answers": num_answers, **result}
                             )
-    header = ("step", "rule", "settings", "vocabulary", "answers")
-    header += ("specification, ms", "by rows, ms", "together, ms", "ratio")
+    times_of = [f"{name}, ms" for name in WAYS]
+    header = ["step", "rule", "settings", "vocabulary", "answers", *times_of, "ratio"]
     keep(
         None if options.quick else "sampling",
         "The tokens of a step on a CPU",

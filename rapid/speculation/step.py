@@ -4,8 +4,9 @@
 position. `answered` gives the same tokens for all positions of a step. On a CUDA device the rows of
 all answers with the same settings are computed together, and all results come to the host in one
 transfer. On a CPU rows are taken one by one, up to a rejection, because a row's numbers then stay
-in the cache. Whatever is not sure, or too rare to be worth it (log-probabilities, the rule `paper`,
-proposals without a cut), is left to the specification.
+in the cache, and only those of a long vocabulary: for others the specification takes no longer.
+Whatever is not sure, or too rare to be worth it (log-probabilities, the rule `paper`, proposals
+without a cut), is left to the specification as well.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from rapid.speculation.questions import (
 )
 from rapid.speculation.sampling import as_sent, candidates, proposal
 
-_FEW_IDS = 50_000  # up to this id numpy draws all numbers in less time than we draw a few
+_LONG = 50_000  # tokens of a vocabulary from which a CPU gains; shorter ones are all overhead
+_MOST_ROWS = 64  # of a batch, in which each takes 48 bytes a token of the vocabulary
 _MOST_DRAWN = 1024  # candidates whose numbers alone are drawn
 
 _Answers: TypeAlias = Sequence[Answer | Exception]
@@ -63,19 +65,36 @@ def answered(questions: Sequence[Question]) -> _Answers:
 def answered_together(questions: Sequence[Question]) -> _Answers:
     """Return what `answered` returns, by batched operations and one transfer, on any device."""
     answers: dict[int, Answer | Exception] = {}
-    groups: dict[object, list[int]] = {}
-    for index, question in enumerate(questions):
-        groups.setdefault(_settings(question) or index, []).append(index)
-    answerings = [_begun([questions[index] for index in indices]) for indices in groups.values()]
+    batches = _batches(questions)
+    answerings = [_begun([questions[index] for index in indices]) for indices in batches]
     asked = [next(answering) for answering in answerings]  # all is launched before any is read
     told = torch.cat(asked).cpu().numpy()
-    for indices, answering, part in zip(groups.values(), answerings, asked, strict=True):
+    for indices, answering, part in zip(batches, answerings, asked, strict=True):
         try:
             answering.send(told[: len(part)])
         except StopIteration as end:
             answers.update(zip(indices, end.value, strict=True))
         told = told[len(part) :]
     return [answers[index] for index in range(len(questions))]
+
+
+def _batches(questions: Sequence[Question]) -> list[list[int]]:
+    """Return the questions that are answered in one batch each: same settings, not too many rows.
+
+    Batches are computed one after the other, so the longest one decides on the memory.
+    """
+    batches: list[list[int]] = []
+    rooms: dict[object, int] = {}  # rows that the latest batch of some settings has room for
+    latest: dict[object, list[int]] = {}
+    for index, question in enumerate(questions):
+        settings = _settings(question) or index
+        num_rows = max(len(question.block), 1) if isinstance(question, ToJudge) else 1
+        if rooms.get(settings, 0) < num_rows:
+            latest[settings], rooms[settings] = [], _MOST_ROWS
+            batches.append(latest[settings])
+        latest[settings].append(index)
+        rooms[settings] -= num_rows
+    return batches
 
 
 def judged(question: ToJudge) -> Judgement:
@@ -138,16 +157,19 @@ def _begun(questions: Sequence[Question]) -> _Answering:
 
 
 def _alone(question: Question) -> Answer:
-    """Answer one question row by row."""
+    """Answer one question row by row: on a CPU, or where it joins no batch."""
+    is_long = question.logits.shape[-1] >= _LONG
     if isinstance(question, ToPropose):
         return _proposed(*proposal(question.logits, question.draw), question.draw)
     if isinstance(question, ToDecode):
-        if question.num_logprobs is None:
+        if question.num_logprobs is None and is_long:
             tokens, sure = _drawn([question])
             if sure:
                 return Decoded(int(tokens))
         return _decoded_by_rule(question)
-    return judged_by_rows(question) if is_within_reach(question) else question.by_specification()
+    if is_long and is_within_reach(question):
+        return judged_by_rows(question)
+    return question.by_specification()
 
 
 def _tried(answer: Callable[[], Answer]) -> Answer | Exception:
@@ -163,7 +185,7 @@ def _received(ids: Int32Array, probs: Float32Array, draw: Draw) -> Proposed:
 
 def _proposed(ids: Int32Array, probs: Float32Array, draw: Draw) -> Proposed:
     """Draw a token as `propose` does; from a long vocabulary with the candidates' numbers alone."""
-    if draw.is_greedy or ids.max() < _FEW_IDS or len(ids) > _MOST_DRAWN:
+    if draw.is_greedy or ids.max() < _LONG or len(ids) > _MOST_DRAWN:
         return Proposed(propose(ids, probs, draw), ids, probs)
     noise = uniforms_at(keys_of([draw], draft_purpose(draw)), ids[None])[0]
     return Proposed(int(ids[race(probs.astype(np.float64), noise)]), ids, probs)
@@ -179,7 +201,7 @@ def _drawn(questions: Sequence[ToDecode]) -> tuple[torch.Tensor, torch.Tensor]:
     draw = questions[0].draw
     if draw.is_greedy:
         return fast.best_logit(logits, draw.temperature)
-    probs = fast.softmax(logits, draw.temperature)
+    probs = fast.softmax(logits, draw)
     own = fast.Weights.of_probabilities(probs, logits, draw.temperature)
     kept, are_kept = fast.filtered(own, logits, draw.sampling)
     keys = keys_of([question.draw for question in questions], Purpose.RESULT)

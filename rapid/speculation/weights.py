@@ -27,9 +27,10 @@ from rapid.speculation.sampling import probabilities
 if TYPE_CHECKING:
     from rapid.config import SamplingConfig, SpeculationConfig
 
-_MARGIN = 1e-5  # relative error of a softmax and its sum in float32; measured below 2e-6
+_MARGIN = 2e-5  # relative error of a float32 softmax of small logits, of every weight above 1e-36
 _ROUNDING = 5e-7  # of a few float32 operations, in shares of the largest number in them
-_NEAR = 1e-3  # relative; finishes of a residual's race that are not told apart
+_FINER = 1e-6  # errors in float64, in shares of those in float32
+_NEAR = 200.0  # errors; finishes of a residual's race closer than that are not told apart
 _MOST_ERROR = 1e-2  # relative; above it nothing is sure
 _UNSEEN = 1e-36  # weights up to which float32 is coarser than its relative rounding
 _LEAST_RATIO = 1e-15  # of a weight to its time in a race; a weight that is not seen stays below
@@ -87,7 +88,7 @@ class Weights:
     """Distributions up to a factor: ``p_hat = weights / total``.
 
     Attributes:
-        weights: Not below zero, float32 [rows, vocab].
+        weights: Not below zero, float32, or float64 for filters [rows, vocab].
         total: Their sums, float64 [rows].
         error: Bounds of the relative errors of p_hat [rows].
         doubtful: Tokens at a filter's border, which it may keep or not [rows, vocab]; None without
@@ -105,7 +106,10 @@ class Weights:
     ) -> Weights:
         """Return the softmax of some logits as weights."""
         largest = logits.amax(dim=-1).abs().double() / temperature
-        return cls(probs.float(), torch.ones_like(largest), _MARGIN + _ROUNDING * largest)
+        error = _MARGIN + _ROUNDING * largest
+        if probs.dtype == torch.float64:
+            error *= _FINER
+        return cls(probs, torch.ones_like(largest), error)
 
     def of(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the weights of one token per row [rows]."""
@@ -165,15 +169,22 @@ def is_within_reach(speculation: SpeculationConfig) -> bool:
 def read(rows: Rows, draw: Draw) -> Readings:
     """Return p, and the target's own reading of the retrieved text where its logits are there."""
     if not draw.speculation.is_witnessed:
-        return Readings(softmax(rows.logits, draw.temperature), None)
+        return Readings(softmax(rows.logits, draw), None)
     witness = rows.witness
     retrieved = None if witness is None else probabilities(witness, draw.temperature)
     return Readings(probabilities(rows.logits, draw.temperature), retrieved)
 
 
-def softmax(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return ``softmax(logits / temperature)`` in float32, over the last axis."""
+def softmax(logits: torch.Tensor, draw: Draw) -> torch.Tensor:
+    """Return p in float32, or in float64 for filters, whose borders lie between close numbers."""
+    temperature = draw.temperature
+    if _is_filtered(draw.sampling, logits.shape[-1]):
+        return probabilities(logits, temperature)
     return torch.softmax(logits if temperature == 1 else logits / temperature, dim=-1)
+
+
+def _is_filtered(sampling: SamplingConfig, vocab: int) -> bool:
+    return sampling.top_p < 1 or (sampling.top_k is not None and sampling.top_k < vocab)
 
 
 def fused_weights(
@@ -191,15 +202,18 @@ def fused_weights(
         weight: Of the retrieved text's reading under `adaptive` [rows]; None otherwise.
     """
     target, speculation, eta = readings.target, draw.speculation, draw.speculation.eta
+    if weight is not None:  # p is needed again, for the odds
+        is_filtered = _is_filtered(draw.sampling, target.shape[-1])
+        target = target.to(torch.float64 if is_filtered else torch.float32, copy=True)
     own = Weights.of_probabilities(target, rows.logits, draw.temperature)
     if eta == 0:
         return own
     if weight is not None:
         mixed = _mixed(rows, readings, own, speculation, weight)
-        error = own.error + _ROUNDING * eta
+        error = own.error * (1 + eta / 20)  # of exp(eta * w * m) in float32
         if draw.is_greedy:  # sharpening does not change the order
             return Weights(mixed, own.total, error)
-        sharpened = mixed * _broadcast(eta * weight).float()
+        sharpened = mixed * _broadcast(eta * weight).to(mixed.dtype)
         sharpened.exp_().mul_(mixed)
         return Weights(sharpened, sharpened.sum(dim=-1).double(), error)
     proposed = target.gather(-1, rows.ids).double()
@@ -217,9 +231,9 @@ def fused_weights(
         moved = proposed * torch.exp(eta * move * plausible)
         change = (moved - proposed) * rows.is_real
         total = total + change.sum(dim=-1)
-        error = error * (1 + 2 * eta)  # of the move, which has the error of p
+        error = error * (1 + 3 * eta)  # of the move, which has the error of p
         error = error * (1 + change.abs().sum(dim=-1) / total)  # little may be left of a sum
-    own.weights.scatter_(-1, rows.ids, moved.float())
+    own.weights.scatter_(-1, rows.ids, moved.to(target.dtype))
     return Weights(own.weights, total, error)
 
 
@@ -237,13 +251,13 @@ def _mixed(
         told = share * rows.draft * (rows.draft >= speculation.plausibility * best)
         mixed = own.weights.mul_(1 - share)
         at_proposed = (1 - share) * target.gather(-1, rows.ids) + told
-        return mixed.scatter_(-1, rows.ids, at_proposed.float())
+        return mixed.scatter_(-1, rows.ids, at_proposed.to(mixed.dtype))
     told = retrieved / 2
     proposed = (retrieved.gather(-1, rows.ids) + rows.draft) / 2
     told.scatter_(-1, rows.ids, proposed)
     least = speculation.plausibility * told.amax(dim=-1)
     told *= told >= _broadcast(least)
-    return (target * (1 - share)).add_(told.mul_(share)).float()
+    return (target * (1 - share)).add_(told.mul_(share)).to(own.weights.dtype)
 
 
 def _broadcast(values: torch.Tensor) -> torch.Tensor:
@@ -265,7 +279,7 @@ def filtered(
     vocab = logits.shape[-1]
     sure = torch.isfinite(fused.total) & (fused.error < _MOST_ERROR)
     top_k = vocab if sampling.top_k is None else min(sampling.top_k, vocab)
-    if top_k >= vocab and sampling.top_p >= 1:
+    if not _is_filtered(sampling, vocab):
         return fused, sure
     size = min(vocab, _LEAST_SORTED if top_k >= vocab else max(_LEAST_SORTED, top_k + 1))
     best, order = fused.weights.topk(size)
@@ -296,7 +310,7 @@ def filtered(
     if size < vocab:
         is_tie &= highest_cut > best[:, -1:]  # or there may be more of them, with lower ids
     sure &= (is_tie | (highest_cut < lowest_kept * (1 - error)))[:, 0]
-    weights = torch.zeros_like(fused.weights).scatter_(-1, order, kept.float())
+    weights = torch.zeros_like(fused.weights).scatter_(-1, order, kept.to(fused.weights.dtype))
     at_border = torch.zeros_like(weights, dtype=torch.bool).scatter_(-1, order, doubtful)
     return Weights(weights, kept_total, 2 * fused.error, at_border), sure
 
@@ -319,7 +333,7 @@ def best_logit(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, 
 
 
 def raced(
-    weights: Weights, keys: torch.Tensor, tolerance: float = 0.0
+    weights: Weights, keys: torch.Tensor, tolerance: torch.Tensor | float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw a token of each row by the race of `rapid.speculation.noise.race`.
 
@@ -334,7 +348,8 @@ def raced(
     Returns:
         The tokens, and whether they are sure [rows].
     """
-    times = uniforms_on_device(keys, weights.weights.shape[-1]).log_().neg_().float()
+    times = uniforms_on_device(keys, weights.weights.shape[-1]).log_().neg_()
+    times = times.to(weights.weights.dtype)
     share = tolerance + 4 * weights.error
     tokens, best, is_alone = _peak(times.reciprocal_().mul_(weights.weights), share=share)
     is_alone &= torch.isfinite(weights.total) & torch.isfinite(best) & (best > _LEAST_RATIO)
@@ -363,10 +378,10 @@ def corrected(rows: Rows, fused: Weights) -> tuple[torch.Tensor, torch.Tensor]:
     wanted = fused.total[:, None] * rows.draft
     slack = 2 * fused.error[:, None] * (proposed + wanted)
     excess = torch.where(proposed > 0, (proposed - wanted).clamp(min=0) + slack, 0)
-    fused.weights.scatter_(-1, rows.ids, excess.float())
-    tokens, sure = raced(fused, rows.keys, _NEAR)
+    fused.weights.scatter_(-1, rows.ids, excess.to(fused.weights.dtype))
+    tokens, sure = raced(fused, rows.keys, _NEAR * fused.error)
     share = (slack / excess * (rows.ids == tokens[:, None])).nan_to_num(posinf=1.0).amax(dim=-1)
-    return tokens, sure & (2 * share < _NEAR)
+    return tokens, sure & (2 * share < _NEAR * fused.error)
 
 
 def _peak(

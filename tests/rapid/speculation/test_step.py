@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from rapid.config import Coupling, SamplingConfig, SpeculationConfig, Transfer
 from rapid.errors import EngineFailed
 from rapid.messages import DraftBlock
+from rapid.planning import shapes
+from rapid.speculation import step
 from rapid.speculation.acceptance import decode_token, propose
 from rapid.speculation.draw import Draw
 from rapid.speculation.judging import is_within_reach
@@ -31,6 +33,15 @@ from rapid.speculation.sampling import proposal
 from rapid.speculation.step import answered, answered_together, judged
 
 WAYS = {"one by one": answered, "together": answered_together}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def vocabularies_count_as_long() -> Iterator[None]:
+    """A CPU leaves short ones to the specification, as it takes no longer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rapid.speculation.step._LONG", 0)
+        yield
+
 
 SAMPLINGS = st.builds(
     SamplingConfig,
@@ -224,6 +235,27 @@ def test_from_a_long_vocabulary_only_the_candidates_numbers_are_drawn():
     draw = Draw(SamplingConfig(seed=5), SpeculationConfig(), 0, 0)
     logits = torch.randn(4, 60_000, generator=torch.Generator().manual_seed(0))
     assert_specified([ToPropose(row, draw.after(i)) for i, row in enumerate(logits)])
+
+
+def test_a_cpu_leaves_short_vocabularies_to_the_specification(monkeypatch):
+    monkeypatch.setattr("rapid.speculation.step._LONG", 51)
+    monkeypatch.setattr("rapid.speculation.step.judged_by_rows", None)
+    monkeypatch.setattr("rapid.speculation.step._drawn", None)
+    draw = Draw(SamplingConfig(), SpeculationConfig(), 0, 0)
+    (question,) = blocks(np.random.default_rng(0), [draw], 50)
+    decoding = ToDecode(question.logits[0], draw)
+    assert answered([question, decoding]) == [specified(question), specified(decoding)]
+
+
+def test_what_is_computed_at_once_is_part_of_the_memory_plan():
+    assert step._MOST_ROWS == shapes._JUDGED_ROWS
+    draw = Draw(SamplingConfig(), SpeculationConfig(eta=0), 0, 0)
+    questions = blocks(np.random.default_rng(0), [draw] * 40, 20)
+    batches = step._batches(questions)
+    rows = [sum(len(questions[index].block) for index in batch) for batch in batches]
+    assert len(rows) > 1
+    assert max(rows) <= step._MOST_ROWS
+    assert_specified(questions)
 
 
 def test_nothing_asked_is_nothing_answered():
