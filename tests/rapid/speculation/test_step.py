@@ -183,6 +183,16 @@ def test_of_equal_tokens_the_specification_decides(way, sampling):
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_what_float32_does_not_tell_apart_the_specification_does(way):
+    speculation = SpeculationConfig(transfer="boost", eta=1e-12)
+    draw = Draw(SamplingConfig(temperature=0), speculation, 0, 0)
+    block = drafted(torch.arange(50.0).flip(0)[None], draw)
+    question = ToJudge(block, torch.arange(50)[None] * 1e-9, draw, frozenset())
+    (judgement,) = WAYS[way]([question])
+    assert judgement.token_ids == question.by_specification().token_ids == (49,)
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_logits_that_are_not_numbers_end_their_own_answer_only(way):
     draw = Draw(SamplingConfig(), SpeculationConfig(), 0, 0)
     (good,) = blocks(np.random.default_rng(0), [draw], 50)
