@@ -71,9 +71,10 @@ try:
     from rapid.engines.kv.cache import KVCache, KVLayout, PageTable, Run
     from rapid.messages import DraftBlock
     from rapid.planning.plan import draft_ahead_speedup, expected_tokens, sequential_speedup
-    from rapid.speculation.acceptance import decode_token, judge, propose
     from rapid.speculation.draw import Draw
+    from rapid.speculation.questions import ToDecode, ToJudge, ToPropose
     from rapid.speculation.sampling import proposal
+    from rapid.speculation.step import answered
 except ImportError as missing:
     has = ", ".join(map(installed, ("torch", "transformers", "numpy", "triton")))
     raise SystemExit(
@@ -565,8 +566,9 @@ def roofline_speedup(target: Served, drafter: Served, context: int, batch: int) 
 def rounds(target: Served, drafter: Served, context: int, batch: int, k: int) -> dict[str, float]:
     """Return milliseconds of a plain token and of a round, with the engines' work beside forwards.
 
-    Drafts are proposed and drawn, blocks are judged, and plain tokens are drawn. The accepted
-    tokens are not used, because they mean nothing with random weights.
+    Drafts are proposed and drawn, blocks are judged, and plain tokens are drawn, each for all
+    sequences of a step at once. The accepted tokens are not used, because they mean nothing with
+    random weights.
     """
     bench, vocab = target.bench, target.bench.plan.vocab_size
     run_target, run_drafter = target.runner(), drafter.runner()
@@ -575,31 +577,40 @@ def rounds(target: Served, drafter: Served, context: int, batch: int, k: int) ->
     block_feeds = target.feeds(context, batch, k)
 
     def plain() -> None:
-        for choice, logits in enumerate(run_target.run(plain_feeds)):
-            decode_token(logits[0], Draw(SAMPLING, LOSSLESS, choice, 0))
+        rows = enumerate(run_target.run(plain_feeds))
+        answered([ToDecode(row[0], Draw(SAMPLING, LOSSLESS, choice, 0)) for choice, row in rows])
 
     def one_round() -> None:
         drawn: list[list[tuple[Any, Any, int]]] = [[] for _ in range(batch)]
         for position in range(k):
-            for choice, logits in enumerate(run_drafter.run(draft_feeds)):
-                draw = Draw(SAMPLING, LOSSLESS, choice, position)
-                ids, probs = proposal(logits[0], draw)
-                drawn[choice].append((ids, probs, propose(ids, probs, draw)))
-        for choice, logits in enumerate(run_target.run(block_feeds)):
-            first = Draw(SAMPLING, LOSSLESS, choice, 0)
-            judge(block_of(drawn[choice], choice), logits, first, {vocab})
+            asked = [
+                ToPropose(logits[0], Draw(SAMPLING, LOSSLESS, choice, position))
+                for choice, logits in enumerate(run_drafter.run(draft_feeds))
+            ]
+            for block, one in zip(drawn, answered(asked), strict=True):
+                block.append((one.candidate_ids, one.candidate_probs, one.token))
+        answered(
+            [
+                ToJudge(block_of(drawn[choice], choice), logits, first_of(choice), {vocab})
+                for choice, logits in enumerate(run_target.run(block_feeds))
+            ]
+        )
 
     def judging() -> None:
-        judge(some_block, some_logits, some_draw, {vocab})
+        answered(blocks)
 
-    some_logits = run_target.run(block_feeds)[0]
-    some_draw = Draw(SAMPLING, LOSSLESS, 0, 0)
-    ids, probs = proposal(some_logits[0], some_draw)
-    some_block = block_of([(ids, probs, int(ids[0]))] * k, 0)
+    def first_of(choice: int) -> Draw:
+        return Draw(SAMPLING, LOSSLESS, choice, 0)
+
+    blocks = []
+    for choice, logits in enumerate(run_target.run(block_feeds)):
+        ids, probs = proposal(logits[0], first_of(choice))
+        block = block_of([(ids, probs, int(ids[0]))] * k, choice)
+        blocks.append(ToJudge(block, logits.clone(), first_of(choice), {vocab}))
     return {
         "plain": bench.wall_ms(plain, warm=6),
         "round": bench.wall_ms(one_round, warm=6),
-        "judging a block": bench.wall_ms(judging),
+        "judging the blocks": bench.wall_ms(judging),
     }
 
 
@@ -681,7 +692,7 @@ def measured_speedup(bench: Bench, name: str, batch: int) -> None:
     bench.say(
         f"sequential, whole rounds, {name} drafter, {batch} x {context}",
         f"{measured:.2f}x at {k}: a round {ms['round']:.1f} ms, a plain token "
-        f"{ms['plain']:.1f}, judging a block {ms['judging a block']:.1f} ({MARK})",
+        f"{ms['plain']:.1f}, judging the blocks {ms['judging the blocks']:.1f} ({MARK})",
         ">= 1.2x" if is_asked else "",
         measured >= 1.2 if is_asked else None,
     )

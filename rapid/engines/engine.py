@@ -40,7 +40,8 @@ from rapid.messages import (
     Verdict,
 )
 from rapid.ports import Clock
-from rapid.speculation.acceptance import judge
+from rapid.speculation.questions import ToJudge
+from rapid.speculation.step import judged
 
 Result = TypeVar("Result")
 
@@ -273,8 +274,7 @@ class Engine:
         scored, told = await asyncio.gather(
             self._call(lease_id, weigh, Scored), beside._call(witness_id, weigh, Scored)
         )
-        judgement = await asyncio.to_thread(
-            judge,
+        question = ToJudge(
             block,
             scored.logits,
             scored.draw,
@@ -283,6 +283,7 @@ class Engine:
             scored.log_odds,
             told.logits,
         )
+        judgement = await asyncio.to_thread(judged, question)
         verdict = judgement.verdict(block, max(scored.verify_ms, told.verify_ms))
         await asyncio.gather(self.commit(lease_id, verdict), beside.commit(witness_id, verdict))
         return verdict

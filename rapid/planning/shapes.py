@@ -16,8 +16,11 @@ from rapid.config import Frozen, SpeculationConfig
 
 # Rows of logits that each lease may want of one step: a draft block of the default length.
 _LOGIT_ROWS = SpeculationConfig().max_draft
-# float64 copies of one block's logits during its verdict (`rapid.speculation.acceptance`).
+# float64 copies of the judged rows' logits that a verdict holds (`rapid.speculation.acceptance`,
+# `rapid.speculation.weights`), and the rows that are judged at once on a GPU
+# (`rapid.speculation.step`); a CPU judges one block at a time.
 _JUDGING_COPIES = 6
+_JUDGED_ROWS = 64
 # Scores that attention holds at once on a GPU (`rapid.engines.attention.ragged`); the CPU's
 # kernel is fused.
 GPU_SCORES = 2**26
@@ -160,12 +163,13 @@ class ModelShape(Frozen):
         """Return an upper estimate of the bytes that the largest step holds beside weights and KV.
 
         They are the activations of all rows in the widest layer, the logits that leases may want
-        (as computed and in float32), one block's logits in float64 while its verdict is computed,
-        and attention's scores: twice in float32 and twice in the dtype.
+        (as computed and in float32), those that are judged at once in float64, and attention's
+        scores: twice in float32 and twice in the dtype.
         """
         rows = min(step_tokens, _LOGIT_ROWS * num_leases)
         logits = rows * self.vocabulary * (bytes_per_number + 4)
-        judging = _LOGIT_ROWS * self.vocabulary * 8 * _JUDGING_COPIES
+        judged = min(rows, _JUDGED_ROWS) if on_gpu else _LOGIT_ROWS
+        judging = judged * self.vocabulary * 8 * _JUDGING_COPIES
         scores = GPU_SCORES * (8 + 2 * bytes_per_number) if on_gpu else 0
         return step_tokens * self._widest * bytes_per_number + logits + judging + scores
 

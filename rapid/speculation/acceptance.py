@@ -122,10 +122,15 @@ def propose(candidate_ids: Int32Array, candidate_probs: Float32Array, draw: Draw
     """
     if draw.is_greedy:
         return int(candidate_ids[candidate_probs.argmax()])
+    noise = draw.noise(draft_purpose(draw), int(candidate_ids.max()) + 1)
+    return int(candidate_ids[race(candidate_probs.astype(np.float64), noise[candidate_ids])])
+
+
+def draft_purpose(draw: Draw) -> Purpose:
+    """Return the purpose of the numbers that a drafted token is drawn with."""
     shared = draw.speculation.coupling == "shared_noise"
     purpose = Purpose.RESULT if shared else Purpose.DRAFT
-    noise = draw.noise(purpose, int(candidate_ids.max()) + 1)
-    return int(candidate_ids[race(candidate_probs.astype(np.float64), noise[candidate_ids])])
+    return purpose
 
 
 def ends_block(

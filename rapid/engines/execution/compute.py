@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -24,6 +25,8 @@ from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.host_tier import HostTier, Move
 from rapid.engines.work.base import Work
 from rapid.errors import EngineFailed, RapidError
+from rapid.speculation.questions import Answer, Question
+from rapid.speculation.step import answered
 
 logger = logging.getLogger(__name__)
 
@@ -204,16 +207,30 @@ class ComputeThread:
             self._state.scheduler.add(work)
 
     def _postprocess(self, works: list[Work], logits: list[torch.Tensor]) -> None:
-        """Hand each work its logits, unless it was dropped during the forward.
+        """Hand each work its logits and what is drawn from them, unless it was dropped meanwhile.
 
         The step was good unless every one of them fails on its own.
         """
         causes: list[Exception] = []
+        asking: list[Work] = []
+        questions: list[Question] = []
         for work, rows in zip(works, logits, strict=True):
             if not self._state.is_wanted(work):
                 continue  # dropped or released during the forward
             try:
-                work.take(rows)
+                question = work.take(rows)
+            except Exception as error:
+                self._end([work], error)
+                causes.append(error)
+                continue
+            if question is not None:
+                asking.append(work)
+                questions.append(question)
+        for work, answer in zip(asking, self._answers(questions), strict=True):
+            try:
+                if isinstance(answer, Exception):
+                    raise answer
+                work.use(answer)
             except Exception as error:
                 self._end([work], error)
                 causes.append(error)
@@ -221,6 +238,13 @@ class ComputeThread:
             self._num_failed = 0
         else:
             self._count(causes[0])
+
+    def _answers(self, questions: list[Question]) -> Sequence[Answer | Exception]:
+        """Return what is drawn from the logits of a step; on failure the cause, for each."""
+        try:
+            return answered(questions)
+        except Exception as error:
+            return [error] * len(questions)
 
     def _publish(self, works: list[Work]) -> None:
         """Share what was computed, even for cancelled work, and answer finished work's callers."""

@@ -2,7 +2,9 @@
 
 A call is a small state machine over one sequence (prefill: over all sequences of a lease). In every
 step the engine takes the next rows of the selected work (`feed`) and hands back their logits
-(`take`), until the work is done. All of this runs on the engine's compute thread. A call is checked
+(`take`), until the work is done. What is to be drawn from logits, the work returns as a question;
+the engine answers the questions of all work of the step at once and hands back the answers
+(`use`). All of this runs on the engine's compute thread. A call is checked
 against the state of its sequence in `begin`, because only then does no other call change it.
 """
 
@@ -21,6 +23,7 @@ from rapid.engines.kv.leases import Lease
 from rapid.errors import OutOfStep
 from rapid.messages import Verdict
 from rapid.speculation.draw import Draw
+from rapid.speculation.questions import Answer, Question
 
 MIN_CHUNK_TOKENS = 16
 
@@ -94,8 +97,15 @@ class Work(ABC):
         """Return the rows for the next forward; only prefills keep to `limit` rows."""
 
     @abstractmethod
-    def take(self, logits: torch.Tensor) -> None:
-        """Use the wanted logits [num_wanted, vocab] of the rows just computed."""
+    def take(self, logits: torch.Tensor) -> Question | None:
+        """Count the rows just computed; return what to draw from their logits, if anything.
+
+        Args:
+            logits: Those of the wanted rows [num_wanted, vocab].
+        """
+
+    def use(self, answer: Answer) -> None:  # noqa: B027 (most work asks nothing)
+        """Use the answer to what `take` returned."""
 
     def finish(self, result: object) -> None:
         """Mark the work as done, with its result."""
@@ -148,13 +158,13 @@ class SequenceWork(Work):
         return Feed(token_ids, sequence.num_computed, sequence.table, num_wanted)
 
     @override
-    def take(self, logits: torch.Tensor) -> None:
+    def take(self, logits: torch.Tensor) -> Question | None:
         self.sequence.num_computed += self._num_fed
-        if not self._is_behind:
-            self._use(logits)
+        return None if self._is_behind else self._ask(logits)
 
-    def _use(self, logits: torch.Tensor) -> None:
-        """Use the logits [num_wanted, vocab] of the wanted rows."""
+    def _ask(self, logits: torch.Tensor) -> Question | None:
+        """Use the logits of the wanted rows [num_wanted, vocab], or return what to draw."""
+        return None
 
     def _num_wanted(self) -> int:
         return 1

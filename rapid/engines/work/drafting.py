@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Set
+from typing import cast
 
 import numpy as np
 import torch
@@ -14,8 +15,8 @@ from rapid.engines.kv.sequences import Proposal
 from rapid.engines.work.base import SequenceWork
 from rapid.errors import OutOfStep
 from rapid.messages import DraftBlock, TokenLogprobs, Verdict
-from rapid.speculation.acceptance import decode_token, ends_block, propose
-from rapid.speculation.sampling import proposal
+from rapid.speculation.acceptance import ends_block
+from rapid.speculation.questions import Answer, Decoded, Proposed, ToDecode, ToPropose
 
 
 class Drafting(SequenceWork):
@@ -30,17 +31,18 @@ class Drafting(SequenceWork):
         self._eos_ids = eos_ids
 
     @override
-    def _use(self, logits: torch.Tensor) -> None:
-        sequence = self.sequence
-        token, proposed = self._draw(logits, len(sequence.draft_ids))
-        sequence.draft_ids.append(token)
-        sequence.proposals.append(proposed)
+    def _ask(self, logits: torch.Tensor) -> ToPropose:
+        return self._after(len(self.sequence.draft_ids), logits)
 
-    def _draw(self, logits: torch.Tensor, num_drafted: int) -> tuple[int, Proposal]:
-        """Return the token after `num_drafted` drafted ones, and the proposal it is drawn from."""
-        draw = self._draw_after(num_drafted)
-        ids, probs = proposal(logits[0], draw)
-        return propose(ids, probs, draw), (ids, probs)
+    @override
+    def use(self, answer: Answer) -> None:
+        drafted = cast(Proposed, answer)
+        self.sequence.draft_ids.append(drafted.token)
+        self.sequence.proposals.append((drafted.candidate_ids, drafted.candidate_probs))
+
+    def _after(self, num_drafted: int, logits: torch.Tensor) -> ToPropose:
+        """Ask for the token after `num_drafted` drafted ones."""
+        return ToPropose(logits[0], self._draw_after(num_drafted))
 
     def _within_room(self, num_tokens: int) -> int:
         """Return `num_tokens`, cut to the number of tokens that the lease has room to draft.
@@ -101,8 +103,8 @@ class Draft(Drafting):
             self._finish_if_long_enough()
 
     @override
-    def _use(self, logits: torch.Tensor) -> None:
-        super()._use(logits)
+    def use(self, answer: Answer) -> None:
+        super().use(answer)
         self._finish_if_long_enough()
 
     def _finish_if_long_enough(self) -> None:
@@ -145,8 +147,8 @@ class DraftAhead(Drafting):
         self._num_tokens = num_tokens
 
     @override
-    def _use(self, logits: torch.Tensor) -> None:
-        super()._use(logits)
+    def use(self, answer: Answer) -> None:
+        super().use(answer)
         if self.is_far_enough():
             self.finish(None)
 
@@ -197,15 +199,19 @@ class Decode(SequenceWork):
             raise OutOfStep(f"lease {self.lease.lease_id!r} has no token left to decode")
 
     @override
-    def _use(self, logits: torch.Tensor) -> None:
+    def _ask(self, logits: torch.Tensor) -> ToDecode:
+        draw = self._draw_after(len(self.sequence.draft_ids))
+        return ToDecode(logits[0], draw, self.lease.request.num_logprobs)
+
+    @override
+    def use(self, answer: Answer) -> None:
+        decoded = cast(Decoded, answer)
         sequence = self.sequence
         start = sequence.num_generated
-        draw = self._draw_after(len(sequence.draft_ids))
-        token, logprobs = decode_token(logits[0], draw, self.lease.request.num_logprobs)
-        sequence.draft_ids.append(token)
-        if logprobs is not None:
-            self._logprobs.append(logprobs)
-        is_finished = token in self._eos_ids
+        sequence.draft_ids.append(decoded.token)
+        if decoded.logprobs is not None:
+            self._logprobs.append(decoded.logprobs)
+        is_finished = decoded.token in self._eos_ids
         if not is_finished and len(sequence.draft_ids) < self._num_tokens:
             return
         token_ids = tuple(sequence.draft_ids)

@@ -12,6 +12,7 @@ from rapid.engines.kv.prefix_cache import PrefixCache
 from rapid.engines.kv.sequences import Sequence
 from rapid.engines.work.base import Work
 from rapid.messages import PrefillReceipt
+from rapid.speculation.questions import Question
 
 
 class Prefill(Work):
@@ -73,8 +74,9 @@ class Prefill(Work):
         return Feed(token_ids, sequence.num_computed, sequence.table, num_wanted=0)
 
     @override
-    def take(self, logits: torch.Tensor) -> None:
+    def take(self, logits: torch.Tensor) -> Question | None:
         self._current().num_computed += self._num_fed
+        return None
 
     def _end_of_gap(self) -> int:
         """Return the token at which the next computed page begins, or the end of the prompt."""

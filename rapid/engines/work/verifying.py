@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -13,8 +14,9 @@ from rapid.engines.kv.leases import Lease
 from rapid.engines.work.base import SequenceWork
 from rapid.errors import BadRequest, OutOfStep
 from rapid.messages import DraftBlock, TargetLogits
-from rapid.speculation.acceptance import judge, num_rows
+from rapid.speculation.acceptance import Judgement, num_rows
 from rapid.speculation.draw import Draw
+from rapid.speculation.questions import Answer, ToJudge
 
 
 class Judging(SequenceWork):
@@ -56,7 +58,7 @@ class Score(Judging):
     """Call for the target's logits of a block; commits nothing, keeps its KV for `Commit`."""
 
     @override
-    def _use(self, logits: torch.Tensor) -> None:
+    def _ask(self, logits: torch.Tensor) -> None:
         self.finish(
             TargetLogits(
                 lease_id=self.lease.lease_id,
@@ -91,7 +93,7 @@ class Weigh(Judging):
     """Call like `Score` for a block that is judged on this engine, with two readings at once."""
 
     @override
-    def _use(self, logits: torch.Tensor) -> None:
+    def _ask(self, logits: torch.Tensor) -> None:
         # The copy outlives the forward, whose buffers the next one may use.
         self.finish(
             Scored(
@@ -114,11 +116,14 @@ class Verify(Judging):
         self._eos_ids = eos_ids
 
     @override
-    def _use(self, logits: torch.Tensor) -> None:
+    def _ask(self, logits: torch.Tensor) -> ToJudge:
         draw, num_logprobs = self._draw_after(0), self.lease.request.num_logprobs
-        judgement = judge(
-            self._block, logits, draw, self._eos_ids, num_logprobs, self.sequence.log_odds
-        )
+        log_odds = self.sequence.log_odds
+        return ToJudge(self._block, logits, draw, self._eos_ids, num_logprobs, log_odds)
+
+    @override
+    def use(self, answer: Answer) -> None:
+        judgement = cast(Judgement, answer)
         self.sequence.log_odds = judgement.log_odds
         self.sequence.commit(judgement.token_ids)
         self.finish(judgement.verdict(self._block, self.elapsed_ms))

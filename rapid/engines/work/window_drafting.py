@@ -12,6 +12,7 @@ block began; the distribution of the answer does not.
 from __future__ import annotations
 
 from collections.abc import Set
+from typing import cast
 
 import torch
 from typing_extensions import override
@@ -21,6 +22,7 @@ from rapid.engines.attention.batch import Feed
 from rapid.engines.kv.leases import Lease
 from rapid.engines.kv.sequences import Proposal
 from rapid.engines.work.drafting import Drafting, draft_block
+from rapid.speculation.questions import Answer, Proposed, ToPropose
 
 
 class WindowDraft(Drafting):
@@ -60,9 +62,13 @@ class WindowDraft(Drafting):
         return Feed([last], position, sequence.table, num_wanted=1, unseen=unseen)
 
     @override
-    def take(self, logits: torch.Tensor) -> None:
-        token, proposed = self._draw(logits, len(self._token_ids))
-        self._token_ids.append(token)
-        self._proposals.append(proposed)
-        if len(self._token_ids) == self._num_tokens or token in self._eos_ids:
+    def take(self, logits: torch.Tensor) -> ToPropose:
+        return self._after(len(self._token_ids), logits)
+
+    @override
+    def use(self, answer: Answer) -> None:
+        drafted = cast(Proposed, answer)
+        self._token_ids.append(drafted.token)
+        self._proposals.append((drafted.candidate_ids, drafted.candidate_probs))
+        if len(self._token_ids) == self._num_tokens or drafted.token in self._eos_ids:
             self.finish(draft_block(self, self._token_ids, self._proposals))

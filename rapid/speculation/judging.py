@@ -1,0 +1,255 @@
+"""Judging of blocks by weights: what `rapid.speculation.acceptance.judge` says, in less time.
+
+The positions of one or several blocks are decided together, as if every draft before them were
+accepted. Then the decisions are taken one by one, up to a rejection. The first that is not sure,
+and all after it, are left to the specification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from rapid.messages import DraftBlock
+from rapid.speculation import weights as fast
+from rapid.speculation.acceptance import Judgement
+from rapid.speculation.draw import Draw
+from rapid.speculation.fusion import observed, weights_if_accepted
+from rapid.speculation.noise import Float64Array, Purpose
+from rapid.speculation.philox import keys_of, uniforms_at
+from rapid.speculation.questions import ToJudge
+from rapid.speculation.weights import Rows
+
+_MOST_CANDIDATES = 1024  # of a proposal; with more there is little of a row to leave out
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What is decided about a position; the probabilities are for the odds of `adaptive`."""
+
+    token: int
+    is_accepted: bool
+    is_sure: bool
+    target_prob: float
+    told_prob: float
+
+
+def is_within_reach(question: ToJudge) -> bool:
+    """Return whether a block can be judged by weights."""
+    block = question.block
+    if not len(block) or question.num_logprobs is not None:
+        return False
+    ids = np.sort(block.candidate_ids, axis=-1)
+    is_twice = (ids[:, 1:] == ids[:, :-1]) & (ids[:, 1:] >= 0)
+    return (
+        ids.shape[1] <= _MOST_CANDIDATES
+        and bool((block.candidate_ids[:, 0] >= 0).all() and not is_twice.any())
+        and fast.is_within_reach(question.draw.speculation)
+    )
+
+
+def judged_by_rows(question: ToJudge) -> Judgement:
+    """Judge a block row by row up to the first rejection; `is_within_reach` must hold."""
+    return _judgement(question, _outcomes_in_turn(question))
+
+
+def decided_together(questions: Sequence[ToJudge]) -> torch.Tensor:
+    """Return all that `judged_together` needs from the device, as float64 in one dimension.
+
+    Args:
+        questions: Blocks with the same settings, for all of which `is_within_reach` holds.
+    """
+    lengths = [len(question.block) for question in questions]
+    log_odds = [question.log_odds for question in questions]
+    decided, instead = _decided(_rows(questions), questions[0].draw, lengths, log_odds)
+    return torch.cat([decided.flatten(), instead.flatten()])
+
+
+def judged_together(
+    questions: Sequence[ToJudge], decided: Float64Array
+) -> list[Callable[[], Judgement]]:
+    """Return the judging of each block by what `decided_together` returned, brought to the host.
+
+    Each may raise what the specification raises.
+    """
+    lengths = [len(question.block) for question in questions]
+    drafted = decided[: 5 * sum(lengths)].reshape(5, -1).T
+    instead = decided[5 * sum(lengths) :].reshape(5, -1).T
+    parts = np.split(drafted, np.cumsum(lengths)[:-1])
+    return [
+        partial(_judgement, question, _outcomes(rows, correction, question.draw))
+        for question, rows, correction in zip(questions, parts, instead, strict=True)
+    ]
+
+
+def _judgement(question: ToJudge, outcomes: Iterable[_Outcome]) -> Judgement:
+    """Commit outcomes up to a rejection; from one that is not sure on, ask the specification."""
+    token_ids: list[int] = []
+    num_accepted, log_odds = 0, question.log_odds
+    for outcome in outcomes:
+        if not outcome.is_sure:
+            break
+        token_ids.append(outcome.token)
+        if question.draw.speculation.is_witnessed:
+            log_odds = observed(log_odds, outcome.target_prob, outcome.told_prob)
+        num_accepted += outcome.is_accepted
+        is_finished = outcome.token in question.eos_ids
+        if not outcome.is_accepted or is_finished or len(token_ids) == len(question.logits):
+            return Judgement(tuple(token_ids), num_accepted, is_finished, log_odds=log_odds)
+    rest = question.by_specification(len(token_ids), log_odds)
+    return replace(
+        rest,
+        token_ids=(*token_ids, *rest.token_ids),
+        num_accepted=num_accepted + rest.num_accepted,
+    )
+
+
+def _outcomes(rows: Float64Array, correction: Float64Array, draw: Draw) -> Iterator[_Outcome]:
+    """Yield the outcomes of a block's rows [k, 5], with the correction [5] for a rejected one."""
+    for row in rows:
+        is_accepted = bool(row[1])
+        values = row if is_accepted or not (row[2] and _has_residual(draw)) else correction
+        yield _Outcome(
+            int(values[0]), is_accepted, bool(values[2]), float(values[3]), float(values[4])
+        )
+
+
+def _outcomes_in_turn(question: ToJudge) -> Iterator[_Outcome]:
+    """Yield the outcomes of a block as they are asked for.
+
+    Rows are computed one by one where their results depend on each other or take long.
+    """
+    rows, log_odds, draw = _rows([question]), question.log_odds, question.draw
+    is_witnessed = draw.speculation.is_witnessed
+    size = len(question.block) if _has_residual(draw) and not is_witnessed else 1
+    for start in range(0, len(question.block), size):
+        some = rows.at(slice(start, start + size))
+        decided, instead = _decided(some, draw, [size], [log_odds])
+        for outcome in _outcomes(decided.T.numpy(), instead[:, 0].numpy(), draw):
+            if is_witnessed:
+                log_odds = observed(log_odds, outcome.target_prob, outcome.told_prob)
+            yield outcome
+
+
+def _rows(questions: Sequence[ToJudge]) -> Rows:
+    """Return the rows of some blocks, on the device of their logits."""
+    blocks, draw = [question.block for question in questions], questions[0].draw
+    logits = _stacked([question.logits[: len(question.block)] for question in questions])
+    device, shape = logits.device, (len(logits), max(map(_width, blocks)))
+    ids, probs = np.full(shape, -1, dtype=np.int64), np.zeros(shape)
+    ends = np.cumsum([len(block) for block in blocks])
+    for block, end in zip(blocks, ends, strict=True):
+        place = slice(end - len(block), end), slice(_width(block))
+        ids[place], probs[place] = block.candidate_ids, block.candidate_probs
+    draws = [
+        question.draw.after(row) for question in questions for row in range(len(question.block))
+    ]
+    numbers = np.zeros((len(draws), 1))
+    if _has_residual(draw):
+        numbers = uniforms_at(keys_of(draws, Purpose.ACCEPT), numbers)
+    drawn_for = Purpose.RESIDUAL if _has_residual(draw) else Purpose.RESULT
+    candidate_ids = torch.as_tensor(ids, device=device)
+    draft = torch.as_tensor(probs, device=device)
+    draft /= draft.sum(dim=-1, keepdim=True)
+    is_real = candidate_ids >= 0
+    witnesses = [
+        question.witness[: len(question.block)]
+        for question in questions
+        if question.witness is not None and draw.speculation.is_witnessed
+    ]
+    return Rows(
+        logits,
+        torch.where(is_real, candidate_ids, candidate_ids[:, :1]),
+        torch.where(is_real, draft, draft[:, :1]),
+        is_real,
+        torch.as_tensor(
+            np.concatenate([block.token_ids for block in blocks]), device=device
+        ).long(),
+        torch.as_tensor(numbers[:, 0], device=device),
+        torch.as_tensor(keys_of(draws, drawn_for), device=device),
+        _stacked(witnesses) if witnesses else None,
+    )
+
+
+def _width(block: DraftBlock) -> int:
+    return int(block.candidate_ids.shape[1])
+
+
+def _stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _decided(
+    rows: Rows, draw: Draw, lengths: Sequence[int], log_odds: Sequence[float]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Decide all positions of some blocks, each as if the drafts before it were accepted.
+
+    Args:
+        rows: The positions of all blocks.
+        draw: Their settings; the position is not used.
+        lengths: Numbers of positions [blocks].
+        log_odds: Those before each block [blocks].
+
+    Returns:
+        Token, whether it was accepted, whether that is sure, p and q of the token [5, rows]. And
+        likewise the token in place of the first rejected one of each block [5, blocks], without
+        meaning where nothing is drawn from a residual.
+    """
+    is_witnessed = draw.speculation.is_witnessed
+    probs = rows.draft.new_zeros((2, len(rows.drafted)))
+    none = rows.draft.new_zeros((5, len(lengths)))
+    if draw.is_greedy and draw.speculation.eta == 0:
+        tokens, sure = fast.best_logit(rows.logits, draw.temperature)
+        return _table(tokens, tokens == rows.drafted, sure, probs), none
+    readings = fast.read(rows, draw)
+    weights = None
+    if is_witnessed:
+        probs = readings.of(rows, rows.drafted)
+        weights = weights_if_accepted(log_odds, lengths, probs)
+    fused = fast.fused_weights(rows, readings, draw, weights)
+    if draw.is_greedy:  # filters keep the best token
+        tokens, sure = fast.best_of(fused)
+        probs = readings.of(rows, tokens) if is_witnessed else probs
+        return _table(tokens, tokens == rows.drafted, sure, probs), none
+    fused, are_kept = fast.filtered(fused, rows.logits, draw.sampling)
+    if not _has_residual(draw):
+        tokens, sure = fast.raced(fused, rows.keys)
+        probs = readings.of(rows, tokens) if is_witnessed else probs
+        return _table(tokens, tokens == rows.drafted, sure & are_kept, probs), none
+    accepted, sure = fast.accepted(rows, fused)
+    decided = _table(rows.drafted, accepted, sure & are_kept, probs)
+    if accepted.device.type == "cpu" and accepted.all():  # elsewhere asking would be a transfer
+        return decided, none
+    if len(accepted) > 1:
+        first = _first_rejected(accepted, lengths)
+        rows, readings = rows.at(first), readings.at(first)
+        fused, are_kept = fused.at(first), are_kept[first]
+    tokens, sure = fast.corrected(rows, fused)
+    probs = readings.of(rows, tokens) if is_witnessed else rows.draft.new_zeros((2, len(lengths)))
+    return decided, _table(tokens, torch.zeros_like(sure), sure & are_kept, probs)
+
+
+def _has_residual(draw: Draw) -> bool:
+    """Return whether a rejected token is replaced by one that is drawn from a residual."""
+    return not draw.is_greedy and draw.speculation.coupling == "maximal"
+
+
+def _first_rejected(accepted: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    """Return the first rejected row of each block, or its last row [blocks]."""
+    device, last = accepted.device, np.cumsum(lengths) - 1
+    last_of_blocks = torch.as_tensor(last, device=device)
+    last_of_rows = torch.as_tensor(np.repeat(last, lengths), device=device)
+    blocks = torch.as_tensor(np.repeat(np.arange(len(lengths)), lengths), device=device)
+    rows = torch.arange(len(accepted), device=device)
+    rejected = torch.where(accepted, last_of_rows, rows)
+    return last_of_blocks.scatter_reduce(0, blocks, rejected, "amin")
+
+
+def _table(
+    tokens: torch.Tensor, accepted: torch.Tensor, sure: torch.Tensor, probs: torch.Tensor
+) -> torch.Tensor:
+    return torch.cat([torch.stack([tokens, accepted, sure]).double(), probs])

@@ -1,0 +1,108 @@
+"""Philox 4x64-10 in integer operations, for random numbers of chosen tokens on any device.
+
+`rapid.speculation.noise` draws with numpy's generator, which gives the numbers of all token ids in
+turn. Philox is a function of key and counter, so the numbers of a few tokens, or of the tokens of
+many positions, are computed alone and where the logits are. They are the same bits: only integers
+are combined, in words of 64 bits whose products are put together from halves of 32 (Salmon et al.,
+SC 2011, figure 2, with the constants of their Random123 library, as in numpy).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rapid.speculation.draw import Draw
+from rapid.speculation.noise import Float64Array, Purpose, uniforms
+
+Keys = npt.NDArray[np.int64]
+Words = TypeVar("Words", torch.Tensor, npt.NDArray[np.int64])
+
+_MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
+_WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
+_ROUNDS = 10
+_LOW = 0xFFFFFFFF
+_MASK_53 = 2**53 - 1
+_MASK_64 = 2**64 - 1
+
+
+def keys_of(draws: Sequence[Draw], purpose: Purpose) -> Keys:
+    """Return the keys of some decisions: position, seed, and choice with purpose [draws, 3]."""
+    return np.array(
+        [
+            (draw.position, _signed(draw.sampling.seed), draw.choice << 8 | purpose)
+            for draw in draws
+        ],
+        dtype=np.int64,
+    )
+
+
+def uniforms_at(keys: Keys, ids: npt.NDArray[Any]) -> Float64Array:
+    """Return the numbers that `Draw.noise` gives to some tokens, on the host [draws, n].
+
+    Args:
+        keys: Result of `keys_of` [draws, 3].
+        ids: Token ids, not below zero [draws, n].
+    """
+    ids = ids.astype(np.int64)
+    words = np.stack(_philox(ids // 4 + 1, *_columns(keys)), axis=-1)
+    chosen = np.take_along_axis(words, (ids % 4)[..., None], axis=-1)[..., 0]
+    return ((chosen >> 11 & _MASK_53).astype(np.float64) + 0.5) * 2.0**-53
+
+
+def uniforms_on_device(keys: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the numbers that `Draw.noise` gives to the first tokens [draws, count].
+
+    On a CPU numpy's own generator is faster, and is used.
+    """
+    if keys.device.type != "cpu":
+        return computed_uniforms(keys, count)
+    rows = [
+        uniforms(seed, last >> 8, position, Purpose(last & 0xFF), count)
+        for position, seed, last in keys.tolist()
+    ]
+    return torch.from_numpy(rows[0][None] if len(rows) == 1 else np.stack(rows))
+
+
+def computed_uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
+    """Return what `uniforms_on_device` returns, by integer operations on any device."""
+    counters = torch.arange(1, (count + 3) // 4 + 1, device=keys.device).expand(len(keys), -1)
+    words = torch.stack(_philox(counters, *_columns(keys)), dim=-1)
+    raw = words.flatten(1)[:, :count]
+    return ((raw >> 11 & _MASK_53).double() + 0.5) * 2.0**-53
+
+
+def _columns(keys: Words) -> tuple[Words, Words, Words]:
+    return keys[:, 0, None], keys[:, 1, None], keys[:, 2, None]
+
+
+def _signed(word: int) -> int:
+    """Return the signed number with the same 64 bits."""
+    word &= _MASK_64
+    return word - 2**64 if word >= 2**63 else word
+
+
+def _philox(counter: Words, position: Words, seed: Words, choice: Words) -> list[Words]:
+    """Return the four words at each counter, whose other words are the position and zeros."""
+    zero = counter * 0
+    c0, c1, c2, c3 = counter, position + zero, zero, zero
+    for i in range(_ROUNDS):
+        key0, key1 = seed + _signed(i * _WEYL[0]), choice + _signed(i * _WEYL[1])
+        high0, low0 = _product(c0, _MULTIPLIERS[0])
+        high1, low1 = _product(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ key0, low1, high0 ^ c3 ^ key1, low0
+    return [c0, c1, c2, c3]
+
+
+def _product(word: Words, factor: int) -> tuple[Words, Words]:
+    """Return the upper and the lower 64 bits of an unsigned product."""
+    word_low, word_high = word & _LOW, word >> 32 & _LOW
+    low, high = factor & _LOW, factor >> 32
+    middle = word_high * low + (word_low * low >> 32 & _LOW)
+    other = word_low * high + (middle & _LOW)
+    upper = word_high * high + (middle >> 32 & _LOW) + (other >> 32 & _LOW)
+    return upper, word * _signed(factor)

@@ -1,0 +1,98 @@
+"""What the rows of a step are asked for, and the answers.
+
+A question holds the logits and everything else that its tokens are a function of, so it may be
+answered together with others, on any engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+
+from rapid.messages import DraftBlock, Float32Array, Int32Array, TokenLogprobs
+from rapid.speculation.acceptance import Judgement, judge
+from rapid.speculation.draw import Draw
+
+
+@dataclass(frozen=True, slots=True)
+class ToPropose:
+    """A token to draft.
+
+    Attributes:
+        logits: One row of the drafter [vocab].
+        draw: Sampling settings, and the position of the token.
+    """
+
+    logits: torch.Tensor
+    draw: Draw
+
+
+@dataclass(frozen=True, slots=True)
+class ToDecode:
+    """A token to draw from the model's own distribution.
+
+    Attributes:
+        logits: One row [vocab].
+        draw: Sampling settings, and the position of the token.
+        num_logprobs: Number of alternatives beside the token; None for no log-probabilities.
+    """
+
+    logits: torch.Tensor
+    draw: Draw
+    num_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToJudge:
+    """A block to judge; see `rapid.speculation.acceptance.judge` for the attributes."""
+
+    block: DraftBlock
+    logits: torch.Tensor
+    draw: Draw
+    eos_ids: Set[int]
+    num_logprobs: int | None = None
+    log_odds: float = 0.0
+    witness: torch.Tensor | None = None
+
+    def by_specification(self, num_settled: int = 0, log_odds: float | None = None) -> Judgement:
+        """Return what `judge` says of the block, or of its tokens after some that are settled."""
+        block, rest = self.block, slice(num_settled, None)
+        return judge(
+            replace(
+                block,
+                position=block.position + num_settled,
+                token_ids=block.token_ids[rest],
+                candidate_ids=block.candidate_ids[rest],
+                candidate_probs=block.candidate_probs[rest],
+            ),
+            self.logits[rest],
+            self.draw.after(num_settled),
+            self.eos_ids,
+            self.num_logprobs,
+            self.log_odds if log_odds is None else log_odds,
+            None if self.witness is None else self.witness[rest],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """A drafted token, with the proposal that it was drawn from."""
+
+    token: int
+    candidate_ids: Int32Array
+    candidate_probs: Float32Array
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A token of the model's own distribution, and its log-probabilities if they were requested."""
+
+    token: int
+    logprobs: TokenLogprobs | None = None
+
+
+Question: TypeAlias = ToPropose | ToDecode | ToJudge
+Answer: TypeAlias = Proposed | Decoded | Judgement

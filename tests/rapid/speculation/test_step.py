@@ -1,0 +1,288 @@
+"""A step's tokens: those of the specification, one by one and together, whatever is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rapid.config import Coupling, SamplingConfig, SpeculationConfig, Transfer
+from rapid.errors import EngineFailed
+from rapid.messages import DraftBlock
+from rapid.planning import shapes
+from rapid.speculation import step
+from rapid.speculation.acceptance import decode_token, propose
+from rapid.speculation.draw import Draw
+from rapid.speculation.judging import is_within_reach
+from rapid.speculation.questions import (
+    Answer,
+    Decoded,
+    Proposed,
+    Question,
+    ToDecode,
+    ToJudge,
+    ToPropose,
+)
+from rapid.speculation.sampling import proposal
+from rapid.speculation.step import answered, answered_together, judged
+
+WAYS = {"one by one": answered, "together": answered_together}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def vocabularies_count_as_long() -> Iterator[None]:
+    """A CPU leaves short ones to the specification, as it takes no longer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rapid.speculation.step._LONG", 0)
+        yield
+
+
+SAMPLINGS = st.builds(
+    SamplingConfig,
+    temperature=st.sampled_from([0, 1, 1, 0.7, 1.5, 0.05, 1e-4]),
+    top_k=st.sampled_from([None, None, None, 1, 2, 50]),
+    top_p=st.sampled_from([1, 1, 1, 0.9, 0.5, 0.1]),
+    seed=st.integers(-(2**63), 2**63 - 1),
+)
+SPECULATIONS = st.builds(
+    SpeculationConfig,
+    transfer=st.sampled_from(get_args(Transfer)),
+    eta=st.sampled_from([0, 0.5, 1, 10, 10, 50, 250, 1000]),
+    coupling=st.sampled_from(get_args(Coupling)),
+    plausibility=st.sampled_from([0.1, 0.1, 0, 0.5, 1]),
+    draft_top_k=st.sampled_from([1, 3, 64, 64, None]),
+    transfer_temperature=st.sampled_from([1, 0.7]),
+)
+
+
+def drafted(logits: torch.Tensor, draw: Draw) -> DraftBlock:
+    """Draw a block from a drafter's rows [k, vocab]."""
+    rows = [(*proposal(row, draw.after(i)), draw.after(i)) for i, row in enumerate(logits)]
+    shape = (len(rows), max(len(ids) for ids, _, _ in rows))
+    ids, probs = np.full(shape, -1, dtype=np.int32), np.zeros(shape, dtype=np.float32)
+    for row, (row_ids, row_probs, _) in enumerate(rows):
+        ids[row, : len(row_ids)], probs[row, : len(row_ids)] = row_ids, row_probs
+    tokens = np.array([propose(*row) for row in rows], dtype=np.int32)
+    return DraftBlock("lease", draw.choice, draw.position, tokens, ids, probs)
+
+
+def blocks(
+    numbers: np.random.Generator,
+    draws: Sequence[Draw],
+    vocab: int,
+    *,
+    is_witnessed: bool = False,
+    rounds_to: torch.dtype = torch.bfloat16,
+) -> list[ToJudge]:
+    """Blocks of random lengths whose drafter is more or less like the target; few real ties."""
+    questions = []
+    for draw in draws:
+        shape = (numbers.choice([1, 2, 4, 8]), vocab)
+        target = numbers.normal(size=shape) * numbers.choice([0.5, 3, 10])
+        draft, witness = (
+            target + numbers.normal(size=shape) * numbers.choice([0, 0.1, 1, 3]) for _ in range(2)
+        )
+        rows, drafts, told = (
+            torch.tensor(part, dtype=rounds_to).float() for part in (target, draft, witness)
+        )
+        block = drafted(drafts, draw)
+        eos_ids = {int(numbers.choice(block.token_ids))} if numbers.random() < 0.2 else set()
+        log_odds = float(numbers.choice([0, 1.3, -8, 40]))
+        seen = told if is_witnessed else None
+        questions.append(ToJudge(block, rows, draw, eos_ids, None, log_odds, seen))
+    return questions
+
+
+def specified(question: Question) -> Answer | type[Exception]:
+    """Answer as the row-by-row code does."""
+    try:
+        if isinstance(question, ToJudge):
+            return question.by_specification()
+        if isinstance(question, ToDecode):
+            return Decoded(*decode_token(question.logits, question.draw, question.num_logprobs))
+        ids, probs = proposal(question.logits, question.draw)
+        return Proposed(propose(ids, probs, question.draw), ids, probs)
+    except EngineFailed as error:
+        return type(error)
+
+
+def told(answer: Answer | Exception | type[Exception]) -> Any:
+    """Return an answer as what can be compared; arrays as all their bytes."""
+    if isinstance(answer, Proposed):
+        return answer.token, answer.candidate_ids.tobytes(), answer.candidate_probs.tobytes()
+    return type(answer) if isinstance(answer, Exception) else answer
+
+
+def assert_specified(questions: Sequence[Question]) -> None:
+    expected = [told(specified(question)) for question in questions]
+    for answer in WAYS.values():
+        assert [told(one) for one in answer(questions)] == expected
+
+
+@given(
+    st.lists(st.tuples(SAMPLINGS, SPECULATIONS), min_size=1, max_size=3),
+    st.sampled_from([3, 17, 300, 2048]),
+    st.sampled_from([torch.bfloat16, torch.float32]),
+    st.booleans(),
+    st.sampled_from([None, None, None, 2]),
+    st.integers(0, 2**32),
+)
+@settings(max_examples=150, deadline=None)
+def test_whatever_is_asked_the_answers_are_the_specifications(
+    asked, vocab, dtype, is_witnessed, num_logprobs, seed
+):
+    numbers = np.random.default_rng(seed)
+    draws = [
+        Draw(sampling, speculation, int(numbers.integers(5)), int(numbers.integers(10_000)))
+        for sampling, speculation in asked
+        for _ in range(2)  # two of each, which are answered together
+    ]
+    judging = blocks(numbers, draws, vocab, is_witnessed=is_witnessed, rounds_to=dtype)
+    judging = [replace(question, num_logprobs=num_logprobs) for question in judging]
+    rows = [(question.logits[0], question.draw) for question in judging]
+    plain = [ToDecode(*row, num_logprobs) for row in rows]
+    assert_specified([*judging, *plain, *(ToPropose(*row) for row in rows)])
+
+
+@pytest.mark.parametrize("coupling", get_args(Coupling))
+@pytest.mark.parametrize("transfer", get_args(Transfer))
+def test_nearly_all_rows_of_usual_settings_need_no_specification(transfer, coupling, monkeypatch):
+    numbers = np.random.default_rng(1)
+    speculation = SpeculationConfig(transfer=transfer, eta=5, coupling=coupling)
+    draws = [Draw(SamplingConfig(seed=seed), speculation, 0, 0) for seed in range(40)]
+    questions = blocks(numbers, draws, 500, rounds_to=torch.float32)
+    expected = [question.by_specification() for question in questions]
+    asked = []
+    plain = ToJudge.by_specification
+    monkeypatch.setattr(
+        ToJudge, "by_specification", lambda self, *rest: asked.append(1) or plain(self, *rest)
+    )
+    for answer in WAYS.values():
+        asked.clear()
+        assert answer(questions) == expected
+        assert len(asked) <= len(questions) // 4
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("sampling", [
+    SamplingConfig(temperature=0), SamplingConfig(top_k=2), SamplingConfig(top_p=0.5),
+    SamplingConfig(top_k=3, top_p=0.4),
+])  # fmt: skip
+def test_of_equal_tokens_the_specification_decides(way, sampling):
+    for seed in range(20):
+        draw = Draw(sampling.model_copy(update={"seed": seed}), SpeculationConfig(eta=0), 0, 0)
+        for logits in (torch.zeros(5_000), torch.arange(5_000).remainder(3).float()):
+            question = ToDecode(logits, draw)
+            assert WAYS[way]([question]) == [specified(question)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_float32_does_not_tell_apart_the_specification_does(way):
+    speculation = SpeculationConfig(transfer="boost", eta=1e-12)
+    draw = Draw(SamplingConfig(temperature=0), speculation, 0, 0)
+    block = drafted(torch.arange(50.0).flip(0)[None], draw)
+    question = ToJudge(block, torch.arange(50)[None] * 1e-9, draw, frozenset())
+    (judgement,) = WAYS[way]([question])
+    assert judgement.token_ids == question.by_specification().token_ids == (49,)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_logits_that_are_not_numbers_end_their_own_answer_only(way):
+    draw = Draw(SamplingConfig(), SpeculationConfig(), 0, 0)
+    (good,) = blocks(np.random.default_rng(0), [draw], 50)
+    bad = replace(good, logits=torch.full_like(good.logits, torch.nan))
+    broken: list[Question] = [
+        bad, ToDecode(bad.logits[0], draw), ToPropose(bad.logits[0], draw)
+    ]  # fmt: skip
+    first, *others, last = WAYS[way]([good, *broken, good])
+    assert first == last == good.by_specification()
+    assert all(isinstance(other, EngineFailed) for other in others)
+    with pytest.raises(EngineFailed, match="not numbers"):
+        judged(bad)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_block_with_a_row_more_ends_with_a_token_of_the_target(way):
+    draw = Draw(SamplingConfig(), SpeculationConfig(eta=0), 0, 0)
+    logits = torch.randn(4, 20, generator=torch.Generator().manual_seed(0))
+    block = drafted(logits[:3], draw)
+    question = ToJudge(block, logits, draw, frozenset())
+    (judgement,) = WAYS[way]([question])
+    assert judgement == question.by_specification()
+    assert len(judgement.token_ids) == 4
+    nothing = DraftBlock("lease", 0, 0, *(part[:0] for part in (
+        block.token_ids, block.candidate_ids, block.candidate_probs
+    )))  # fmt: skip
+    empty = replace(question, block=nothing, logits=logits[:1])
+    assert WAYS[way]([empty]) == [empty.by_specification()]
+
+
+def strange(block: DraftBlock) -> dict[str, DraftBlock]:
+    twice = block.candidate_ids.copy()
+    twice[:, 1] = twice[:, 0]
+    last_first = np.full_like(block.candidate_ids, -1)
+    last_first[:, 1:] = block.candidate_ids[:, :-1]
+    return {"twice": replace(block, candidate_ids=twice),
+            "padding first": replace(block, candidate_ids=last_first)}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ["twice", "padding first"])
+def test_proposals_in_a_form_that_no_drafter_sends_are_left_to_the_specification(case):
+    draw = Draw(SamplingConfig(), SpeculationConfig(), 0, 0)
+    (question,) = blocks(np.random.default_rng(3), [draw], 50)
+    question = replace(question, block=strange(question.block)[case])
+    assert not is_within_reach(question)
+    assert_specified([question])
+
+
+def test_from_a_long_vocabulary_only_the_candidates_numbers_are_drawn():
+    draw = Draw(SamplingConfig(seed=5), SpeculationConfig(), 0, 0)
+    logits = torch.randn(4, 60_000, generator=torch.Generator().manual_seed(0))
+    assert_specified([ToPropose(row, draw.after(i)) for i, row in enumerate(logits)])
+
+
+def test_a_cpu_leaves_short_vocabularies_to_the_specification(monkeypatch):
+    monkeypatch.setattr("rapid.speculation.step._LONG", 51)
+    monkeypatch.setattr("rapid.speculation.step.judged_by_rows", None)
+    monkeypatch.setattr("rapid.speculation.step._drawn", None)
+    draw = Draw(SamplingConfig(), SpeculationConfig(), 0, 0)
+    (question,) = blocks(np.random.default_rng(0), [draw], 50)
+    decoding = ToDecode(question.logits[0], draw)
+    assert answered([question, decoding]) == [specified(question), specified(decoding)]
+
+
+def test_what_is_computed_at_once_is_part_of_the_memory_plan():
+    assert step._MOST_ROWS == shapes._JUDGED_ROWS
+    draw = Draw(SamplingConfig(), SpeculationConfig(eta=0), 0, 0)
+    questions = blocks(np.random.default_rng(0), [draw] * 40, 20)
+    batches = step._batches(questions)
+    rows = [sum(len(questions[index].block) for index in batch) for batch in batches]
+    assert len(rows) > 1
+    assert max(rows) <= step._MOST_ROWS
+    assert_specified(questions)
+
+
+def test_nothing_asked_is_nothing_answered():
+    assert list(answered([])) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("sampling", [
+    SamplingConfig(), SamplingConfig(temperature=0), SamplingConfig(top_k=50, top_p=0.9),
+])  # fmt: skip
+@pytest.mark.parametrize("coupling", get_args(Coupling))
+@pytest.mark.parametrize("transfer", get_args(Transfer))
+def test_a_cuda_device_says_what_the_host_says(transfer, coupling, sampling):
+    speculation = SpeculationConfig(transfer=transfer, coupling=coupling)
+    draws = [Draw(sampling, speculation, choice, 0) for choice in range(6)]
+    on_host = blocks(np.random.default_rng(0), draws, 32_000, rounds_to=torch.float32)
+    there = [replace(question, logits=question.logits.cuda()) for question in on_host]
+    token_ids: Callable[[Any], Any] = lambda said: [one.token_ids for one in said]  # noqa: E731
+    assert token_ids(answered(there)) == token_ids(answered(on_host))
