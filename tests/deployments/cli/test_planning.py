@@ -33,7 +33,7 @@ class TestPlan:
         (plain,) = [line for line in shown.splitlines() if line.startswith("Plain: ")]
         assert plain.startswith("Plain: 24.6 ms a step, 244 tokens/s, 4,100 GPU-s")
         (target,) = [line.split() for line in shown.splitlines() if line.startswith("target ")]
-        assert " ".join(target) == "target 1 16.00 15.0 96.0 2.9 113.9 118.2 yes 6"
+        assert " ".join(target) == "target 1 16.00 15.0 96.0 3.2 114.1 118.2 yes 6"
         assert sum("draft ahead" in line for line in shown.splitlines()) == 1
 
     def test_a_drafter_gets_the_fewest_gpus_that_hold_it_and_is_faster_on_more(self):
@@ -57,7 +57,7 @@ class TestPlan:
     def test_what_does_not_fit_is_told_what_would(self):
         result = rapid("plan", *self.EIGHT, "--drafter", "llama-3.2-1b", "--batch", "7")
         assert result.exit_code == 1
-        assert "7 sequences need 129.9 GiB of 118.2 usable; try --batch 6 or" in result.stderr
+        assert "7 sequences need 130.2 GiB of 118.2 usable; try --batch 6 or" in result.stderr
         assert "--target-gpus 2" in result.stderr
 
     def test_a_drafter_that_does_not_fit(self):
@@ -73,7 +73,7 @@ class TestPlan:
         own = (*self.EIGHT, "--drafter", "llama-3.1-8b", "--drafter-gpus", "0", "--batch", "6")
         shown = rapid("plan", *own).stdout
         (both,) = [line.split() for line in shown.splitlines() if line.startswith("both ")]
-        assert " ".join(both) == "both 1 16.67 15.0 100.0 2.9 117.9 118.2 yes 6"
+        assert " ".join(both) == "both 1 16.67 15.0 100.0 3.2 118.1 118.2 yes 6"
         assert "draft ahead" not in shown
         other = (*self.EIGHT, "--drafter", "qwen2.5-7b", "--drafter-gpus", "0", "--batch", "6")
         result = rapid("plan", *other)
