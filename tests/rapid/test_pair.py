@@ -197,7 +197,8 @@ def test_a_step_that_fails_costs_no_token(pair, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize(
-    ("drafts", "told"), [(False, "no drafter: "), (True, "no drafter any more: the drafter gave no")]
+    ("drafts", "told"),
+    [(False, "no drafter: "), (True, "no drafter any more: the drafter gave no")],
 )
 def test_why_a_drafter_was_lost_is_in_the_log_under_the_requests_id(
     pair, monkeypatch, caplog, drafts, told
