@@ -68,7 +68,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
     ) -> list[list[RunningReplica]]:
         """Return groups of replicas to try, in order of preference."""
         need = _need_of(pending_request)
-        candidate_replicas = self._moving(BLAME.spared(candidate_replicas))
+        candidate_replicas = BLAME.spared(self._moving(candidate_replicas))
         by_id = {each.replica_id.unique_id: each for each in candidate_replicas}
         order = ranked(
             need,
@@ -105,15 +105,16 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         sent = next((each for each in leases if each.lease_id == request.lease_id), None)
         if sent is None:
             return False
-        replicas = {each.replica_id.unique_id: each for each in self._replicas_list}
+        moving = self._moving(self._replicas_list)
         candidates = {each.replica: each for each in self._candidates(self._replicas_list)}
         here = candidates.pop(sent.replica, None)
         if here is not None:
             waits = sent.is_taken and here.report is not None and here.report.leases_waiting > 0
-            if not waits and replicas[sent.replica] in self._moving(self._replicas_list):
+            is_moving = any(each.replica_id.unique_id == sent.replica for each in moving)
+            if is_moving and not waits:
                 return False
         need, target = Need.of(request), self._target_ongoing_requests
-        spared = {each.replica_id.unique_id for each in BLAME.spared(self._replicas_list)}
+        spared = {each.replica_id.unique_id for each in BLAME.spared(moving)}
         others = (each for each in candidates.values() if each.replica in spared)
         return any(has_room(need, each, target) for each in others)
 

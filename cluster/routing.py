@@ -6,7 +6,7 @@ router itself has assigned since. Its rules, first to last:
 1. A replica that is full is no choice while another one has room. A replica is full when the pages
    or places that the lease needs are not free, or when a lease already waits there.
 2. The document's pages cost nothing where a lease has them in use, and nothing is read where they
-   are: a replica that holds the document, or most of it, takes the request if what is new fits. It
+   are: the replica that holds most of the document takes the request if what is new fits. It
    may be crowded, but where it would miss the goal for the first token, and another replica would
    be faster, that one is chosen.
 3. Otherwise the replicas are tried in the order of their hash with the document's name (rendezvous

@@ -96,11 +96,10 @@ def with_system_logging(content: dict[str, Any]) -> dict[str, Any]:
 
     Its applications keep the file's own settings, which Serve would otherwise give to both.
     """
-    given = content.get("logging_config")
-    if not given:
-        return content
+    given = content.get("logging_config") or {}
     system = system_logging(LoggingConfig(**given)).model_dump(mode="json", exclude_unset=True)
-    applications = [{"logging_config": given} | each for each in content["applications"]]
+    own = {"logging_config": given} if given else {}
+    applications = [own | each for each in content["applications"]]
     return content | {"logging_config": system, "applications": applications}
 
 

@@ -260,6 +260,9 @@ def open_pair(
         retrieval = _FOR_EMBEDDED if is_embedded else RetrievalConfig()
     with ExitStack() as opening:
         loop = opening.enter_context(_LoopThread())
+        for model in models:
+            if model.followers is not None:
+                opening.callback(model.followers.close)
         pools = [_pool(opening, model, vocab_size) for model in models]
         retriever: Retriever | None = None
         if not looks_up:

@@ -61,7 +61,10 @@ async def keep_in_step(shares: Shares, tell: Tell) -> None:
     while True:
         await asyncio.sleep(_LOOK_S)
         use, now = shares.use(), time.monotonic()
-        if not shares.are_shared or (use == told and now - told_at < _TELL_S):
+        if not shares.are_shared:  # any more: what others had is of no meaning
+            shares.learn({})
+            continue
+        if use == told and now - told_at < _TELL_S:
             continue
         try:
             async with asyncio.timeout(_STALE_S):

@@ -1,8 +1,8 @@
 """Signs of life of an application's processes, which do not need Serve's controller.
 
 Each replica and each engine is asked about once a second, and nobody waits for one that does not
-answer. A process that is stopped or whose event loop stands still gives no sign, whatever Serve
-says of it: Serve replaces a hung replica after three health checks.
+answer. A process that is stopped gives no sign, whatever Serve says of it: Serve replaces a hung
+replica after three health checks, also an orchestrator whose event loop stands still.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class Signs:
 
     def ask(self) -> None:
         """Ask every process that owes no answer, and take what comes within a second."""
+        if not self._known:  # at the start: the first answer is ready as early as can be
+            self.find()
         known = self._known
         asked = {each: future for each, future in self._asked.items() if each in known}
         for process, ask in known.items():

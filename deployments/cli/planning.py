@@ -126,6 +126,9 @@ def plan(
     if drafter_gpus is None:
         drafter_gpus = next(iter(group_sizes(drafts, batch)), GROUP_SIZES[-1])
     drafts = replace(drafts, num_gpus=drafter_gpus)
+    for role, replica in (("target", reads), ("drafter", drafts)):
+        if what := replica.shape.undivided(replica.num_at_once):
+            fail(f"the {role} has {what}, which {replica.num_gpus} GPUs do not divide")
     out.print(
         f"{target} reads {context:,} tokens, {drafter} drafts on {drafter_context:,}; "
         f"batch {batch}; {device.source}",

@@ -82,6 +82,9 @@ class Orchestrator:
                 _note(trace.get_current_span(), event)  # of this call, which Serve records
                 yield event
 
+    async def check_health(self) -> None:
+        """Answer Serve, which replaces a replica whose event loop stands still."""
+
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return how late the event loop is, for Serve's autoscaler."""
         return self._loop.autoscaling_stats()

@@ -94,15 +94,10 @@ def read_model_facts(config: EngineConfig) -> ModelFacts:
 
 
 def _check_divisible(shape: ModelShape, num_parts: int, model: str) -> None:
-    for name, count in (
-        ("attention heads", shape.heads),
-        ("key and value heads", shape.kv_heads),
-        ("columns of the MLP", shape.intermediate),
-    ):
-        if count % num_parts:
-            raise ConfigurationError(
-                f"{model} has {count} {name}, which tensor_parallel: {num_parts} does not divide"
-            )
+    if what := shape.undivided(num_parts):
+        raise ConfigurationError(
+            f"{model} has {what}, which tensor_parallel: {num_parts} does not divide"
+        )
 
 
 def _reach(

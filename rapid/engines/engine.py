@@ -344,7 +344,8 @@ class Engine:
         with self._state.guard:
             self._state.close()
         self._compute.join()
-        self._compute.runner.close()
+        if not self._compute.is_stuck:
+            self._compute.runner.close()
 
     def _close_lost(self, why: str) -> None:
         self._compute.close_lost(why)

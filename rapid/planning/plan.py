@@ -334,8 +334,13 @@ def cheapest(target: Replica, drafter: Replica, how: Speculating, schedule: Sche
 
 
 def group_sizes(replica: Replica, num_sequences: int) -> list[int]:
-    """Return the `GROUP_SIZES` that hold a model and `num_sequences` sequences."""
-    return [n for n in GROUP_SIZES if replace(replica, num_gpus=n).max_sequences >= num_sequences]
+    """Return the `GROUP_SIZES` that a model can be split over and that hold the sequences."""
+    groups = (replace(replica, num_gpus=size) for size in GROUP_SIZES)
+    return [
+        group.num_gpus
+        for group in groups
+        if not group.shape.undivided(group.num_at_once) and group.max_sequences >= num_sequences
+    ]
 
 
 def _best(value: Callable[[int], float], candidates: Iterable[int]) -> tuple[int, float]:

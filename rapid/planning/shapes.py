@@ -90,6 +90,15 @@ class ModelShape(Frozen):
             query_key_norms=family == "qwen3",
         )
 
+    def undivided(self, size: int) -> str | None:
+        """Return what cannot be divided into `size` parts, such as ``8 key and value heads``."""
+        counts = {
+            "attention heads": self.heads,
+            "key and value heads": self.kv_heads,
+            "columns of the MLP": self.intermediate,
+        }
+        return next((f"{n} {name}" for name, n in counts.items() if n % size), None)
+
     def part_of(self, size: int) -> Self:
         """Return the shape of one of `size` parts, as tensor parallelism splits a model."""
         return self.model_copy(

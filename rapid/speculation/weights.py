@@ -176,11 +176,15 @@ def read(rows: Rows, draw: Draw) -> Readings:
 
 
 def softmax(logits: torch.Tensor, draw: Draw) -> torch.Tensor:
-    """Return p in float32, or in float64 for filters, whose borders lie between close numbers."""
+    """Return p in float32, or in float64 for filters, whose borders lie between close numbers.
+
+    Its sum is taken in float64: adding many small numbers to a large one in float32 loses some.
+    """
     temperature = draw.temperature
     if _is_filtered(draw.sampling, logits.shape[-1]):
         return probabilities(logits, temperature)
-    return torch.softmax(logits if temperature == 1 else logits / temperature, dim=-1)
+    probs = torch.softmax(logits if temperature == 1 else logits / temperature, dim=-1)
+    return probs.mul_(probs.sum(dim=-1, keepdim=True, dtype=torch.float64).reciprocal().float())
 
 
 def _is_filtered(sampling: SamplingConfig, vocab: int) -> bool:

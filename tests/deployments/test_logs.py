@@ -129,7 +129,10 @@ def test_an_edit_leaves_serves_own_processes_quiet() -> None:
         "logging_config": given | {"log_level": "WARNING"},
         "applications": [{"name": "a", "logging_config": given}, own],
     }
-    assert logs.with_system_logging({"applications": [own]}) == {"applications": [own]}
+    assert logs.with_system_logging({"applications": [own]}) == {
+        "logging_config": {"log_level": "WARNING"},
+        "applications": [own],
+    }
 
 
 def serve_logs() -> Path:

@@ -45,6 +45,7 @@ class ComputeThread:
         host: Second tier of the pool, in host memory, if any.
         num_turns: Number of turns of the thread's loop that ran a step or had nothing to do.
         limit_s: Seconds that the turn in progress may take before the engine is closed.
+        is_stuck: Whether the thread was left behind in a step that does not end.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class ComputeThread:
         self._num_failed = 0  # steps since the last good one
         self.num_turns = 0
         self.limit_s = _UNKNOWN_LIMIT_S
-        self._is_stuck = False
+        self.is_stuck = False
         self._watchdog = Watchdog(self, self._close_stuck)
         self._thread = threading.Thread(target=self._loop, name="rapid-engine", daemon=True)
 
@@ -79,7 +80,7 @@ class ComputeThread:
 
         A thread that is stuck is left behind.
         """
-        while self._thread.is_alive() and not self._is_stuck:
+        while self._thread.is_alive() and not self.is_stuck:
             self._thread.join(timeout=1.0)
         self._watchdog.stop()
 
@@ -281,7 +282,7 @@ class ComputeThread:
 
     def _close_stuck(self) -> None:
         """Close the engine on the watchdog's thread, as this one does not go on."""
-        self._is_stuck = True
+        self.is_stuck = True
         self._close(None, "a step does not end")
 
     def close_lost(self, why: str) -> None:
@@ -289,7 +290,7 @@ class ComputeThread:
 
         The compute thread may wait for that process, so it counts as stuck.
         """
-        self._is_stuck = True
+        self.is_stuck = True
         self._close(None, why)
 
     def _close(self, cause: Exception | None, why: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import distributed as _distributed
 
-TIMEOUT_S = 120.0  # for a rank that does not come; a rank that dies breaks the connection at once
+TIMEOUT_S = 120.0  # for a rank that does not come; with gloo, one that dies is noticed at once
 _LOOPBACK = "lo"
 distributed: Any = _distributed  # whose backends torch does not export by name
 
@@ -43,6 +43,7 @@ class Group:
         self.rank, self.size = rank, size
         store = distributed.FileStore(str(meeting), size)
         self._backend = _connected(store, rank, size, device)
+        self.all(True, device)  # NCCL connects at the first collective
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Replace a tensor by its sum over all ranks, and return it."""

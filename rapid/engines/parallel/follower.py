@@ -71,7 +71,9 @@ def _orders(pipe: Connection) -> queue.SimpleQueue[Order]:
             while True:
                 orders.put(pipe.recv())
         except (EOFError, OSError):
-            os._exit(0)  # the first rank is gone; nothing of this process is kept
+            pass  # the first rank is gone
+        finally:
+            os._exit(0)  # nothing of this process is kept
 
     threading.Thread(target=read, name="rapid-orders", daemon=True).start()
     return orders

@@ -46,14 +46,17 @@ class _Followers:
         members: Each follower's process and the pipe that it reads.
         on_lost: Called with what happened when one is lost, by the number of the engine.
         is_ending: Whether they were told to end.
+        is_broken: Whether the ranks may no longer be in step, so that nothing more is computed.
     """
 
     members: list[tuple[subprocess.Popen[bytes], Connection]] = field(default_factory=list)
     on_lost: dict[int, OnLost] = field(default_factory=dict)
     is_ending: bool = False
+    is_broken: bool = False
 
     def lose(self, why: str) -> None:
         """Close the engines of the model."""
+        self.is_broken = True
         for on_lost in list(self.on_lost.values()):
             on_lost(why)
 
@@ -137,6 +140,8 @@ class Gang:
     def watch(self, engine: int, on_lost: OnLost) -> None:
         """Have a function called, on any thread, with what happened when the gang is broken."""
         self._followers.on_lost[engine] = on_lost
+        if self._followers.is_broken:
+            on_lost("a process that holds a part of its model has ended")
 
     def forget(self, engine: int) -> None:
         """Call the engine's function no more."""
@@ -147,18 +152,25 @@ class Gang:
         """Give every follower an order, while this rank does the same.
 
         All ranks do one thing at a time and in one order, also where several engines share the
-        model. If this rank fails, the others may wait for it, so the gang is broken.
+        model. If this rank fails, the others may wait for it, so the gang is broken: no order is
+        taken any more, and the engines are told once the turn is over, which some may wait for.
 
         Raises:
-            EngineFailed: A follower is gone.
+            EngineFailed: A follower is gone, or the gang is broken.
         """
-        with self._turn:
-            self._tell(order)
-            try:
-                yield
-            except BaseException:
-                self._followers.lose("a part of its model failed at a step")
-                raise
+        try:
+            with self._turn:
+                if self._followers.is_broken:
+                    raise EngineFailed("A process that holds a part of the model is gone.")
+                try:
+                    self._tell(order)
+                    yield
+                except BaseException:
+                    self._followers.is_broken = True
+                    raise
+        except BaseException:
+            self._followers.lose("a part of its model failed at a step")
+            raise
 
     def close(self) -> None:
         """End the followers."""
@@ -181,6 +193,7 @@ def _started() -> tuple[subprocess.Popen[bytes], Connection]:
         [sys.executable, "-m", "rapid.engines.parallel.follower", str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the first rank, whose end they follow
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
     )
     theirs.close()

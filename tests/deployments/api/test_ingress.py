@@ -311,14 +311,14 @@ class TestLeaving:
         async with served(ingress(orchestrator)) as url, httpx.AsyncClient(base_url=url) as http:
             with pytest.raises(httpx.ReadTimeout):
                 await http.post(CHAT, json=ASK | {"stream": is_stream}, timeout=0.3)
-            await asyncio.wait_for(orchestrator.given_up.wait(), 1)
+            await asyncio.wait_for(orchestrator.given_up.wait(), 10)
 
     async def test_also_before_the_start(self, is_stream):
         orchestrator = ScriptedOrchestrator(asyncio.Event())
         async with served(ingress(orchestrator)) as url, httpx.AsyncClient(base_url=url) as http:
             with pytest.raises(httpx.ReadTimeout):
                 await http.post(CHAT, json=ASK | {"stream": is_stream}, timeout=0.3)
-            await asyncio.wait_for(orchestrator.given_up.wait(), 1)
+            await asyncio.wait_for(orchestrator.given_up.wait(), 10)
 
     async def test_a_cancelled_server_gives_up_the_request(self, is_stream):
         orchestrator = ScriptedOrchestrator(STARTED, TextDelta(0, "Hel"), asyncio.Event())

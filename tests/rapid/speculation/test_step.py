@@ -17,7 +17,7 @@ from rapid.errors import EngineFailed
 from rapid.messages import DraftBlock
 from rapid.planning import shapes
 from rapid.speculation import step
-from rapid.speculation.acceptance import decode_token, propose
+from rapid.speculation.acceptance import Judgement, decode_token, propose
 from rapid.speculation.draw import Draw
 from rapid.speculation.judging import is_within_reach
 from rapid.speculation.questions import (
@@ -31,6 +31,7 @@ from rapid.speculation.questions import (
 )
 from rapid.speculation.sampling import proposal
 from rapid.speculation.step import answered, answered_together, judged
+from rapid.speculation.weights import softmax
 
 WAYS = {"one by one": answered, "together": answered_together}
 
@@ -113,7 +114,9 @@ def specified(question: Question) -> Answer | type[Exception]:
 
 
 def told(answer: Answer | Exception | type[Exception]) -> Any:
-    """Return an answer as what can be compared; arrays as all their bytes."""
+    """Return an answer as what can be compared; arrays as all their bytes, odds to 1e-9."""
+    if isinstance(answer, Judgement):
+        return replace(answer, log_odds=pytest.approx(answer.log_odds, rel=1e-9, abs=1e-9))
     if isinstance(answer, Proposed):
         return answer.token, answer.candidate_ids.tobytes(), answer.candidate_probs.tobytes()
     return type(answer) if isinstance(answer, Exception) else answer
@@ -148,6 +151,15 @@ def test_whatever_is_asked_the_answers_are_the_specifications(
     rows = [(question.logits[0], question.draw) for question in judging]
     plain = [ToDecode(*row, num_logprobs) for row in rows]
     assert_specified([*judging, *plain, *(ToPropose(*row) for row in rows)])
+
+
+@pytest.mark.parametrize("above", [1.0, 10.0, 17.0])
+def test_a_long_flat_tail_is_not_lost_beside_one_likely_token(above):
+    logits = torch.zeros(2, 2**17)
+    logits[:, 77] = above
+    exact = torch.softmax(logits.double(), dim=-1)
+    found = softmax(logits, Draw(SamplingConfig(), SpeculationConfig(), 0, 0)).double()
+    assert ((found - exact).abs() <= 1e-6 * exact).all()
 
 
 @pytest.mark.parametrize("coupling", get_args(Coupling))

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,12 @@ def in_two() -> Iterator[LoadedModel]:
 
 def followers_of(pid: int) -> list[psutil.Process]:
     """The processes that hold parts of models for a process."""
-    return [
-        child
-        for child in psutil.Process(pid).children(recursive=True)
-        if "rapid.engines.parallel.follower" in " ".join(child.cmdline())
-    ]
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.Error):  # of another test, and about to end
+            if "rapid.engines.parallel.follower" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 async def answers(model: LoadedModel, **settings: Any) -> list[tuple[int, ...]]:
