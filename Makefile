@@ -26,7 +26,7 @@ check: install       # style, types, import contracts
 test: install        # includes a real application on a local Ray
 	$(BIN)/python -m pytest -m 'not gpu and not slow'
 
-test-slow: install   # broken engines, live changes, several nodes: minutes each, also in CI
+test-slow: install   # broken engines, live changes, several nodes, every way of asking: also in CI
 	$(BIN)/python -m pytest -m 'slow and not gpu'
 
 test-gpu: install

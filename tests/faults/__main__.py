@@ -1,7 +1,8 @@
 """Break the parts of a running server one at a time, under load, and print what clients saw.
 
     make test-faults         every fault of one node, about half an hour on two quiet cores
-    make test-faults-quick   the few faults of the short form, within five minutes
+    make test-faults-quick   the few faults of the short form, within five minutes; a row that fails
+                             is tried once more
     make test-faults-nodes   the faults of several nodes, on test hosts of its own (Linux, as root)
     python -m tests.faults --only "kill Target engine" "stop proxy"
     python -m tests.faults --soak 30
@@ -66,7 +67,8 @@ def main() -> int:
     report = Report(names)
     serving = served_on_hosts if asked.nodes else partial(served, free_port())
     try:
-        run_all(serving, report, known, 0.5 if asked.quick else 1.0, asked.seed)
+        scale, num_tries = (0.5, 2) if asked.quick else (1.0, 1)
+        run_all(serving, report, known, scale, asked.seed, num_tries)
     finally:  # also after Ctrl-C
         print(f"\n{formatted(report.rows)}\n", flush=True)
         if asked.out:

@@ -70,3 +70,22 @@ def test_a_fault_that_spends_the_server_or_lacks_its_program(
     assert script.tried == [("a", 1), ("c", 2)]
     assert report.rows[0][-1] == "not tried: there is no nonesuch here"
     assert report.is_good
+
+
+def test_a_row_that_fails_is_tried_again_where_that_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs = {"a": [seen("a", is_whole=False), seen("a")], "b": [seen("b", is_whole=False)] * 2}
+    script = Script(monkeypatch)
+
+    async def run_fault(service: Any, clients: Any, name: str, *rest: Any) -> Run:
+        script.tried.append((name, service.number))
+        return runs[name].pop(0)
+
+    monkeypatch.setattr(running, "run_fault", run_fault)
+    report = Report(["a", "b"])
+    run_all(script.serving, report, {"a": Fault(), "b": Fault()}, 1.0, 1, num_tries=2)
+    assert script.tried == [("a", 1), ("a", 2), ("b", 2), ("b", 3)]
+    assert [row[-1] for row in report.rows] == ["FAILS", "ok", "FAILS", "FAILS"]
+    assert not report.wrong["a"]
+    assert not report.is_good
