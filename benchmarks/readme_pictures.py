@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.ticker import NullLocator
 
-from evaluation.reports.plots import SMALL, WHISKERS, label_ends
+from evaluation.reports.curves import SMALL, WHISKERS, label_ends
 from evaluation.reports.run_results import RunResults
 
 ROOT = Path(__file__).parent.parent

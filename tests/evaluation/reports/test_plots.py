@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from evaluation.reports import plots
+from evaluation.reports import curves, plots
 from evaluation.reports.report import write
 from evaluation.reports.run_results import RunResults
 from evaluation.results import Result
@@ -122,7 +122,7 @@ def test_names_of_curves_that_end_alike_do_not_overlap(tmp_path):
     lines = [result(number, system, 0.0) for number in range(2) for system in systems]
     heights = drawn(tmp_path, "accuracy", task(*systems), lines).heights
     ordered = sorted(heights[system] for system in systems)
-    assert min(b - a for a, b in itertools.pairwise(ordered)) > plots.SMALL
+    assert min(b - a for a, b in itertools.pairwise(ordered)) > curves.SMALL
 
 
 def test_speed_says_what_it_is_relative_to(small):
