@@ -44,7 +44,7 @@ from cluster.routing import Need  # noqa: E402
 
 TARGET = Model("llama-3.1-8b", 1, 60.0, target_ongoing=3, up_s=10.0, down_s=300.0)
 DRAFTER = Model("llama-3.1-70b", 4, 180.0, target_ongoing=12, up_s=30.0, down_s=900.0)
-"""As `cluster/configs/llama-3.1-8b-with-70b-drafter.yaml` has them."""
+"""The pools' settings in `cluster/configs/llama-3.1-8b-with-70b-drafter.yaml`."""
 STARTS = {"all from the start": 1.0, "half, then scaled": 0.5, "a tenth, then scaled": 0.1}
 SPEEDUP = 1.8  # of a drafted answer over a plain one, assumed
 SHORT = 4500  # tokens of a drafter's prompt

@@ -1,4 +1,4 @@
-"""What a simulated fleet is made of: models by the roofline, and traces of requests."""
+"""Models of a simulated fleet, timed by the roofline, and the traces of its requests."""
 
 from __future__ import annotations
 

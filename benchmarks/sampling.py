@@ -16,21 +16,25 @@ It takes ten minutes on a busy machine, with `--quick` one.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from reporting import keep, ratios, settings, shown, spread, table
 
 from rapid.config import SamplingConfig, SpeculationConfig
-from rapid.messages import DraftBlock
 from rapid.speculation.acceptance import decode_token, propose
 from rapid.speculation.draw import Draw
 from rapid.speculation.questions import Question, ToDecode, ToJudge, ToPropose
 from rapid.speculation.sampling import proposal
 from rapid.speculation.step import answered, answered_together
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.rapid.speculation.drafted import drafted
 
 LENGTH = 8
 WAYS = ("specification", "by rows", "together")
@@ -46,17 +50,6 @@ SAMPLINGS = {
     "top_p 0.9": SamplingConfig(seed=1, top_p=0.9),
     "top_k 50": SamplingConfig(seed=1, top_k=50),
 }
-
-
-def block_of(logits: torch.Tensor, draw: Draw) -> DraftBlock:
-    """Draft a block from a drafter's rows [k, vocab]."""
-    rows = [(*proposal(row, draw.after(i)), draw.after(i)) for i, row in enumerate(logits)]
-    shape = (len(rows), max(len(ids) for ids, _, _ in rows))
-    ids, probs = np.full(shape, -1, dtype=np.int32), np.zeros(shape, dtype=np.float32)
-    for row, (row_ids, row_probs, _) in enumerate(rows):
-        ids[row, : len(row_ids)], probs[row, : len(row_ids)] = row_ids, row_probs
-    tokens = np.array([propose(*row) for row in rows], dtype=np.int32)
-    return DraftBlock("", draw.choice, 0, tokens, ids, probs)
 
 
 def specified(question: Question) -> Any:
@@ -81,7 +74,7 @@ def asked(vocab: int, num_answers: int, draw: Draw, noise: float) -> dict[str, l
         target = torch.randn(LENGTH, vocab, generator=generator) * 5
         drafter = target + torch.randn(LENGTH, vocab, generator=generator) * noise
         rows = target.bfloat16().float()
-        block = block_of(drafter.bfloat16().float(), of_choice)
+        block = drafted(drafter.bfloat16().float(), of_choice)
         steps["judge"].append(ToJudge(block, rows, of_choice, frozenset()))
         steps["draft"].append(ToPropose(rows[0], of_choice))
         steps["decode"].append(ToDecode(rows[0], of_choice))

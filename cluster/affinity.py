@@ -33,7 +33,7 @@ _TRANSIT_S = 0.5  # from an assignment to the engine's count of it
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """Where a lease was sent, and whether the replica has taken it."""
+    """A lease that was asked for: the replica it was sent to, which may have taken it."""
 
     replica: str
     lease_id: str

@@ -27,7 +27,7 @@ Tell = Callable[[Use], Awaitable[Use]]
 
 
 class Board:
-    """What the tenants have and want at each replica that has told so in the last seconds."""
+    """The requests of every tenant by replica of the ingress, as told in the last seconds."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock

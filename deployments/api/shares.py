@@ -27,7 +27,7 @@ Use = dict[str, tuple[int, int]]
 
 @dataclass
 class _Tenant:
-    """What one tenant has and wants at this replica, with its credit in seconds times places."""
+    """A tenant's requests and recent peaks at this replica, and its credit, in place-seconds."""
 
     num_held: int = 0
     period: int = 0
@@ -59,7 +59,7 @@ class Shares:
 
     @property
     def are_shared(self) -> bool:
-        """Whether several tenants may ask."""
+        """Whether places are shared, because the server has keys of several tenants."""
         return self._shared is not None
 
     def num_held(self, tenant: str) -> int:

@@ -44,14 +44,14 @@ class Process:
 
 
 Standing = Literal["alive", "silent", "gone"]
-"""Whether a process gave a sign within ten seconds, or is known and does not, or is not known."""
+"""State of a process: it gave a sign within ten seconds, it is silent, or it is not there."""
 
 Ask = Callable[[], "Future[Any]"]
 """Function that asks a process for a sign: an engine for its status, a replica for anything."""
 
 
 class Signs:
-    """What each process last said, and when."""
+    """The last sign of life of each process of an application, with its time."""
 
     def __init__(
         self, find: Callable[[], Mapping[Process, Ask]], clock: Clock = time.monotonic

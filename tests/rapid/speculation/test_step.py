@@ -32,6 +32,7 @@ from rapid.speculation.questions import (
 from rapid.speculation.sampling import proposal
 from rapid.speculation.step import answered, answered_together, judged
 from rapid.speculation.weights import softmax
+from tests.rapid.speculation.drafted import drafted
 
 WAYS = {"one by one": answered, "together": answered_together}
 
@@ -60,17 +61,6 @@ SPECULATIONS = st.builds(
     draft_top_k=st.sampled_from([1, 3, 64, 64, None]),
     transfer_temperature=st.sampled_from([1, 0.7]),
 )
-
-
-def drafted(logits: torch.Tensor, draw: Draw) -> DraftBlock:
-    """Draw a block from a drafter's rows [k, vocab]."""
-    rows = [(*proposal(row, draw.after(i)), draw.after(i)) for i, row in enumerate(logits)]
-    shape = (len(rows), max(len(ids) for ids, _, _ in rows))
-    ids, probs = np.full(shape, -1, dtype=np.int32), np.zeros(shape, dtype=np.float32)
-    for row, (row_ids, row_probs, _) in enumerate(rows):
-        ids[row, : len(row_ids)], probs[row, : len(row_ids)] = row_ids, row_probs
-    tokens = np.array([propose(*row) for row in rows], dtype=np.int32)
-    return DraftBlock("lease", draw.choice, draw.position, tokens, ids, probs)
 
 
 def blocks(
