@@ -24,22 +24,17 @@ import argparse
 import asyncio
 import json
 import random
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
-import yaml
+from embedded_application import embedded_application
 from reporting import keep, settings, table
-from startup import ROOT, free_port, wait_until_ready
 
 from rapid.embedded.generator import generate_document
 
@@ -186,25 +181,6 @@ def summary(
     return found
 
 
-@contextmanager
-def embedded_application() -> Iterator[str]:
-    """Run the application of `make run` on a free port, and yield its address."""
-    settings = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
-    port = settings["http_options"]["port"] = free_port()
-    with tempfile.TemporaryDirectory(prefix="rapid-", dir="/tmp") as folder:
-        config = Path(folder) / "serve_config.yaml"
-        config.write_text(yaml.safe_dump(settings))
-        command = [str(Path(sys.executable).parent / "rapid"), "serve", str(config)]
-        with (Path(folder) / "output").open("wb") as output:
-            process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output)
-            try:
-                wait_until_ready(process, port, time.monotonic())
-                yield f"http://127.0.0.1:{port}"
-            finally:
-                process.send_signal(signal.SIGINT)
-                process.wait(90)
-
-
 def measure(url: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     model = httpx.get(f"{url}/v1/models", timeout=10).json()["data"][0]["id"]
     if options.document:
@@ -284,8 +260,8 @@ def main() -> None:
     if options.url:
         cases = measure(options.url.rstrip("/"), options)
     else:
-        with embedded_application() as url:
-            cases = measure(url, options)
+        with embedded_application() as application:
+            cases = measure(application.url, options)
     text = told(cases, options.modes) + (
         f"\nBounds of goodput: first token within {options.ttft_ms:g} ms, then at most "
         f"{options.tpot_ms:g} ms a token. {options.repeats * options.requests} requests a cell.\n"

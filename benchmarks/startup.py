@@ -12,65 +12,29 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import signal
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
-import yaml
+from embedded_application import ROOT, embedded_application
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from evaluation.circumstances import circumstances  # noqa: E402
-from tests.ray_cluster import free_port  # noqa: E402
-
-TIMEOUT_S = 180.0
+from evaluation.circumstances import circumstances
 
 
 def run_once() -> tuple[float, dict[str, int]]:
     """Return the seconds until ready, and MiB of PSS by kind of process."""
-    settings = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
-    port = settings["http_options"]["port"] = free_port()
-    with tempfile.TemporaryDirectory(prefix="rapid-", dir="/tmp") as folder:
-        config = Path(folder) / "serve_config.yaml"
-        config.write_text(yaml.safe_dump(settings))
-        command = [str(Path(sys.executable).parent / "rapid"), "serve", str(config)]
-        began = time.monotonic()
-        with (Path(folder) / "output").open("wb") as output:
-            process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output)
-            try:
-                ready_s = wait_until_ready(process, port, began)
-                ask(port)
-                return ready_s, memory_mib(process.pid)
-            finally:
-                process.send_signal(signal.SIGINT)
-                process.wait(90)
+    with embedded_application() as application:
+        ask(application.url)
+        return application.ready_s, memory_mib(application.pid)
 
 
-def wait_until_ready(process: subprocess.Popen[bytes], port: int, began: float) -> float:
-    while time.monotonic() - began < TIMEOUT_S:
-        if process.poll() is not None:
-            raise SystemExit(f"the application ended with {process.returncode}")
-        try:
-            if httpx.get(f"http://127.0.0.1:{port}/ready", timeout=5).status_code == 200:
-                return time.monotonic() - began
-        except httpx.HTTPError:
-            time.sleep(0.25)
-    raise SystemExit(f"not ready within {TIMEOUT_S} s")
-
-
-def ask(port: int) -> None:
+def ask(url: str) -> None:
     """Request one fused answer, so that everything lazy is loaded."""
     reply = httpx.post(
-        f"http://127.0.0.1:{port}/v1/chat/completions",
+        f"{url}/v1/chat/completions",
         json={
             "model": "rapid-embedded",
             "messages": [{"role": "user", "content": "What is the harbor of Varo?"}],
