@@ -43,9 +43,10 @@ from rapid.engines.forward.loading import load_model  # noqa: E402
 from rapid.engines.ports import EngineDrafter, EngineVerifier  # noqa: E402
 from rapid.messages import DraftBlock, LeaseRequest, Verdict, as_prompt  # noqa: E402
 from rapid.ports import Clock  # noqa: E402
-from rapid.speculation.controller import Controller, RoundCosts  # noqa: E402
+from rapid.speculation.controller import Controller  # noqa: E402
 from rapid.speculation.lookup import PromptIndex, PromptLookupDrafter  # noqa: E402
 from rapid.speculation.loop import speculate  # noqa: E402
+from rapid.speculation.round_costs import RoundCosts  # noqa: E402
 
 MAX_DRAFT = 10
 RATES = (0.5, 0.9)

@@ -9,7 +9,7 @@ from rapid.answering.session import Role
 from rapid.config import AnsweringConfig, SpeculationConfig
 from rapid.estimators import Patience
 from rapid.ports import EnginePool
-from rapid.speculation.controller import RoundCosts
+from rapid.speculation.round_costs import RoundCosts
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from rapid.messages import Verdict
-from rapid.speculation.controller import Controller, RoundCosts
+from rapid.speculation.controller import Controller
+from rapid.speculation.round_costs import RoundCosts
 
 
 @dataclass
