@@ -197,6 +197,14 @@ async def test_two_who_notice_a_loss_index_it_once(cluster):
     assert cluster.num_embedded == 2 * once
 
 
+async def test_a_loss_that_is_noticed_late_does_not_take_the_mending_away(cluster):
+    await cluster.retriever().index("local", [Document("note", "The harbor of Orrin is Vael.")])
+    mending, late = (cluster.store()._manifests for _ in range(2))
+    assert (await mending.claim("local", "letter")).is_ours
+    await late.revoke("local", "letter")
+    assert not (await late.claim("local", "letter")).is_ours
+
+
 async def test_what_is_lost_cannot_be_indexed_again_from_its_id(cluster):
     retriever = cluster.retriever()
     ids = await retriever.index("local", [LETTER])

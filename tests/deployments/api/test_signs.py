@@ -80,7 +80,8 @@ def test_who_is_stopped_is_silent_after_ten_seconds() -> None:
 
 
 def test_the_dead_and_the_gone_are_forgotten() -> None:
-    known: dict[Process, Ask] = {ENGINE: Part(status()), REPLICA: Part(RuntimeError("it died"))}
+    engine = Part(status())
+    known: dict[Process, Ask] = {ENGINE: engine, REPLICA: Part(RuntimeError("it died"))}
     signs = Signs(lambda: dict(known), Clock())
     signs.find()
     signs.ask()
@@ -90,6 +91,10 @@ def test_the_dead_and_the_gone_are_forgotten() -> None:
     signs.ask()
     assert signs.standing("target", is_engine=True) == "gone"
     assert signs.engines() == []
+    engine.is_stopped, known[ENGINE] = True, engine  # what it said before is forgotten as well
+    signs.find()
+    signs.ask()
+    assert signs.standing("target", is_engine=True) == "silent"
 
 
 @pytest.mark.parametrize(
