@@ -81,10 +81,11 @@ class Admission:
             TooManyRequests: The tenant holds as many places as it may.
             Overloaded: All places are held.
         """
-        may_wait = len(self._lines.get(tenant, ())) < self._num_free
-        if tenant in self._lines or not self.shares.admits(tenant):
-            if not (may_wait and await self._comes_first(tenant)):
-                raise self._refusal(tenant)
+        line = self._lines.get(tenant, ())
+        has_room = not line and self.shares.admits(tenant)
+        may_wait = len(line) < self._num_free
+        if not (has_room or (may_wait and await self._comes_first(tenant))):
+            raise self._refusal(tenant)
         if self._num_free <= 0:
             raise Overloaded("The server is busy.", self.next_place_s())
         self._num_held += 1
