@@ -5,8 +5,9 @@ has a router, which gets the replicas' reports from Serve's controller about onc
 assigned itself since a report was made, it adds. Replicas that have just failed a request are left
 alone (`cluster.blame`), and so are those that report no more, while there are others.
 
-A lease that waits in an engine's queue, or was sent to a replica that stands still, can ask its
-router whether it would open elsewhere at once (`AffinityRouter.can_move`). Serve copies this class
+A request that waits in an engine's queue, or was sent to a replica that stands still or cannot be
+reached from here, can ask its router whether it would begin elsewhere at once
+(`AffinityRouter.can_move`). Serve copies this class
 with its module into each process, so the process finds its routers through `cluster.routers`, which
 is imported.
 """
@@ -22,21 +23,23 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 from cluster import routers
 from cluster.blame import BLAME
 from cluster.reports import REPORTS_STALE_S, EngineReport, document_name
-from cluster.routing import Candidate, Need, has_room, ranked
-from rapid.messages import LeaseRequest
+from cluster.routing import Candidate, Need, has_room, ranked, seems_free
+from rapid.messages import GenerateRequest, LeaseRequest
 
 _SINGLES = 3  # replicas that are tried one by one before all others together
 _NEW_S = 2.0  # until Serve has told a router of the replicas that run
 _MOST_SENT = 4096  # leases of which a router remembers where they are
 _TRANSIT_S = 0.5  # from an assignment to the engine's count of it
+_TAKEN_S = 3.0  # in which a replica says that it has taken what it was sent
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A lease that was asked for: the replica it was sent to, which may have taken it."""
+    """A request: the replica it was sent to, since when, and whether that has taken it."""
 
+    name: str | int
     replica: str
-    lease_id: str
+    since: float
     is_taken: bool
 
 
@@ -95,28 +98,53 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         self._assigned.pop(internal_request_id, None)
         self._sent.pop(internal_request_id, None)
 
-    def can_move(self, request: LeaseRequest) -> bool:
-        """Return whether a lease that was asked for would open at once, but not where it is.
+    def can_move(self, request: LeaseRequest | GenerateRequest) -> bool:
+        """Return whether a request would begin at once elsewhere, but not where it was sent.
 
-        There it waits in a queue, or the replica reports no more. A replica that has left the pool
-        only finishes what it has: what waits there moves, too. Any thread may call this.
+        There it waits in an engine's queue, or the replica reports no more, or has not said for
+        three seconds that it has taken the request. The network between it and this process may be
+        cut, while Serve's controller reaches both: such a replica is blamed. A replica that has
+        left the pool only finishes what it has: what waits there moves, too. Any thread may call
+        this.
         """
-        leases = [*self._sent.values()]
-        sent = next((each for each in leases if each.lease_id == request.lease_id), None)
+        sent = self._find(request)
         if sent is None:
             return False
         moving = self._moving(self._replicas_list)
         candidates = {each.replica: each for each in self._candidates(self._replicas_list)}
         here = candidates.pop(sent.replica, None)
+        is_silent = not sent.is_taken and self._clock() - sent.since > _TAKEN_S
         if here is not None:
             waits = sent.is_taken and here.report is not None and here.report.leases_waiting > 0
             is_moving = any(each.replica_id.unique_id == sent.replica for each in moving)
-            if is_moving and not waits:
+            if is_moving and not waits and not is_silent:
                 return False
-        need, target = Need.of(request), self._target_ongoing_requests
         spared = {each.replica_id.unique_id for each in BLAME.spared(moving)}
-        others = (each for each in candidates.values() if each.replica in spared)
-        return any(has_room(need, each, target) for each in others)
+        others = [each for each in candidates.values() if each.replica in spared]
+        target = self._target_ongoing_requests
+        if isinstance(request, LeaseRequest):
+            need = Need.of(request)
+            begins = any(has_room(need, each, target) for each in others)
+        else:
+            begins = is_silent and any(seems_free(each, target) for each in others)
+        if begins and is_silent:
+            BLAME.put(sent.replica)
+        return begins
+
+    def replica_of(self, request: GenerateRequest) -> str | None:
+        """Return the unique id of the replica that has taken a request; None if none has."""
+        sent = self._find(request)
+        return sent.replica if sent is not None and sent.is_taken else None
+
+    def forget(self, request: GenerateRequest) -> None:
+        """Forget a request that its caller has given up, which Serve may never complete."""
+        for request_id, sent in [*self._sent.items()]:
+            if sent.name == _name_of(request):
+                self._sent.pop(request_id, None)
+
+    def _find(self, request: LeaseRequest | GenerateRequest) -> _Sent | None:
+        name, sent = _name_of(request), [*self._sent.values()]
+        return next((each for each in sent if each.name == name), None)
 
     @property
     def is_empty(self) -> bool:
@@ -128,10 +156,14 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         self._assigned[request.metadata.internal_request_id] = (replica, need, time.time())
 
     def _note(self, request: PendingRequest, replica: str, *, is_taken: bool) -> None:
-        """Remember where a lease was sent; what is cancelled before that is never completed."""
-        if request.args and isinstance(lease := request.args[0], LeaseRequest):
-            sent = _Sent(replica, lease.lease_id, is_taken)
-            self._sent[request.metadata.internal_request_id] = sent
+        """Remember where a request was sent; what is cancelled before that is never completed."""
+        name = _name_of(request.args[0]) if request.args else None
+        if name is not None:
+            request_id = request.metadata.internal_request_id
+            before = self._sent.get(request_id)
+            is_there = before is not None and before.replica == replica
+            since = before.since if before and is_there else self._clock()
+            self._sent[request_id] = _Sent(name, replica, since, is_taken)
         while len(self._sent) > _MOST_SENT:
             self._sent.pop(next(iter(self._sent)))
 
@@ -175,6 +207,13 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
             )
             for each in replicas
         ]
+
+
+def _name_of(argument: object) -> str | int | None:
+    """Return what tells a request from all others that its process makes now, if it has that."""
+    if isinstance(argument, LeaseRequest):
+        return argument.lease_id
+    return id(argument) if isinstance(argument, GenerateRequest) else None
 
 
 def _need_of(request: PendingRequest | None) -> Need:

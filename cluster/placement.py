@@ -137,8 +137,8 @@ def deployment_options(
     Args:
         pool: Settings of the pool.
         max_leases: Leases of the engine that each replica starts; None for a pool without engines.
-        has_affinity: Whether requests go to the replica that owns their name
-            (`cluster.affinity`); those for a lease always do.
+        has_affinity: Whether `cluster.affinity` chooses the replica: the one that owns a request's
+            name, and none that has just failed. For a lease it always does.
         is_scaled_by_lag: Whether the replicas report how late their event loops are.
     """
     options: dict[str, Any] = {

@@ -6,19 +6,27 @@ from collections.abc import Hashable
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from rapid.messages import LeaseRequest
+from rapid.messages import GenerateRequest, LeaseRequest
 
 
 class PoolRouter(Protocol):
-    """What a caller may ask a router of an engine pool; see `cluster.affinity.AffinityRouter`."""
+    """What a caller may ask a router of a pool; see `cluster.affinity.AffinityRouter`."""
 
     @property
     def is_empty(self) -> bool:
         """Whether the pool has no running replica."""
         ...
 
-    def can_move(self, request: LeaseRequest) -> bool:
-        """Return whether a lease that waits in a queue would open on another replica at once."""
+    def can_move(self, request: LeaseRequest | GenerateRequest) -> bool:
+        """Return whether a request that waits would begin on another replica at once."""
+        ...
+
+    def replica_of(self, request: GenerateRequest) -> str | None:
+        """Return the replica that has taken a request."""
+        ...
+
+    def forget(self, request: GenerateRequest) -> None:
+        """Forget a request that its caller has given up."""
         ...
 
 

@@ -181,6 +181,11 @@ def has_room(need: Need, candidate: Candidate, target_ongoing: float) -> bool:
     return candidate.report is not None and _standing(need, candidate, target_ongoing).has_room
 
 
+def seems_free(candidate: Candidate, target_ongoing: float) -> bool:
+    """Return whether a replica that reports no room has fewer requests than it is meant to."""
+    return _standing(Need(), candidate, target_ongoing).has_room
+
+
 def _load(standing: _Standing) -> tuple[float, int]:
     return standing.first_token_s, standing.num_requests
 

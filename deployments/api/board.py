@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 import uuid
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -23,7 +22,7 @@ _STALE_S = 3.0
 _NAMESPACE = "rapid-ingress"
 
 Tell = Callable[[Use], Awaitable[Use]]
-"""Function that writes this replica's use to the board and returns the sums of all others."""
+"""Function that writes this replica's use to the board and returns that of all others together."""
 
 
 class Board:
@@ -34,16 +33,22 @@ class Board:
         self._told: dict[str, tuple[float, Use]] = {}
 
     def tell(self, replica: str, use: Use) -> Use:
-        """Take a replica's use, and return the sums over all others, by tenant."""
+        """Take a replica's use, and return that of all others together, by tenant.
+
+        Requests in progress add up. What a tenant wants does not: each replica says what it wants
+        at all of them.
+        """
         now = self._clock()
         self._told[replica] = (now, use)
         self._told = {name: each for name, each in self._told.items() if now - each[0] <= _STALE_S}
-        held, wanted = Counter[str](), Counter[str]()
+        others: Use = {}
         for name, (_, told) in self._told.items():
-            if name != replica:
-                held.update({tenant: each[0] for tenant, each in told.items()})
-                wanted.update({tenant: each[1] for tenant, each in told.items()})
-        return {tenant: (held[tenant], wanted[tenant]) for tenant in wanted}
+            if name == replica:
+                continue
+            for tenant, (held, wanted) in told.items():
+                so_far = others.get(tenant, (0, 0))
+                others[tenant] = so_far[0] + held, max(so_far[1], wanted)
+        return others
 
 
 async def keep_in_step(shares: Shares, tell: Tell) -> None:

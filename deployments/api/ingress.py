@@ -177,7 +177,7 @@ class Ingress:
         began = self._clock()
         async with AsyncExitStack() as stack:
             try:
-                stack.enter_context(self._admission.place(tenant))
+                await stack.enter_async_context(self._admission.place(tenant))
             except Overloaded:
                 await drop(request.stream(), self._config.max_body_bytes)
                 raise

@@ -106,6 +106,10 @@ class Readiness:
         self._seen_at = self._clock()
         self._num_spared = 0
 
+    def is_silent(self, replica: str) -> bool:
+        """Return whether an orchestrator's replica has fallen silent while another has not."""
+        return self._signs.is_silent("orchestrator", replica)
+
     def note_progress(self) -> None:
         """Note that an answer has just made progress."""
         self._answered_at = self._clock()

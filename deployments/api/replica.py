@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from ray import serve
@@ -12,6 +13,8 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
 from starlette.types import ASGIApp
 
+from cluster import routers
+from cluster.blame import BLAME
 from cluster.failures import FailureKind, failure_of
 from deployments.api.board import board_of, keep_in_step
 from deployments.api.canary import WithCanary
@@ -23,6 +26,7 @@ from deployments.logs import log_with_serve
 from rapid.errors import ConfigurationError, OrchestratorLost, Overloaded
 from rapid.messages import GenerateRequest, GenerationEvent
 
+_LOOK_S = 1.0
 _MAX_GRPC_CHARS = 2**20  # up to 4 bytes each would pass gRPC's limit of 4 MiB
 
 logger = logging.getLogger(__name__)
@@ -53,11 +57,18 @@ class RemoteOrchestrator:
             method_name="generate" if request.is_streamed else "answer",
             _by_reference=_num_chars(request) > _MAX_GRPC_CHARS,
         )
-        stream = generate.remote(request)
+        stream: Any = None
         try:
-            async for event in stream:
-                self._readiness.note_progress()
-                yield event
+            while True:
+                stream = generate.remote(request)
+                try:
+                    async with aclosing(self._watched(request, stream)) as events:
+                        async for event in events:
+                            self._readiness.note_progress()
+                            yield event
+                    return
+                except _BeginsElsewhere:
+                    self._give_up(request, stream)
         except Exception as error:
             failure = failure_of(error)
             if failure.kind is FailureKind.SATURATED:
@@ -68,7 +79,41 @@ class RemoteOrchestrator:
                 raise failure.cause from error
             raise
         finally:
-            stream.cancel()
+            if stream is not None:
+                self._give_up(request, stream)
+
+    def _give_up(self, request: GenerateRequest, stream: Any) -> None:
+        stream.cancel()
+        if (router := routers.find(self._handle.deployment_id)) is not None:
+            router.forget(request)
+
+    async def _watched(self, request: GenerateRequest, stream: Any) -> AsyncGenerator[Any]:
+        """Yield the items of a stream, whose orchestrator is looked at while none comes.
+
+        Raises:
+            _BeginsElsewhere: No orchestrator has taken the request in time, and another one may.
+            OrchestratorLost: The orchestrator that took it has fallen silent.
+        """
+        while True:
+            coming = asyncio.ensure_future(anext(stream))
+            try:
+                while not (await asyncio.wait({coming}, timeout=_LOOK_S))[0]:
+                    router = routers.find(self._handle.deployment_id)
+                    if router is None:
+                        continue
+                    if router.can_move(request):
+                        raise _BeginsElsewhere
+                    replica = router.replica_of(request)
+                    if replica is not None and self._readiness.is_silent(replica):
+                        BLAME.put(replica)
+                        raise OrchestratorLost("The orchestrator is silent: ask again.")
+                try:
+                    item = coming.result()
+                except StopAsyncIteration:
+                    return
+            finally:
+                coming.cancel()
+            yield item
 
     async def ready(self) -> dict[str, Any]:
         """Return the state of pools and engines, as this process last saw it."""
@@ -83,6 +128,10 @@ def _num_chars(request: GenerateRequest) -> int:
     for message in request.messages:
         texts += [message.role, message.content]
     return sum(map(len, texts))
+
+
+class _BeginsElsewhere(Exception):
+    """A request that no orchestrator has taken in time, while another one has room."""
 
 
 class IngressReplica:

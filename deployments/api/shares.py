@@ -22,12 +22,15 @@ _WANTED_FOR_S = 2.5  # twice as long at most: peaks are kept for this period and
 _CREDIT_S = 4.0  # that a whole unused share is saved for
 
 Use = dict[str, tuple[int, int]]
-"""Requests in progress, and the most that were wanted of late, by tenant."""
+"""Requests in progress at a replica, and the most that were wanted of late at all, by tenant."""
 
 
 @dataclass
 class _Tenant:
-    """A tenant's requests and recent peaks at this replica, and its credit, in place-seconds."""
+    """A tenant's requests at this replica, its recent peaks, and its credit, in place-seconds.
+
+    A peak is what the tenant had at all replicas, and one more, when it asked at this one.
+    """
 
     num_held: int = 0
     period: int = 0
@@ -70,8 +73,8 @@ class Shares:
     def admits(self, tenant: str) -> bool:
         """Return whether the tenant may have one more request in progress; note that it asks."""
         known = self._settled(tenant)
-        known.peak = max(known.peak, known.num_held + 1)
         num_held = self.num_held(tenant)
+        known.peak = max(known.peak, num_held + 1)
         if num_held >= self._most:
             return False
         return num_held < self.share(tenant) or known.credit > 0
@@ -88,14 +91,14 @@ class Shares:
         """Count one request of the tenant for the duration of the context."""
         known = self._settled(tenant)
         known.num_held += 1
-        known.peak = max(known.peak, known.num_held)
+        known.peak = max(known.peak, self.num_held(tenant))
         try:
             yield
         finally:
             self._settled(tenant).num_held -= 1
 
     def use(self) -> Use:
-        """Return what the tenants have and want at this replica, for the others."""
+        """Return what the tenants have at this replica and what they want, for the others."""
         found = {
             name: (known.num_held, self._wanted_here(known))
             for name, known in self._tenants.items()
@@ -103,7 +106,7 @@ class Shares:
         return {name: each for name, each in found.items() if any(each)}
 
     def learn(self, elsewhere: Mapping[str, tuple[int, int]]) -> None:
-        """Take the sums of what the tenants have and want at the other replicas."""
+        """Take what the tenants have at the other replicas, in sum, and the most they want."""
         self._elsewhere = elsewhere
 
     def _names(self) -> set[str]:
@@ -112,7 +115,7 @@ class Shares:
     def _wanted(self, tenant: str) -> int:
         known = self._tenants.get(tenant)
         here = self._wanted_here(known) if known else 0
-        return here + self._elsewhere.get(tenant, (0, 0))[1]
+        return max(here, self._elsewhere.get(tenant, (0, 0))[1], self.num_held(tenant))
 
     def _wanted_here(self, known: _Tenant) -> int:
         age = int(self._clock() / _WANTED_FOR_S) - known.period

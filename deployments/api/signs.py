@@ -100,6 +100,16 @@ class Signs:
         is_alive = any(each in said and now - said[each][0] <= _FRESH_S for each in found)
         return "alive" if is_alive else "silent"
 
+    def is_silent(self, pool: str, replica: str) -> bool:
+        """Return whether a replica has fallen silent while another one of its pool has not.
+
+        If none gives a sign, it may be this process that stands still.
+        """
+        now, said = self._clock(), self._said
+        ages = {each.name: now - said[each][0] for each in said if each.pool == pool}
+        is_late = ages.pop(replica, 0.0) > _FRESH_S
+        return is_late and any(age <= _FRESH_S for age in ages.values())
+
     def engines(self) -> list[dict[str, Any]]:
         """Return the status of every engine; one that is silent is ``unavailable``."""
         now, said = self._clock(), self._said

@@ -62,6 +62,7 @@ def deployment_plans(config: ServeConfig) -> Plans:
         config.drafter_pool.engine.model,
         config.drafter if isinstance(config.drafter, str) else "Drafter",
         api.model,
+        has_affinity=True,
         is_scaled_by_lag=True,
         user_config=config.model_dump(
             mode="json",

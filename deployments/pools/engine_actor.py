@@ -48,11 +48,15 @@ EngineFactory = Callable[[EngineConfig], "Engine"]
 
 
 def load_engine(config: EngineConfig) -> Engine:
-    """Load an engine; torch and transformers are imported here, in the engine's own process."""
+    """Load an engine and take its first steps.
+
+    torch and transformers are imported here, in the engine's own process.
+    """
     from rapid.engines.engine import Engine
     from rapid.engines.parallel.leading import load_replica
+    from rapid.engines.warming import warmed
 
-    return Engine(load_replica(config, with_pools=True), config)
+    return warmed(Engine(load_replica(config, with_pools=True), config), config)
 
 
 class EngineActor:

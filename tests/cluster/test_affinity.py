@@ -24,10 +24,18 @@ from cluster.reports import EngineReport, document_name
 from cluster.routing import weight
 from deployments.pools.replica import EngineReplica
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
-from rapid.messages import LeaseRequest, as_prompt
+from rapid.messages import GenerateRequest, LeaseRequest, as_prompt
 from tests.fakes import FakeEngine
 
 EMPTY = EngineReport(0.0, 256, 256, 16, 16)
+
+
+@pytest.fixture(autouse=True)
+def blame(monkeypatch: pytest.MonkeyPatch) -> Blame:
+    """Nobody is blamed for what another test saw."""
+    blame = Blame()
+    monkeypatch.setattr("cluster.affinity.BLAME", blame)
+    return blame
 
 
 @dataclass(frozen=True)
@@ -163,6 +171,50 @@ async def test_a_lease_that_was_sent_to_a_replica_that_stands_still_can_move() -
     assert one.can_move(waits)
     one.on_request_completed(stopped.replica_id, "1")
     assert not one.can_move(waits)
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "is_taken", "leases_free", "moves"),
+    [
+        (2.9, False, 16, False),
+        (3.1, False, 16, True),
+        (3.1, True, 16, False),
+        (3.1, False, 0, False),
+    ],
+)
+async def test_a_lease_that_nobody_takes_moves_where_there_is_room(
+    waited_s: float, is_taken: bool, leases_free: int, moves: bool, blame: Blame
+) -> None:
+    """Both replicas report to the controller; the network from here to one of them is cut."""
+    one, waits = router(), lease(100)
+    cut, other = replica("a", EMPTY), replica("b", replace(EMPTY, leases_free=leases_free))
+    one._replicas_list = [cut, other]
+    await one.choose_replicas([cut], pending("1", waits))
+    if is_taken:
+        one.on_request_routed(pending("1", waits), cut.replica_id, None)
+    pass_time(one, waited_s / 2)
+    if not is_taken:
+        await one.choose_replicas([cut], pending("1", waits))  # Serve tries again
+    pass_time(one, waited_s / 2)
+    assert one.can_move(waits) == moves
+    assert (blame.spared([cut, other]) == [other]) == moves
+
+
+async def test_a_request_that_no_orchestrator_takes_moves_and_is_forgotten() -> None:
+    one, request = router({"b": 1}), GenerateRequest("caller-7", "local", ())
+    namesake = GenerateRequest("caller-7", "local", ())
+    cut, other = replica("a"), replica("b")
+    one._replicas_list = [cut, other]
+    await one.choose_replicas([cut], pending("1", request))
+    assert one.replica_of(request) is None
+    one.on_request_routed(pending("2", namesake), other.replica_id, None)
+    assert one.replica_of(namesake) == "b"
+    pass_time(one, 4)
+    assert one.can_move(request)
+    assert not one.can_move(namesake)
+    one.forget(request)
+    assert not one.can_move(request)
+    assert one.replica_of(namesake) == "b"
 
 
 async def test_a_router_forgets_the_oldest_of_the_leases_that_were_never_sent(

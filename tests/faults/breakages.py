@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import httpx
-
-from tests.faults.clients import NUM_QUESTIONS, Arrival, Clients, hostile_bodies
 from tests.faults.engines import STICKY, WEDGED
+from tests.faults.hostile import Hostility, crowd, long_bodies
 from tests.faults.judgement import Allowed
-from tests.faults.service import HOSTILE_KEY, Service
+from tests.faults.service import Service
 
 BEHIND, FRONT = Allowed(), Allowed(breaks=True)
 KINDS = {
@@ -103,8 +99,19 @@ def _faults() -> Iterator[tuple[str, Fault]]:
             lasts_s=10.0,
         ),
     )
-    yield "hostile bodies", Fault(long_bodies, Allowed(slows=2.0))
-    yield "hostile crowd", Fault(crowd, Allowed(slows=2.0, ready_s=0.1))
+    for name, hostility, ready_s in (("bodies", long_bodies, None), ("crowd", crowd, 0.1)):
+        yield (
+            f"hostile {name}",
+            Fault(
+                Service.let_hostile_loose,
+                Allowed(slows=2.0, ready_s=ready_s),
+                prepare=partial(_prepare_hostile, hostility),
+            ),
+        )
+
+
+def _prepare_hostile(hostility: Hostility, service: Service) -> None:
+    service.prepare_hostile(hostility)
 
 
 def _signal(kind: str, number: signal.Signals, service: Service) -> None:
@@ -117,31 +124,3 @@ def _break_engine(pool: str, how: str, service: Service) -> None:
 
 def _scale(section: str, num_replicas: int, service: Service) -> None:
     service.scale(section, num_replicas)
-
-
-async def long_bodies(service: Service) -> None:
-    """Send eight bodies of forty thousand messages, and leave after four seconds."""
-    headers = {"authorization": f"Bearer {HOSTILE_KEY}", "content-type": "application/json"}
-    bodies = await asyncio.to_thread(lambda: list(hostile_bodies()))
-    async with httpx.AsyncClient(base_url=service.urls[0], timeout=4.0) as http:
-
-        async def send(content: bytes) -> None:
-            with contextlib.suppress(httpx.HTTPError):
-                await http.post("/v1/chat/completions", content=content, headers=headers)
-
-        await asyncio.gather(*map(send, bodies))
-
-
-async def crowd(service: Service) -> None:
-    """Ask with 150 clients of one tenant, each again as soon as it is answered."""
-    clients = Clients(service.urls, HOSTILE_KEY)
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(limits=limits) as http:
-
-        async def ask(index: int) -> None:
-            while True:
-                outcome = await clients.ask(http, Arrival(0.0, "overflow", index % NUM_QUESTIONS))
-                if outcome.end != "answered":
-                    await asyncio.sleep(1.0)  # as its Retry-After asks
-
-        await asyncio.gather(*map(ask, range(150)))

@@ -11,7 +11,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -258,17 +258,3 @@ def is_well_formed(said: bytes) -> bool:
     except (ValueError, KeyError, TypeError):
         return False
     return isinstance(error, dict) and {"message", "type", "param", "code"} <= set(error)
-
-
-def hostile_bodies() -> Iterator[bytes]:
-    """Eight bodies of 1.4 MB: 40,000 one-letter messages each, in mode `rag`."""
-    messages = [{"role": "system", "content": "x"}] * 40_000
-    for index in range(8):
-        question = {"role": "user", "content": f"Which? {index}"}
-        yield json.dumps(
-            {
-                "model": "rapid-embedded",
-                "messages": [*messages, question],
-                "rapid": {"mode": "rag"},
-            }
-        ).encode()

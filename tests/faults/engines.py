@@ -23,8 +23,9 @@ def load_breakable(config: EngineConfig, directory: str) -> Any:
     """
     from rapid.engines.engine import Engine
     from rapid.engines.forward.loading import load_model
+    from rapid.engines.warming import warmed
 
-    engine = Engine(load_model(config, with_pools=True), config)
+    engine = warmed(Engine(load_model(config, with_pools=True), config), config)
     order = Path(directory) / str(os.getpid())
     told = told_by(order)
     runner = engine._compute.runner

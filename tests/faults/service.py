@@ -25,10 +25,11 @@ from deployments.config.tenants import hash_key
 from rapid.checkpoints.files import checkpoint_source
 from retrieval.config import ServerStoreConfig
 from tests.faults.engines import left_alone_s, load_breakable
+from tests.faults.hostile import HOSTILE_KEY, Hostile, Hostility
 from tests.faults.qdrant import Qdrant, qdrant
 
 APP = "rapid"
-KEY, HOSTILE_KEY = "sk-clients", "sk-hostile"
+KEY = "sk-clients"
 POOLS = ("Target", "Drafter", "Retriever", "Orchestrator", "Ingress")
 WAIT_S = 120.0
 
@@ -53,6 +54,7 @@ class Service:
         self.breaks.mkdir(exist_ok=True)
         self._deployed = config
         self._struck: list[psutil.Process] = []
+        self._hostile: Hostile | None = None
 
     def deploy(self, config: ServeConfig, *, blocking: bool = True) -> None:
         """Deploy the application with engines that can be broken."""
@@ -138,6 +140,19 @@ class Service:
                 raise TimeoutError("the drafters do not come to rest")
             time.sleep(1.0)
         self.change("drafter", pool=pool)
+
+    def prepare_hostile(self, hostility: Hostility) -> None:
+        """Start the process of a hostile tenant, which waits."""
+        self._hostile = Hostile(hostility, self.urls[0])
+
+    async def let_hostile_loose(self) -> None:
+        """Let the hostile tenant do its worst until it is cancelled."""
+        assert self._hostile is not None
+        self._hostile.let_loose()
+        try:
+            await asyncio.Future()
+        finally:
+            self._hostile.end()
 
     def upgrade(self) -> None:
         """Roll the targets to new weights: the same ones at another path."""

@@ -15,7 +15,8 @@ from rapid.errors import EngineFailed, Overloaded
 from rapid.messages import TextDelta
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator
 from tests.deployments.serving import served
-from tests.faults.clients import NUM_QUESTIONS, Arrival, Clients, Outcome, body, hostile_bodies
+from tests.faults.clients import NUM_QUESTIONS, Arrival, Clients, Outcome, body
+from tests.faults.hostile import hostile_bodies
 
 TEXT = "Hello, wörld!"
 STREAMED, WHOLE = 0, 1

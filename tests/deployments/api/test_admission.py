@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
-from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -33,63 +32,126 @@ class Clock:
         return self.now
 
 
+def places(most: int, most_per_tenant: int, wait_s: float = 0.0) -> tuple[Admission, Clock]:
+    clock = Clock()
+    admission = Admission(clock=clock, wait_s=wait_s)
+    admission.limit(most, most_per_tenant)
+    return admission, clock
+
+
+async def refused(admission: Admission, tenant: str) -> Overloaded:
+    with pytest.raises(Overloaded) as refusal:
+        async with admission.place(tenant):
+            pass
+    return refusal.value
+
+
 class TestPlaces:
-    def test_a_tenant_is_refused_while_there_is_room_for_others(self) -> None:
-        clock = Clock()
-        admission = Admission(clock=clock)
-        admission.limit(4, 2)
-        with admission.place("crowd"):
+    async def test_a_tenant_is_refused_while_there_is_room_for_others(self) -> None:
+        admission, clock = places(4, 2)
+        async with admission.place("crowd"):
             clock.now = 30.0
-        with admission.place("crowd"), admission.place("crowd"), admission.place("guest"):
-            with pytest.raises(TooManyRequests) as refused, admission.place("crowd"):
-                pass
-            assert refused.value.retry_after_s == 15.0  # two places, each held for 30 s
-            with admission.place("guest"):
-                with pytest.raises(Overloaded, match="busy") as full, admission.place("third"):
-                    pass
-                assert type(full.value) is Overloaded
-                assert full.value.retry_after_s == 7.5
+        async with admission.place("crowd"), admission.place("crowd"), admission.place("guest"):
+            refusal = await refused(admission, "crowd")
+            assert type(refusal) is TooManyRequests
+            assert refusal.retry_after_s == 15.0  # two places, each held for 30 s
+            async with admission.place("guest"):
+                full = await refused(admission, "third")
+                assert (type(full), str(full)) == (Overloaded, "The server is busy.")
+                assert full.retry_after_s == 7.5
 
-    def test_a_crowd_is_told_one_place_after_the_other(self) -> None:
+    async def test_a_crowd_is_told_one_place_after_the_other(self) -> None:
         """Two places, each held for 10 s: one becomes free every 5 s."""
-        clock = Clock()
-        admission = Admission(clock=clock)
-        admission.limit(2, 2)
+        admission, clock = places(2, 2)
 
-        def told() -> float | None:
-            with pytest.raises(TooManyRequests) as refused, admission.place("crowd"):
-                pass
-            return refused.value.retry_after_s
+        async def told() -> float | None:
+            return (await refused(admission, "crowd")).retry_after_s
 
-        with admission.place("crowd"):
+        async with admission.place("crowd"):
             clock.now = 10.0
-        with admission.place("crowd"), admission.place("crowd"):
-            assert [told() for _ in range(3)] == [5.0, 10.0, 15.0]
+        async with admission.place("crowd"), admission.place("crowd"):
+            assert [await told() for _ in range(3)] == [5.0, 10.0, 15.0]
             clock.now = 16.0  # the first has come back, and is the third now
-            assert told() == 15.0
-            assert [told() for _ in range(20)][-1] == 60.0  # the longest wait that clients follow
+            assert await told() == 15.0
+            assert [await told() for _ in range(20)][-1] == 60.0  # the longest that clients follow
 
-    def test_limits_may_change_while_places_are_held(self) -> None:
-        admission = Admission()
-        admission.limit(4, 2)
-        with admission.place("crowd"), admission.place("crowd"):
+    async def test_who_comes_before_its_time_does_not_lengthen_the_line(self) -> None:
+        """Three callers come every second, whatever they are told."""
+        admission, clock = places(2, 2)
+        async with admission.place("crowd"):
+            clock.now = 10.0
+        async with admission.place("crowd"), admission.place("crowd"):
+            for _ in range(30):
+                said = [(await refused(admission, "crowd")).retry_after_s for _ in range(3)]
+                assert max(each or 0.0 for each in said) == 15.0
+                clock.now += 1.0
+
+    async def test_limits_may_change_while_places_are_held(self) -> None:
+        admission, _ = places(4, 2)
+        async with admission.place("crowd"), admission.place("crowd"):
             admission.limit(4, 1)
-            with pytest.raises(TooManyRequests), admission.place("crowd"):
-                pass
+            await refused(admission, "crowd")
             admission.limit(4, 3)
-            with admission.place("crowd"):
+            async with admission.place("crowd"):
                 pass
 
-    def test_a_place_is_given_back_however_the_request_ends(self) -> None:
-        admission = Admission()
-        admission.limit(1, 1)
-        with pytest.raises(ZeroDivisionError), admission.place("crowd"):
-            raise ZeroDivisionError
-        with ExitStack() as stack:
-            stack.enter_context(admission.place("crowd"))
-        with admission.place("guest"):
+    async def test_a_place_is_given_back_however_the_request_ends(self) -> None:
+        admission, _ = places(1, 1)
+        with pytest.raises(ZeroDivisionError):
+            async with admission.place("crowd"):
+                raise ZeroDivisionError
+        async with admission.place("guest"):
             pass
         assert admission.next_place_s() is None
+
+
+class TestLines:
+    async def test_who_waits_gets_the_next_place_in_its_turn(self) -> None:
+        admission, _ = places(8, 1, wait_s=60.0)
+        order: list[int] = []
+
+        async def ask(index: int) -> None:
+            async with admission.place("crowd"):
+                order.append(index)
+
+        async with admission.place("crowd"):
+            asking = [asyncio.create_task(ask(index)) for index in range(3)]
+            await asyncio.sleep(0)
+            asking[1].cancel()
+            async with admission.place("guest"):  # which waits for nobody
+                assert order == []
+        await asyncio.gather(*asking, return_exceptions=True)
+        assert order == [0, 2]
+
+    async def test_a_line_is_no_longer_than_there_is_room_for_others(self) -> None:
+        admission, _ = places(8, 1, wait_s=60.0)
+
+        async def ask() -> None:
+            async with admission.place("crowd"):
+                pass
+
+        async with admission.place("crowd"):
+            asking = [asyncio.create_task(ask()) for _ in range(4)]
+            await asyncio.sleep(0)
+            assert isinstance(await refused(admission, "crowd"), TooManyRequests)
+            async with admission.place("guest"):
+                pass
+        await asyncio.gather(*asking)
+
+    async def test_a_share_that_grows_by_itself_is_noticed(self) -> None:
+        """The other ingress tells that its request has ended; nothing ends here."""
+        admission, _ = places(8, 1, wait_s=60.0)
+        admission.shares.learn({"crowd": (1, 1)})
+
+        async def ask() -> None:
+            async with admission.place("crowd"):
+                pass
+
+        asking = asyncio.create_task(ask())
+        await asyncio.sleep(0)
+        assert not asking.done()
+        admission.shares.learn({})
+        await asking
 
 
 @pytest.mark.parametrize(("keys", "are_shared"), [(KEYS, True), (KEYS[:1], False), ((), False)])
@@ -161,7 +223,7 @@ class TestCrowd:
             again = await http.post(CHAT, json=asked, headers=CROWD)
         assert again.status_code == 200
         refused = [reply for reply in replies if reply.status_code != 200]
-        assert len(refused) == 138
+        assert len(refused) == 48  # 90 of 180 other places are enough for one tenant's line
         for reply in refused:
             assert reply.status_code == 429
             assert int(reply.headers["retry-after"]) >= 1
@@ -206,7 +268,7 @@ class TestCrowd:
     async def test_a_refusal_reaches_who_sends_a_long_body(self) -> None:
         """Through a real server, which must not cut the client off before it reads the reason."""
         busy = Busy()
-        app = app_of(busy, max_requests_per_tenant=1)
+        app = app_of(busy, pool={"max_ongoing_requests": 2})  # one place, and no line
         async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
             first = asyncio.create_task(http.post(CHAT, json=ASK, headers=CROWD))
             await busy.until(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -9,6 +11,9 @@ import pytest
 from ray.exceptions import ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
+from cluster import routers
+from cluster.blame import Blame
+from deployments.api import replica as module
 from deployments.api.errors import http_error
 from deployments.api.readiness import Readiness
 from deployments.api.replica import IngressReplica, RemoteOrchestrator
@@ -16,6 +21,7 @@ from deployments.config.serve_config import ApiConfig
 from deployments.config.tenants import hash_key
 from rapid.errors import BadRequest, OrchestratorLost, Overloaded
 from rapid.messages import Document, GenerateRequest, Message
+from tests.deployments.scripted import STARTED
 
 LONG = "x" * (2**20 + 1)
 
@@ -23,7 +29,7 @@ LONG = "x" * (2**20 + 1)
 class ScriptedHandle:
     """A Serve handle that remembers its options, and answers nothing or fails."""
 
-    app_name = "rapid"
+    app_name, deployment_id = "rapid", "Orchestrator"
 
     def __init__(self, failure: Exception | None = None) -> None:
         self.failure = failure
@@ -127,6 +133,90 @@ async def caught(failure: Exception) -> Exception:
         async for _ in remote(ScriptedHandle(failure)).generate(request):
             pass
     return raised.value
+
+
+class StandStill:
+    """A handle whose first calls bring nothing, and the last one an event."""
+
+    app_name, deployment_id = "rapid", "Orchestrator"
+
+    def __init__(self, num_silent: int, first: Any = None) -> None:
+        self.num_silent, self.first, self.num_cancelled = num_silent, first, 0
+
+    def options(self, **options: Any) -> StandStill:
+        return self
+
+    def remote(self, request: GenerateRequest) -> StandStill:
+        self.num_silent -= 1
+        return StandStill.Stream(self, self.num_silent < 0)  # type: ignore[return-value]
+
+    class Stream:
+        def __init__(self, handle: StandStill, answers: bool) -> None:
+            self.handle, self.answers = handle, answers
+            self.coming = [handle.first] * answers
+
+        async def __anext__(self) -> Any:
+            if self.coming:
+                return self.coming.pop()
+            if self.answers and self.handle.first is STARTED:
+                raise StopAsyncIteration
+            await asyncio.Future()
+
+        def cancel(self) -> None:
+            self.handle.num_cancelled += 1
+
+
+class Router:
+    """A router that says what a test wants, and notices what is given up."""
+
+    is_empty = False
+
+    def __init__(self, moves: bool, replica: str | None) -> None:
+        self.moves, self.replica = moves, replica
+        self.forgotten: list[GenerateRequest] = []
+
+    def can_move(self, request: Any) -> bool:
+        return self.moves
+
+    def replica_of(self, request: GenerateRequest) -> str | None:
+        return self.replica
+
+    def forget(self, request: GenerateRequest) -> None:
+        self.forgotten.append(request)
+
+
+async def test_a_request_that_no_orchestrator_takes_is_sent_to_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    router, handle = Router(moves=True, replica=None), StandStill(2, STARTED)
+    routers.add("Orchestrator", router)
+    request = GenerateRequest("r", "local", ())
+    assert [event async for event in remote(handle).generate(request)] == [STARTED]
+    assert (handle.num_cancelled, router.forgotten) == (3, [request] * 3)
+
+
+async def test_an_orchestrator_that_falls_silent_amid_an_answer_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    blame = Blame()
+    monkeypatch.setattr(module, "BLAME", blame)
+    router = Router(moves=False, replica="a")
+    routers.add("Orchestrator", router)
+    service = remote(StandStill(0, "the first event"))
+    silent: set[str] = set()
+    monkeypatch.setattr(service._readiness, "is_silent", silent.__contains__)
+    events = service.generate(GenerateRequest("r", "local", ()))
+    assert await anext(events) == "the first event"
+    rest = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0.05)
+    assert not rest.done()
+    silent.add("a")
+    with pytest.raises(OrchestratorLost):
+        await rest
+    replicas = [SimpleNamespace(replica_id=SimpleNamespace(unique_id=name)) for name in "ab"]
+    assert blame.spared(replicas) == replicas[1:]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from deployments.api.board import Board
 from deployments.api.shares import Shares, fair_share
 
 
@@ -104,7 +105,7 @@ def test_requests_elsewhere_count(shares: Shares) -> None:
         shares.learn({"crowd": (3, 40), "guest": (0, 2)})
         assert shares.num_held("crowd") == 3
         assert taken(shares, "crowd", stack) == 6  # two are left to the guest
-        assert shares.use() == {"crowd": (3, 4)}
+        assert shares.use() == {"crowd": (3, 7)}
         shares.learn({"guest": (1, 9)})
         assert shares.share("crowd") == 4
         assert taken(shares, "guest", stack) == 4
@@ -116,3 +117,18 @@ def test_without_tenants_there_is_one_bound(shares: Shares) -> None:
     with ExitStack() as stack:
         shares.learn({"other": (3, 40)})
         assert taken(shares, "local", stack) == 5
+
+
+def test_a_tenant_that_asks_everywhere_wants_no_more_for_it(clock: Clock) -> None:
+    """One request at a time, through one ingress after the other."""
+    board, ingresses = Board(clock), {name: Shares(clock) for name in "abc"}
+    for shares in ingresses.values():
+        shares.configure(20, 8)
+    for _ in range(2):
+        for name, shares in ingresses.items():
+            assert shares.admits("guest")
+            with shares.held("guest"):
+                board.tell(name, shares.use())
+            shares.learn(board.tell(name, shares.use()))
+            clock.now += 0.1
+    assert [shares.share("crowd") for shares in ingresses.values()] == [7, 7, 7]

@@ -50,6 +50,26 @@ def status(**fields: Any) -> EngineStatus:
     return EngineStatus(**(usual | fields))  # type: ignore[arg-type]
 
 
+def test_one_replica_is_silent_only_while_another_is_not() -> None:
+    """If all are silent, it is this process that stands still, or everything is lost anyway."""
+    clock = Clock()
+    parts = {Process("orchestrator", name, is_engine=False): Part(True) for name in "ab"}
+    signs = Signs(lambda: parts, clock)
+    signs.ask()
+    one, other = parts.values()
+    one.is_stopped = other.is_stopped = True
+    clock.now += 10.1
+    signs.ask()
+    assert not signs.is_silent("orchestrator", "a")
+    other.is_stopped = False
+    other.pending.set_result(True)
+    signs.ask()
+    assert signs.is_silent("orchestrator", "a")
+    assert not signs.is_silent("orchestrator", "b")
+    assert not signs.is_silent("orchestrator", "unknown")
+    assert not signs.is_silent("target", "a")
+
+
 def test_who_is_stopped_is_silent_after_ten_seconds() -> None:
     clock, known = Clock(), dict[Process, Ask]()
     engine, replica = Part(status(leases_open=3, max_leases=16)), Part(True)

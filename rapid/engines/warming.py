@@ -1,0 +1,43 @@
+"""The first steps of an engine, before anybody asks it.
+
+The first of everything is slow: kernels are compiled, libraries allocate their workspaces. And what
+a step costs is unknown before there was one, so that a kernel that hangs could not be told from a
+long chunk. A server therefore lets an engine decode a few tokens and read a whole chunk before it
+takes requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
+from rapid.engines.engine import Engine
+from rapid.messages import LeaseRequest, as_prompt
+
+_NUM_DECODED = 8  # the first of them are slower than the rest
+
+
+def warmed(engine: Engine, config: EngineConfig) -> Engine:
+    """Return the engine once it knows what its steps cost; the call blocks until then."""
+    with ThreadPoolExecutor(1) as executor:  # the caller's event loop may be running
+        executor.submit(asyncio.run, _warm_up(engine, config.step_tokens)).result()
+    return engine
+
+
+async def _warm_up(engine: Engine, step_tokens: int) -> None:
+    """Decode after a prompt of one token, then read a prompt of as many as a step takes."""
+    chunk = max(1, min(step_tokens, engine.status().max_context - 2 * _NUM_DECODED))
+    await _run(engine, "warm-up/decoding", 1)
+    await _run(engine, "warm-up/reading", chunk + 1)  # the last token is not read by prefill
+
+
+async def _run(engine: Engine, lease_id: str, num_tokens: int) -> None:
+    prompt = as_prompt([0] * num_tokens)
+    sampling, method = SamplingConfig(temperature=0.0), SpeculationConfig(max_draft=1)
+    await engine.open(LeaseRequest(lease_id, "", prompt, _NUM_DECODED, sampling, method))
+    try:
+        await engine.prefill(lease_id)
+        await engine.decode(lease_id, 0, _NUM_DECODED)
+    finally:
+        engine.release(lease_id)

@@ -1,0 +1,115 @@
+"""Clients that mean no good, in a process of their own.
+
+Their work must not delay those whose waiting is measured, nor what measures it. Ray starts servers
+with a niceness of 15, so that a client beside them would come before them; these have the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import httpx
+
+from tests.faults.clients import NUM_QUESTIONS, PATIENCE_S, body
+
+HOSTILE_KEY = "sk-hostile"
+NUM_CLIENTS = 150
+_NICENESS = 15
+_HEADERS = {"authorization": f"Bearer {HOSTILE_KEY}", "content-type": "application/json"}
+
+Hostility = Callable[[str, "asyncio.Future[None]"], Awaitable[None]]
+"""Function of a server's address that prepares itself, waits for the future and is hostile."""
+
+
+class Hostile:
+    """A process that is ready to be hostile to a server, and is as soon as it is let loose."""
+
+    def __init__(self, hostility: Hostility, url: str) -> None:
+        """Start the process, and wait until it is ready."""
+        spawn = multiprocessing.get_context("spawn")
+        self._line, far = spawn.Pipe()
+        self._process = spawn.Process(target=_run, args=(hostility, url, far), daemon=True)
+        self._process.start()
+        self._line.recv()
+
+    def let_loose(self) -> None:
+        """Let the process begin."""
+        self._line.send(None)
+
+    def end(self) -> None:
+        """End the process."""
+        self._process.terminate()
+        self._process.join()
+
+
+def _run(hostility: Hostility, url: str, line: Any) -> None:
+    os.nice(max(0, _NICENESS - os.nice(0)))
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        begins: asyncio.Future[None] = loop.create_future()
+        doing = asyncio.ensure_future(hostility(url, begins))
+        await asyncio.sleep(0)
+        line.send(None)
+        await asyncio.to_thread(line.recv)
+        begins.set_result(None)
+        await doing
+
+    asyncio.run(run())
+
+
+async def long_bodies(url: str, begins: asyncio.Future[None]) -> None:
+    """Send eight bodies of forty thousand messages, and leave after four seconds."""
+    bodies = list(hostile_bodies())
+    async with httpx.AsyncClient(base_url=url, headers=_HEADERS, timeout=4.0) as http:
+
+        async def send(content: bytes) -> None:
+            with contextlib.suppress(httpx.HTTPError):
+                await http.post("/v1/chat/completions", content=content)
+
+        await begins
+        await asyncio.gather(*map(send, bodies))
+
+
+def hostile_bodies() -> Iterator[bytes]:
+    """Eight bodies of 1.4 MB: 40,000 one-letter messages each, in mode `rag`."""
+    messages = [{"role": "system", "content": "x"}] * 40_000
+    for index in range(8):
+        question = {"role": "user", "content": f"Which? {index}"}
+        yield json.dumps(
+            {
+                "model": "rapid-embedded",
+                "messages": [*messages, question],
+                "rapid": {"mode": "rag"},
+            }
+        ).encode()
+
+
+async def crowd(url: str, begins: asyncio.Future[None]) -> None:
+    """Ask with 150 clients of one tenant, each again as soon as it is answered.
+
+    They come one second after a refusal, whatever `Retry-After` says.
+    """
+    bodies = [json.dumps(body(each)).encode() for each in range(NUM_QUESTIONS)]
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(
+        base_url=url, headers=_HEADERS, limits=limits, timeout=PATIENCE_S
+    ) as http:
+
+        async def ask(index: int) -> None:
+            while True:
+                with contextlib.suppress(httpx.HTTPError):
+                    content = bodies[index % NUM_QUESTIONS]
+                    reply = await http.post("/v1/chat/completions", content=content)
+                    if reply.status_code == 200:
+                        continue
+                await asyncio.sleep(1.0)
+
+        await begins
+        await asyncio.gather(*map(ask, range(NUM_CLIENTS)))
