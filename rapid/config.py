@@ -169,6 +169,10 @@ class EngineConfig(Frozen):
         host_cache_tokens: Size, in tokens, of the cache in host memory for the KV of prompts that
             were evicted from the pool. Long documents are restored from it instead of being
             prefilled again, unless that was measured to be slower. 0 disables it.
+        disk_cache_folder: Folder on a local disk in which the KV of prompts is kept, also over
+            restarts, in a folder for each tenant. It passes through the host cache. None keeps
+            nothing on disk.
+        disk_cache_gib: Most GiB of all files in that folder; those used longest ago give way.
         page_tokens: Tokens per KV page.
         max_leases: Requests held at once, each with all its choices.
         step_tokens: Token budget of one forward pass; prefill chunks are cut to it.
@@ -193,6 +197,8 @@ class EngineConfig(Frozen):
     max_context: int | None = Field(None, ge=16)
     kv_cache_tokens: int = Field(32768, ge=16)
     host_cache_tokens: int = Field(0, ge=0)
+    disk_cache_folder: str | None = Field(None, min_length=1)
+    disk_cache_gib: Finite | None = Field(None, gt=0)
     page_tokens: int = Field(16, ge=1, le=1024)
     max_leases: int = Field(16, ge=1)
     step_tokens: int = Field(512, ge=16)
@@ -219,6 +225,26 @@ class EngineConfig(Frozen):
             raise ValueError(
                 "tensor_parallel gives each process a device and splits weights that are not "
                 "quantized: set device to auto, cpu or cuda and leave quantization out, or leave "
+                "tensor_parallel out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _disk_is_below_host_memory(self) -> Self:
+        if (self.disk_cache_folder is None) != (self.disk_cache_gib is None):
+            raise ValueError(
+                "disk_cache_folder and disk_cache_gib belong together: set both, or none"
+            )
+        if self.disk_cache_folder is None:
+            return self
+        if self.host_cache_tokens < self.page_tokens:
+            raise ValueError(
+                "disk_cache_folder: pages pass through host memory on their way to the disk and "
+                "back: set host_cache_tokens too, or leave disk_cache_folder out"
+            )
+        if self.tensor_parallel > 1:
+            raise ValueError(
+                "disk_cache_folder keeps the KV of a model in one process: leave it out, or leave "
                 "tensor_parallel out"
             )
         return self

@@ -22,6 +22,7 @@ from rapid.engines.execution.scheduling import Scheduler
 from rapid.engines.execution.state import Ending, EngineState
 from rapid.engines.execution.tracing import traced
 from rapid.engines.forward.loading import LoadedModel
+from rapid.engines.forward.opening import open_disk_tier
 from rapid.engines.kv.cache import PagePool
 from rapid.engines.kv.leases import Lease, LeaseLedger
 from rapid.engines.parallel.leading import open_leading_runner
@@ -86,11 +87,15 @@ class Engine:
             config.lease_ttl_s,
             clock,
             host,
+            disk := open_disk_tier(loaded, config, host),
         )
         scheduler = Scheduler(config.step_tokens, config.prefill_slowdown)
         self._state = EngineState(ledger, scheduler, draft_ahead=config.draft_ahead)
         self._compute = ComputeThread(self._state, runner, host, config)
         self._compute.start()
+        self._disk = disk
+        if disk is not None:
+            disk.start(self._state.look)
 
     # --- leases ---------------------------------------------------------------------------------
 
@@ -344,6 +349,8 @@ class Engine:
         with self._state.guard:
             self._state.close()
         self._compute.join()
+        if self._disk is not None:
+            self._disk.close()
         if not self._compute.is_stuck:
             self._compute.runner.close()
 

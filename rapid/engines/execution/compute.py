@@ -2,9 +2,9 @@
 
 It repeats `ComputeThread.step`: schedule, run, postprocess, publish. Sequences and the KV tensors
 belong to this thread. Pages may be freed and handed out while a forward still writes into them,
-because the same thread computes their next holder's rows later. It also copies pages to and from
-host memory: between forwards, in the order in which leases opened and ended, and before the rows of
-any lease opened meanwhile.
+because the same thread computes their next holder's rows later. It also launches the copies of
+pages to and from host memory: between forwards, in the order in which leases opened and ended. The
+calls of a lease begin once the copies of the pages that it will write have landed.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ _COUNTING_THREADS = threading.Lock()
 _MOST_FAILED = 5  # steps in a row; a request that no engine can compute is given up after three
 _LEAST_LIMIT_S = 10.0  # that a step may take, however short it was expected to be
 _TIMES_EXPECTED = 10.0
+_LOOK_S = 1e-3  # between two looks at copies that have not landed, with nothing else to do
+
 _UNKNOWN_LIMIT_S = 600.0  # for a step of unknown cost: kernels compile, a CPU reads a whole chunk
 
 
@@ -98,7 +100,8 @@ class ComputeThread:
                     self.num_turns += not self._state.in_progress()
                     if not (self._state.is_due() or self._state.is_closed):
                         ttl_s, rest_s = self._config.lease_ttl_s, self._state.scheduler.rest_s
-                        self._state.guard.wait(timeout=min(1.0, ttl_s / 4, rest_s))
+                        copying_s = _LOOK_S if self._state.ledger.prefixes.is_copying else 1.0
+                        self._state.guard.wait(timeout=min(copying_s, ttl_s / 4, rest_s))
         except Exception as error:
             self._close(error, "its bookkeeping failed")
 
@@ -140,12 +143,11 @@ class ComputeThread:
         """Begin the work that has arrived and select the rows of the next forward."""
         with self._state.guard:
             self._state.expire()
-            arrived = self._state.arrivals()
             moves = self._state.ledger.prefixes.take_moves()
-        self._move(moves)
+        landed = self._move(moves)
         with self._state.guard:
-            self._state.ledger.prefixes.settle(moves)
-            for work in arrived:
+            self._state.ledger.prefixes.settle(landed)
+            for work in self._state.arrivals():
                 if self._state.is_wanted(work):
                     self._begin(work)
             for work in self._state.scheduler.waiting():
@@ -154,13 +156,14 @@ class ComputeThread:
                     self._state.settle(work)
             return self._state.scheduler.select()
 
-    def _move(self, moves: list[Move]) -> None:
-        """Copy pages between the KV pool and host memory."""
-        if self.host is None or not moves:
-            return
+    def _move(self, moves: list[Move]) -> list[Move]:
+        """Launch copies between the KV pool and host memory; return those that have landed."""
+        if self.host is None or not (moves or self.host.is_copying):
+            return []
         began = time.perf_counter()
         try:
-            self.host.make(moves, self.runner.cache, self._state.ledger.prefixes.tags, self._now)
+            self.host.launch(moves, self.runner.cache, self._state.ledger.prefixes.tags)
+            landed = self.host.landed()
         except Exception:
             with self._state.guard:
                 self.host.forget()
@@ -170,6 +173,7 @@ class ComputeThread:
             for work in self._state.in_progress():
                 if work.times is not None:
                     work.times.copied_s += ended - max(began, work.times.since)
+        return landed
 
     def _run(self, scheduled: Scheduled) -> list[torch.Tensor]:
         """Run one forward; return each work's wanted logits [num_wanted, vocab].

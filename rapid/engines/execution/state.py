@@ -119,15 +119,24 @@ class EngineState:
         if self.is_due():
             self.guard.notify()
 
+    def look(self) -> None:
+        """Wake the compute thread, from any thread without the guard."""
+        with self.guard:
+            self.guard.notify()
+
     # --- for the compute thread -------------------------------------------------------------------
 
     def is_due(self) -> bool:
         """Return whether the compute thread has calls to begin or pages to copy."""
-        return bool(self._inbox) or self.ledger.prefixes.has_moves
+        return self.ledger.prefixes.is_due or any(map(self._may_begin, self._inbox))
 
     def arrivals(self) -> list[Work]:
-        """Return the calls that were handed in since the last time."""
-        arrived, self._inbox = self._inbox, []
+        """Return the calls that were handed in since the last time and may begin.
+
+        A call waits here while pages that its lease will write are copied between the tiers.
+        """
+        arrived = [work for work in self._inbox if self._may_begin(work)]
+        self._inbox = [work for work in self._inbox if work not in arrived]
         return arrived
 
     def in_progress(self) -> list[Work]:
@@ -181,6 +190,9 @@ class EngineState:
         self._endings.clear()
         self.ledger.close()
         self._announce_closing()
+
+    def _may_begin(self, work: Work) -> bool:
+        return not self.ledger.awaits_copies(work.lease)
 
     def _announce_closing(self) -> None:
         for reply in self._closings:

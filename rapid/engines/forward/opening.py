@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 from collections.abc import Callable
+from hashlib import blake2b
+from importlib.metadata import version
+from pathlib import Path
 
+import torch
+
+from rapid.checkpoints.digests import digest_of_files
+from rapid.checkpoints.files import checkpoint_source, read_json
 from rapid.config import EngineConfig
 from rapid.engines.forward.cuda_graphs import GraphCapture
 from rapid.engines.forward.kernels import kernels_of
 from rapid.engines.forward.loading import LoadedModel, plan_kv_pages
 from rapid.engines.forward.runner import Runner
+from rapid.engines.forward.shards import weight_files
 from rapid.engines.forward.tiles import TiledRunner
 from rapid.engines.kv.cache import KVCache, KVLayout
+from rapid.engines.kv.disk_tier import DiskTier
 from rapid.engines.kv.host_tier import HostTier
+from rapid.engines.kv.page_files import PageFiles
+
+logger = logging.getLogger(__name__)
 
 
 def open_runner(
@@ -46,3 +61,52 @@ def open_runner(
     if num_host_pages:
         host = make_host(loaded.kv_layout, num_host_pages, config.page_tokens)
     return runner, host
+
+
+def open_disk_tier(
+    loaded: LoadedModel, config: EngineConfig, host: HostTier | None
+) -> DiskTier | None:
+    """Open the third tier of an engine's KV; None without one, or where its folder fails.
+
+    The reason is logged: an engine that computes what it could have read is better than none.
+    """
+    if config.disk_cache_folder is None or config.disk_cache_gib is None or host is None:
+        return None
+    root = Path(os.path.expanduser(config.disk_cache_folder))
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        context = _context(loaded, config, root / "weights.json")
+        files = PageFiles(root, context, len(host.memory_of(0)), config.disk_cache_gib * 2**30)
+    except OSError as error:
+        logger.error(
+            "disk_cache_folder: %s cannot be used (%s): the engine goes on without it",
+            root,
+            error.strerror or error,
+        )
+        return None
+    logger.info("disk_cache_folder: %d pages found in %s", len(files), files.folder)
+    return DiskTier(host, files)
+
+
+def _context(loaded: LoadedModel, config: EngineConfig, memo: Path) -> bytes:
+    """Return a digest of all that the numbers of a page depend on, beside its tokens.
+
+    Software and device belong to it, as they may change the last bits or more.
+    """
+    source = checkpoint_source(config.model)
+    is_one_file = Path(source).is_file()
+    weights = [Path(source)] if is_one_file else weight_files(source)
+    layout, device = loaded.kv_layout, loaded.device
+    is_cuda = device.type == "cuda"
+    facts = {
+        "weights": digest_of_files(weights, memo),
+        "settings": None if is_one_file else read_json(source, "config.json"),
+        "layout": [len(layout.devices), layout.num_kv_heads, layout.head_dim, str(layout.dtype)],
+        "device": torch.cuda.get_device_name(device) if is_cuda else device.type,
+        "threads": torch.get_num_threads() if config.deterministic else None,
+        "versions": [version(package) for package in ("rapid-serve", "torch", "transformers")],
+        "engine": config.model_dump(
+            include={"dtype", "rope_scaling", "quantization", "page_tokens", "deterministic"}
+        ),
+    }
+    return blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=32).digest()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -205,17 +206,31 @@ class KVCache:
     With the slots in the middle dimension, a run of pages is a plain slice of every head.
 
     Attributes:
+        page_tokens: Slots of a page.
+        stacks: Keys and values of neighbouring layers on one device, each
+            [layers, 2, kv_heads, num_slots, head_dim].
         layers: The keys and the values of each layer, both [kv_heads, num_slots, head_dim].
     """
 
     def __init__(self, layout: KVLayout, num_pages: int, page_tokens: int) -> None:
-        shape = (layout.num_kv_heads, num_pages * page_tokens, layout.head_dim)
-        self.layers = [
-            (
-                torch.empty(shape, dtype=layout.dtype, device=device),
-                torch.empty(shape, dtype=layout.dtype, device=device),
-            )
-            for device in layout.devices
+        self.page_tokens = page_tokens
+        shape = (2, layout.num_kv_heads, num_pages * page_tokens, layout.head_dim)
+        self.stacks = [
+            torch.empty((len(list(layers)), *shape), dtype=layout.dtype, device=device)
+            for device, layers in groupby(layout.devices)
+        ]
+        self.layers = [(layer[0], layer[1]) for stack in self.stacks for layer in stack]
+
+    def blocks(self, pages: slice) -> list[torch.Tensor]:
+        """Return neighbouring pages as a view of each stack.
+
+        Its shape is [pages, layers, 2, kv_heads, page_tokens, head_dim].
+        """
+        slots = slice(pages.start * self.page_tokens, pages.stop * self.page_tokens)
+        size = (pages.stop - pages.start, self.page_tokens)
+        return [
+            torch.unflatten(stack[:, :, :, slots], 3, size).permute(3, 0, 1, 2, 4, 5)
+            for stack in self.stacks
         ]
 
     def copy(

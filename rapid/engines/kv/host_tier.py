@@ -1,16 +1,23 @@
-"""Second cache tier: KV pages in host memory, and the copies to and from the engine's pool."""
+"""Second cache tier: KV pages in host memory, and the copies to and from the engine's pool.
+
+A copy is queued when a lease opens or ends, launched by the compute thread between two forwards,
+and landed when its bytes are there (`rapid.engines.kv.lanes`). On CUDA the forwards go on
+meanwhile. The order of the copies makes their content right; what they share with others is kept
+apart by counts: a page with a copy queued or on its way is written by nothing else, so that the
+prefill of a lease whose pages are being copied waits in line while others decode.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from rapid.engines.kv.cache import KVCache, KVLayout
+from rapid.engines.kv.lanes import Mark, lane_for, pin
 from rapid.estimators import RunningMean
-from rapid.ports import Clock
 
 Tags = list[bytes | None]
 
@@ -36,30 +43,42 @@ class Move:
 
 
 class HostTier:
-    """Least-recently-used cache, in host memory, of pages evicted from the engine's pool.
+    """Least-recently-used cache, in host memory, of pages of the engine's pool.
 
     Like those of `PrefixCache`, its methods are called with the engine's lock held, except for
-    `make`, which runs on the compute thread between two forwards, so that a page is copied out
-    before its next holder writes into it.
+    `launch` and `landed`, which run on the compute thread between two forwards, so that a page is
+    copied out before its next holder writes into it.
 
     Attributes:
+        blocks: All pages [pages, layers, 2, kv_heads, page_tokens, head_dim]: the KV of a page lies
+            together, so that neighbours are one transfer.
+        tags: Tag of every page, as it will be when all launched copies have landed.
         pace: Measured pace of restoring and of computing pages.
     """
 
     def __init__(self, layout: KVLayout, num_pages: int, page_tokens: int) -> None:
-        host = replace(layout, devices=(torch.device("cpu"),) * len(layout.devices))
-        self._tensors = KVCache(host, num_pages, page_tokens)
-        self._tags: Tags = [None] * num_pages
-        self._page_tokens = page_tokens
-        self._num_pages = num_pages
-        self._page_of: OrderedDict[bytes, int] = OrderedDict()
-        self._free = list(range(num_pages))
-        self._moves: list[Move] = []
-        self._wanted: set[bytes] = set()
+        shape = (len(layout.devices), 2, layout.num_kv_heads, page_tokens, layout.head_dim)
+        self.blocks = torch.empty((num_pages, *shape), dtype=layout.dtype)
+        if layout.devices[0].type == "cuda":
+            pin(self.blocks, self)
+        self._lane = lane_for(set(layout.devices), self.blocks[:1])
+        self.tags: Tags = [None] * num_pages
         self.pace = RestorePace()
+        self._num_pages = num_pages
+        self._page_of: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
+        self._name_of: dict[int, bytes] = {}
+        self._free = deque(range(num_pages))
+        self._held: set[int] = set()
+        self._wanted: set[bytes] = set()
+        self._moves: list[Move] = []
+        self._launched: deque[tuple[Mark, list[Move]]] = deque()
+        self._copies = _Counts()
+        self._host_copies = _Counts()
+
+    # --- what is here -----------------------------------------------------------------------------
 
     def want(self, names: Sequence[bytes]) -> None:
-        """Protect pages about to be restored from the evictions that make room for them."""
+        """Protect pages about to be restored from evictions, until the next call."""
         self._wanted = set(names)
         for name in reversed(names):
             if name in self._page_of:
@@ -68,8 +87,23 @@ class HostTier:
     def forget(self) -> None:
         """Drop all pages and queued copies, after a failed copy left the content unknown."""
         self._page_of.clear()
+        self._name_of.clear()
         self._moves.clear()
-        self._free = list(range(self._num_pages))
+        self._free = deque(page for page in range(self._num_pages) if page not in self._held)
+        moves = [move for _, launched in self._launched for move in launched]
+        self._copies = _Counts(move.page for move in moves)
+        self._host_copies = _Counts(move.host_page for move in moves)
+
+    def page_of(self, name: bytes) -> int | None:
+        """Return the page in host memory that has this name, if any."""
+        return self._page_of.get(name)
+
+    def is_here(self, name: bytes) -> bool:
+        """Return whether a page of this name has landed in host memory."""
+        page = self._page_of.get(name)
+        return page is not None and page not in self._host_copies and self.tags[page] == name
+
+    # --- copies, as they are ordered --------------------------------------------------------------
 
     def keep(self, name: bytes, page: int) -> None:
         """Queue the copy of a page that leaves the engine's pool, if there is room for it.
@@ -78,88 +112,215 @@ class HostTier:
         """
         if name in self._page_of:
             self._page_of.move_to_end(name)
-            return
-        if not self._free and next(iter(self._page_of)) in self._wanted:
-            return
-        host_page = self._free.pop() if self._free else self._page_of.popitem(last=False)[1]
-        self._page_of[name] = host_page
-        self._moves.append(Move(name, page, host_page, is_restore=False))
+        elif (host_page := self._room(self._wanted)) is not None:
+            self._queue(Move(name, page, self._add(name, host_page), is_restore=False))
 
-    def restore(self, name: bytes, page: int) -> None:
+    def restore(self, name: bytes, page: int) -> bool:
         """Queue the copy of a page into the engine's pool, if it is held and copying is faster.
 
         See `RestorePace.is_restoring_faster`.
+
+        Returns:
+            Whether the page is held.
         """
         host_page = self._page_of.get(name)
         if host_page is None:
-            return
+            return False
         if self.pace.is_restoring_faster:
             self._page_of.move_to_end(name)
-            self._moves.append(Move(name, page, host_page, is_restore=True))
+            self._queue(Move(name, page, host_page, is_restore=True))
         else:
             self.pace.fade()
+        return True
 
     @property
     def has_moves(self) -> bool:
-        """Whether copies are due."""
+        """Whether copies are to be launched."""
         return bool(self._moves)
 
+    @property
+    def is_copying(self) -> bool:
+        """Whether copies are to be launched, or have not landed."""
+        return bool(self._copies)
+
+    def is_copied(self, page: int) -> bool:
+        """Return whether a page of the pool has a copy queued or on its way."""
+        return page in self._copies
+
     def take_moves(self) -> list[Move]:
-        """Return the copies that are due, in order, and clear them."""
+        """Return the copies to launch, in order, and clear them."""
         moves, self._moves = self._moves, []
         return moves
 
-    def make(self, moves: Sequence[Move], cache: KVCache, tags: Tags, now: Clock) -> None:
-        """Make copies, one run of neighbouring pages at a time, and time the restoring ones.
+    def settle(self, moves: Iterable[Move]) -> None:
+        """Count copies that have landed, or that were taken and will not be launched."""
+        for move in moves:
+            self._copies.drop(move.page)
+            self._host_copies.drop(move.host_page)
+
+    # --- copies, as they are made -----------------------------------------------------------------
+
+    def launch(self, moves: Sequence[Move], cache: KVCache, tags: Tags) -> None:
+        """Begin copies, one run of neighbouring pages at a time.
 
         Args:
             moves: The copies, in order.
             cache: The engine's KV tensors.
             tags: Tags of the pages of `cache`; they are copied along with the pages.
-            now: Clock in seconds.
 
         Raises:
             AssertionError: A restored page does not hold the KV that its move names.
         """
-        for move, length in _joined(moves):
-            began = now() if move.is_restore else 0.0
-            ours = slice(move.page, move.page + length)
-            theirs = slice(move.host_page, move.host_page + length)
-            if move.is_restore:
-                tags[ours] = [None] * length  # until all layers are copied
-                self.copy(cache, ours, theirs, is_restore=True)
-                tags[ours] = self._tags[theirs]
-                self.pace.observe_restored(length, now() - began)
-            else:
-                self._tags[theirs] = [None] * length
-                self.copy(cache, ours, theirs, is_restore=False)
-                self._tags[theirs] = tags[ours]
-        if any(move.is_restore and tags[move.page] != move.name for move in moves):
-            raise AssertionError("host tier: another prompt's KV came back")
+        for run in _joined(moves):
+            first = run[0]
+            ours = slice(first.page, first.page + len(run))
+            theirs = slice(first.host_page, first.host_page + len(run))
+            read, write = (self.tags[theirs], tags) if first.is_restore else (tags[ours], self.tags)
+            places = ours if first.is_restore else theirs
+            write[places] = [None] * len(run)  # until the copy is launched
+            mark = self.copy(cache, ours, theirs, is_restore=first.is_restore)
+            write[places] = read
+            self._launched.append((mark, run))
+            if first.is_restore and read != [move.name for move in run]:
+                raise AssertionError("host tier: another prompt's KV came back")
 
-    def copy(self, cache: KVCache, pages: slice, host_pages: slice, *, is_restore: bool) -> None:
-        """Copy pages of all layers between the engine's pool and host memory."""
-        if is_restore:
-            self._copy(self._tensors, host_pages, cache, pages)
-        else:
-            self._copy(cache, pages, self._tensors, host_pages)
+    def landed(self) -> list[Move]:
+        """Return the copies that have landed since the last time, and time the restoring ones."""
+        landed: list[Move] = []
+        while self._launched and self._launched[0][0].is_reached():
+            mark, moves = self._launched.popleft()
+            if moves[0].is_restore:
+                self.pace.observe_restored(len(moves), mark.seconds)
+            landed += moves
+        return landed
 
-    def _copy(self, source: KVCache, pages: slice, destination: KVCache, places: slice) -> None:
-        read, write = self._slots(pages), self._slots(places)
-        for source_layer, destination_layer in zip(source.layers, destination.layers, strict=True):
-            for old, new in zip(source_layer, destination_layer, strict=True):
-                new[:, write].copy_(old[:, read])
+    def copy(self, cache: KVCache, pages: slice, host_pages: slice, *, is_restore: bool) -> Mark:
+        """Launch the copy of pages of all layers between the engine's pool and host memory."""
+        host, layer = self.blocks[host_pages], 0
+        pairs = []
+        for block in cache.blocks(pages):
+            stop = layer + block.shape[1]
+            pair = (block, host[:, layer:stop])
+            pairs.append(pair[::-1] if is_restore else pair)
+            layer = stop
+        return self._lane.launch(pairs)
 
-    def _slots(self, pages: slice) -> slice:
-        return slice(pages.start * self._page_tokens, pages.stop * self._page_tokens)
+    def follow(self, cache: KVCache, pages: slice, host_pages: slice, *, is_restore: bool) -> None:
+        """Launch a copy on a rank that does as told; `await_copies` is told as well."""
+        mark = self.copy(cache, pages, host_pages, is_restore=is_restore)
+        self._launched.append((mark, []))
+
+    def await_copies(self, number: int) -> None:
+        """Let this rank's next forwards begin after copies that have landed on the first rank."""
+        for _ in range(number):
+            self._launched.popleft()[0].hold_back()
+
+    # --- pages that pass through, from and to a third tier ----------------------------------------
+
+    def memory_of(self, host_page: int) -> memoryview:
+        """Return the bytes of a page."""
+        return self.blocks[host_page].flatten().view(torch.uint8).numpy().data
+
+    def hold(self, host_page: int) -> None:
+        """Keep a page where it is until `let_go`."""
+        self._held.add(host_page)
+
+    def let_go(self, host_page: int) -> None:
+        """End `hold` or `borrow`; a page without a name is free."""
+        self._held.discard(host_page)
+        if host_page not in self._name_of:
+            self._free.append(host_page)
+
+    def borrow(self) -> int | None:
+        """Return a page, held and without a name, that no copy reads or writes; None without one.
+
+        The least recently used one is evicted for it.
+        """
+        host_page = self._room(frozenset(), is_quiet=True)
+        if host_page is not None:
+            self._held.add(host_page)
+        return host_page
+
+    def adopt(self, name: bytes, host_page: int) -> None:
+        """Name a borrowed page after what was written into it, and let it go."""
+        if name not in self._page_of:
+            self.tags[host_page] = name
+            self._add(name, host_page)
+        self.let_go(host_page)
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _queue(self, move: Move) -> None:
+        self._moves.append(move)
+        self._copies.add(move.page)
+        self._host_copies.add(move.host_page)
+
+    def _add(self, name: bytes, host_page: int) -> int:
+        self._page_of[name] = host_page
+        self._name_of[host_page] = name
+        return host_page
+
+    def _room(self, wanted: frozenset[bytes] | set[bytes], *, is_quiet: bool = False) -> int | None:
+        """Take a free page, or else that of the least recently used name, unless it is wanted.
+
+        What leaves the pool comes tail first and takes free pages from the end, what is borrowed
+        comes head first and takes them from the beginning: neighbours stay neighbours.
+
+        Args:
+            wanted: Names that are not evicted, nor any that was used later.
+            is_quiet: Whether no copy may be queued or on its way for the page.
+        """
+        take, put_back = self._free.pop, self._free.appendleft
+        if is_quiet:
+            take, put_back = self._free.popleft, self._free.append
+        for _ in range(len(self._free)):
+            host_page = take()
+            if not (is_quiet and host_page in self._host_copies):
+                return host_page
+            put_back(host_page)
+        for name, host_page in self._page_of.items():
+            if name in wanted:
+                return None
+            if host_page in self._held or (is_quiet and host_page in self._host_copies):
+                continue
+            del self._page_of[name], self._name_of[host_page]
+            return host_page
+        return None
+
+
+class _Counts:
+    """How often each number was added and not dropped."""
+
+    def __init__(self, numbers: Iterable[int] = ()) -> None:
+        self._counts: dict[int, int] = {}
+        for number in numbers:
+            self.add(number)
+
+    def add(self, number: int) -> None:
+        self._counts[number] = self._counts.get(number, 0) + 1
+
+    def drop(self, number: int) -> None:
+        left = self._counts.pop(number) - 1
+        if left:
+            self._counts[number] = left
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._counts
+
+    def __bool__(self) -> bool:
+        return bool(self._counts)
 
 
 class RestorePace:
-    """Running means of the measured seconds per page of restoring and of computing."""
+    """Running means of the measured seconds per page of restoring and of computing.
 
-    def __init__(self) -> None:
+    Attributes:
+        computing: The mean of computing, which paces may share.
+    """
+
+    def __init__(self, computing: RunningMean | None = None) -> None:
+        self.computing = computing or RunningMean(_WEIGHT)
         self._restoring = RunningMean(_WEIGHT)
-        self._computing = RunningMean(_WEIGHT)
 
     def observe_restored(self, num_pages: float, seconds: float) -> None:
         """Record the seconds in which pages were copied back."""
@@ -167,7 +328,7 @@ class RestorePace:
 
     def observe_computed(self, num_pages: float, seconds: float) -> None:
         """Record the seconds of a forward of prefill rows alone, and the pages it computed."""
-        self._computing.add(seconds / num_pages)
+        self.computing.add(seconds / num_pages)
 
     def fade(self) -> None:
         """Lower the restoring estimate after a page was computed, so that it is tried again."""
@@ -177,25 +338,26 @@ class RestorePace:
     @property
     def is_restoring_faster(self) -> bool:
         """Whether restoring was measured to be faster, or one of the two is not measured yet."""
-        restoring, computing = self._restoring.value, self._computing.value
+        restoring, computing = self._restoring.value, self.computing.value
         return restoring is None or computing is None or restoring < computing
 
 
-def _joined(moves: Sequence[Move]) -> Iterator[tuple[Move, int]]:
-    """Join moves whose pages are neighbours in both tiers; yield the lowest one and the number.
+def _joined(moves: Sequence[Move]) -> Iterator[list[Move]]:
+    """Join moves whose pages are neighbours in both tiers; yield them, the lowest page first.
 
     Prompts come back head first and leave tail first, so neighbours may follow in either direction.
     """
-    first, length = None, 0
+    run: list[Move] = []
+    step = 0
     for move in moves:
-        if first is not None and move.is_restore == first.is_restore:
-            apart = (move.page - first.page, move.host_page - first.host_page)
-            if apart in ((length, length), (-1, -1)):
-                first = move if apart == (-1, -1) else first
-                length += 1
+        if run and move.is_restore == run[0].is_restore:
+            apart = (move.page - run[-1].page, move.host_page - run[-1].host_page)
+            if apart in ((1, 1), (-1, -1)) and step in (0, apart[0]):
+                run.append(move)
+                step = apart[0]
                 continue
-        if first is not None:
-            yield first, length
-        first, length = move, 1
-    if first is not None:
-        yield first, length
+        if run:
+            yield run[::-1] if step < 0 else run
+        run, step = [move], 0
+    if run:
+        yield run[::-1] if step < 0 else run

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rapid.engines.kv.cache import PagePool, PageTable, Run
+from rapid.engines.kv.disk_tier import DiskTier
 from rapid.engines.kv.host_tier import HostTier
 from rapid.engines.kv.prefix_cache import Pages, PrefixCache, as_runs, page_names, pages_of
 from rapid.engines.kv.sequences import Sequence
@@ -115,6 +116,7 @@ class LeaseLedger:
         ttl_s: Seconds after which an unused lease expires.
         clock: Monotonic clock in seconds.
         host: Second tier of the prefix cache, in host memory, if any.
+        disk: Third tier, below `host`, if any.
         prefixes: The prefix cache over the pool.
     """
 
@@ -125,13 +127,14 @@ class LeaseLedger:
     ttl_s: float
     clock: Clock
     host: HostTier | None = None
+    disk: DiskTier | None = None
     prefixes: PrefixCache = field(init=False)
     _open: dict[str, Lease] = field(default_factory=dict)
     _lines: dict[str | None, deque[Waiter]] = field(default_factory=dict)  # in the order of turns
     _num_submitted: int = 0
 
     def __post_init__(self) -> None:
-        self.prefixes = PrefixCache(self.pool, self.host)
+        self.prefixes = PrefixCache(self.pool, self.host, self.disk)
 
     def prepare(self, request: LeaseRequest, on_open: Callable[[Lease | None], None]) -> Waiter:
         """Return a waiter for a request, with its prompt's pages named.
@@ -202,6 +205,10 @@ class LeaseLedger:
     def is_open(self, lease: Lease) -> bool:
         """Return whether this lease, and not a later one with the same id, is open."""
         return self._open.get(lease.lease_id) is lease
+
+    def awaits_copies(self, lease: Lease) -> bool:
+        """Return whether pages that a lease will write are being copied between the tiers."""
+        return self.prefixes.awaits_copies(itertools.chain.from_iterable(lease.runs))
 
     def touch(self, lease: Lease) -> None:
         """Restart the time-to-live of a lease."""

@@ -7,8 +7,9 @@ KV is still being computed: the scheduler lets one prefill compute a page and th
 
 A page that no lease holds any more stays until room is needed. The least recently used page is
 evicted first, and within one prompt the tail before the head. Evicted pages may be kept in a second
-tier in host memory (`HostTier`) and are copied back for the next prompt that has them, unless that
-was measured to take longer than computing them anew.
+tier in host memory (`HostTier`), and all computed pages in a third on disk (`DiskTier`), and are
+copied back for the next prompt that has them, unless that was measured to take longer than
+computing them anew.
 
 Names are given and copies are ordered when a lease opens or ends, but pages are written later, by
 the compute thread. So besides its name, which says what a page is for, every page carries a
@@ -25,6 +26,7 @@ from hashlib import blake2b
 import numpy as np
 
 from rapid.engines.kv.cache import PagePool, Run
+from rapid.engines.kv.disk_tier import DiskTier
 from rapid.engines.kv.host_tier import HostTier, Move, Tags
 from rapid.messages import Int32Array
 
@@ -58,9 +60,12 @@ class PrefixCache:
         tags: Tag of every page. Like the KV, the tags belong to the compute thread.
     """
 
-    def __init__(self, pool: PagePool, host: HostTier | None = None) -> None:
+    def __init__(
+        self, pool: PagePool, host: HostTier | None = None, disk: DiskTier | None = None
+    ) -> None:
         self._pool = pool
         self._host = host
+        self._disk = disk
         self._page_of: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         self._name_of: dict[int, bytes] = {}
         self._is_named = np.zeros(pool.num_pages, dtype=bool)
@@ -110,6 +115,10 @@ class PrefixCache:
                 self._add(name, page)
         for name in reversed(names):
             self._page_of.move_to_end(name)
+        if self._host is not None:
+            self._host.want(())
+        if self._disk is not None and names:
+            self._disk.use(names)
         return as_runs([*pages, *new])  # type: ignore[list-item]
 
     def free(self, runs: Iterable[Run]) -> None:
@@ -131,10 +140,12 @@ class PrefixCache:
             for page in run.start + np.flatnonzero(~self._is_computed[run.start : run.stop]):
                 self.tags[page] = None
 
-    def note_computed(self, pages: Pages) -> None:
-        """Mark named pages as computed and set their tags."""
+    def note_computed(self, pages: Pages, tenant: str = "") -> None:
+        """Mark named pages of a tenant's prompt as computed and set their tags."""
         for page in pages[~self._is_computed[pages]].tolist():
-            self.tags[page] = self._name_of[page]
+            self.tags[page] = name = self._name_of[page]
+            if self._disk is not None:
+                self._disk.save(name, tenant)
         self._is_computed[pages] = True
 
     def num_in_a_row(self, pages: Pages, start: int, *, computed: bool) -> int:
@@ -155,28 +166,74 @@ class PrefixCache:
         return number
 
     @property
-    def has_moves(self) -> bool:
-        """Whether copies between the tiers are due."""
-        return self._host is not None and self._host.has_moves
+    def is_due(self) -> bool:
+        """Whether the compute thread has copies between the tiers to launch, or results to take."""
+        if self._host is None:
+            return False
+        return self._host.has_moves or (self._disk is not None and self._disk.is_due)
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether copies between the tiers are queued or on their way."""
+        return self._host is not None and self._host.is_copying
+
+    def awaits_copies(self, runs: Iterable[Run]) -> bool:
+        """Return whether a lease with these pages must wait for copies before it writes to them.
+
+        Pages that are computed are only read, which copies do not disturb.
+        """
+        host, disk = self._host, self._disk
+        if host is None or not (host.is_copying or (disk is not None and disk.is_reading)):
+            return False
+        for run in runs:
+            for page in (
+                run.start + np.flatnonzero(~self._is_computed[run.start : run.stop])
+            ).tolist():
+                if host.is_copied(page):
+                    return True
+                if disk is not None and disk.is_read(self._name_of.get(page)):
+                    return True
+        return False
 
     def take_moves(self) -> list[Move]:
-        """Return the due copies between the tiers, in order, to be made before calling `settle`.
+        """Return the copies between the tiers to launch, in order; each goes to `settle` later.
 
         A page may have changed hands since its copy was ordered, so a page is restored only if it
         still has that name and is not computed yet.
         """
-        moves = self._host.take_moves() if self._host else []
-        return [
-            move
-            for move in moves
-            if not move.is_restore
-            or (self._page_of.get(move.name) == move.page and not self._is_computed[move.page])
-        ]
+        if self._host is None:
+            return []
+        if self._disk is not None:
+            self._disk.go_on(self.uncomputed, self.computed)
+        moves = self._host.take_moves()
+        stale = {m for m in moves if m.is_restore and self.uncomputed(m.name) != m.page}
+        self._host.settle(move for move in moves if move in stale)
+        return [move for move in moves if move not in stale]
+
+    def uncomputed(self, name: bytes) -> int | None:
+        """Return the page that has this name and is not computed yet, if any."""
+        page = self._page_of.get(name)
+        return None if page is None or self._is_computed[page] else page
+
+    def computed(self, name: bytes) -> int | None:
+        """Return the computed page of this name, if any."""
+        page = self._page_of.get(name)
+        return page if page is not None and self._is_computed[page] else None
 
     def settle(self, moves: Iterable[Move]) -> None:
-        """Mark restored pages as computed where the name still equals the tag."""
+        """Mark the pages of landed copies as computed where the name equals the tag.
+
+        While another copy of a page is queued or on its way, the tag runs ahead of the content.
+        """
+        moves = tuple(moves)
+        if self._host is None or not moves:
+            return
+        self._host.settle(moves)
         for move in moves:
-            if move.is_restore and self._name_of.get(move.page) == self.tags[move.page]:
+            if not move.is_restore or self._host.is_copied(move.page):
+                continue
+            name = self._name_of.get(move.page)
+            if name is not None and name == self.tags[move.page]:
                 self._is_computed[move.page] = True
 
     def check_integrity(self, held: Iterable[Iterable[Run]]) -> None:
@@ -202,8 +259,10 @@ class PrefixCache:
         self._name_of[page] = name
         self._is_named[page] = True
         self._is_computed[page] = False
-        if self._host is not None:
-            self._host.restore(name, page)
+        if self._host is None or self._host.restore(name, page):
+            return
+        if self._disk is not None:
+            self._disk.restore(name)
 
     def _drop(self, name: bytes) -> None:
         page = self._page_of.pop(name)

@@ -26,6 +26,7 @@ from rapid.engines.forward.runner import Runner
 from rapid.engines.forward.shards import Place, fingerprint
 from rapid.engines.kv.host_tier import HostTier
 from rapid.engines.parallel.orders import (
+    AwaitCopies,
     Close,
     CopyPages,
     CopySlots,
@@ -110,7 +111,11 @@ class Follower:
             case CopyPages(engine, pages, host_pages, is_restore):
                 runner, host, _ = self._open[engine]
                 assert host is not None
-                host.copy(runner.cache, pages, host_pages, is_restore=is_restore)
+                host.follow(runner.cache, pages, host_pages, is_restore=is_restore)
+            case AwaitCopies(engine, number):
+                host = self._open[engine][1]
+                assert host is not None
+                host.await_copies(number)
             case _:
                 raise AssertionError(f"a follower has no use for {order}")
 

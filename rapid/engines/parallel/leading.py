@@ -18,9 +18,18 @@ from rapid.engines.forward.opening import open_runner
 from rapid.engines.forward.runner import Runner
 from rapid.engines.forward.shards import Place, Shard, fingerprint
 from rapid.engines.kv.cache import KVCache, KVLayout
-from rapid.engines.kv.host_tier import HostTier
+from rapid.engines.kv.host_tier import HostTier, Move
+from rapid.engines.kv.lanes import Mark
 from rapid.engines.parallel.gang import Gang
-from rapid.engines.parallel.orders import Close, CopyPages, CopySlots, Forward, Open, PackedFeed
+from rapid.engines.parallel.orders import (
+    AwaitCopies,
+    Close,
+    CopyPages,
+    CopySlots,
+    Forward,
+    Open,
+    PackedFeed,
+)
 from rapid.errors import ConfigurationError, EngineFailed
 
 
@@ -109,7 +118,7 @@ class LeadingCache(KVCache):
     """The first rank's KV, whose copies all ranks make."""
 
     def __init__(self, own: KVCache, gang: Gang, engine: int) -> None:
-        self.layers = own.layers
+        self.page_tokens, self.stacks, self.layers = own.page_tokens, own.stacks, own.layers
         self._gang = gang
         self._engine = engine
 
@@ -132,6 +141,15 @@ class LeadingHostTier(HostTier):
         self._engine = engine
 
     @override
-    def copy(self, cache: KVCache, pages: slice, host_pages: slice, *, is_restore: bool) -> None:
+    def copy(self, cache: KVCache, pages: slice, host_pages: slice, *, is_restore: bool) -> Mark:
         with self._gang.told(CopyPages(self._engine, pages, host_pages, is_restore)):
-            super().copy(cache, pages, host_pages, is_restore=is_restore)
+            return super().copy(cache, pages, host_pages, is_restore=is_restore)
+
+    @override
+    def landed(self) -> list[Move]:
+        num_launched = len(self._launched)
+        landed = super().landed()
+        if number := num_launched - len(self._launched):
+            with self._gang.told(AwaitCopies(self._engine, number)):
+                pass
+        return landed

@@ -109,7 +109,7 @@ class CopySlots:
 
 @dataclass(frozen=True, slots=True)
 class CopyPages:
-    """Copy pages between the KV and host memory; see `HostTier.copy`."""
+    """Launch a copy of pages between the KV and host memory; see `HostTier.copy`."""
 
     engine: int
     pages: slice
@@ -117,4 +117,12 @@ class CopyPages:
     is_restore: bool
 
 
-Order = Load | Meet | Open | Close | End | Forward | CopySlots | CopyPages
+@dataclass(frozen=True, slots=True)
+class AwaitCopies:
+    """Begin the next forwards after the earliest launched copies; see `HostTier.await_copies`."""
+
+    engine: int
+    number: int
+
+
+Order = Load | Meet | Open | Close | End | Forward | CopySlots | CopyPages | AwaitCopies

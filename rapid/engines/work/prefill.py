@@ -48,7 +48,8 @@ class Prefill(Work):
     @override
     def share(self) -> None:
         num_pages = self.lease.sequences[0].num_computed // self._page_tokens
-        self._prefixes.note_computed(self.lease.prompt_pages[:num_pages])
+        pages = self.lease.prompt_pages[:num_pages]
+        self._prefixes.note_computed(pages, self.lease.request.tenant)
 
     @override
     def advance(self) -> None:

@@ -103,13 +103,13 @@ async def test_copies_from_host_memory_that_hold_a_call_up_are_told(
     await opened(engine, "first", prompt=first, max_tokens=4)
     engine.release("first")
     assert engine._compute.host is not None
-    make, has_called = engine._compute.host.make, Event()
+    make, has_called = engine._compute.host.launch, Event()
 
     def when_called(*given: Any) -> None:
         has_called.wait()
         make(*given)
 
-    engine._compute.host.make = when_called  # type: ignore[method-assign]
+    engine._compute.host.launch = when_called  # type: ignore[method-assign]
     await engine.open(lease_request("second", second, max_tokens=4, traceparent=place()))
     call = asyncio.ensure_future(engine.prefill("second"))
     await asyncio.sleep(0)  # the call is in; the copies that opening ordered are still to be made

@@ -19,7 +19,7 @@ async def test_neighbours_are_copied_at_once() -> None:
     moves = [Move(b"", 7 - i, 9 - i, is_restore=False) for i in range(4)]
     moves += [Move(b"", 2 + i, 6 + i, is_restore=True) for i in range(4)]
     moves += [Move(b"", 9, 1, is_restore=True)]
-    joined = [(move.page, move.host_page, length) for move, length in _joined(moves)]
+    joined = [(run[0].page, run[0].host_page, len(run)) for run in _joined(moves)]
     assert joined == [(4, 6, 4), (2, 6, 4), (9, 1, 1)]
 
 

@@ -279,20 +279,20 @@ async def test_copies_that_failed_are_not_taken_for_pages() -> None:
     first, second = (random_prompt(97, seed=seed) for seed in (1, 2))
     await ask(engine, "first", first)
     assert engine._compute.host is not None
-    make, has_called = engine._compute.host.make, Event()
+    launch, has_called = engine._compute.host.launch, Event()
 
     def fail(*_: object) -> None:
         has_called.wait()
         raise RuntimeError("no memory")
 
-    engine._compute.host.make = fail  # type: ignore[method-assign]
+    engine._compute.host.launch = fail  # type: ignore[method-assign]
     await engine.open(lease_request("second", second, max_tokens=4))
     call = asyncio.ensure_future(engine.prefill("second"))
     await asyncio.sleep(0)  # the call is in; the copies that opening ordered are still to be made
     has_called.set()
     with pytest.raises(EngineFailed):
         await call
-    engine._compute.host.make = make  # type: ignore[method-assign]
+    engine._compute.host.launch = launch  # type: ignore[method-assign]
     answer, num_cached = await ask(engine, "again", first)
     assert answer == reference_greedy(first.tolist(), 4)
     assert num_cached < 96
@@ -350,13 +350,14 @@ async def test_an_idle_engine_copies_at_once() -> None:
     first, second, third = (random_prompt(97, seed=seed) for seed in (1, 2, 3))
     await ask(engine, "first", first)
     assert engine._compute.host is not None
-    make, loop, copied = engine._compute.host.make, asyncio.get_running_loop(), asyncio.Semaphore(0)
+    launch, loop = engine._compute.host.launch, asyncio.get_running_loop()
+    copied = asyncio.Semaphore(0)
 
-    def copy(*args: object) -> None:
-        make(*args)  # type: ignore[arg-type]
+    def copy(moves: list[Move], *others: object) -> None:
+        launch(moves, *others)  # type: ignore[arg-type]
         loop.call_soon_threadsafe(copied.release)
 
-    engine._compute.host.make = copy  # type: ignore[method-assign]
+    engine._compute.host.launch = copy  # type: ignore[method-assign]
     async with asyncio.timeout(60):
         await engine.open(lease_request("second", second, max_tokens=4))
         await copied.acquire()
@@ -457,7 +458,8 @@ def push_out(cache: PrefixCache, host: HostTier, kv: KVCache, *names: bytes) -> 
         cache.note_computed(pages_of(held, 1))
         cache.free(held)
     cache.free(cache.take((), 1))
-    host.make(cache.take_moves(), kv, cache.tags, float)
+    host.launch(cache.take_moves(), kv, cache.tags)
+    cache.settle(host.landed())
 
 
 def test_a_copy_for_a_lease_that_has_ended_is_not_made() -> None:
@@ -467,8 +469,8 @@ def test_a_copy_for_a_lease_that_has_ended_is_not_made() -> None:
     held = cache.take([B], 1)
     moves = cache.take_moves()
     assert [(move.name, move.is_restore) for move in moves] == [(B, True)]
-    host.make(moves, kv, cache.tags, float)
-    cache.settle(moves)
+    host.launch(moves, kv, cache.tags)
+    cache.settle(host.landed())
     assert cache.num_in_a_row(pages_of(held, 1), 0, computed=True) == 1
     cache.check_integrity([held])
 
@@ -480,8 +482,8 @@ def test_a_page_that_changes_hands_while_it_is_copied_is_not_taken_for_computed(
     moves = cache.take_moves()
     cache.free(first)
     held = cache.take([B], 1)
-    host.make(moves, kv, cache.tags, float)
-    cache.settle(moves)
+    host.launch(moves, kv, cache.tags)
+    cache.settle(host.landed())
     assert cache.num_in_a_row(pages_of(held, 1), 0, computed=False) == 1
     cache.check_integrity([held])
 
@@ -496,6 +498,6 @@ def test_kv_of_another_prompt_is_refused() -> None:
         cache.num_in_a_row(pages_of(held, 2), 0, computed=True)
     with pytest.raises(AssertionError, match="page 1"):
         cache.check_integrity([held])
-    host.make([Move(A, 0, 0, is_restore=False)], kv, cache.tags, float)
+    host.launch([Move(A, 0, 0, is_restore=False)], kv, cache.tags)
     with pytest.raises(AssertionError, match="came back"):
-        host.make([Move(B, 1, 0, is_restore=True)], kv, cache.tags, float)
+        host.launch([Move(B, 1, 0, is_restore=True)], kv, cache.tags)

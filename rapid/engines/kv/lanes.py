@@ -1,0 +1,153 @@
+"""Copies of pages between the tiers: in the compute thread, or on a CUDA stream of their own.
+
+A lane makes copies in the order in which they were given to it. A copy is **launched** first and
+has **landed** later: until then neither of its ends may be written by anything but the lane.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from typing_extensions import override
+
+logger = logging.getLogger(__name__)
+
+_STAGED_BYTES = 2**26
+
+Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
+"""What to read and to write, both [pages, layers, 2, kv_heads, page_tokens, head_dim]."""
+
+
+class Mark(Protocol):
+    """A point in the lane's order of copies."""
+
+    def is_reached(self) -> bool:
+        """Return whether everything before it has landed, without waiting for it."""
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the launch's copies, once it is reached."""
+
+    def hold_back(self) -> None:
+        """Let what is launched on the device from now on begin after it."""
+
+
+class Lane:
+    """Copies in the calling thread, which have landed when `launch` returns.
+
+    On a CPU, memory is as fast from one thread as from another.
+    """
+
+    def launch(self, pairs: Pairs) -> Mark:
+        """Begin to copy the first block of each pair into the second."""
+        began = time.perf_counter()
+        for source, destination in pairs:
+            destination.copy_(source)
+        return Landed(time.perf_counter() - began)
+
+
+class Landed:
+    """The mark of copies that are made."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+
+    def is_reached(self) -> bool:
+        """Return True."""
+        return True
+
+    def hold_back(self) -> None:
+        """Do nothing."""
+
+
+class StreamLane(Lane):
+    """Copies on a CUDA stream of their own, beside the forwards.
+
+    A page's layers, keys and values lie together in host memory, and apart in the pool. So they
+    pass through a small buffer on the device: one kernel collects as many pages as it holds, one
+    transfer moves them, and the other way round. The buffer is written and read in the stream's
+    order alone.
+    """
+
+    def __init__(self, device: torch.device, block: torch.Tensor) -> None:
+        """Allocate the buffer.
+
+        Args:
+            device: Device of the pool.
+            block: A block of one page in host memory.
+        """
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._num_staged = max(_STAGED_BYTES // block.nbytes, 1)
+        shape = (self._num_staged, *block.shape[1:])
+        self._staged = torch.empty(shape, dtype=block.dtype, device=device)
+
+    @override
+    def launch(self, pairs: Pairs) -> Mark:
+        mark = _StreamMark(self._device)
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))  # forwards so far
+        with torch.cuda.stream(self._stream):
+            mark.began.record()
+            for source, destination in pairs:
+                for start in range(0, len(source), self._num_staged):
+                    part = slice(start, min(start + self._num_staged, len(source)))
+                    staged = self._staged[: part.stop - part.start]
+                    staged.copy_(source[part], non_blocking=True)
+                    destination[part].copy_(staged, non_blocking=True)
+            mark.ended.record()
+        return mark
+
+
+class _StreamMark:
+    """A mark on a CUDA stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.began: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self.ended: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+    def is_reached(self) -> bool:
+        return bool(self.ended.query())
+
+    @property
+    def seconds(self) -> float:
+        return float(self.began.elapsed_time(self.ended)) / 1e3
+
+    def hold_back(self) -> None:
+        torch.cuda.current_stream(self._device).wait_event(self.ended)
+
+
+def lane_for(devices: set[torch.device], block: torch.Tensor) -> Lane:
+    """Return the lane between a pool and host memory.
+
+    Args:
+        devices: Devices of the pool. Layers on several are copied by the compute thread.
+        block: A block of one page in host memory.
+    """
+    (device, *others) = devices
+    return Lane() if others or device.type != "cuda" else StreamLane(device, block)
+
+
+def pin(tensor: torch.Tensor, owner: object) -> None:
+    """Lock a tensor's memory, for as long as its owner lives, so that a device copies it by itself.
+
+    torch's own pinned memory takes the next power of two, which for most of a host's memory is too
+    much. Without the lock, copies stay right and become slower.
+    """
+    cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    error = int(cudart.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))
+    if error:
+        logger.warning(
+            "host_cache_tokens: the memory could not be pinned (CUDA error %d), so copies from and "
+            "to it are slow and delay the engine's steps: raise the limit on locked memory "
+            "(ulimit -l), or lower host_cache_tokens",
+            error,
+        )
+        return
+    ending = weakref.finalize(owner, cudart.cudaHostUnregister, tensor.data_ptr())
+    ending.atexit = False  # the end of the process frees it as well
