@@ -272,8 +272,9 @@ def _shape(settings: Json) -> Json:
         "output_biases",
         "mlp_biases",
         "query_key_norms",
+        "layer_norms",
     }
-    return ModelShape.of(settings).model_dump(exclude=memory_only)
+    return ModelShape.of(settings).model_dump(exclude=memory_only, exclude_defaults=True)
 
 
 def _weights(config: EngineConfig) -> str | None:

@@ -5,7 +5,6 @@ Neither torch nor the weights are needed, so that preflight and loading refuse t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,28 +12,11 @@ from typing import Any
 
 from rapid.checkpoints.files import checkpoint_source, read_json
 from rapid.checkpoints.gguf import has_own_frequencies
+from rapid.checkpoints.ropes import reach
 from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError
+from rapid.planning.families import refusal, sliding_layers, window_of
 from rapid.planning.shapes import ModelShape
-
-FAMILIES = ("llama", "qwen2", "qwen3")
-# Rope types, and the parameters that each requires.
-ROPES: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("factor",),
-    "yarn": ("factor",),
-    "llama3": (
-        "factor",
-        "original_max_position_embeddings",
-        "low_freq_factor",
-        "high_freq_factor",
-    ),
-}
-# In these families `use_sliding_window` turns the window on; in others naming it does.
-_WINDOW_SWITCHED = ("qwen2", "qwen3")
-_QWEN_FULL_LAYERS = 28  # the default of `max_window_layers` in transformers
-# These change angles with the longest sequence seen, which would invalidate stored keys.
-LENGTH_DEPENDENT_ROPES = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +26,8 @@ class ModelFacts:
     Attributes:
         shape: shape of the weights and KV.
         num_positions: positions that the model supports, after `rope_scaling` or the checkpoint's
-            own YaRN; within them every layer attends to all tokens.
-        rope_override: `rope_scaling` with its type under ``rope_type``; None keeps the
-            checkpoint's own.
+            own YaRN.
+        rope_override: parameters that replace those of the checkpoint's RoPE; None keeps them.
         dtype: dtype of the stored weights; None where the checkpoint does not say.
         quantization: quantization of the stored weights; None where there is none.
     """
@@ -66,24 +47,19 @@ def read_model_facts(config: EngineConfig) -> ModelFacts:
     """
     model = f"model {config.model!r}"
     settings = _read(config.model)
-    if settings.get("model_type") not in FAMILIES:
+    if why := refusal(settings.get("model_type")):
         raise ConfigurationError(
-            f"{model} is of the family {settings.get('model_type')!r}; "
-            f"supported are {', '.join(FAMILIES)}"
+            f"{model} is of the family {settings.get('model_type')!r}, which cannot be run: {why}"
         )
-    positions = settings.get("max_position_embeddings")
-    if not isinstance(positions, int):
-        raise ConfigurationError(f"{model}: its config.json has no max_position_embeddings")
     if config.rope_scaling is None and has_own_frequencies(checkpoint_source(config.model)):
         raise ConfigurationError(
             f"{model} stores its RoPE frequencies as a tensor, which is not read: set rope_scaling "
             "to what the config.json of the original says"
         )
-    own = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-    num_positions, rope = _reach(config.rope_scaling, own, positions, model)
-    num_positions = _seen(settings, config.max_context or num_positions, num_positions, model)
+    num_positions, rope = reach(config.rope_scaling, settings, config.max_context, model)
     shape = _shape(model, settings)
-    _check_divisible(shape, config.tensor_parallel, model)
+    _check_layers(settings, model)
+    _check_setting(shape, config, model)
     return ModelFacts(
         shape=shape,
         num_positions=num_positions,
@@ -93,29 +69,39 @@ def read_model_facts(config: EngineConfig) -> ModelFacts:
     )
 
 
-def _check_divisible(shape: ModelShape, num_parts: int, model: str) -> None:
-    if what := shape.undivided(num_parts):
+def _check_setting(shape: ModelShape, config: EngineConfig, model: str) -> None:
+    """Check that the model can be computed as the settings ask."""
+    if shape.experts and (config.deterministic or config.tensor_parallel > 1):
+        name = "deterministic" if config.deterministic else "tensor_parallel"
         raise ConfigurationError(
-            f"{model} has {what}, which tensor_parallel: {num_parts} does not divide"
+            f"{model} is a mixture of experts, which {name} is not built for: leave it out"
+        )
+    if what := shape.undivided(config.tensor_parallel):
+        raise ConfigurationError(
+            f"{model} has {what}, which tensor_parallel: {config.tensor_parallel} does not divide"
         )
 
 
-def _reach(
-    override: Mapping[str, Any] | None, own: Mapping[str, Any], positions: int, model: str
-) -> tuple[int, dict[str, Any] | None]:
-    """Return the positions after scaling and the validated override."""
-    if override is None:
-        # Qwen's YaRN configurations give the positions before scaling. With other types, and with
-        # YaRN that names no original length, the positions are those after scaling.
-        rope = _checked_rope(own, f"{model}: ", otherwise="default")
-        original = rope.get("original_max_position_embeddings")
-        is_yarn = rope["rope_type"] == "yarn" and original is not None
-        return max(positions, int(original * rope["factor"]) if is_yarn else 0), None
-    rope = _checked_rope(override, "rope_scaling: ")
-    if rope["rope_type"] == "default":
-        return positions, rope
-    original = rope.get("original_max_position_embeddings", positions)
-    return max(positions, int(original * rope.get("factor", 1))), rope
+def _check_layers(settings: Mapping[str, Any], model: str) -> None:
+    """Check that every layer attends to all tokens before it, or to the last ones of them."""
+    layer_types = set(settings.get("layer_types") or ())
+    if others := layer_types - {"full_attention", "sliding_attention"}:
+        named = ", ".join(sorted(others))
+        raise ConfigurationError(f"{model} has layers of {named}: not supported")
+    if settings.get("use_bidirectional_attention"):
+        raise ConfigurationError(
+            f"{model} attends to later tokens as well (use_bidirectional_attention): not supported"
+        )
+    window = window_of(settings)
+    is_llama = settings.get("model_type") == "llama"
+    is_named = is_llama and settings.get("sliding_window") is not None
+    if window is None and (is_named or "sliding_attention" in layer_types):
+        raise ConfigurationError(
+            f"{model} names sliding windows, but its family has none or they are switched off: "
+            "correct its config.json"
+        )
+    if any(sliding_layers(settings)) and not (isinstance(window, int) and window > 0):
+        raise ConfigurationError(f"{model} has sliding windows of {window!r} tokens")
 
 
 def _read(model: str) -> dict[str, Any]:
@@ -142,57 +128,3 @@ def _shape(model: str, settings: dict[str, Any]) -> ModelShape:
     except (ValueError, TypeError) as error:
         what = " ".join(str(error).split())
         raise ConfigurationError(f"{model}: its config.json describes no model: {what}") from error
-
-
-def _seen(settings: dict[str, Any], context: int, num_positions: int, model: str) -> int:
-    """Return the positions within which every layer attends to all tokens, at least `context`.
-
-    Raises:
-        ConfigurationError: some layers attend within a narrower window, or are of another type.
-    """
-    layer_types = set(settings.get("layer_types") or ())
-    if others := layer_types - {"full_attention", "sliding_attention"}:
-        named = ", ".join(sorted(others))
-        raise ConfigurationError(f"{model} has layers of {named}: not supported")
-    is_switched = settings["model_type"] in _WINDOW_SWITCHED
-    window = settings.get("sliding_window", "unnamed" if is_switched else None)
-    slides = window is not None
-    if layer_types:
-        slides = "sliding_attention" in layer_types
-    elif is_switched:
-        first = settings.get("max_window_layers", _QWEN_FULL_LAYERS)
-        is_on = bool(settings.get("use_sliding_window")) and first < settings["num_hidden_layers"]
-        slides = slides and is_on
-    if not slides:
-        return num_positions
-    if not isinstance(window, int) or window < context:
-        raise ConfigurationError(
-            f"{model} uses sliding windows of {window} tokens: not supported for a longer context; "
-            "max_context sets it"
-        )
-    return min(num_positions, window)
-
-
-def _checked_rope(
-    rope: Mapping[str, Any], prefix: str, otherwise: str | None = None
-) -> dict[str, Any]:
-    """Return the validated parameters; older files name the rope type ``type``."""
-    rope_type = rope.get("rope_type") or rope.get("type") or otherwise
-    if rope_type in LENGTH_DEPENDENT_ROPES:
-        raise ConfigurationError(
-            f"{prefix}rope_type {rope_type!r} changes stored keys: not supported"
-        )
-    if rope_type not in tuple(ROPES):
-        raise ConfigurationError(
-            f"{prefix}rope_type {rope_type!r} is unknown; known are {', '.join(ROPES)}"
-        )
-    for name in ("factor", "original_max_position_embeddings", *ROPES[rope_type]):
-        value = rope.get(name, None if name in ROPES[rope_type] else 1)
-        least = 0 if name.endswith("freq_factor") else 1
-        if not isinstance(value, (int, float)) or not least <= value < math.inf:
-            raise ConfigurationError(
-                f"{prefix}{name} must be a number of at least {least}, not {value!r}"
-            )
-    return {name: value for name, value in rope.items() if name != "type"} | {
-        "rope_type": rope_type
-    }

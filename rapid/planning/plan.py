@@ -97,8 +97,9 @@ class Replica:
     """A model on one GPU or on several of one machine.
 
     With ``tensor_parallel``, every layer is split over the GPUs, which read and compute at once and
-    add their results twice a layer. Quantized weights are split by layers instead (``device:
-    balanced``): a layer needs the result of the one before it, so one GPU works at a time.
+    add their results twice a layer. Quantized weights and mixtures of experts are split by layers
+    instead (``device: balanced``): a layer needs the result of the one before it, so one GPU works
+    at a time.
 
     Attributes:
         shape: shape of the model.
@@ -123,7 +124,8 @@ class Replica:
     @property
     def num_at_once(self) -> int:
         """Number of GPUs that compute a layer together."""
-        return self.num_gpus if self.num_gpus and self.layer_bits == self.other_bits else 1
+        is_split = self.layer_bits == self.other_bits and not self.shape.experts
+        return self.num_gpus if self.num_gpus and is_split else 1
 
     @property
     def kv_per_sequence(self) -> float:
@@ -155,8 +157,8 @@ class Replica:
 
     def step_s(self, batch: float, rows: int = 1) -> float:
         """Return the seconds of one forward of `batch` sequences with `rows` new tokens each."""
-        read = self.shape.read_bytes(self.layer_bits, self.other_bits)
-        read += batch * self.kv_per_sequence
+        read = self.shape.read_bytes(self.layer_bits, self.other_bits, batch * rows)
+        read += batch * self.shape.kv_read_bytes(self.context, self.kv_bytes)
         work = batch * self.shape.decode_flops(rows, self.context)
         together = self.num_at_once
         return self._adding_s + max(

@@ -13,6 +13,7 @@ from typing import Any, Self
 from pydantic import Field
 
 from rapid.config import Frozen, SpeculationConfig
+from rapid.planning.families import expert_layers, sliding_layers, window_of
 
 # Rows of logits that each lease may want of one step: a draft block of the default length.
 _LOGIT_ROWS = SpeculationConfig().max_draft
@@ -30,12 +31,14 @@ GPU_SCORES = 2**26
 GRAPHS = 32
 _LAUNCHES = 40  # launches per layer
 _LAUNCH_BYTES = 2**15
+# Families in which `attention_bias` gives the projections of attention biases.
+_ATTENTION_BIAS = ("llama", "qwen3", "qwen3_moe", "gemma3_text")
 # Slots of one layer that the checks of the kernels fill (`rapid.engines.attention.cases`).
 CHECK_SLOTS = 2**16
 
 
 class ModelShape(Frozen):
-    """The shape of a Llama, Qwen2 or Qwen3 model, from its `config.json`.
+    """The shape of a model of a supported family, from its `config.json`.
 
     Attributes:
         layers: number of layers.
@@ -50,6 +53,14 @@ class ModelShape(Frozen):
         output_biases: whether attention's output has a bias, as in Llama and Qwen3 with the others.
         mlp_biases: whether the three projections of the gated MLP have biases.
         query_key_norms: whether queries and keys of each head have norms, as in Qwen3.
+        layer_norms: norms of a layer beside those.
+        sliding_layers: layers that attend to the last `window` tokens only. Their keys and values
+            are kept for all tokens, as pages hold those of every layer.
+        window: see `sliding_layers`; 0 where there are none.
+        expert_layers: layers whose MLP is a mixture of experts.
+        experts: experts of such a layer.
+        experts_per_token: experts that compute a token.
+        expert_intermediate: width of an expert.
     """
 
     layers: int = Field(ge=1)
@@ -64,6 +75,13 @@ class ModelShape(Frozen):
     output_biases: bool = False
     mlp_biases: bool = False
     query_key_norms: bool = False
+    layer_norms: int = 2
+    sliding_layers: int = Field(0, ge=0)
+    window: int = Field(0, ge=0)
+    expert_layers: int = Field(0, ge=0)
+    experts: int = Field(0, ge=0)
+    experts_per_token: int = Field(0, ge=0)
+    expert_intermediate: int = Field(0, ge=0)
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
@@ -74,7 +92,16 @@ class ModelShape(Frozen):
         """
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         family = config.get("model_type")
-        asks_for_biases = bool(config.get("attention_bias")) and family != "qwen2"
+        asks_for_biases = bool(config.get("attention_bias")) and family in _ATTENTION_BIAS
+        num_sliding, num_mixed = sum(sliding_layers(config)), sum(expert_layers(config))
+        mixture = {}
+        if num_mixed:
+            mixture = {
+                "expert_layers": num_mixed,
+                "experts": config.get("num_experts") or config["num_local_experts"],
+                "experts_per_token": config["num_experts_per_tok"],
+                "expert_intermediate": config["moe_intermediate_size"],
+            }
         return cls(
             layers=config["num_hidden_layers"],
             hidden=hidden,
@@ -83,11 +110,15 @@ class ModelShape(Frozen):
             head_dim=config.get("head_dim") or hidden // heads,
             intermediate=config["intermediate_size"],
             vocabulary=config["vocab_size"],
-            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            tied_embeddings=bool(config.get("tie_word_embeddings", family == "gemma3_text")),
             attention_biases=asks_for_biases or family == "qwen2",
             output_biases=asks_for_biases,
             mlp_biases=bool(config.get("mlp_bias")) and family == "llama",
-            query_key_norms=family == "qwen3",
+            query_key_norms=family in ("qwen3", "qwen3_moe", "gemma3_text"),
+            layer_norms=4 if family == "gemma3_text" else 2,
+            sliding_layers=num_sliding,
+            window=window_of(config) if num_sliding else 0,
+            **mixture,
         )
 
     def undivided(self, size: int) -> str | None:
@@ -100,7 +131,7 @@ class ModelShape(Frozen):
         return next((f"{n} {name}" for name, n in counts.items() if n % size), None)
 
     def part_of(self, size: int) -> Self:
-        """Return the shape of one of `size` parts, as tensor parallelism splits a model."""
+        """Return the shape of one of `size` parts, as tensor parallelism splits a dense model."""
         return self.model_copy(
             update={
                 "heads": self.heads // size,
@@ -115,13 +146,27 @@ class ModelShape(Frozen):
     @property
     def layer_weights(self) -> int:
         """Number of weights in all layers' matrices: queries, keys, values, output, gated MLP."""
+        return self._with_experts(self.experts)
+
+    @property
+    def active_weights(self) -> int:
+        """Number of weights in all layers' matrices that multiply a position."""
+        return self._with_experts(self.experts_per_token)
+
+    def _with_experts(self, num_experts: int) -> int:
+        """Return the weights in all layers' matrices, with some of the experts of a mixture."""
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+        dense = (self.layers - self.expert_layers) * 3 * self.intermediate
+        mixed = self.expert_layers * (self.experts + 3 * num_experts * self.expert_intermediate)
+        return self.layers * attention + self.hidden * (dense + mixed)
 
     @property
     def weights(self) -> int:
-        """Number of weights that multiply a position; a step reads them once for all its rows."""
-        return self.layer_weights + self.head_weights
+        """Number of weights that multiply a position; a step reads them once for all its rows.
+
+        Of a mixture of experts a step with several rows reads more: see `read_bytes`.
+        """
+        return self.active_weights + self.head_weights
 
     @property
     def head_weights(self) -> int:
@@ -133,7 +178,7 @@ class ModelShape(Frozen):
         """Number of all parameters, with embeddings, norms and biases."""
         tables = self.head_weights * (1 if self.tied_embeddings else 2)
         of_layer = (
-            2 * self.hidden  # its norms
+            self.layer_norms * self.hidden
             + self.query_key_norms * 2 * self.head_dim
             + self.attention_biases * (self.heads + 2 * self.kv_heads) * self.head_dim
             + self.output_biases * self.hidden
@@ -153,12 +198,29 @@ class ModelShape(Frozen):
         others = self.num_parameters - self.layer_weights
         return (self.layer_weights * layer_bits + others * other_bits) / 8
 
-    def read_bytes(self, layer_bits: float = 16, other_bits: float = 16) -> float:
-        """Return the bytes of weights that a step reads: all but the looked-up embeddings."""
-        return (self.layer_weights * layer_bits + self.head_weights * other_bits) / 8
+    def read_bytes(self, layer_bits: float = 16, other_bits: float = 16, rows: float = 1) -> float:
+        """Return the bytes of weights that a step reads: all but the looked-up embeddings.
+
+        Of a mixture, the experts that at least one row chose, as if every row chose at random.
+        """
+        layers: float = self.layer_weights
+        if self.experts:
+            unused = (1 - self.experts_per_token / self.experts) ** rows
+            per_expert = 3 * self.hidden * self.expert_intermediate * self.expert_layers
+            layers -= unused * self.experts * per_expert
+        return (layers * layer_bits + self.head_weights * other_bits) / 8
+
+    def kv_read_bytes(self, context: int, bytes_per_number: float = 2) -> float:
+        """Return the bytes of keys and values that a position attends to after `context` tokens."""
+        return self._keys(context) * self.kv_bytes_per_token(bytes_per_number)
+
+    def _keys(self, context: float) -> float:
+        """Return the keys that a position attends to, on average over the layers."""
+        unseen = max(0.0, context - self.window) * self.sliding_layers / self.layers
+        return context - unseen
 
     def kv_bytes_per_token(self, bytes_per_number: float = 2) -> float:
-        """Return the bytes of keys and values of one token over all layers."""
+        """Return the bytes of keys and values that are kept of one token, over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_number
 
     def workspace_bytes(
@@ -208,14 +270,17 @@ class ModelShape(Frozen):
     def _widest(self) -> int:
         """Largest number of activations that one row holds at once."""
         heads = 4 * (self.heads + self.kv_heads) * self.head_dim
-        return max(4 * self.intermediate, heads) + 4 * self.hidden
+        chosen = self.experts_per_token * (self.expert_intermediate + self.hidden)
+        return max(4 * self.intermediate, heads, 4 * chosen) + 4 * self.hidden
 
     # --- floating-point operations ----------------------------------------------------------------
 
     def prefill_flops(self, tokens: int) -> float:
         """Return the operations of a prefill, with logits of its last position only."""
         pairs = tokens * (tokens + 1) / 2
-        return 2.0 * (tokens * self.layer_weights + self.head_weights) + self._attention(pairs)
+        unseen = max(0, tokens - self.window)
+        pairs -= unseen * (unseen + 1) / 2 * self.sliding_layers / self.layers
+        return 2.0 * (tokens * self.active_weights + self.head_weights) + self._attention(pairs)
 
     def decode_flops(self, positions: float, keys: float) -> float:
         """Return the operations of `positions` after the prompt, with logits of each.
@@ -223,7 +288,8 @@ class ModelShape(Frozen):
         Each position attends to `keys` keys on average. Rejected drafts count as positions, too,
         because they were computed.
         """
-        return 2.0 * positions * self.weights + self._attention(positions * keys)
+        attention = self._attention(positions * self._keys(keys))
+        return 2.0 * positions * self.weights + attention
 
     def _attention(self, pairs: float) -> float:
         return 4.0 * self.layers * self.heads * self.head_dim * pairs
@@ -259,5 +325,57 @@ KNOWN_SHAPES: dict[str, tuple[str, ModelShape]] = {
     "qwen2.5-72b": (
         "Qwen/Qwen2.5-72B-Instruct",
         ModelShape(**_QWEN, layers=80, hidden=8192, heads=64, kv_heads=8, intermediate=29568),
+    ),
+    "mistral-7b": (
+        "mistralai/Mistral-7B-Instruct-v0.3",
+        ModelShape(
+            **_LLAMA | {"vocabulary": 32768}, layers=32, hidden=4096, heads=32, intermediate=14336
+        ),
+    ),
+    "phi-4": (
+        "microsoft/phi-4",
+        ModelShape(
+            head_dim=128,
+            vocabulary=100352,
+            layers=40,
+            hidden=5120,
+            heads=40,
+            kv_heads=10,
+            intermediate=17920,
+        ),
+    ),
+    "qwen3-30b-a3b": (
+        "Qwen/Qwen3-30B-A3B",
+        ModelShape(
+            head_dim=128,
+            vocabulary=151936,
+            layers=48,
+            hidden=2048,
+            heads=32,
+            kv_heads=4,
+            intermediate=6144,
+            query_key_norms=True,
+            expert_layers=48,
+            experts=128,
+            experts_per_token=8,
+            expert_intermediate=768,
+        ),
+    ),
+    "gemma-3-1b": (
+        "google/gemma-3-1b-it",
+        ModelShape(
+            head_dim=256,
+            vocabulary=262144,
+            layers=26,
+            hidden=1152,
+            heads=4,
+            kv_heads=1,
+            intermediate=6912,
+            tied_embeddings=True,
+            query_key_norms=True,
+            layer_norms=4,
+            sliding_layers=22,
+            window=512,
+        ),
     ),
 }

@@ -28,6 +28,7 @@ from rapid.engines.attention import cpu as cpu_attention
 from rapid.engines.attention.rows import AttentionInputs, PartialKernel, RaggedRows
 from rapid.engines.attention.segments import Partial, Segment
 from rapid.engines.attention.shared_prefixes import SharedPrefix
+from rapid.engines.attention.windows import edge_partial
 
 NAME = "rapid_ragged"
 MAX_SCORES = 2**26  # float32 scores held at once where no fused kernel is used
@@ -43,6 +44,7 @@ def ragged_attention(
     dropout: float = 0.0,
     *,
     ragged: RaggedRows,
+    sliding_window: int | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Store the new keys and values of a ragged batch and attend for all its rows.
@@ -58,6 +60,7 @@ def ragged_attention(
         scaling: factor of the scores; None takes ``head_dim ** -0.5``.
         dropout: ignored; inference has none.
         ragged: rows of the batch.
+        sliding_window: number of last keys, up to itself, that each row attends to; None for all.
 
     Returns:
         [1, rows, heads, head_dim].
@@ -67,10 +70,11 @@ def ragged_attention(
     keys.index_copy_(1, slots, key[0])
     values.index_copy_(1, slots, value[0])
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    inputs = AttentionInputs(query, key, value, keys, values, ragged, scale)
+    inputs = AttentionInputs(query, key, value, keys, values, ragged, scale, sliding_window)
     kernels = ragged.kernels
     if kernels is None:
-        if keys.device.type == "cpu" and (spans := ragged.single_spans()):
+        inputs = inputs.within_window()
+        if keys.device.type == "cpu" and (spans := inputs.rows.single_spans()):
             return cpu_attention.attend_single_rows(inputs, spans), None
         return attend_by_runs(inputs), None
     outputs = [
@@ -87,6 +91,7 @@ def attend_by_runs(inputs: AttentionInputs, kernel: PartialKernel | None = None)
         inputs: see `AttentionInputs`.
         kernel: replaces `partial`; with it, shared prefixes are read by each sequence on its own.
     """
+    inputs = inputs.within_window()
     outputs: dict[int, torch.Tensor] = {}
     for prefix in inputs.rows.prefixes() if kernel is None else ():
         outputs |= _attend_together(inputs, prefix)
@@ -142,6 +147,12 @@ def _parts(inputs: AttentionInputs, segment: Segment, kernel: PartialKernel) -> 
     # A single row attends to itself too: its own slot is one more key and needs no mask.
     spans = segment.all_spans if num_rows == 1 else segment.past
     parts = _over_spans(packed, inputs, spans, kernel)
+    if segment.edge:
+        edge = (
+            torch.cat([tensor[None, :, a:b] for a, b in segment.edge], dim=2)
+            for tensor in (inputs.keys, inputs.values)
+        )
+        parts.append(edge_partial(packed, *edge, inputs.scale, num_rows))
     if num_rows > 1:
         key, value = inputs.key[:, :, own], inputs.value[:, :, own]
         parts.append(attend_to_self(query, key, value, inputs.scale, kernel))

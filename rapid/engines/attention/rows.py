@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Protocol, TypeVar, cast
 
@@ -11,6 +11,7 @@ import torch
 
 from rapid.engines.attention.segments import Partial, Segment
 from rapid.engines.attention.shared_prefixes import SharedPrefix, shared_prefixes
+from rapid.engines.attention.windows import within
 from rapid.engines.kv.cache import KVCache
 
 Made = TypeVar("Made")
@@ -96,6 +97,13 @@ class RaggedRows:
         """Return the prefixes that two or more of the sequences share."""
         return self.once("prefixes", lambda: shared_prefixes(self.segments))
 
+    def within(self, window: int) -> RaggedRows:
+        """Return the same rows, each with the last `window` keys up to itself."""
+        return self.once(("within", window), lambda: self._within(window))
+
+    def _within(self, window: int) -> RaggedRows:
+        return RaggedRows(self.cache, within(self.segments, window), self.slots, self.kernels)
+
     def stretches(self) -> list[tuple[slice, RaggedRows]]:
         """Split the batch into neighbouring sequences that are all steps or all prefill chunks.
 
@@ -132,6 +140,7 @@ class AttentionInputs:
         values: values of all slots, shaped as `keys`.
         rows: the sequences of the rows and the slots that each attends to.
         scale: factor of the scores.
+        window: number of last keys, up to itself, that each row attends to; None for all.
     """
 
     query: torch.Tensor
@@ -141,6 +150,7 @@ class AttentionInputs:
     values: torch.Tensor
     rows: RaggedRows
     scale: float
+    window: int | None = None
 
     def stretches(self) -> list[AttentionInputs]:
         """Split the inputs into steps and prefill chunks, as `RaggedRows.stretches` does."""
@@ -156,6 +166,13 @@ class AttentionInputs:
                 self.values,
                 rows,
                 self.scale,
+                self.window,
             )
             for own, rows in stretches
         ]
+
+    def within_window(self) -> AttentionInputs:
+        """Return the inputs with the keys outside of `window` taken out of `rows`."""
+        if self.window is None:
+            return self
+        return replace(self, rows=self.rows.within(self.window), window=None)

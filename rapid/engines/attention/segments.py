@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -21,12 +21,15 @@ class Segment:
         stop: row after the last.
         past: slots [start, stop) of the earlier positions that the rows attend to, in order.
         all_spans: the same with the slots of the rows themselves.
+        edge: slots before `past` that only the first rows attend to, in a layer with a sliding
+            window (`rapid.engines.attention.windows`).
     """
 
     start: int
     stop: int
     past: list[tuple[int, int]]
     all_spans: list[tuple[int, int]]
+    edge: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def is_step(self) -> bool:

@@ -1,9 +1,12 @@
 """A decoder with fused operations for the supported model families.
 
-Llama, Qwen2 and Qwen3 differ in a bias and in a norm of queries and keys. transformers' own forward
-of them is the specification, but it spends more time on a small model's many small operations than
-on its weights. Here projections that read the same input are one product, a norm is one call, and
-queries and keys are rotated together.
+The families differ from Llama in few places: a bias, norms of queries and keys or after attention
+and MLP, weights that the checkpoint fuses itself, a part of each head that is not rotated, layers
+with a sliding window or a rope of their own, a mixture of experts. transformers' own forward of
+them is the specification, but it spends more time on a small model's many small operations than on
+its weights. Here projections that read the same input are one product, a norm is one call, and
+queries and keys are rotated together. Experts are left to transformers, whose grouped products read
+the chosen experts only.
 
 The fused weights replace the model's own, which become views of them: nothing is held twice, and
 transformers' forward keeps working on the same numbers. That forward computes where a projection is
@@ -12,17 +15,22 @@ more than a product (quantized weights, layers that accelerate moves).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import embedding, linear, rms_norm, silu
+from torch.nn.functional import embedding, linear, rms_norm
 
 from rapid.engines.attention.ragged import ragged_attention
 from rapid.engines.attention.rows import RaggedRows
 from rapid.engines.forward.shards import Place
 
-NUM_PROJECTIONS = 7  # linear projections of a layer
+_OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
+_OF_MLP = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+Angles = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,27 +39,52 @@ class _Layer:
 
     Attributes:
         module: attention module of the model; its `layer_idx` selects the layer of the cache.
+        rope: name of the layer's rope; see `Decoder._angles`.
+        window: number of last keys that a row attends to; None for all.
         before_attention: weight of the norm before attention.
         qkv: projection to queries, keys and values, [(heads + 2 kv_heads) * head_dim, hidden].
         qkv_bias: bias of `qkv`, or None.
         qk_norm: copy of the norm weights of all heads, [heads + kv_heads, head_dim], or None.
         output: projection of attention's output.
         output_bias: bias of `output`, or None.
+        after_attention: weight of the norm of attention's output, or None.
         before_mlp: weight of the norm before the MLP.
-        gate_up: gate and up projections of the MLP, [2 * intermediate, hidden].
-        down: down projection of the MLP.
+        mlp: gated MLP or mixture of experts.
+        after_mlp: weight of the norm of the MLP's output, or None.
     """
 
-    module: torch.nn.Module
+    module: Any
+    rope: str
+    window: int | None
     before_attention: torch.Tensor
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
     qk_norm: torch.Tensor | None
     output: torch.Tensor
     output_bias: torch.Tensor | None
+    after_attention: torch.Tensor | None
     before_mlp: torch.Tensor
+    mlp: Callable[[torch.Tensor], torch.Tensor]
+    after_mlp: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _GatedMLP:
+    """The weights of one layer's gated MLP.
+
+    Attributes:
+        gate_up: gate and up projections, [2 * intermediate, hidden].
+        down: down projection.
+        activation: function of the gate.
+    """
+
     gate_up: torch.Tensor
     down: torch.Tensor
+    activation: Activation
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        gate, up = linear(hidden, self.gate_up).chunk(2, dim=-1)
+        return linear(self.activation(gate) * up, self.down)
 
 
 def decoder_of(model: Any, place: Place | None = None) -> Decoder | None:
@@ -64,15 +97,26 @@ def decoder_of(model: Any, place: Place | None = None) -> Decoder | None:
     """
     modules = list(model.model.modules())
     projections = [module for module in modules if isinstance(module, torch.nn.Linear)]
+    known = [each for layer in model.model.layers for each in _projections(layer)]
     is_plain = (
-        all(type(projection) is torch.nn.Linear for projection in projections)
-        and len(projections) == NUM_PROJECTIONS * len(model.model.layers)
+        all(type(projection) is torch.nn.Linear for projection in known)
+        and len(projections) == len(known)
         and not any(hasattr(module, "_hf_hook") for module in modules)
         and getattr(model.config, "quantization_config", None) is None
-        and all(layer.mlp.gate_proj.bias is None for layer in model.model.layers)
-        and model.config.hidden_act == "silu"
+        and all(
+            getattr(layer.mlp, name).bias is None
+            for layer in model.model.layers
+            for name in _OF_MLP
+            if hasattr(layer.mlp, name)
+        )
     )
     return Decoder(model, place) if is_plain else None
+
+
+def _projections(layer: Any) -> list[torch.nn.Module]:
+    """Return the projections that a decoder computes; of experts there are none."""
+    names = (_OF_ATTENTION, layer.self_attn), (_OF_MLP, layer.mlp)
+    return [getattr(of, name) for each, of in names for name in each if hasattr(of, name)]
 
 
 class Decoder:
@@ -80,15 +124,23 @@ class Decoder:
 
     def __init__(self, model: Any, place: Place | None = None) -> None:
         config = model.config
+        self._config = config
         self._place = place
         self._num_heads = config.num_attention_heads
         self._num_kv_heads = config.num_key_value_heads
         self._head_dim = model.model.layers[0].self_attn.head_dim
         self._epsilon = config.rms_norm_eps
         self._tokens = model.model.embed_tokens.weight
+        self._scale = getattr(model.model.embed_tokens, "embed_scale", None)
         self._rotary = model.model.rotary_emb
-        self._last_norm = model.model.norm.weight
+        self._last_norm = self._norm_weight(model.model.norm)
         self._layers = [self._fused(layer) for layer in model.model.layers]
+        self._ropes = {layer.rope for layer in self._layers}
+
+    @property
+    def windows(self) -> list[int | None]:
+        """Number of last keys that a row attends to, by layer; None for all."""
+        return [layer.window for layer in self._layers]
 
     def __call__(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, rows: RaggedRows
@@ -104,10 +156,18 @@ class Decoder:
             [1, rows, hidden].
         """
         hidden = self._embedded(input_ids[0])
-        angles = self._angles(position_ids[0], hidden.dtype)
+        if self._scale is not None:
+            hidden = hidden * self._scale.to(hidden.dtype)
+        angles = {rope: self._angles(position_ids[0], hidden.dtype, rope) for rope in self._ropes}
         for layer in self._layers:
-            hidden = hidden + self._summed(self._attention(layer, hidden, *angles, rows))
-            hidden = hidden + self._summed(self._mlp(layer, hidden))
+            attended = self._summed(self._attention(layer, hidden, *angles[layer.rope], rows))
+            if layer.after_attention is not None:
+                attended = self._norm(attended, layer.after_attention)
+            hidden = hidden + attended
+            mixed = self._summed(layer.mlp(self._norm(hidden, layer.before_mlp)))
+            if layer.after_mlp is not None:
+                mixed = self._norm(mixed, layer.after_mlp)
+            hidden = hidden + mixed
         return self._norm(hidden, self._last_norm)[None]
 
     def _embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -137,61 +197,107 @@ class Decoder:
         rotated = heads[:, :num_rotated]
         if layer.qk_norm is not None:
             rotated = self._norm(rotated, layer.qk_norm)
-        rotated = rotated * cos + rotated.roll(self._head_dim // 2, -1) * sin
-        rotated = rotated.transpose(0, 1)[None]
+        rotated = _rotated(rotated, cos, sin).transpose(0, 1)[None]
         attended, _ = ragged_attention(
             layer.module,
             rotated[:, : self._num_heads],
             rotated[:, self._num_heads :],
             heads[:, num_rotated:].transpose(0, 1)[None],
             None,
+            layer.module.scaling,
             ragged=rows,
+            sliding_window=layer.window,
         )
         return linear(attended.reshape(len(mixed), -1), layer.output, layer.output_bias)
 
-    def _mlp(self, layer: _Layer, hidden: torch.Tensor) -> torch.Tensor:
-        gate, up = linear(self._norm(hidden, layer.before_mlp), layer.gate_up).chunk(2, dim=-1)
-        return linear(silu(gate) * up, layer.down)
-
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return weight * rms_norm(hidden, hidden.shape[-1:], None, self._epsilon)
+        if weight.dtype == hidden.dtype:
+            return weight * rms_norm(hidden, hidden.shape[-1:], None, self._epsilon)
+        wide = rms_norm(hidden.float(), hidden.shape[-1:], None, self._epsilon)
+        return (wide * weight).to(hidden.dtype)
 
-    def _angles(
-        self, positions: torch.Tensor, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines [rows, 1, head_dim]; the first half of the sines is negated.
+    def _norm_weight(self, norm: Any) -> torch.Tensor:
+        """Return the factors of a norm; Gemma stores them less one and multiplies in float32."""
+        weight: torch.Tensor = norm.weight
+        return 1 + weight.float() if self._config.model_type == "gemma3_text" else weight
+
+    def _angles(self, positions: torch.Tensor, dtype: torch.dtype, rope: str) -> Angles:
+        """Return cosines and sines [rows, 1, rotated]; the first half of the sines is negated.
 
         With that sign, rotating half of the head is a roll multiplied by the sines.
+
+        Args:
+            positions: those of the rows.
+            dtype: dtype of the result.
+            rope: prefix of transformers' names where layers differ in their rope, else empty.
         """
-        angles = positions[:, None, None] * self._rotary.inv_freq
+        angles = positions[:, None, None] * getattr(self._rotary, f"{rope}inv_freq")
         cos, sin = angles.cos(), angles.sin()
-        scaling = self._rotary.attention_scaling
+        scaling = getattr(self._rotary, f"{rope}attention_scaling")
         cos, sin = torch.cat((cos, cos), -1) * scaling, torch.cat((-sin, sin), -1) * scaling
         return cos.to(dtype), sin.to(dtype)
 
     def _fused(self, layer: Any) -> _Layer:
-        attention, mlp = layer.self_attn, layer.mlp
-        qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+        attention = layer.self_attn
+        qkv, qkv_bias = _own_or_fused(attention, "qkv_proj", "q_proj", "k_proj", "v_proj")
         qk_norm = None
         if hasattr(attention, "q_norm"):
             qk_norm = torch.cat(
                 (
-                    attention.q_norm.weight.expand(self._num_heads, -1),
-                    attention.k_norm.weight.expand(self._num_kv_heads, -1),
+                    self._norm_weight(attention.q_norm).expand(self._num_heads, -1),
+                    self._norm_weight(attention.k_norm).expand(self._num_kv_heads, -1),
                 )
             )
+        after_attention, before_mlp, after_mlp = None, layer.post_attention_layernorm, None
+        if hasattr(layer, "pre_feedforward_layernorm"):
+            after_attention = self._norm_weight(layer.post_attention_layernorm)
+            before_mlp = layer.pre_feedforward_layernorm
+            after_mlp = self._norm_weight(layer.post_feedforward_layernorm)
+        layer_types = getattr(self._config, "layer_types", None)
+        layer_type = layer_types[attention.layer_idx] if layer_types else None
+        slides = layer_type in (None, "sliding_attention")
         return _Layer(
             module=attention,
-            before_attention=layer.input_layernorm.weight,
-            qkv=_fuse("weight", *qkv),
-            qkv_bias=None if qkv[0].bias is None else _fuse("bias", *qkv),
+            rope=f"{layer_type}_" if hasattr(self._rotary, f"{layer_type}_inv_freq") else "",
+            window=getattr(self._config, "sliding_window", None) if slides else None,
+            before_attention=self._norm_weight(layer.input_layernorm),
+            qkv=qkv,
+            qkv_bias=qkv_bias,
             qk_norm=qk_norm,
             output=attention.o_proj.weight,
             output_bias=attention.o_proj.bias,
-            before_mlp=layer.post_attention_layernorm.weight,
-            gate_up=_fuse("weight", mlp.gate_proj, mlp.up_proj),
-            down=mlp.down_proj.weight,
+            after_attention=after_attention,
+            before_mlp=self._norm_weight(before_mlp),
+            mlp=_mlp_of(layer.mlp),
+            after_mlp=after_mlp,
         )
+
+
+def _mlp_of(mlp: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    if hasattr(mlp, "experts"):
+        return lambda hidden: mlp(hidden[None])[0]
+    gate_up, _ = _own_or_fused(mlp, "gate_up_proj", "gate_proj", "up_proj")
+    activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
+    return _GatedMLP(gate_up, mlp.down_proj.weight, activation)
+
+
+def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate the first part of each head, as long as the angles are; the rest stays."""
+    width = cos.shape[-1]
+    if width < heads.shape[-1]:
+        first, rest = heads[..., :width], heads[..., width:]
+        return torch.cat((_rotated(first, cos, sin), rest), dim=-1)
+    return heads * cos + heads.roll(width // 2, -1) * sin
+
+
+def _own_or_fused(module: Any, own: str, *parts: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return weight and bias of a projection that the checkpoint has fused, or else fuse them."""
+    if hasattr(module, own):
+        projection = getattr(module, own)
+        return projection.weight, projection.bias
+    projections = [getattr(module, name) for name in parts]
+    bias = None if projections[0].bias is None else _fuse("bias", *projections)
+    return _fuse("weight", *projections), bias
 
 
 def _fuse(name: str, *projections: torch.nn.Linear) -> torch.Tensor:

@@ -36,6 +36,8 @@ from rapid.engines.kv.cache import KVLayout
 from rapid.errors import ConfigurationError
 from rapid.planning.plan import MemoryNeed
 
+_NO_SCALING = ("rope_theta", "partial_rotary_factor")  # what rope parameters hold beside a scaling
+
 
 class Followers(Protocol):
     """The processes that hold the other parts of a model; see `rapid.engines.parallel.gang`."""
@@ -241,8 +243,7 @@ def _transformers_config(source: str, facts: ModelFacts) -> Any:
         else:
             model_config = AutoConfig.from_pretrained(source)
         if facts.rope_override is not None:
-            theta = model_config.rope_parameters["rope_theta"]
-            model_config.rope_parameters = {"rope_theta": theta} | facts.rope_override
+            _override_rope(model_config, facts.rope_override)
             model_config.standardize_rope_params()
             model_config.validate_rope()
     except (OSError, KeyError, ValueError, TypeError) as error:
@@ -250,6 +251,17 @@ def _transformers_config(source: str, facts: ModelFacts) -> Any:
             f"the configuration of {source} cannot be used: {_first_line(error)}"
         ) from error
     return model_config
+
+
+def _override_rope(model_config: Any, override: Mapping[str, Any]) -> None:
+    """Replace the scaling; base, rotated share and the rope of sliding layers stay."""
+    own = model_config.rope_parameters
+    replaced = own.get("full_attention", own)
+    kept = {name: replaced[name] for name in _NO_SCALING if name in replaced}
+    scaled = kept | dict(override)
+    model_config.rope_parameters = (
+        {**own, "full_attention": scaled} if replaced is not own else scaled
+    )
 
 
 def _device(name: str) -> torch.device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -47,6 +48,8 @@ class Runner:
         self._decoder = decoder_of(model, place)
         self._group = None if place is None else place.group
         self._lm_head = model.get_submodule("lm_head")
+        settings: Any = model.config
+        self._softcap: float | None = getattr(settings, "final_logit_softcapping", None)
         self._vocab_size = vocab_size
         self._kernels = kernels
         self._graphs: StepGraphs | None = None
@@ -84,6 +87,8 @@ class Runner:
         hidden = self._hidden(batch)
         wanted = hidden[:, batch.wanted.to(hidden.device)]
         logits: torch.Tensor = self._lm_head(wanted)[0]
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
         if self._group is not None:
             logits = self._group.gathered(logits)
         return logits[:, : self._vocab_size].to(self.device)

@@ -23,6 +23,7 @@ from rapid.engines.attention.batch import Batch, Feed
 from rapid.engines.attention.ragged import attend_to_self, merge, partial
 from rapid.engines.attention.rows import AttentionInputs, Kernels, PartialKernel, RaggedRows
 from rapid.engines.attention.segments import Segment
+from rapid.engines.attention.windows import edge_partial
 from rapid.engines.forward.runner import Runner
 from rapid.engines.forward.shards import Place
 from rapid.engines.kv.cache import KVCache
@@ -54,6 +55,12 @@ class TiledRunner(Runner):
             raise ConfigurationError(
                 "deterministic needs weights that are neither quantized nor spread over devices: "
                 "leave deterministic out, or take such a checkpoint"
+            )
+        windows = [window for window in self._decoder.windows if window is not None]
+        if min(windows, default=TILE_ROWS) < TILE_ROWS:
+            raise ConfigurationError(
+                f"deterministic needs sliding windows of at least {TILE_ROWS} tokens, not "
+                f"{min(windows)}: leave deterministic out"
             )
         self._padding_slot = cache.layers[0][0].shape[1] - 1
 
@@ -152,10 +159,19 @@ def attend_in_tile(inputs: AttentionInputs, kernel: PartialKernel) -> torch.Tens
     own[0, :, : segment.stop] = keys[:, slots[num_before:]]
     own[1, :, : segment.stop] = values[:, slots[num_before:]]
     parts = [attend_to_self(query, own[:1], own[1:], inputs.scale, kernel)]
-    if num_before:
-        packed = query.reshape(1, num_kv_heads, -1, head_dim)
-        before = keys[None, :, slots[:num_before]], values[None, :, slots[:num_before]]
-        parts.insert(0, kernel(packed, *before, inputs.scale, is_causal=False))
+    packed = query.reshape(1, num_kv_heads, -1, head_dim)
+    left_by_first = left_by_last = 0  # keys that have left the window of the first, the last row
+    if inputs.window is not None:
+        left_by_first = max(0, num_before + 1 - inputs.window)
+        left_by_last = max(0, num_before + num_rows - inputs.window)
+    if left_by_first < left_by_last:
+        edge = slots[left_by_first:left_by_last]
+        of_edge = keys[None, :, edge], values[None, :, edge]
+        parts.append(edge_partial(packed, *of_edge, inputs.scale, num_rows))
+    if left_by_last < num_before:
+        before = slots[left_by_last:num_before]
+        seen = keys[None, :, before], values[None, :, before]
+        parts.insert(0, kernel(packed, *seen, inputs.scale, is_causal=False))
     output, _ = merge(parts)
     by_head = output.to(query.dtype).reshape(1, num_heads, num_rows, head_dim)
     return by_head.transpose(1, 2)
