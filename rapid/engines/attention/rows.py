@@ -132,6 +132,7 @@ class AttentionInputs:
         values: values of all slots, shaped as `keys`.
         rows: the sequences of the rows and the slots that each attends to.
         scale: factor of the scores.
+        window: number of last keys, up to itself, that each row attends to; None for all.
     """
 
     query: torch.Tensor
@@ -141,6 +142,7 @@ class AttentionInputs:
     values: torch.Tensor
     rows: RaggedRows
     scale: float
+    window: int | None = None
 
     def stretches(self) -> list[AttentionInputs]:
         """Split the inputs into steps and prefill chunks, as `RaggedRows.stretches` does."""
@@ -156,6 +158,7 @@ class AttentionInputs:
                 self.values,
                 rows,
                 self.scale,
+                self.window,
             )
             for own, rows in stretches
         ]
