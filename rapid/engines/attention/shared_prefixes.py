@@ -48,15 +48,14 @@ def shared_prefixes(segments: Sequence[Segment]) -> list[SharedPrefix]:
     for indices in alike.values():
         for members in _by_longest(segments, indices) if len(indices) > 1 else ():
             spans = reduce(_common, (segments[index].past for index in members))
-            num_keys = _length(spans)
-            rests = {index: _without(segments[index], num_keys) for index in members}
+            rests = {index: _rest(segments[index], num_keys(spans)) for index in members}
             found.append(SharedPrefix(spans, rests))
     return found
 
 
 def _by_longest(segments: Sequence[Segment], indices: list[int]) -> Iterator[list[int]]:
     """Yield groups of sequences with the same slot at a position, the farthest position first."""
-    left = {index: _length(segments[index].past) for index in indices}
+    left = {index: num_keys(segments[index].past) for index in indices}
     position = MIN_SHARED_KEYS
     while len(left) > 1 and 2 * position <= max(left.values()):
         position *= 2
@@ -73,7 +72,8 @@ def _by_longest(segments: Sequence[Segment], indices: list[int]) -> Iterator[lis
         position //= 2
 
 
-def _length(spans: Spans) -> int:
+def num_keys(spans: Spans) -> int:
+    """Return the number of slots of spans."""
     return sum(stop - start for start, stop in spans)
 
 
@@ -97,16 +97,18 @@ def _common(some: Spans, others: Spans) -> Spans:
     return common
 
 
-def _without(segment: Segment, num_keys: int) -> Segment:
-    """Return a segment without its first `num_keys` keys."""
+def _rest(segment: Segment, shared: int) -> Segment:
+    """Return a segment without its first `shared` keys."""
+    past, all_spans = without(segment.past, shared), without(segment.all_spans, shared)
+    return replace(segment, past=past, all_spans=all_spans)
 
-    def rest(spans: Spans) -> Spans:
-        left, kept = num_keys, []
-        for start, stop in spans:
-            first = min(start + left, stop)
-            left -= first - start
-            if first < stop:
-                kept.append((first, stop))
-        return kept
 
-    return replace(segment, past=rest(segment.past), all_spans=rest(segment.all_spans))
+def without(spans: Spans, skipped: int) -> Spans:
+    """Return spans without their first `skipped` slots."""
+    left, kept = skipped, []
+    for start, stop in spans:
+        first = min(start + left, stop)
+        left -= first - start
+        if first < stop:
+            kept.append((first, stop))
+    return kept

@@ -1,290 +1,425 @@
-"""Split-KV attention over scattered runs of keys, for CUDA: steps of a whole batch in two launches.
+"""Attention of a whole batch of steps over scattered runs of keys, for CUDA, in Triton.
 
-Decoding and verifying at long context are bound by reading KV. So the query rows of a KV group are
-packed into one tile, and every key is read once for all of them. The keys of a sequence are divided
-among `splits` programs, as in Flash-Decoding (Dao et al., 2023), so that few sequences still fill
-the device; a second launch merges their parts by log-sum-exp.
+Decoding and verifying at long context are bound by reading KV. So the query rows that read the same
+keys are packed into one tile, with all heads of a KV group, and every key is read once for all of
+them: the rows of a sequence, or of all sequences that share a prefix. The keys are divided among
+programs, as in Flash-Decoding (Dao et al., 2023), so that few sequences still fill the device. A
+last launch merges their parts by log-sum-exp. `rapid.engines.attention.work_items` makes the table
+of who reads what.
 
-A table (`key_table`) lists the keys in blocks of at most `BLOCK_KEYS` consecutive slots, so that
-any runs, pages or windows are walked with strided loads. Lengths, rows and slots are read from that
-tensor and never from the host, so that a captured graph can be replayed with new ones.
+Lengths, rows and slots are read from that table and never from the host, so that a captured graph
+can be replayed with new ones. A program reads the place of a block one block ahead: the loads of
+keys and values then depend on no load of their own iteration, which is what lets Triton buffer them
+twice (`benchmarks/kernel_resources.py`).
 
 ``TRITON_INTERPRET=1`` runs the same code on a CPU, slowly; the tests use it.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
 import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from rapid.engines.attention.rows import AttentionInputs
-from rapid.engines.attention.segments import Segment
+from rapid.engines.attention.rows import AttentionInputs, RaggedRows
+from rapid.engines.attention.work_items import BLOCK, BLOCK_KEYS, ITEM, ROW, Sizes, work_table
 
-BLOCK_KEYS = 64
-HEADER = 3  # columns of a key table before its blocks
-PROGRAMS_PER_PROCESSOR = 4
-MAX_SPLITS = 64
+if TYPE_CHECKING:
+    from rapid.engines.attention.cases import Case
+    from rapid.engines.attention.survey import Measure
+
+logger = logging.getLogger(__name__)
+
+PACKED_ROWS = (16, 32, 64, 128)  # rows of a tile, counted for every head of a KV group
+MAX_PACKED_FLOAT32 = 32
+MERGED = 16  # parts that the merging launch reads at once
 
 
-def key_table(segments: list[Segment], num_blocks: int | None = None) -> np.ndarray:
-    """Return the table of the slots in which the keys of each sequence lie.
+class Launch(NamedTuple):
+    """Resources of a launch: warps of a program, and stages that Triton pipelines its loop in."""
 
-    Args:
-        segments: sequences with their spans of slots.
-        num_blocks: blocks to provide columns for; None takes as many as are needed.
+    num_warps: int
+    num_stages: int
 
-    Returns:
-        int32 [sequences, 4 + 2 * num_blocks]. A line holds the first row, the number of rows and
-        the number of blocks; the first slot of each block; then the number of keys before each
-        block, and their total at the end.
 
-    Raises:
-        ValueError: a sequence has more than `num_blocks` blocks.
+# Two buffers of keys and values at three stages; the first is taken without a timing.
+LAUNCHES = (Launch(8, 3), Launch(4, 3), Launch(8, 4), Launch(8, 2))
+LAUNCHES_FLOAT32 = (Launch(8, 2),)
+
+
+class KeyTables:
+    """The work tables of a batch, one for each device and window of the model's layers.
+
+    With `max_context`, the tokens of the longest sequence, they can be refilled for other batches
+    of the same number of rows and sequences, as a captured graph needs it.
     """
-    lines = [_blocks(segment.all_spans) for segment in segments]
-    longest = max(len(slots) for slots, _ in lines)
-    num_blocks = longest if num_blocks is None else num_blocks
-    if longest > num_blocks:
-        raise ValueError(f"{longest} blocks of keys, room for {num_blocks}")
-    table = np.zeros((len(segments), HEADER + 2 * num_blocks + 1), dtype=np.int32)
-    for line, segment, (slots, before) in zip(table, segments, lines, strict=True):
-        line[:HEADER] = segment.start, segment.stop - segment.start, len(slots)
-        line[HEADER : HEADER + len(slots)] = slots
-        start = HEADER + num_blocks
-        line[start : start + len(before)] = before
-    return table
+
+    def __init__(self, max_context: int | None = None) -> None:
+        self._max_context = max_context
+        self._tables: dict[tuple[torch.device, int | None], torch.Tensor] = {}
+
+    def of(self, rows: RaggedRows, device: torch.device, window: int | None) -> torch.Tensor:
+        """Return a table for a layer; it is made on the first call for its device and window."""
+        key = device, window
+        if key not in self._tables:
+            made = self._made(rows, device, window)
+            num_ints = len(made)
+            if self._max_context is not None:
+                blocks = (
+                    self._max_context // BLOCK_KEYS * 5 // 4 + 64
+                )  # a run may end in a short one
+                room = BLOCK * blocks * len(rows.segments)
+                num_ints = max(num_ints, _sizes(rows, device).blocks_at + room)
+            self._tables[key] = torch.zeros(num_ints, dtype=torch.int32, device=device)
+            self._tables[key][: len(made)].copy_(made)
+        return self._tables[key]
+
+    def refill(self, rows: RaggedRows) -> bool:
+        """Overwrite all tables with those of another batch; return False if one does not fit."""
+        made = {key: self._made(rows, *key) for key in self._tables}
+        if any(len(one) > len(self._tables[key]) for key, one in made.items()):
+            return False
+        for key, one in made.items():
+            self._tables[key][: len(one)].copy_(one)
+        return True
+
+    def _made(self, rows: RaggedRows, device: torch.device, window: int | None) -> torch.Tensor:
+        def make() -> torch.Tensor:
+            return torch.from_numpy(work_table(rows.segments, _sizes(rows, device), window))
+
+        return rows.once(("work table", device, window), make)
 
 
-def _blocks(spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first slot of each block, and the cumulative key counts from 0 to the total."""
-    slots = [np.arange(start, stop, BLOCK_KEYS) for start, stop in spans]
-    counts = [
-        np.minimum(stop - first, BLOCK_KEYS) for first, (_, stop) in zip(slots, spans, strict=True)
-    ]
-    return np.concatenate(slots), np.concatenate([[0], np.cumsum(np.concatenate(counts))])
+def _sizes(rows: RaggedRows, device: torch.device) -> Sizes:
+    num_kv_heads = rows.cache.layers[0][0].shape[0]
+    return Sizes.of(len(rows.slots), len(rows.segments), num_kv_heads, _processors(device))
 
 
-def attend_by_blocks(inputs: AttentionInputs) -> torch.Tensor:
-    """Compute attention for a batch of steps, as `Attend` defines it.
+@functools.cache
+def _processors(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return 8
 
-    The `key_table` is built on the first call for a batch and kept on the device in `rows.memo`.
-    """
-    rows, device = inputs.rows, inputs.keys.device
-    table = rows.once(
-        ("key table", device), lambda: torch.from_numpy(key_table(rows.segments)).to(device)
-    )
-    return attend_to_table(inputs, table)
+
+@dataclass(slots=True)
+class BlockAttention:
+    """The kernel as an `Attend`, with the launch that was found fastest for each size of tile."""
+
+    launches: dict[tuple[torch.dtype, int], Launch] = field(default_factory=dict)
+
+    def __call__(self, inputs: AttentionInputs) -> torch.Tensor:
+        """Compute attention for a batch of steps, as `Attend` defines it.
+
+        The table is built on the first call for a batch and kept on the device in `rows.memo`.
+        """
+        rows, device = inputs.rows, inputs.keys.device
+        tables = rows.once("key tables", KeyTables)
+        table = tables.of(rows, device, inputs.window)
+        return attend_to_table(inputs, table, _sizes(rows, device), self.launches)
+
+    def tune(self, cases: Sequence[Case], measure: Measure) -> None:
+        """Time all launches on cases of one sequence each, and keep the fastest for their tiles.
+
+        A launch that does not fit the device is left out.
+        """
+        for case in cases:
+            _, num_heads, num_rows, _ = case.inputs.query.shape
+            dtype = case.inputs.query.dtype
+            packed = _packed(num_heads // case.inputs.keys.shape[0] * num_rows, dtype)
+            times: dict[Launch, float] = {}
+            for launch in LAUNCHES_FLOAT32 if dtype == torch.float32 else LAUNCHES:
+                self.launches[dtype, packed] = launch
+                try:
+                    times[launch] = measure(partial(case.run, self))
+                except Exception as cause:  # for instance, too much shared memory
+                    logger.info("tiles of %d rows, %s: cannot run (%s)", packed, launch, cause)
+            del self.launches[dtype, packed]
+            if times:
+                self.launches[dtype, packed] = min(times, key=lambda one: times[one])
+                found = "; ".join(f"{one} {ms:.3f} ms" for one, ms in times.items())
+                logger.info("tiles of %d rows: %s", packed, found)
+
+
+attend_by_blocks = BlockAttention()
 
 
 def attend_to_table(
-    inputs: AttentionInputs, table: torch.Tensor, splits: int | None = None
+    inputs: AttentionInputs,
+    table: torch.Tensor,
+    sizes: Sizes,
+    launches: Mapping[tuple[torch.dtype, int], Launch],
 ) -> torch.Tensor:
-    """Compute causal attention of each sequence's rows, its last positions, to all its keys.
+    """Compute attention of each sequence's rows, its last positions, to its keys up to their own.
 
     Args:
         inputs: see `AttentionInputs`; `query` is contiguous in its head_dim, `keys` and `values`
             are in all dimensions.
-        table: from `key_table`, on the device; its sequences together cover all rows.
-        splits: programs per sequence and KV head, at most `MAX_SPLITS`; None fills the device.
+        table: from `work_table`, on the device.
+        sizes: sizes of the table.
+        launches: launches by dtype and size of tile, where others than the first were found faster.
 
     Returns:
-        [1, rows, heads, head_dim].
+        [1, rows, heads, head_dim]; zeros for rows of no sequence.
     """
     query, keys, values = inputs.query, inputs.keys, inputs.values
     _, num_heads, num_rows, head_dim = query.shape
     assert query.stride(3) == 1
     assert keys.is_contiguous()
     assert values.is_contiguous()
-    num_kv_heads = keys.shape[0]
-    group = num_heads // num_kv_heads
-    num_sequences, width = table.shape
-    num_blocks = (width - HEADER - 1) // 2
-    splits = splits or _splits(keys.device, num_sequences * num_kv_heads, num_blocks)
-    dim = triton.next_power_of_2(head_dim)
-    most_rows = max(segment.stop - segment.start for segment in inputs.rows.segments)
-    packed = max(16, triton.next_power_of_2(group * most_rows))
-    parts = torch.empty(
-        (splits, num_rows, num_heads, head_dim), dtype=torch.float32, device=query.device
-    )
-    lses = torch.empty((splits, num_rows, num_heads), dtype=torch.float32, device=query.device)
+    group = num_heads // keys.shape[0]
+    parts = query.new_empty((sizes.num_parts, num_heads, head_dim), dtype=torch.float32)
+    lses = query.new_empty((sizes.num_parts, num_heads), dtype=torch.float32)
     output = query.new_empty((1, num_rows, num_heads, head_dim))
+    most_rows = max(segment.stop - segment.start for segment in inputs.rows.segments)
     with torch.cuda.device_of(query):
-        _attend_to_split[(splits, num_kv_heads, num_sequences)](
-            query,
-            keys,
-            values,
+        for first_item, num_items, rows in (
+            (0, sizes.own_items, most_rows),
+            (sizes.own_items, sizes.shared_items, num_rows),
+        ):
+            if not num_items:
+                continue
+            packed = _packed(group * rows, query.dtype)
+            launch = launches.get((query.dtype, packed), first_launch(query.dtype))
+            tiles = -(-rows // (packed // group))
+            _attend_to_items[(tiles, num_items, keys.shape[0])](
+                query,
+                keys,
+                values,
+                table,
+                parts,
+                lses,
+                inputs.scale * math.log2(math.e),
+                query.stride(1),
+                query.stride(2),
+                keys.stride(0),
+                inputs.window or 0,
+                first_item,
+                sizes.rows_at,
+                sizes.blocks_at,
+                **constants_of(
+                    query.dtype,
+                    num_heads,
+                    group,
+                    head_dim,
+                    packed,
+                    is_windowed=inputs.window is not None,
+                ),
+                num_warps=launch.num_warps,
+                num_stages=launch.num_stages,
+            )
+        _merge_parts[(num_rows, num_heads)](
+            parts,
+            lses,
             table,
-            parts,
-            lses,
-            inputs.scale,
-            query.stride(1),
-            query.stride(2),
-            keys.stride(0),
-            num_rows,
-            width,
-            num_blocks,
-            splits,
-            NUM_HEADS=num_heads,
-            GROUP=group,
-            HEAD_DIM=head_dim,
-            DIM=dim,
-            PACKED=packed,
-            BLOCK=BLOCK_KEYS,
-            HEADER=HEADER,
-            PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-            num_warps=8 if packed >= 128 else 4,
-            num_stages=2 if query.dtype == torch.float32 else 3,
-        )
-        _merge_splits[(num_rows, num_heads)](
-            parts,
-            lses,
             output,
-            num_rows,
-            splits,
-            MAX_SPLITS=MAX_SPLITS,
+            sizes.rows_at,
             NUM_HEADS=num_heads,
             HEAD_DIM=head_dim,
-            DIM=dim,
-            num_warps=8,
+            DIM=triton.next_power_of_2(head_dim),
+            ITEM=ITEM,
+            ROW=ROW,
+            MERGED=MERGED,
+            num_warps=4,
         )
     return output
 
 
-def _splits(device: torch.device, num_programs: int, num_blocks: int) -> int:
-    """Return the number of programs per sequence and KV head.
+def constants_of(
+    dtype: torch.dtype,
+    num_heads: int,
+    group: int,
+    head_dim: int,
+    packed: int,
+    *,
+    is_windowed: bool,
+) -> dict[str, object]:
+    """Return the numbers that the kernel is compiled for."""
+    return {
+        "NUM_HEADS": num_heads,
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "DIM": triton.next_power_of_2(head_dim),
+        "PACKED": packed,
+        "BLOCK_KEYS": BLOCK_KEYS,
+        "ITEM": ITEM,
+        "ROW": ROW,
+        "BLOCK": BLOCK,
+        "IS_WINDOWED": is_windowed,
+        "PRECISION": "tf32x3" if dtype == torch.float32 else "tf32",
+    }
 
-    It is large enough to fill the device, but leaves every program at least one block.
-    """
-    processors = 8
-    if device.type == "cuda":
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-    wanted = -(-PROGRAMS_PER_PROCESSOR * processors // num_programs)
-    return min(wanted, num_blocks, MAX_SPLITS)
+
+def first_launch(dtype: torch.dtype) -> Launch:
+    """Return the launch that is taken where none was timed."""
+    return (LAUNCHES_FLOAT32 if dtype == torch.float32 else LAUNCHES)[0]
+
+
+def _packed(num_rows: int, dtype: torch.dtype) -> int:
+    """Return the rows of the tiles for so many rows and heads of a group together."""
+    most = MAX_PACKED_FLOAT32 if dtype == torch.float32 else PACKED_ROWS[-1]
+    return int(np.clip(triton.next_power_of_2(num_rows), PACKED_ROWS[0], most))
 
 
 # Numbers that change from step to step must not make Triton compile the kernels anew.
-@triton.jit(do_not_specialize=["num_rows", "width", "num_blocks", "splits"])
-def _attend_to_split(
+@triton.jit(do_not_specialize=["window", "first_item", "rows_at", "blocks_at"])
+def _attend_to_items(
     query,
     keys,
     values,
     table,
     parts,
     lses,
-    scale,
+    scale,  # times log2(e), for powers of 2
     query_head_stride,
     query_row_stride,
     kv_head_stride,
-    num_rows,
-    width,
-    num_blocks,
-    splits,
+    window,
+    first_item,
+    rows_at,
+    blocks_at,
     NUM_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     PACKED: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    ITEM: tl.constexpr,
+    ROW: tl.constexpr,
     BLOCK: tl.constexpr,
-    HEADER: tl.constexpr,
+    IS_WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Compute attention for one KV head of one sequence over one share of its blocks."""
-    split, kv_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    line = table + sequence * width
-    first_row, own_rows, own_blocks = tl.load(line), tl.load(line + 1), tl.load(line + 2)
-    slots = line + HEADER
-    before = slots + num_blocks
-
-    packed = tl.arange(0, PACKED)  # row by row, the heads of the group side by side
-    row = packed // GROUP
-    head = kv_head * GROUP + packed % GROUP
-    is_row = row < own_rows
-    dim = tl.arange(0, DIM)
-    is_dim = dim < HEAD_DIM
-    tile = tl.load(
-        query
-        + (first_row + row)[:, None] * query_row_stride
-        + head[:, None] * query_head_stride
-        + dim[None, :],
-        mask=is_row[:, None] & is_dim[None, :],
-        other=0.0,
-    )
-    visible = tl.load(before + own_blocks) - own_rows + row + 1  # keys visible to each row
-
-    best = tl.full([PACKED], float("-inf"), tl.float32)
-    total = tl.zeros([PACKED], tl.float32)
-    sums = tl.zeros([PACKED, DIM], tl.float32)
+    """Compute attention for one KV head of one item, a tile of its rows at a time."""
+    ROWS: tl.constexpr = PACKED // GROUP
+    item = table + (first_item + tl.program_id(1)) * ITEM
+    first_listed, num_rows = tl.load(item), tl.load(item + 1)
+    first_block, num_blocks = tl.load(item + 2), tl.load(item + 3)
+    first_part = tl.load(item + 4)
+    blocks = table + blocks_at + first_block * BLOCK
+    kv_head = tl.program_id(2)
     keys += kv_head.to(tl.int64) * kv_head_stride
     values += kv_head.to(tl.int64) * kv_head_stride
-    share = tl.cdiv(own_blocks, splits)
-    place = tl.arange(0, BLOCK)
-    for block in range(split * share, tl.minimum((split + 1) * share, own_blocks)):
-        slot = tl.load(slots + block).to(tl.int64) + place
-        first = tl.load(before + block)
-        is_key = place < tl.load(before + block + 1) - first
-        tile_keys = tl.load(
-            keys + slot[None, :] * HEAD_DIM + dim[:, None],
-            mask=is_key[None, :] & is_dim[:, None],
+    packed = tl.arange(0, PACKED)  # row by row, the heads of the group side by side
+    head = kv_head * GROUP + packed % GROUP
+    place = tl.arange(0, BLOCK_KEYS)
+    dim = tl.arange(0, DIM)
+    is_dim = dim < HEAD_DIM
+    for start in range(tl.program_id(0) * ROWS, num_rows, tl.num_programs(0) * ROWS):
+        row = start + packed // GROUP
+        is_row = (row < num_rows) & (packed < ROWS * GROUP)
+        listed = table + rows_at + (first_listed + row) * ROW
+        position = tl.load(listed + 1, mask=is_row, other=0)
+        tile = tl.load(
+            query
+            + tl.load(listed, mask=is_row, other=0)[:, None] * query_row_stride
+            + head[:, None] * query_head_stride
+            + dim[None, :],
+            mask=is_row[:, None] & is_dim[None, :],
             other=0.0,
         )
-        scores = tl.dot(tile, tile_keys, input_precision=PRECISION) * scale
-        is_seen = is_key[None, :] & ((first + place)[None, :] < visible[:, None])
-        scores = tl.where(is_seen, scores, float("-inf"))
-        better = tl.maximum(best, tl.max(scores, 1))
-        shift = tl.where(better == float("-inf"), 0.0, better)  # 0 if no key was visible so far
-        weights = tl.exp(scores - shift[:, None])
-        keep = tl.exp(best - shift)
-        tile_values = tl.load(
-            values + slot[:, None] * HEAD_DIM + dim[None, :],
-            mask=is_key[:, None] & is_dim[None, :],
-            other=0.0,
+        best = tl.full([PACKED], float("-inf"), tl.float32)
+        total = tl.zeros([PACKED], tl.float32)
+        sums = tl.zeros([PACKED, DIM], tl.float32)
+        slot, first, count = tl.load(blocks), tl.load(blocks + 1), tl.load(blocks + 2)
+        for block in range(num_blocks):
+            slots = slot.to(tl.int64) + place
+            is_key = place < count
+            key_position = first + place
+            tile_keys = tl.load(
+                keys + slots[None, :] * HEAD_DIM + dim[:, None],
+                mask=is_key[None, :] & is_dim[:, None],
+                other=0.0,
+            )
+            tile_values = tl.load(
+                values + slots[:, None] * HEAD_DIM + dim[None, :],
+                mask=is_key[:, None] & is_dim[None, :],
+                other=0.0,
+            )
+            following = blocks + tl.minimum(block + 1, num_blocks - 1) * BLOCK
+            slot, first, count = tl.load(following), tl.load(following + 1), tl.load(following + 2)
+            scores = tl.dot(tile, tile_keys, input_precision=PRECISION) * scale
+            is_seen = is_key[None, :] & (key_position[None, :] <= position[:, None])
+            if IS_WINDOWED:
+                is_seen &= key_position[None, :] > position[:, None] - window
+            scores = tl.where(is_seen, scores, float("-inf"))
+            better = tl.maximum(best, tl.max(scores, 1))
+            shift = tl.where(better == float("-inf"), 0.0, better)  # 0 if no key was seen so far
+            weights = tl.exp2(scores - shift[:, None])
+            keep = tl.exp2(best - shift)
+            total = total * keep + tl.sum(weights, 1)
+            sums = tl.dot(
+                weights.to(tile_values.dtype),
+                tile_values,
+                sums * keep[:, None],
+                input_precision=PRECISION,
+            )
+            best = better
+        is_empty = total == 0.0
+        divisor = tl.where(is_empty, 1.0, total)
+        part = (first_part + row).to(tl.int64) * NUM_HEADS + head
+        tl.store(
+            parts + part[:, None] * HEAD_DIM + dim[None, :],
+            sums / divisor[:, None],
+            mask=is_row[:, None] & is_dim[None, :],
         )
-        total = total * keep + tl.sum(weights, 1)
-        sums = sums * keep[:, None] + tl.dot(
-            weights.to(tile_values.dtype), tile_values, input_precision=PRECISION
-        )
-        best = better
-
-    is_empty = total == 0.0
-    divisor = tl.where(is_empty, 1.0, total)
-    place_out = (split * num_rows + first_row + row).to(tl.int64) * NUM_HEADS + head
-    tl.store(
-        parts + place_out[:, None] * HEAD_DIM + dim[None, :],
-        sums / divisor[:, None],
-        mask=is_row[:, None] & is_dim[None, :],
-    )
-    lse = tl.where(is_empty, float("-inf"), best + tl.log(divisor))
-    tl.store(lses + place_out, lse, mask=is_row)
+        lse = tl.where(is_empty, float("-inf"), best + tl.log2(divisor))
+        tl.store(lses + part, lse, mask=is_row)
 
 
-@triton.jit(do_not_specialize=["num_rows", "splits"])
-def _merge_splits(
+@triton.jit(do_not_specialize=["rows_at"])
+def _merge_parts(
     parts,
     lses,
+    table,
     output,
-    num_rows,
-    splits,
-    MAX_SPLITS: tl.constexpr,
+    rows_at,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
+    ITEM: tl.constexpr,
+    ROW: tl.constexpr,
+    MERGED: tl.constexpr,
 ):
-    """Merge the splits of one head of one row."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    split = tl.arange(0, MAX_SPLITS)
-    is_split = split < splits
+    """Merge the parts of one head of one row: those of its own keys and those of its prefix."""
+    listed, head = tl.program_id(0), tl.program_id(1)
+    line = table + rows_at + listed * ROW
     dim = tl.arange(0, DIM)
     is_dim = dim < HEAD_DIM
-    place = (split * num_rows + row).to(tl.int64) * NUM_HEADS + head
-    lse = tl.load(lses + place, mask=is_split, other=float("-inf"))
-    weights = tl.exp(lse - tl.max(lse, 0))
-    part = tl.load(
-        parts + place[:, None] * HEAD_DIM + dim[None, :],
-        mask=is_split[:, None] & is_dim[None, :],
-        other=0.0,
-    )
-    merged = tl.sum(part * weights[:, None], 0) / tl.sum(weights, 0)
-    target = output + (row * NUM_HEADS + head) * HEAD_DIM + dim
+    best = tl.full([], float("-inf"), tl.float32)
+    total = tl.zeros([], tl.float32)
+    sums = tl.zeros([DIM], tl.float32)
+    for column in tl.static_range(2, ROW, 2):
+        first_item, num_items = tl.load(line + column), tl.load(line + column + 1)
+        for start in range(0, num_items, MERGED):
+            place = start + tl.arange(0, MERGED)
+            is_part = place < num_items
+            item = table + (first_item + place) * ITEM
+            first_part = tl.load(item + 4, mask=is_part, other=0)
+            row = listed - tl.load(item, mask=is_part, other=0)
+            part = (first_part + row).to(tl.int64) * NUM_HEADS + head
+            lse = tl.load(lses + part, mask=is_part, other=float("-inf"))
+            better = tl.maximum(best, tl.max(lse, 0))
+            shift = tl.where(better == float("-inf"), 0.0, better)
+            weights = tl.exp2(lse - shift)
+            keep = tl.exp2(best - shift)
+            tile = tl.load(
+                parts + part[:, None] * HEAD_DIM + dim[None, :],
+                mask=is_part[:, None] & is_dim[None, :],
+                other=0.0,
+            )
+            total = total * keep + tl.sum(weights, 0)
+            sums = sums * keep + tl.sum(tile * weights[:, None], 0)
+            best = better
+    merged = sums / tl.where(total == 0.0, 1.0, total)
+    target = output + (tl.load(line) * NUM_HEADS + head) * HEAD_DIM + dim
     tl.store(target, merged.to(output.dtype.element_ty), mask=is_dim)

@@ -29,6 +29,7 @@ from rapid.errors import EngineFailed
 
 if TYPE_CHECKING:
     from rapid.engines.attention.batch import Batch
+    from rapid.engines.attention.triton_kernel import KeyTables
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +52,13 @@ class _Graph:
 
     Attributes:
         inputs: batch in the memory that the graph reads.
-        table: key table in the memory that the graph reads.
+        tables: tables of keys in the memory that the graph reads.
         replay: function that runs the graph and returns the logits of all rows.
         is_trusted: whether the graph was found correct and faster than the ordinary forward.
     """
 
     inputs: Batch
-    table: torch.Tensor
+    tables: KeyTables
     replay: Callable[[], torch.Tensor]
     is_trusted: bool = False
 
@@ -118,8 +119,10 @@ class StepGraphs:
         self._graphs[shape] = graph if self._may_capture else None
 
     def _captured(self, batch: Batch, shape: Shape) -> _Graph | None:
+        from rapid.engines.attention.triton_kernel import KeyTables
+
         rows = batch.rows
-        table = self._table(rows)
+        tables = KeyTables(self._max_context)
         inputs = replace(
             batch,
             input_ids=batch.input_ids.clone(),
@@ -130,34 +133,24 @@ class StepGraphs:
                 rows.segments,
                 rows.slots.clone(),
                 self._kernels,
-                {("key table", table.device): table},
+                {"key tables": tables},
             ),
         )
         try:
             with on_device_of(batch.input_ids):
-                return _Graph(inputs, table, self._capture(lambda: self._forward(inputs)))
+                return _Graph(inputs, tables, self._capture(lambda: self._forward(inputs)))
         except Exception as cause:  # would stop all captures: a sync in the model, no memory
             logger.warning("no graph for steps of shape %s, nor others: %s", shape, cause)
             return None
 
     def _fill(self, graph: _Graph, batch: Batch) -> bool:
         """Copy a step's inputs to the graph's; return False if its keys are in too many blocks."""
-        try:
-            table = self._table(batch.rows)
-        except ValueError:
+        if not graph.tables.refill(batch.rows):
             return False
-        graph.table.copy_(table)
         graph.inputs.input_ids.copy_(batch.input_ids)
         graph.inputs.position_ids.copy_(batch.position_ids)
         graph.inputs.rows.slots.copy_(batch.rows.slots)
         return True
-
-    def _table(self, rows: RaggedRows) -> torch.Tensor:
-        from rapid.engines.attention.triton_kernel import BLOCK_KEYS, key_table
-
-        room = self._max_context // BLOCK_KEYS * 5 // 4 + 64  # a run may end in a short block
-        keys, _ = rows.cache.layers[0]
-        return torch.from_numpy(key_table(rows.segments, room)).to(keys.device)
 
     def _try(self, graph: _Graph, batch: Batch, shape: Shape) -> torch.Tensor:
         """Compare the graph with the ordinary forward on a step it was not captured with.

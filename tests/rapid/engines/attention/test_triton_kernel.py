@@ -1,104 +1,175 @@
-"""The split-KV kernel in Triton's interpreter against the textbook; on CUDA see `make test-gpu`.
-
-The interpreter multiplies the bits of bfloat16 as integers, so half precision is tested in float16.
-"""
+"""The Triton kernel in Triton's interpreter against the textbook; on CUDA see `make test-gpu`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import triton
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from rapid.engines.attention.ragged import attend_by_runs, plain_partial
 from rapid.engines.attention.rows import AttentionInputs, RaggedRows
 from rapid.engines.attention.segments import Segment
-from rapid.engines.attention.triton_kernel import BLOCK_KEYS, HEADER, attend_to_table, key_table
+from rapid.engines.attention.shared_prefixes import MIN_SHARED_KEYS
+from rapid.engines.attention.triton_kernel import BlockAttention, KeyTables, attend_to_table
+from rapid.engines.attention.work_items import BLOCK_KEYS, Sizes, work_table
 from rapid.engines.kv.cache import KVCache, KVLayout
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+Spans = list[tuple[int, int]]
+
+
+@pytest.fixture
+def _bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter multiplies the bits of bfloat16 as integers: give it the numbers."""
+    multiply: Callable[..., Any] = InterpreterBuilder.create_dot
+
+    def exact(handle: Any) -> Any:
+        if str(handle.dtype.scalar) != "bf16":
+            return handle
+        numbers = (handle.data.astype(np.uint32) << 16).view(np.float32)
+        return TensorHandle(numbers, triton.language.float32)
+
+    def create_dot(builder: object, a: object, b: object, *rest: object) -> object:
+        return multiply(builder, exact(a), exact(b), *rest)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
 
 
 def batch_of(
-    sequences: list[tuple[list[int], int]],
+    sequences: list[tuple[Spans, int]],
     kv_heads: int,
     group: int,
     head_dim: int,
     dtype: torch.dtype = torch.float32,
 ) -> AttentionInputs:
-    """Random rows over random keys of sequences given as (lengths of their runs, new rows)."""
+    """Random rows over random keys of sequences given as (spans of slots, new rows)."""
     segments: list[Segment] = []
-    first, slot = 0, 3
-    for lengths, rows in sequences:
-        spans = []
-        for length in lengths:
-            spans.append((slot, slot + length))
-            slot += length + 2  # slots of nobody between runs
-        spans.reverse()
+    slots: list[int] = []
+    for spans, rows in sequences:
+        first = segments[-1].stop if segments else 0
         *others, (start, stop) = spans
         past = [*others, (start, stop - rows)] if stop - rows > start else others
         segments.append(Segment(first, first + rows, past, spans))
-        first += rows
+        slots += range(stop - rows, stop)
+    last = max(stop for spans, _ in sequences for _, stop in spans)
     layout = KVLayout(kv_heads, head_dim, dtype, (DEVICE,))
-    cache = KVCache(layout, num_pages=slot + BLOCK_KEYS, page_tokens=1)
+    cache = KVCache(layout, num_pages=last + BLOCK_KEYS, page_tokens=1)
     for tensor in cache.layers[0]:
         tensor.fill_(float("nan"))  # slots nobody wrote must never count
         for segment in segments:
             for start, stop in segment.all_spans:
-                tensor[:, start:stop].normal_()
-    query = 3 * torch.randn(1, first, kv_heads * group, head_dim, device=DEVICE).transpose(1, 2)
-    slots = [place for s in segments for place in range(s.all_spans[-1][1] - (s.stop - s.start),
-                                                        s.all_spans[-1][1])]  # fmt: skip
+                tensor[:, start:stop] = torch.randn(kv_heads, stop - start, head_dim).to(dtype)
+    shape = (1, len(slots), kv_heads * group, head_dim)
+    query = (3 * torch.randn(shape)).to(DEVICE, dtype).transpose(1, 2)
     rows = RaggedRows(cache, segments, torch.tensor(slots, device=DEVICE))
     keys, values = cache.layers[0]
     own = keys[None, :, rows.slots], values[None, :, rows.slots]
-    return AttentionInputs(query.to(dtype), *own, keys, values, rows, head_dim**-0.5)
+    return AttentionInputs(query, *own, keys, values, rows, head_dim**-0.5)
 
 
-def attend(inputs: AttentionInputs, splits: int) -> torch.Tensor:
-    table = torch.from_numpy(key_table(inputs.rows.segments)).to(DEVICE)
-    return attend_to_table(inputs, table, splits)
+def textbook(inputs: AttentionInputs) -> torch.Tensor:
+    """Attention written out in float64: every row, and the keys it may see, on their own."""
+    group = inputs.query.shape[1] // inputs.keys.shape[0]
+    outputs = []
+    for segment in inputs.rows.segments:
+        slots = [slot for span in segment.all_spans for slot in range(*span)]
+        for row in range(segment.start, segment.stop):
+            seen = slots[: len(slots) - (segment.stop - 1 - row)][-(inputs.window or 0) :]
+            keys, values = (
+                tensor[:, seen].double().repeat_interleave(group, 0)
+                for tensor in (inputs.keys, inputs.values)
+            )
+            scores = (keys @ inputs.query[0, :, row, :, None].double())[..., 0] * inputs.scale
+            outputs.append((scores.softmax(-1)[:, None] @ values)[:, 0])
+    return torch.stack(outputs)[None].float()
 
 
-@pytest.mark.parametrize("splits", [1, 3])
+def attend(inputs: AttentionInputs, processors: int = 2) -> torch.Tensor:
+    rows = inputs.rows
+    sizes = Sizes.of(len(rows.slots), len(rows.segments), inputs.keys.shape[0], processors)
+    table = torch.from_numpy(work_table(rows.segments, sizes, inputs.window)).to(DEVICE)
+    return attend_to_table(inputs, table, sizes, {})
+
+
+def runs(*lengths: int, first: int) -> Spans:
+    """Runs of these lengths with slots of nobody between them, the last run in front."""
+    spans = []
+    for length in lengths:
+        spans.append((first, first + length))
+        first += length + 2
+    return spans[::-1]
+
+
+DECODE = [(runs(5, first=3), 1), (runs(20, 64, 1, first=200), 1)]
+VERIFY = [(runs(70, 9, first=3), 8), (runs(3, first=120), 1)]
+FIRST = [(runs(16, first=0), 16)]  # every row sees another number of keys
+ODD = [(runs(66, first=0), 3)]  # neither the group nor the head is a power of 2
+
+
+@pytest.mark.parametrize("processors", [1, 4])
 @pytest.mark.parametrize(
     ("sequences", "kv_heads", "group", "head_dim"),
-    [
-        ([([5], 1), ([130], 1), ([20, 64, 1], 1)], 2, 4, 16),
-        ([([70, 9], 8), ([16], 16), ([150], 2), ([3], 1)], 2, 2, 16),
-        ([([66], 3)], 1, 7, 24),  # neither the group nor the head is a power of 2
-    ],
-    ids=["decode", "verify", "odd"],
+    [(DECODE, 2, 2, 16), (VERIFY, 1, 4, 16), (FIRST, 1, 8, 16), (ODD, 1, 7, 24)],
+    ids=["decode", "verify", "first", "odd"],
 )
-def test_steps_equal_the_textbook_however_they_are_split(
-    sequences: list[tuple[list[int], int]], kv_heads: int, group: int, head_dim: int, splits: int
+def test_steps_equal_the_textbook_however_many_programs_share_them(
+    sequences: list[tuple[Spans, int]], kv_heads: int, group: int, head_dim: int, processors: int
 ) -> None:
-    torch.manual_seed(splits)
+    torch.manual_seed(processors)
     inputs = batch_of(sequences, kv_heads, group, head_dim)
-    expected = attend_by_runs(inputs, kernel=plain_partial)
-    torch.testing.assert_close(attend(inputs, splits), expected, atol=2e-5, rtol=0)
+    torch.testing.assert_close(attend(inputs, processors), textbook(inputs), atol=2e-5, rtol=0)
 
 
-def test_half_precision_is_rounded_once() -> None:
+@pytest.mark.usefixtures("_bfloat16_products")
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
+def test_half_precision_is_rounded_once(dtype: torch.dtype, error: float) -> None:
     torch.manual_seed(0)
-    inputs = batch_of([([90, 9], 3), ([40], 1)], 2, 2, 16, torch.float16)
-    names = ("query", "key", "value", "keys", "values")
-    exact = replace(inputs, **{name: getattr(inputs, name).float() for name in names})
-    expected = attend_by_runs(exact, kernel=plain_partial)
-    got = attend(inputs, splits=2)
-    assert got.dtype == torch.float16
-    torch.testing.assert_close(got.float(), expected, atol=2e-3, rtol=0)
+    inputs = batch_of([(runs(90, 9, first=0), 3), (runs(40, first=110), 1)], 2, 2, 16, dtype)
+    got = attend(inputs)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.float(), textbook(inputs), atol=error, rtol=0)
 
 
-def test_a_table_walks_every_span_in_blocks() -> None:
-    segments = [
-        Segment(0, 2, [], [(10, 10 + BLOCK_KEYS + 3), (500, 501)]),
-        Segment(2, 3, [], [(7, 8)]),
-    ]
-    table = key_table(segments, num_blocks=4)
-    assert table[0, :HEADER].tolist() == [0, 2, 3]
-    assert table[0, HEADER : HEADER + 3].tolist() == [10, 10 + BLOCK_KEYS, 500]
-    assert table[0, HEADER + 4 :].tolist() == [0, BLOCK_KEYS, BLOCK_KEYS + 3, BLOCK_KEYS + 4, 0]
-    assert table[1, :HEADER].tolist() == [2, 1, 1]
-    with pytest.raises(ValueError, match="3 blocks of keys, room for 2"):
-        key_table(segments, num_blocks=2)
+DOCUMENT = (7, 7 + MIN_SHARED_KEYS + 40)
+QUESTIONS = [
+    ([DOCUMENT, (2000, 2011)], 4),
+    (runs(30, first=2100), 2),  # about no document
+    ([DOCUMENT, (2200, 2201)], 1),
+    ([(DOCUMENT[0], DOCUMENT[1] - 20), (2300, 2370)], 3),
+]
+
+
+def test_questions_about_one_document_equal_the_textbook() -> None:
+    torch.manual_seed(0)
+    inputs = batch_of(QUESTIONS, 1, 4, 16)
+    torch.testing.assert_close(attend(inputs, 2), textbook(inputs), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("window", [1, 6, 70, 5000])
+def test_rows_see_the_last_keys_of_their_window(window: int) -> None:
+    torch.manual_seed(window)
+    inputs = replace(batch_of([*DECODE, (runs(150, 9, first=400), 8)], 1, 2, 16), window=window)
+    torch.testing.assert_close(attend(inputs), textbook(inputs), atol=2e-5, rtol=0)
+
+
+def test_tables_with_room_are_refilled_for_other_lengths_and_other_sharing() -> None:
+    torch.manual_seed(0)
+    alone = [(runs(31, first=3100), 4), (runs(30, first=2100), 2), (runs(1, first=3200), 1),
+             (runs(400, first=2300), 3)]  # fmt: skip
+    first, second = batch_of(alone, 1, 2, 16), batch_of(QUESTIONS, 1, 2, 16)
+    tables, kernel = KeyTables(max_context=64), BlockAttention()
+    first.rows.memo["key tables"] = tables
+    torch.testing.assert_close(kernel(first), textbook(first), atol=2e-5, rtol=0)
+    kept = tables.of(first.rows, DEVICE, None)
+    assert tables.refill(second.rows)
+    second.rows.memo["key tables"] = tables
+    torch.testing.assert_close(kernel(second), textbook(second), atol=2e-5, rtol=0)
+    assert tables.of(second.rows, DEVICE, None) is kept
+    fragmented = [(runs(*[1] * 90, first=300 * place), rows) for place, (_, rows) in
+                  enumerate(alone)]  # fmt: skip
+    assert not tables.refill(batch_of(fragmented, 1, 2, 16).rows)

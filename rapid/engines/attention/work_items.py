@@ -1,0 +1,183 @@
+"""The work table of the Triton kernel: which rows read which keys, in shares of equal size.
+
+A decoding step is bound by reading keys and values. So every key is read once for all rows that
+attend to it: the rows of one sequence or, over a prefix that several sequences share, those of all
+of them. The blocks of keys of such a *reading* are divided into *items*, one for each program, and
+the same number of blocks makes an item of any reading: a sequence that is far longer than the
+others gets as many more programs. A second launch merges, for each row, the parts that the items of
+its own keys and those of its prefix have computed.
+
+The table is one int32 tensor whose sections never change their places for a number of rows and
+sequences, so that a captured graph can read new ones. Items that are not needed are empty.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rapid.engines.attention.segments import Segment
+from rapid.engines.attention.shared_prefixes import Spans, num_keys, shared_prefixes, without
+
+BLOCK_KEYS = 64
+ITEM = 5  # columns of an item: first listed row, rows, first block, blocks, first part
+ROW = 6  # columns of a listed row: its row, its position, first item and items: own, of the prefix
+BLOCK = 3  # columns of a block: first slot, position of its first key, keys
+PROGRAMS_PER_PROCESSOR = 4
+SHARED_PROGRAMS_PER_PROCESSOR = 2  # of prefixes, whose programs have more rows
+MAX_PARTS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of the sections of a work table.
+
+    Attributes:
+        num_rows: rows of the batch.
+        own_items: items for the keys of single sequences, at least one for each.
+        shared_items: items for the keys of shared prefixes; 0 if there is only one sequence.
+    """
+
+    num_rows: int
+    own_items: int
+    shared_items: int
+
+    @classmethod
+    def of(cls, num_rows: int, num_sequences: int, num_kv_heads: int, processors: int) -> Sizes:
+        """Return the sizes that fill a device, whose programs take one item and KV head each."""
+        own = -(-PROGRAMS_PER_PROCESSOR * processors // num_kv_heads)
+        shared = -(-SHARED_PROGRAMS_PER_PROCESSOR * processors // num_kv_heads)
+        most = num_sequences // 2
+        return cls(num_rows, max(own, num_sequences), max(shared, most) if most else 0)
+
+    @property
+    def rows_at(self) -> int:
+        """Place of the listed rows."""
+        return (self.own_items + self.shared_items) * ITEM
+
+    @property
+    def blocks_at(self) -> int:
+        """Place of the blocks."""
+        return self.rows_at + self.num_rows * ROW
+
+    def max_parts(self, num_items: int) -> int:
+        """Return the number of rows that so many items may compute together."""
+        return min(num_items * self.num_rows, max(self.num_rows, MAX_PARTS))
+
+    @property
+    def num_parts(self) -> int:
+        """Number of rows that all items may compute together."""
+        return self.max_parts(self.own_items) + self.max_parts(self.shared_items)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Neighbouring listed rows [first, stop) that read the same keys, the first at `position`."""
+
+    first: int
+    stop: int
+    spans: Spans
+    position: int
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(-(-(stop - start) // BLOCK_KEYS) for start, stop in self.spans)
+
+
+def work_table(segments: Sequence[Segment], sizes: Sizes, window: int | None = None) -> np.ndarray:
+    """Return the work table of a batch.
+
+    Args:
+        segments: sequences with their spans of slots; rows of none of them get zeros.
+        sizes: sizes of the sections.
+        window: number of last keys, up to itself, that each row attends to; None for all. Blocks
+            outside the windows of all rows are left out, and prefixes are not shared.
+
+    Returns:
+        int32: the items of single sequences, those of prefixes, the listed rows and the blocks.
+    """
+    rows, own, shared = _readings(segments, sizes, window)
+    blocks = [_blocks(reading) for reading in own + shared if reading.spans]
+    table = np.zeros(sizes.blocks_at + sum(one.size for one in blocks), dtype=np.int32)
+    items = table[: sizes.rows_at].reshape(-1, ITEM)
+    first_block = 0
+    for column, readings, start, stop, first_part in (
+        (2, own, 0, sizes.own_items, 0),
+        (4, shared, sizes.own_items, len(items), sizes.max_parts(sizes.own_items)),
+    ):
+        share = _share(readings, stop - start, sizes.max_parts(stop - start))
+        item, part = start, first_part
+        for reading in readings:
+            num_rows = reading.stop - reading.first
+            first_item = item
+            for skipped in range(0, reading.num_blocks, share):
+                own_blocks = min(share, reading.num_blocks - skipped)
+                items[item] = reading.first, num_rows, first_block + skipped, own_blocks, part
+                item, part = item + 1, part + num_rows
+            rows[reading.first : reading.stop, column : column + 2] = first_item, item - first_item
+            first_block += reading.num_blocks
+    table[sizes.rows_at : sizes.blocks_at] = rows.ravel()
+    if blocks:
+        table[sizes.blocks_at :] = np.concatenate(blocks).ravel()
+    return table
+
+
+def _readings(
+    segments: Sequence[Segment], sizes: Sizes, window: int | None
+) -> tuple[np.ndarray, list[_Reading], list[_Reading]]:
+    """Return the listed rows with their positions, and the readings of sequences and prefixes.
+
+    Sequences that share a prefix are listed side by side.
+    """
+    is_shared = sizes.shared_items > 0 and window is None
+    prefixes = shared_prefixes(segments) if is_shared else []
+    hidden = {index: num_keys(one.spans) for one in prefixes for index in one.rests}
+    order = [*hidden, *(index for index in range(len(segments)) if index not in hidden)]
+    rows = np.zeros((sizes.num_rows, ROW), dtype=np.int32)
+    own: list[_Reading] = []
+    listed = 0
+    for index in order:
+        segment = segments[index]
+        total, num_rows = num_keys(segment.all_spans), segment.stop - segment.start
+        lines = slice(listed, listed + num_rows)
+        rows[lines, 0] = np.arange(segment.start, segment.stop)
+        rows[lines, 1] = np.arange(total - num_rows, total)
+        skipped = hidden.get(index, 0)
+        if window is not None:
+            skipped = max(0, total - num_rows + 1 - window)
+        spans = without(segment.all_spans, skipped)
+        own.append(_Reading(listed, listed + num_rows, spans, skipped))
+        listed += num_rows
+    rows[listed:, 0] = np.setdiff1d(np.arange(sizes.num_rows), rows[:listed, 0])
+    shared, first = [], 0
+    for prefix in prefixes:
+        stop = first + sum(rest.stop - rest.start for rest in prefix.rests.values())
+        shared.append(_Reading(first, stop, prefix.spans, 0))
+        first = stop
+    return rows, own, shared
+
+
+def _share(readings: Sequence[_Reading], max_items: int, max_parts: int) -> int:
+    """Return the least number of blocks of an item with which there are not too many items."""
+
+    def fits(share: int) -> bool:
+        items = [-(-reading.num_blocks // share) for reading in readings]
+        parts = [n * (one.stop - one.first) for n, one in zip(items, readings, strict=True)]
+        return sum(items) <= max_items and sum(parts) <= max_parts
+
+    longest = max((reading.num_blocks for reading in readings), default=1)
+    return 1 + bisect_left(range(1, longest + 1), True, key=fits)
+
+
+def _blocks(reading: _Reading) -> np.ndarray:
+    """Return the blocks of a reading, [blocks, BLOCK]."""
+    slots = np.concatenate([np.arange(start, stop, BLOCK_KEYS) for start, stop in reading.spans])
+    counts = np.concatenate(
+        [np.minimum(stop - np.arange(start, stop, BLOCK_KEYS), BLOCK_KEYS)
+         for start, stop in reading.spans]
+    )  # fmt: skip
+    positions = reading.position + np.cumsum(counts) - counts
+    return np.stack([slots, positions, counts], axis=1)

@@ -1,0 +1,41 @@
+"""What the Triton kernel takes on two generations of GPUs, compiled ahead of time without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kernel_resources.py"
+MAX_REGISTERS = {16: 128, 32: 128, 64: 192, 128: 255}
+MAX_SHARED_BYTES = {80: 163 * 2**10, 90: 227 * 2**10}  # of a program, from the CUDA manual
+
+
+@pytest.fixture(scope="module")
+def compiled() -> list[dict[str, Any]]:
+    """The launches that are taken where none was timed, in bfloat16."""
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    command = [sys.executable, str(SCRIPT), "--quick", "--json"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def test_every_tile_is_compiled_for_both(compiled: list[dict[str, Any]]) -> None:
+    sizes = {(one["capability"], one["packed"]) for one in compiled}
+    assert sizes == {(capability, packed) for capability in (80, 90) for packed in MAX_REGISTERS}
+
+
+def test_a_block_is_loaded_while_the_one_before_is_computed(compiled: list[dict[str, Any]]) -> None:
+    assert all(one["buffers"] >= 2 for one in compiled)
+    assert all(one["shared_bytes"] <= MAX_SHARED_BYTES[one["capability"]] for one in compiled)
+
+
+def test_nothing_is_spilled_and_registers_are_bounded(compiled: list[dict[str, Any]]) -> None:
+    assert [one["spilled_bytes"] for one in compiled] == [0] * len(compiled)
+    assert all(one["registers"] <= MAX_REGISTERS[one["packed"]] for one in compiled)
