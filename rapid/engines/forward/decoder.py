@@ -6,8 +6,9 @@ on its weights. Here projections that read the same input are one product, a nor
 queries and keys are rotated together.
 
 The fused weights replace the model's own, which become views of them: nothing is held twice, and
-transformers' forward keeps working on the same numbers. That forward computes where a projection is
-more than a product (quantized weights, layers that accelerate moves).
+transformers' forward keeps working on the same numbers. So do weights in eight bits, whose products
+are our own (`rapid.engines.forward.products`). transformers' forward computes where a projection is
+anything else (weights that its own methods quantize, layers that accelerate moves).
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import embedding, linear, rms_norm, silu
+from torch.nn.functional import embedding, rms_norm, silu
 
 from rapid.engines.attention.ragged import ragged_attention
 from rapid.engines.attention.rows import RaggedRows
+from rapid.engines.forward.products import Product, QuantizedLinear
 from rapid.engines.forward.shards import Place
 
 NUM_PROJECTIONS = 7  # linear projections of a layer
@@ -33,10 +35,8 @@ class _Layer:
         module: attention module of the model; its `layer_idx` selects the layer of the cache.
         before_attention: weight of the norm before attention.
         qkv: projection to queries, keys and values, [(heads + 2 kv_heads) * head_dim, hidden].
-        qkv_bias: bias of `qkv`, or None.
         qk_norm: copy of the norm weights of all heads, [heads + kv_heads, head_dim], or None.
         output: projection of attention's output.
-        output_bias: bias of `output`, or None.
         before_mlp: weight of the norm before the MLP.
         gate_up: gate and up projections of the MLP, [2 * intermediate, hidden].
         down: down projection of the MLP.
@@ -44,14 +44,12 @@ class _Layer:
 
     module: torch.nn.Module
     before_attention: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
+    qkv: Product
     qk_norm: torch.Tensor | None
-    output: torch.Tensor
-    output_bias: torch.Tensor | None
+    output: Product
     before_mlp: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Product
+    down: Product
 
 
 def decoder_of(model: Any, place: Place | None = None) -> Decoder | None:
@@ -63,9 +61,11 @@ def decoder_of(model: Any, place: Place | None = None) -> Decoder | None:
     uses the weights as the first one fused them.
     """
     modules = list(model.model.modules())
-    projections = [module for module in modules if isinstance(module, torch.nn.Linear)]
+    kinds = (torch.nn.Linear, QuantizedLinear)
+    projections = [module for module in modules if isinstance(module, kinds)]
     is_plain = (
-        all(type(projection) is torch.nn.Linear for projection in projections)
+        len({type(projection) for projection in projections}) == 1
+        and type(projections[0]) in kinds
         and len(projections) == NUM_PROJECTIONS * len(model.model.layers)
         and not any(hasattr(module, "_hf_hook") for module in modules)
         and getattr(model.config, "quantization_config", None) is None
@@ -131,7 +131,7 @@ class Decoder:
         sin: torch.Tensor,
         rows: RaggedRows,
     ) -> torch.Tensor:
-        mixed = linear(self._norm(hidden, layer.before_attention), layer.qkv, layer.qkv_bias)
+        mixed = layer.qkv(self._norm(hidden, layer.before_attention))
         heads = mixed.view(len(mixed), -1, self._head_dim)
         num_rotated = self._num_heads + self._num_kv_heads
         rotated = heads[:, :num_rotated]
@@ -147,11 +147,11 @@ class Decoder:
             None,
             ragged=rows,
         )
-        return linear(attended.reshape(len(mixed), -1), layer.output, layer.output_bias)
+        return layer.output(attended.reshape(len(mixed), -1))
 
     def _mlp(self, layer: _Layer, hidden: torch.Tensor) -> torch.Tensor:
-        gate, up = linear(self._norm(hidden, layer.before_mlp), layer.gate_up).chunk(2, dim=-1)
-        return linear(silu(gate) * up, layer.down)
+        gate, up = layer.gate_up(self._norm(hidden, layer.before_mlp)).chunk(2, dim=-1)
+        return layer.down(silu(gate) * up)
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return weight * rms_norm(hidden, hidden.shape[-1:], None, self._epsilon)
@@ -171,7 +171,6 @@ class Decoder:
 
     def _fused(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
         qk_norm = None
         if hasattr(attention, "q_norm"):
             qk_norm = torch.cat(
@@ -183,19 +182,25 @@ class Decoder:
         return _Layer(
             module=attention,
             before_attention=layer.input_layernorm.weight,
-            qkv=_fuse("weight", *qkv),
-            qkv_bias=None if qkv[0].bias is None else _fuse("bias", *qkv),
+            qkv=_product(attention.q_proj, attention.k_proj, attention.v_proj),
             qk_norm=qk_norm,
-            output=attention.o_proj.weight,
-            output_bias=attention.o_proj.bias,
+            output=_product(attention.o_proj),
             before_mlp=layer.post_attention_layernorm.weight,
-            gate_up=_fuse("weight", mlp.gate_proj, mlp.up_proj),
-            down=mlp.down_proj.weight,
+            gate_up=_product(mlp.gate_proj, mlp.up_proj),
+            down=_product(mlp.down_proj),
         )
 
 
-def _fuse(name: str, *projections: torch.nn.Linear) -> torch.Tensor:
-    """Return the projections' weights (or biases) as one tensor [sum of rows, ...] that they share.
+def _product(*projections: torch.nn.Module) -> Product:
+    """Return the product with the weights of projections of the same rows, one below the other."""
+    first = projections[0]
+    scale = _fuse("scale", *projections) if isinstance(first, QuantizedLinear) else None
+    bias = None if first.bias is None else _fuse("bias", *projections)
+    return Product(_fuse("weight", *projections), scale, bias)
+
+
+def _fuse(name: str, *projections: torch.nn.Module) -> torch.Tensor:
+    """Return the projections' weights (scales, biases) as one tensor [sum of rows, ...] that they share.
 
     Weights that already lie one after the other in memory are not copied.
     """
