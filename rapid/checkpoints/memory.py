@@ -143,11 +143,13 @@ def _weight_bytes(config: EngineConfig, facts: ModelFacts, width: int) -> float:
     return facts.shape.weight_bytes(bits, 8 * width)
 
 
-def quantized_bits(quantization: Mapping[str, Any]) -> float:
+def quantized_bits(quantization: Mapping[str, Any] | str) -> float:
     """Return the bits of a weight in the layers; 4, a common minimum, for unknown methods.
 
     Scales are not counted: a plan may refuse only what is certain not to fit.
     """
+    if isinstance(quantization, str):
+        return 8.0
     for name in ("bits", "nbits", "w_bit"):
         if isinstance(quantization.get(name), (int, float)):
             return float(quantization[name])

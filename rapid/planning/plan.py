@@ -93,6 +93,31 @@ class MemoryNeed:
 
 
 @dataclass(frozen=True, slots=True)
+class HostTime:
+    """Seconds of a step beside reading and computing: Python, launches, sampling.
+
+    Attributes:
+        step_s: of every step.
+        sequence_s: for each sequence of the batch.
+        layer_s: for each layer.
+        layer_sequence_s: for each layer and sequence, as where attention is called once for each.
+    """
+
+    step_s: float = 0.0
+    sequence_s: float = 0.0
+    layer_s: float = 0.0
+    layer_sequence_s: float = 0.0
+
+    def of(self, batch: float, layers: int) -> float:
+        """Return the seconds of a step of `batch` sequences."""
+        each_layer = self.layer_s + batch * self.layer_sequence_s
+        return self.step_s + batch * self.sequence_s + layers * each_layer
+
+
+NO_HOST_TIME = HostTime()
+
+
+@dataclass(frozen=True, slots=True)
 class Replica:
     """A model on one GPU or on several of one machine.
 
@@ -105,21 +130,28 @@ class Replica:
         shape: shape of the model.
         gpu: type of the GPUs.
         context: tokens of KV that every sequence has.
+        shared: those at its start that all sequences have in common, as in several questions on one
+            document: they are held once, and a step reads them once.
         num_gpus: number of GPUs that hold it.
         layer_bits: bits of a weight in the layers' matrices.
         other_bits: bits of a weight in embeddings and logits, which quantization does not change.
         kv_bytes: bytes of a number in keys and values.
-        bandwidth_share: share of the GPU's bandwidth that a step reaches.
+        bandwidth_share: share of the GPU's bandwidth that reading weights reaches.
+        kv_share: the same of reading keys and values; None takes that of weights.
+        host: what a step takes beside reading and computing.
     """
 
     shape: ModelShape
     gpu: GPU
     context: int
+    shared: int = 0
     num_gpus: int = 1
     layer_bits: float = 16
     other_bits: float = 16
     kv_bytes: float = 2
     bandwidth_share: float = 1.0
+    kv_share: float | None = None
+    host: HostTime = NO_HOST_TIME
 
     @property
     def num_at_once(self) -> int:
@@ -132,6 +164,11 @@ class Replica:
         """Bytes of KV of one sequence."""
         return self.context * self.shape.kv_bytes_per_token(self.kv_bytes)
 
+    def kv_of(self, num_sequences: float) -> float:
+        """Return the bytes of KV of that many sequences together."""
+        num_tokens = self.shared + num_sequences * (self.context - self.shared)
+        return num_tokens * self.shape.kv_bytes_per_token(self.kv_bytes)
+
     @property
     def usable(self) -> float:
         """Bytes of all GPUs together that weights, KV and workspace may take."""
@@ -143,7 +180,7 @@ class Replica:
         workspace = part.workspace_bytes(STEP_TOKENS, num_sequences, on_gpu=True)
         return MemoryNeed(
             self.shape.weight_bytes(self.layer_bits, self.other_bits),
-            num_sequences * self.kv_per_sequence,
+            self.kv_of(num_sequences),
             self.num_gpus * workspace,
             graphs=self.num_gpus * part.graph_bytes(num_sequences),
             check=self.num_gpus * part.check_bytes(STEP_TOKENS, self.context),
@@ -152,18 +189,23 @@ class Replica:
     @property
     def max_sequences(self) -> int:
         """Largest number of sequences that fit; 0 if not even one does."""
-        candidates = range(1, int(self.usable // self.kv_per_sequence) + 1)
+        own = self.kv_of(2) - self.kv_of(1)
+        candidates = range(1, int(self.usable // own) + 2)
         return bisect_right(candidates, self.usable, key=lambda num: self.need(num).total)
 
     def step_s(self, batch: float, rows: int = 1) -> float:
         """Return the seconds of one forward of `batch` sequences with `rows` new tokens each."""
-        read = self.shape.read_bytes(self.layer_bits, self.other_bits, batch * rows)
-        read += batch * self.shape.kv_read_bytes(self.context, self.kv_bytes)
-        work = batch * self.shape.decode_flops(rows, self.context)
         together = self.num_at_once
-        return self._adding_s + max(
-            read / (together * self.gpu.bandwidth * self.bandwidth_share),
-            work / (together * self.gpu.flops * COMPUTE_SHARE),
+        bandwidth = together * self.gpu.bandwidth
+        kv_share = self.bandwidth_share if self.kv_share is None else self.kv_share
+        weights = self.shape.read_bytes(self.layer_bits, self.other_bits, batch * rows)
+        own, shared = self.context - self.shared, self.shared
+        kv = batch * self.shape.kv_read_bytes(own, self.kv_bytes)
+        kv += self.shape.kv_read_bytes(shared, self.kv_bytes)
+        reading = weights / self.bandwidth_share + kv / kv_share
+        work = batch * self.shape.decode_flops(rows, self.context)
+        return self._fixed_s(batch) + max(
+            reading / bandwidth, work / (together * self.gpu.flops * COMPUTE_SHARE)
         )
 
     def prefill_s(self) -> float:
@@ -174,13 +216,16 @@ class Replica:
     def free_rows(self, batch: int) -> int:
         """Return the most rows per sequence for which reading memory still bounds a step."""
         one = batch * self.shape.decode_flops(1, self.context)
-        reading_s = self.step_s(batch) - self._adding_s
+        reading_s = self.step_s(batch) - self._fixed_s(batch)
         return int(reading_s * self.num_at_once * self.gpu.flops * COMPUTE_SHARE / one)
 
-    @property
-    def _adding_s(self) -> float:
-        """Seconds of a step's sums over GPUs: two a layer, the embeddings', and the logits."""
-        return REDUCE_S * (2 * self.shape.layers + 2) if self.num_at_once > 1 else 0.0
+    def _fixed_s(self, batch: float) -> float:
+        """Return the seconds of a step that no bandwidth shortens: the host's, and sums over GPUs.
+
+        There are two sums a layer, the embeddings', and the logits.
+        """
+        num_sums = 2 * self.shape.layers + 2 if self.num_at_once > 1 else 0
+        return self.host.of(batch, self.shape.layers) + num_sums * REDUCE_S
 
 
 def expected_tokens(acceptance: float, draft_length: int, *, extra_position: bool = False) -> float:

@@ -9,8 +9,9 @@ queries and keys are rotated together. Experts are left to transformers, whose g
 the chosen experts only.
 
 The fused weights replace the model's own, which become views of them: nothing is held twice, and
-transformers' forward keeps working on the same numbers. That forward computes where a projection is
-more than a product (quantized weights, layers that accelerate moves).
+transformers' forward keeps working on the same numbers. So do weights in eight bits, whose products
+are our own (`rapid.engines.forward.products`). transformers' forward computes where a projection is
+anything else (weights that its own methods quantize, layers that accelerate moves).
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import embedding, linear, rms_norm
+from torch.nn.functional import embedding, rms_norm
 
 from rapid.engines.attention.ragged import ragged_attention
 from rapid.engines.attention.rows import RaggedRows
+from rapid.engines.forward.products import Product, QuantizedLinear
 from rapid.engines.forward.shards import Place
 
 _OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
@@ -43,10 +45,8 @@ class _Layer:
         window: number of last keys that a row attends to; None for all.
         before_attention: weight of the norm before attention.
         qkv: projection to queries, keys and values, [(heads + 2 kv_heads) * head_dim, hidden].
-        qkv_bias: bias of `qkv`, or None.
         qk_norm: copy of the norm weights of all heads, [heads + kv_heads, head_dim], or None.
         output: projection of attention's output.
-        output_bias: bias of `output`, or None.
         after_attention: weight of the norm of attention's output, or None.
         before_mlp: weight of the norm before the MLP.
         mlp: gated MLP or mixture of experts.
@@ -57,11 +57,9 @@ class _Layer:
     rope: str
     window: int | None
     before_attention: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
+    qkv: Product
     qk_norm: torch.Tensor | None
-    output: torch.Tensor
-    output_bias: torch.Tensor | None
+    output: Product
     after_attention: torch.Tensor | None
     before_mlp: torch.Tensor
     mlp: Callable[[torch.Tensor], torch.Tensor]
@@ -78,13 +76,13 @@ class _GatedMLP:
         activation: function of the gate.
     """
 
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Product
+    down: Product
     activation: Activation
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        gate, up = linear(hidden, self.gate_up).chunk(2, dim=-1)
-        return linear(self.activation(gate) * up, self.down)
+        gate, up = self.gate_up(hidden).chunk(2, dim=-1)
+        return self.down(self.activation(gate) * up)
 
 
 def decoder_of(model: Any, place: Place | None = None) -> Decoder | None:
@@ -96,10 +94,12 @@ def decoder_of(model: Any, place: Place | None = None) -> Decoder | None:
     uses the weights as the first one fused them.
     """
     modules = list(model.model.modules())
-    projections = [module for module in modules if isinstance(module, torch.nn.Linear)]
+    kinds = (torch.nn.Linear, QuantizedLinear)
+    projections = [module for module in modules if isinstance(module, kinds)]
     known = [each for layer in model.model.layers for each in _projections(layer)]
     is_plain = (
-        all(type(projection) is torch.nn.Linear for projection in known)
+        len({type(projection) for projection in known}) == 1
+        and type(known[0]) in kinds
         and len(projections) == len(known)
         and not any(hasattr(module, "_hf_hook") for module in modules)
         and getattr(model.config, "quantization_config", None) is None
@@ -191,7 +191,7 @@ class Decoder:
         sin: torch.Tensor,
         rows: RaggedRows,
     ) -> torch.Tensor:
-        mixed = linear(self._norm(hidden, layer.before_attention), layer.qkv, layer.qkv_bias)
+        mixed = layer.qkv(self._norm(hidden, layer.before_attention))
         heads = mixed.view(len(mixed), -1, self._head_dim)
         num_rotated = self._num_heads + self._num_kv_heads
         rotated = heads[:, :num_rotated]
@@ -208,7 +208,7 @@ class Decoder:
             ragged=rows,
             sliding_window=layer.window,
         )
-        return linear(attended.reshape(len(mixed), -1), layer.output, layer.output_bias)
+        return layer.output(attended.reshape(len(mixed), -1))
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if weight.dtype == hidden.dtype:
@@ -239,7 +239,6 @@ class Decoder:
 
     def _fused(self, layer: Any) -> _Layer:
         attention = layer.self_attn
-        qkv, qkv_bias = _own_or_fused(attention, "qkv_proj", "q_proj", "k_proj", "v_proj")
         qk_norm = None
         if hasattr(attention, "q_norm"):
             qk_norm = torch.cat(
@@ -261,11 +260,9 @@ class Decoder:
             rope=f"{layer_type}_" if hasattr(self._rotary, f"{layer_type}_inv_freq") else "",
             window=getattr(self._config, "sliding_window", None) if slides else None,
             before_attention=self._norm_weight(layer.input_layernorm),
-            qkv=qkv,
-            qkv_bias=qkv_bias,
+            qkv=_product(attention, "qkv_proj", "q_proj", "k_proj", "v_proj"),
             qk_norm=qk_norm,
-            output=attention.o_proj.weight,
-            output_bias=attention.o_proj.bias,
+            output=_product(attention, "o_proj"),
             after_attention=after_attention,
             before_mlp=self._norm_weight(before_mlp),
             mlp=_mlp_of(layer.mlp),
@@ -276,9 +273,9 @@ class Decoder:
 def _mlp_of(mlp: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     if hasattr(mlp, "experts"):
         return lambda hidden: mlp(hidden[None])[0]
-    gate_up, _ = _own_or_fused(mlp, "gate_up_proj", "gate_proj", "up_proj")
     activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
-    return _GatedMLP(gate_up, mlp.down_proj.weight, activation)
+    gate_up = _product(mlp, "gate_up_proj", "gate_proj", "up_proj")
+    return _GatedMLP(gate_up, _product(mlp, "down_proj"), activation)
 
 
 def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -290,18 +287,26 @@ def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
     return heads * cos + heads.roll(width // 2, -1) * sin
 
 
-def _own_or_fused(module: Any, own: str, *parts: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return weight and bias of a projection that the checkpoint has fused, or else fuse them."""
-    if hasattr(module, own):
-        projection = getattr(module, own)
-        return projection.weight, projection.bias
-    projections = [getattr(module, name) for name in parts]
-    bias = None if projections[0].bias is None else _fuse("bias", *projections)
-    return _fuse("weight", *projections), bias
+def _product(module: Any, own: str, *parts: str) -> Product:
+    """Return the product with a projection of the checkpoint's own, or else with its parts'.
+
+    Args:
+        module: module of the projections.
+        own: name of the projection, if the checkpoint has it.
+        *parts: names of projections of the same rows, which are put one below the other.
+    """
+    names = (own,) if hasattr(module, own) else parts
+    projections = [getattr(module, name) for name in names]
+    is_quantized = isinstance(projections[0], QuantizedLinear)
+    return Product(
+        _fuse("weight", *projections),
+        _fuse("scale", *projections) if is_quantized else None,
+        None if projections[0].bias is None else _fuse("bias", *projections),
+    )
 
 
-def _fuse(name: str, *projections: torch.nn.Linear) -> torch.Tensor:
-    """Return the projections' weights (or biases) as one tensor [sum of rows, ...] that they share.
+def _fuse(name: str, *projections: torch.nn.Module) -> torch.Tensor:
+    """Return weights, scales or biases as one tensor [sum of rows, ...] that projections share.
 
     Weights that already lie one after the other in memory are not copied.
     """

@@ -30,6 +30,7 @@ from rapid.config import EngineConfig
 from rapid.engines.attention import ragged as attention
 from rapid.engines.forward.decoder import decoder_of
 from rapid.engines.forward.gguf_weights import read_weights
+from rapid.engines.forward.products import Method, check_method, quantize
 from rapid.engines.forward.quantization import quantization_config
 from rapid.engines.forward.shards import Place, Shard, read_shard, sharded
 from rapid.engines.kv.cache import KVLayout
@@ -103,13 +104,22 @@ def load_model(
     if shard is not None and device.type == "cuda":
         device = torch.device("cuda", shard.rank)
     dtype = _dtype(config.dtype, device)
-    quantization = quantization_config(config.quantization) if config.quantization else None
+    own_method = quantization = None
+    if isinstance(config.quantization, str):
+        own_method = config.quantization
+        _check_own_method(config, own_method, facts, device, dtype)
+    elif config.quantization:
+        quantization = quantization_config(config.quantization)
     if shard is None or not shard.rank:
         check_memory(config, with_pools=with_pools)
     own = copy.deepcopy(model_config)
     if shard is not None:
         own = shard.settings(model_config, _head_dim(model_config))
-    model = _load_weights(config, source, own, quantization, device, dtype, shard)
+    home = device if own_method is None else torch.device("cpu")
+    model = _load_weights(config, source, own, quantization, home, dtype, shard)
+    if own_method is not None:
+        quantize(model, own_method, device)
+        model = model.to(device)
     model = model.eval().requires_grad_(False)
     decoder = decoder_of(model)  # fuses its weights before anything else takes the memory for it
     if shard is not None and decoder is None:
@@ -159,6 +169,25 @@ def check_memory(*configs: EngineConfig, with_pools: bool = False) -> None:
     for where, together in needs.items():
         name = ALL_GPUS if where == "balanced" else where
         check_fits(together, name, free_bytes(where))
+
+
+def _check_own_method(
+    config: EngineConfig,
+    method: Method,
+    facts: ModelFacts,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Check that a model's weights can be quantized by `rapid.engines.forward.products`.
+
+    Raises:
+        ConfigurationError: They cannot; the sentence says what to change.
+    """
+    if facts.quantization is not None:
+        raise ConfigurationError(
+            f"model {config.model!r} is stored quantized: leave quantization out"
+        )
+    check_method(method, device, dtype)
 
 
 def _load_weights(

@@ -1,0 +1,142 @@
+"""Products of rows with a layer's weights, as they are or in eight bits with a scale for each row.
+
+`quantize` replaces the linear layers of a loaded model; the head and the embeddings stay as they
+are. What a quantized product means is `linear` of the weights that `dequantized` returns. Two
+kernels compute it without making these:
+
+* ``int8`` on a CPU: rows of bfloat16 are multiplied with the integers as they are read. That halves
+  the bytes of a step, and costs more than it saves from `MOST_READ_ROWS` rows on, for which the
+  weights are dequantized.
+* ``fp8`` on a GPU: rows are quantized as well, each with a scale of its own, and multiplied by
+  torch's scaled product. Other devices dequantize.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch.nn.functional import linear
+
+from rapid.errors import ConfigurationError
+
+Method = Literal["fp8", "int8"]
+
+MOST_READ_ROWS = 8  # more rows are multiplied faster with weights that were dequantized before
+FP8_CAPABILITY = (9, 0)  # the least of a GPU whose scaled product has a scale for each row
+_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
+_LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+_LEAST = 1e-12  # a row of zeros has this as its largest number, so that its scale divides
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The product with one matrix of weights.
+
+    Attributes:
+        weight: [out, in], of the rows' dtype, or in eight bits.
+        scale: of each row of the weights in eight bits, float32 [out]; None where they are not.
+        bias: [out], or None.
+    """
+
+    weight: torch.Tensor
+    scale: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the product of `rows` [..., in] with the weights, with the bias, [..., out]."""
+        if self.scale is None:
+            return linear(rows, self.weight, self.bias)
+        flat = rows.reshape(-1, rows.shape[-1])
+        if self.weight.dtype == torch.int8 and len(flat) <= MOST_READ_ROWS and not flat.is_cuda:
+            product = torch._weight_int8pack_mm(flat, self.weight, self.scale.to(flat.dtype))
+        elif self.weight.dtype == torch.float8_e4m3fn and flat.is_cuda:
+            product = _scaled(flat, self.weight, self.scale)
+        else:
+            product = linear(flat, dequantized(self.weight, self.scale, flat.dtype))
+        if self.bias is not None:
+            product = product + self.bias
+        return product.view(*rows.shape[:-1], -1)
+
+
+class QuantizedLinear(torch.nn.Module):
+    """A linear layer with weights in eight bits, in place of transformers' own."""
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None):
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", bias)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the product of the rows with the weights."""
+        return Product(self.weight, self.scale, self.bias)(rows)
+
+
+def check_method(method: Method, device: torch.device, dtype: torch.dtype) -> None:
+    """Check that weights of this kind can be computed with on a device.
+
+    Raises:
+        ConfigurationError: they cannot; the sentence says what to change.
+    """
+    if method == "int8" and device.type != "cpu":
+        raise ConfigurationError(
+            "quantization: int8 is for a CPU: set quantization to fp8, or load_in_8bit: true"
+        )
+    if dtype != torch.bfloat16:
+        raise ConfigurationError(
+            f"quantization: {method} computes in bfloat16: set dtype to bfloat16"
+        )
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        raise ConfigurationError(
+            "quantization: fp8 needs a GPU of compute capability 9.0 (H100 or later): set "
+            "quantization to load_in_8bit: true, or leave it out"
+        )
+
+
+def quantize(model: torch.nn.Module, method: Method, device: torch.device) -> None:
+    """Replace the linear layers of the model's decoder layers, one at a time, by quantized ones.
+
+    The quantized weights are made on `device`, which so never holds those that they replace.
+    """
+    for parent in list(model.get_submodule("model").modules()):
+        for name, layer in list(parent.named_children()):
+            if type(layer) is torch.nn.Linear:
+                weight, scale = quantized(layer.weight.detach().to(device), method)
+                bias = None if layer.bias is None else layer.bias.detach().to(device)
+                setattr(parent, name, QuantizedLinear(weight, scale, bias))
+                layer.weight.data = layer.weight.data.new_empty(0)
+
+
+def quantized(weight: torch.Tensor, method: Method) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weights [out, in] in eight bits, and the float32 scale of each row."""
+    return _in_eight_bits(weight, _DTYPES[method])
+
+
+def dequantized(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the numbers that weights in eight bits stand for, rounded to a dtype."""
+    return (weight.float() * scale[:, None]).to(dtype)
+
+
+def _in_eight_bits(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = rows.float()
+    scale = rows.abs().amax(-1).clamp_min(_LEAST) / _LARGEST[dtype]
+    scaled = rows / scale[:, None]
+    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scale
+
+
+def _scaled(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Return the product of rows, each quantized by its own largest number, with weights in fp8."""
+    quantized_rows, row_scale = _in_eight_bits(rows, weight.dtype)
+    return torch._scaled_mm(
+        quantized_rows,
+        weight.t(),
+        scale_a=row_scale[:, None],
+        scale_b=scale[None],
+        out_dtype=rows.dtype,
+    )
