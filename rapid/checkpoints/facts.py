@@ -58,8 +58,7 @@ def read_model_facts(config: EngineConfig) -> ModelFacts:
         )
     num_positions, rope = reach(config.rope_scaling, settings, config.max_context, model)
     shape = _shape(model, settings)
-    _check_layers(settings, model)
-    _check_setting(shape, config, model)
+    _check_setting(settings["model_type"], shape, config, model)
     return ModelFacts(
         shape=shape,
         num_positions=num_positions,
@@ -69,12 +68,17 @@ def read_model_facts(config: EngineConfig) -> ModelFacts:
     )
 
 
-def _check_setting(shape: ModelShape, config: EngineConfig, model: str) -> None:
+def _check_setting(family: str, shape: ModelShape, config: EngineConfig, model: str) -> None:
     """Check that the model can be computed as the settings ask."""
     if shape.experts and (config.deterministic or config.tensor_parallel > 1):
         name = "deterministic" if config.deterministic else "tensor_parallel"
         raise ConfigurationError(
             f"{model} is a mixture of experts, which {name} is not built for: leave it out"
+        )
+    if family == "phi3" and config.tensor_parallel > 1:
+        raise ConfigurationError(
+            f"{model} stores queries, keys and values as one matrix, which tensor_parallel does "
+            "not split: leave it out"
         )
     if what := shape.undivided(config.tensor_parallel):
         raise ConfigurationError(
@@ -122,6 +126,7 @@ def _read(model: str) -> dict[str, Any]:
 
 def _shape(model: str, settings: dict[str, Any]) -> ModelShape:
     try:
+        _check_layers(settings, model)
         return ModelShape.of(settings)
     except KeyError as error:
         raise ConfigurationError(f"{model}: its config.json has no {error.args[0]}") from error

@@ -67,6 +67,7 @@ def reach(
     if override is not None:
         rope = _checked(override, "rope_scaling: ")
         return _overridden(rope, positions, settings, max_context)
+    _check_sliding(settings, model)
     rope = _checked(_own(settings), f"{model}: ", otherwise="default")
     if rope["rope_type"] == "dynamic":
         return positions, {"rope_type": "default"}
@@ -104,6 +105,16 @@ def _own(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     if settings["model_type"] == "phi3" and name in _PHI_NAMES:
         return {**own, "rope_type": "longrope"}
     return own
+
+
+def _check_sliding(settings: Mapping[str, Any], model: str) -> None:
+    """Check the rope of sliding layers, where they have their own; it is never replaced."""
+    own = (settings.get("rope_parameters") or {}).get("sliding_attention") or {}
+    rope_type = _checked(own, f"{model}: ", otherwise="default")["rope_type"]
+    if rope_type in ("dynamic", "longrope"):
+        raise ConfigurationError(
+            f"{model}: rope_type {rope_type!r} of sliding layers is not supported"
+        )
 
 
 def _for_length(rope: Rope, longest: int, positions: int, settings: Mapping[str, Any]) -> Rope:

@@ -49,10 +49,10 @@ def test_a_checkpoint_without_weights_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "supported are llama, qwen2, qwen3"),
+        ({"model_type": "gpt2"}, "supported are llama, mistral, qwen2, qwen3"),
         (
             {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0,
-             "sliding_window": 64},
+             "sliding_window": "wide"},
             "sliding windows",
         ),
     ],

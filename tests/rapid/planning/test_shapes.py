@@ -24,6 +24,10 @@ class TestShapes:
             ("llama-3.1-70b", 70_553_706_496),
             ("qwen2.5-7b", 7_615_616_512),
             ("qwen2.5-72b", 72_706_203_648),
+            ("mistral-7b", 7_248_023_552),
+            ("phi-4", 14_659_507_200),
+            ("qwen3-30b-a3b", 30_532_122_624),
+            ("gemma-3-1b", 999_885_952),
         ],
     )
     def test_built_in_shapes_have_the_published_number_of_parameters(self, name, parameters):
