@@ -1,26 +1,26 @@
 """What `rapid plan` predicts of a step, against what a step takes, on a CPU.
 
-    python benchmarks/planned.py [--quick] [--threads 2]
+    python benchmarks/planned.py [--quick]
 
-This machine is measured first, apart from any model: how fast matrices are read that multiply 1, 4
-or 8 rows, how fast keys and values are read, and what a step takes beside both (of models so small
+This machine is measured first, apart from any model: how fast matrices are read that multiply as
+many rows, how fast keys and values are read, and what a step takes beside both (of models so small
 that nothing else counts). `Replica.step_s`, the formula of `rapid plan`, then predicts the steps of
 `decode.py`'s plain shapes, which are measured between two measurements of the machine.
 
-Every time is the least of its repetitions, as other work on the machine can only lengthen it. It
-takes about 6 minutes on two cores, with `--quick` one and a half.
+All of it is on one thread and in processor time, of which every number is the least of its
+repetitions: so what else the machine does changes it little. It takes about 5 minutes, with
+`--quick` one.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import functools
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from itertools import count
 from typing import Any
 
 import torch
@@ -29,35 +29,42 @@ from filled import FilledEngine, Model, embedded_target, random_model
 from reporting import keep, table
 
 from rapid.engines.attention.cpu import partial
+from rapid.engines.attention.shared_prefixes import MIN_SHARED_KEYS
 from rapid.planning.plan import GPU, HostTime, Replica
 from rapid.planning.shapes import ModelShape
 
 BYTES = {"float32": 4, "bfloat16": 2}
 TABLE_BYTES = 2**25  # of the matrices, and of the keys and values, that are read in turn
+NUM_TOKENS = 9  # of an answer: few, so that some answers are not disturbed
 UNBOUNDED = 1e18  # operations per second: what limits here is reading
+Hosts = dict[tuple[str, bool], HostTime]  # by dtype, and whether sequences share a prefix
 Head = tuple[int, int, int]  # KV heads, queries for each, width
 
 
-async def step_s(filled: FilledEngine, num_tokens: int, repeats: int) -> float:
-    """Return the seconds of a plain step, at its best."""
+async def step_s(filled: FilledEngine, repeats: int) -> float:
+    """Return the processor seconds of a plain step, at its best."""
     try:
         await filled.open()
-        run = plain(filled, num_tokens)
-        return min([(await run()).ms for _ in range(repeats)]) / 1e3
+        run = plain(filled, NUM_TOKENS)
+        return min([(await run()).cpu_ms for _ in range(repeats)]) / 1e3
     finally:
         filled.close()
 
 
-async def host_time(dtype: str, threads: int, repeats: int) -> HostTime:
-    """Measure what steps take beside reading, with models of 1 and 9 layers that hold nothing."""
+async def host_time(dtype: str, *, is_shared: bool, repeats: int) -> HostTime:
+    """Measure what steps take beside reading, with models of 1 and 9 layers that hold nothing.
+
+    Sequences that share a prefix are attended to in another way, and only if it is long.
+    """
     seconds = {}
     for layers in (1, 9):
         model = random_model(
             dtype, hidden_size=64, num_layers=layers, num_heads=2, num_kv_heads=1, vocab_size=64
         )
         for batch in (1, 8):
-            filled = FilledEngine(model.ours, 16, batch=batch, room=ROOM, threads=threads)
-            seconds[layers, batch] = await step_s(filled, 40, repeats)
+            shared = MIN_SHARED_KEYS if is_shared else 0
+            filled = FilledEngine(model.ours, shared + 16, batch=batch, room=ROOM, shared=shared)
+            seconds[layers, batch] = await step_s(filled, repeats)
     alone, crowd = ((seconds[9, batch] - seconds[1, batch]) / 8 for batch in (1, 8))
     layer_sequence_s = (crowd - alone) / 7
     sequence_s = (seconds[1, 8] - seconds[1, 1]) / 7 - layer_sequence_s
@@ -66,12 +73,12 @@ async def host_time(dtype: str, threads: int, repeats: int) -> HostTime:
 
 
 def best_s(function: Callable[[], object], repeats: int) -> float:
-    """Return the seconds of the fastest call."""
+    """Return the processor seconds of the fastest call."""
     times = []
     for _ in range(repeats):
-        began = time.perf_counter()
+        began = time.thread_time()
         function()
-        times.append(time.perf_counter() - began)
+        times.append(time.thread_time() - began)
     return min(times)
 
 
@@ -87,7 +94,7 @@ def weights_per_s(dtype: str, hidden: int, rows: int, repeats: int) -> float:
             torch.nn.functional.linear(inputs, weight)
 
     read()
-    return sum(weight.nbytes for weight in tables) / best_s(read, 5 * repeats)
+    return sum(weight.nbytes for weight in tables) / best_s(read, repeats)
 
 
 @torch.inference_mode()
@@ -104,56 +111,38 @@ def kv_per_s(dtype: str, head: Head, length: int, repeats: int) -> float:
             partial(query, keys, values, 0.1, is_causal=False)
 
     read()
-    return sum(layer.nbytes for layer in layers) / best_s(read, 5 * repeats)
+    return sum(layer.nbytes for layer in layers) / best_s(read, repeats)
 
 
-class Machine:
-    """What was measured of this machine, at its best so far."""
-
-    def __init__(self, threads: int, repeats: int) -> None:
-        self._threads, self._repeats = threads, repeats
-        self.host: dict[str, HostTime] = {}
-        self.rates: dict[tuple[object, ...], float] = {}
-
-    async def measure(self, model: Model, dtype: str, length: int, batch: int) -> None:
-        """Measure what the prediction of these shapes needs, or measure it again."""
-        settings = model.ours.model.config
-        hidden, head = settings.hidden_size, head_of(model)
-        host = await host_time(dtype, self._threads, self._repeats)
-        known = self.host.get(dtype, host)
-        self.host[dtype] = min(host, known, key=lambda each: each.of(batch, 4))
-        measured = {
-            ("weights", dtype, hidden, batch): functools.partial(
-                weights_per_s, dtype, hidden, batch, self._repeats
-            ),
-            ("kv", dtype, head, length): functools.partial(
-                kv_per_s, dtype, head, length, self._repeats
-            ),
-        }
-        # The engine's thread has its own team of threads; two teams would disturb each other.
-        filled = FilledEngine(model.ours, 16, room=ROOM, threads=self._threads)
-        try:
-            await filled.open()
-            for name, function in measured.items():
-                rate = await filled.on_its_thread(function)
-                self.rates[name] = max(rate, self.rates.get(name, 0.0))
-        finally:
-            filled.close()
-
-    def predicted(
-        self, model: Model, dtype: str, length: int, batch: int, shared: int
-    ) -> tuple[float, Replica]:
-        """Return the seconds of a step by the formula of `rapid plan`."""
-        settings = model.ours.model.config
-        weights = self.rates["weights", dtype, settings.hidden_size, batch]
-        kv = self.rates["kv", dtype, head_of(model), length]
-        here = GPU("this CPU", 0, weights, UNBOUNDED, "measured")
-        replica = Replica(
-            ModelShape.of(settings.to_dict()), here, length + ROOM // 2, shared,
-            layer_bits=8 * BYTES[dtype], other_bits=8 * BYTES[dtype], kv_bytes=BYTES[dtype],
-            kv_share=kv / weights, host=self.host[dtype],
-        )  # fmt: skip
-        return replica.step_s(batch), replica
+async def predicted(model: Model, case: Case, shared: int, host: HostTime, repeats: int) -> Replica:
+    """Measure the machine, and return a replica with what was measured, which predicts steps."""
+    _, dtype, length, batch = case
+    settings = model.ours.model.config
+    kv_heads, group, width = head_of(model)
+    rows = group * batch if shared else group
+    filled = FilledEngine(model.ours, 16, room=ROOM)
+    try:
+        await filled.open()
+        weights, kv = [
+            await filled.on_its_thread(function)
+            for function in (
+                functools.partial(weights_per_s, dtype, settings.hidden_size, batch, repeats),
+                functools.partial(kv_per_s, dtype, (kv_heads, rows, width), length, repeats),
+            )
+        ]
+    finally:
+        filled.close()
+    return Replica(
+        ModelShape.of(settings.to_dict()),
+        GPU("this CPU", 0, weights, UNBOUNDED, "measured"),
+        length + NUM_TOKENS // 2,
+        shared,
+        layer_bits=8 * BYTES[dtype],
+        other_bits=8 * BYTES[dtype],
+        kv_bytes=BYTES[dtype],
+        kv_share=kv / weights,
+        host=host,
+    )
 
 
 def head_of(model: Model) -> Head:
@@ -163,37 +152,40 @@ def head_of(model: Model) -> Head:
     return kv_heads, settings.num_attention_heads // kv_heads, model.ours.kv_layout.head_dim
 
 
-async def measured_case(case: Case, threads: int, repeats: int) -> dict[str, Any]:
+async def measured_case(case: Case, hosts: Hosts, repeats: int) -> dict[str, Any]:
     """Measure one shape between two measurements of the machine, and predict it."""
     name, dtype, length, batch = case
     length -= ROOM if name != "random" else 0
     model = random_model(dtype, **TARGET) if name == "random" else embedded_target(dtype)
-    shared = length - QUESTION if name == ONE_DOCUMENT else 0
-    machine = Machine(threads, repeats)
-    await machine.measure(model, dtype, length, batch)
-    filled = FilledEngine(
-        model.ours, length, batch=batch, room=ROOM, threads=threads, shared=shared
-    )
-    seconds = await step_s(filled, 10 if length > 16384 else 40, 2 * repeats)
-    await machine.measure(model, dtype, length, batch)
-    predicted, replica = machine.predicted(model, dtype, length, batch, shared)
+    shared = length - QUESTION if name == ONE_DOCUMENT and batch > 1 else 0
+    kind = dtype, shared > 0
+    if kind not in hosts:
+        hosts[kind] = await host_time(dtype, is_shared=shared > 0, repeats=repeats)
+    asked = model, (name, dtype, length, batch), shared, hosts[kind], repeats
+    before = await predicted(*asked)
+    filled = FilledEngine(model.ours, length, batch=batch, room=ROOM, shared=shared)
+    seconds = await step_s(filled, repeats)
+    after = await predicted(*asked)
+    replica = min(before, after, key=lambda each: each.step_s(batch))
     bandwidth = replica.gpu.bandwidth
     return {
         "model": name, "dtype": dtype, "length": length, "batch": batch,
         "measured_ms": round(1e3 * seconds, 3),
-        "predicted_ms": round(1e3 * predicted, 3),
-        "error": round(predicted / seconds - 1, 3),
+        "predicted_ms": round(1e3 * replica.step_s(batch), 3),
+        "error": round(replica.step_s(batch) / seconds - 1, 3),
         "host_ms": round(1e3 * replica.host.of(batch, replica.shape.layers), 3),
         "weights_gb_per_s": round(bandwidth / 1e9, 1),
         "kv_gb_per_s": round((replica.kv_share or 1) * bandwidth / 1e9, 1),
+        "host": dataclasses.asdict(replica.host),
     }  # fmt: skip
 
 
-async def measure(cases: list[Case], threads: int, repeats: int) -> list[dict[str, Any]]:
+async def measure(cases: list[Case], repeats: int) -> list[dict[str, Any]]:
     """Measure and predict all cases, one after the other."""
-    measured = []
+    measured: list[dict[str, Any]] = []
+    hosts: Hosts = {}
     for case in cases:
-        measured.append(await measured_case(case, threads, repeats))
+        measured.append(await measured_case(case, hosts, repeats))
         print(*measured[-1].values(), flush=True)
     return measured
 
@@ -203,7 +195,11 @@ def shown(cases: list[dict[str, Any]]) -> str:
     header = ["model", "dtype", "tokens of context", "sequences", "measured, ms a step",
               "predicted", "error", "of it the host's", "weights, GB/s", "KV, GB/s"]  # fmt: skip
     rows = [
-        [f"{value:+.0%}" if name == "error" else value for name, value in case.items()]
+        [
+            f"{value:+.0%}" if name == "error" else value
+            for name, value in case.items()
+            if name != "host"
+        ]
         for case in cases
     ]
     errors = sorted(abs(case["error"]) for case in cases)
@@ -217,17 +213,15 @@ def shown(cases: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer shapes, nothing kept")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # for this thread, which only waits; the engine's has its own
-    repeats = 3 if arguments.quick else 5
+    torch.set_num_threads(1)
     cases = QUICK_PLAIN if arguments.quick else FULL_PLAIN
-    measured = asyncio.run(measure(cases, arguments.threads, repeats))
+    measured = asyncio.run(measure(cases, 8 if arguments.quick else 16))
     keep(
         None if arguments.quick else "planned",
         "A step as planned and as measured",
-        f"torch {torch.__version__}, {arguments.threads} threads.\n\n{shown(measured)}",
-        {"cases": measured, "threads": arguments.threads, "torch": torch.__version__},
+        f"torch {torch.__version__}, one thread, processor time.\n\n{shown(measured)}",
+        {"cases": measured, "torch": torch.__version__},
     )
 
 
