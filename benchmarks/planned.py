@@ -2,25 +2,22 @@
 
     python benchmarks/planned.py [--quick]
 
-This machine is measured first, apart from any model: how fast matrices are read that multiply as
-many rows, how fast keys and values are read, and what a step takes beside both (of models so small
-that nothing else counts). `Replica.step_s`, the formula of `rapid plan`, then predicts the steps of
-`decode.py`'s plain shapes, which are measured between two measurements of the machine.
+This machine is measured apart from any model: how fast matrices are read that multiply as many
+rows, how fast keys and values are read, and what a step takes beside both (of models so small that
+nothing else counts). `Replica.step_s`, the formula of `rapid plan`, then predicts the steps of
+`decode.py`'s plain shapes.
 
-All of it is on one thread and in processor time, of which every number is the least of its
-repetitions: so what else the machine does changes it little. It takes about 5 minutes, with
-`--quick` one.
+All of it is on one thread and in processor time, and reading is measured right before and after
+each answer: an error is the median of what its repetitions give. So what else the machine does
+changes it little. It takes about 5 minutes, with `--quick` one.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
-import functools
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -72,77 +69,34 @@ async def host_time(dtype: str, *, is_shared: bool, repeats: int) -> HostTime:
     return HostTime(step, sequence_s, alone - layer_sequence_s, layer_sequence_s)
 
 
-def best_s(function: Callable[[], object], repeats: int) -> float:
-    """Return the processor seconds of the fastest call."""
-    times = []
-    for _ in range(repeats):
+class Reading:
+    """Reads weights and keys and values as a step of a model does, without the model."""
+
+    def __init__(self, model: Model, case: Case, *, is_shared: bool) -> None:
+        """Make matrices, and the keys and values of some layers."""
+        _, _, length, batch = case
+        kv_heads, group, width = head_of(model)
+        hidden, dtype = model.ours.model.config.hidden_size, model.ours.dtype
+        one = torch.randn(4 * hidden, hidden, dtype=dtype)
+        self._tables = [one.clone() for _ in range(max(1, TABLE_BYTES // one.nbytes))]
+        self._inputs = torch.randn(batch, hidden, dtype=dtype)
+        rows = group * batch if is_shared else group
+        self._query = torch.randn(1, kv_heads, rows, width, dtype=dtype)
+        layer = torch.randn(2, 1, kv_heads, length, width, dtype=dtype)
+        self._layers = [layer.clone() for _ in range(max(1, TABLE_BYTES // layer.nbytes))]
+
+    @torch.inference_mode()
+    def per_s(self) -> tuple[float, float]:
+        """Return the bytes of weights, and of keys and values, read per second of processor."""
         began = time.thread_time()
-        function()
-        times.append(time.thread_time() - began)
-    return min(times)
-
-
-@torch.inference_mode()
-def weights_per_s(dtype: str, hidden: int, rows: int, repeats: int) -> float:
-    """Return the bytes of weights per second that products with that many rows read."""
-    one = torch.randn(4 * hidden, hidden, dtype=getattr(torch, dtype))
-    tables = [one.clone() for _ in range(max(1, TABLE_BYTES // one.nbytes))]
-    inputs = torch.randn(rows, hidden, dtype=one.dtype)
-
-    def read() -> None:
-        for weight in tables:
-            torch.nn.functional.linear(inputs, weight)
-
-    read()
-    return sum(weight.nbytes for weight in tables) / best_s(read, repeats)
-
-
-@torch.inference_mode()
-def kv_per_s(dtype: str, head: Head, length: int, repeats: int) -> float:
-    """Return the bytes of keys and values per second that a decoding row's attention reads."""
-    kv_heads, group, width = head
-    query = torch.randn(1, kv_heads, group, width, dtype=getattr(torch, dtype))
-    shape = (1, kv_heads, length, width)
-    num_layers = max(1, TABLE_BYTES // (2 * query.element_size() * kv_heads * length * width))
-    layers = [torch.randn(2, *shape, dtype=query.dtype) for _ in range(num_layers)]
-
-    def read() -> None:
-        for keys, values in layers:
-            partial(query, keys, values, 0.1, is_causal=False)
-
-    read()
-    return sum(layer.nbytes for layer in layers) / best_s(read, repeats)
-
-
-async def predicted(model: Model, case: Case, shared: int, host: HostTime, repeats: int) -> Replica:
-    """Measure the machine, and return a replica with what was measured, which predicts steps."""
-    _, dtype, length, batch = case
-    settings = model.ours.model.config
-    kv_heads, group, width = head_of(model)
-    rows = group * batch if shared else group
-    filled = FilledEngine(model.ours, 16, room=ROOM)
-    try:
-        await filled.open()
-        weights, kv = [
-            await filled.on_its_thread(function)
-            for function in (
-                functools.partial(weights_per_s, dtype, settings.hidden_size, batch, repeats),
-                functools.partial(kv_per_s, dtype, (kv_heads, rows, width), length, repeats),
-            )
-        ]
-    finally:
-        filled.close()
-    return Replica(
-        ModelShape.of(settings.to_dict()),
-        GPU("this CPU", 0, weights, UNBOUNDED, "measured"),
-        length + NUM_TOKENS // 2,
-        shared,
-        layer_bits=8 * BYTES[dtype],
-        other_bits=8 * BYTES[dtype],
-        kv_bytes=BYTES[dtype],
-        kv_share=kv / weights,
-        host=host,
-    )
+        for weight in self._tables:
+            torch.nn.functional.linear(self._inputs, weight)
+        middle = time.thread_time()
+        for keys, values in self._layers:
+            partial(self._query, keys, values, 0.1, is_causal=False)
+        end = time.thread_time()
+        weights = sum(weight.nbytes for weight in self._tables)
+        return weights / (middle - began), sum(kv.nbytes for kv in self._layers) / (end - middle)
 
 
 def head_of(model: Model) -> Head:
@@ -153,7 +107,7 @@ def head_of(model: Model) -> Head:
 
 
 async def measured_case(case: Case, hosts: Hosts, repeats: int) -> dict[str, Any]:
-    """Measure one shape between two measurements of the machine, and predict it."""
+    """Measure one shape, and predict every repetition by what was read around it."""
     name, dtype, length, batch = case
     length -= ROOM if name != "random" else 0
     model = random_model(dtype, **TARGET) if name == "random" else embedded_target(dtype)
@@ -161,23 +115,57 @@ async def measured_case(case: Case, hosts: Hosts, repeats: int) -> dict[str, Any
     kind = dtype, shared > 0
     if kind not in hosts:
         hosts[kind] = await host_time(dtype, is_shared=shared > 0, repeats=repeats)
-    asked = model, (name, dtype, length, batch), shared, hosts[kind], repeats
-    before = await predicted(*asked)
+    reading = Reading(model, (name, dtype, length, batch), is_shared=shared > 0)
     filled = FilledEngine(model.ours, length, batch=batch, room=ROOM, shared=shared)
-    seconds = await step_s(filled, repeats)
-    after = await predicted(*asked)
-    replica = min(before, after, key=lambda each: each.step_s(batch))
-    bandwidth = replica.gpu.bandwidth
+    measured, planned, rates = [], [], []
+    try:
+        await filled.open()
+        run = plain(filled, NUM_TOKENS)
+        for repeat in range(repeats + 1):
+            before = await filled.on_its_thread(reading.per_s)
+            seconds = (await run()).cpu_ms / 1e3
+            after = await filled.on_its_thread(reading.per_s)
+            if repeat:
+                # The mean of both times, so the harmonic mean of their rates.
+                rates.append([2 / (1 / a + 1 / b) for a, b in zip(before, after, strict=True)])
+                replica = replica_of(model, case[1], length, shared, rates[-1], hosts[kind])
+                planned.append(replica.step_s(batch))
+                measured.append(seconds)
+    finally:
+        filled.close()
+    weights, kv = (statistics.median(each) for each in zip(*rates, strict=True))
     return {
         "model": name, "dtype": dtype, "length": length, "batch": batch,
-        "measured_ms": round(1e3 * seconds, 3),
-        "predicted_ms": round(1e3 * replica.step_s(batch), 3),
-        "error": round(replica.step_s(batch) / seconds - 1, 3),
-        "host_ms": round(1e3 * replica.host.of(batch, replica.shape.layers), 3),
-        "weights_gb_per_s": round(bandwidth / 1e9, 1),
-        "kv_gb_per_s": round((replica.kv_share or 1) * bandwidth / 1e9, 1),
-        "host": dataclasses.asdict(replica.host),
+        "measured_ms": round(1e3 * statistics.median(measured), 3),
+        "planned_ms": round(1e3 * statistics.median(planned), 3),
+        "error": round(statistics.median(ratio(planned, measured)) - 1, 3),
+        "host_ms": round(1e3 * hosts[kind].of(batch, model.ours.model.config.num_hidden_layers), 3),
+        "weights_gb_per_s": round(weights / 1e9, 1),
+        "kv_gb_per_s": round(kv / 1e9, 1),
     }  # fmt: skip
+
+
+def ratio(some: list[float], others: list[float]) -> list[float]:
+    """Return the ratios of neighbours in time."""
+    return [a / b for a, b in zip(some, others, strict=True)]
+
+
+def replica_of(
+    model: Model, dtype: str, length: int, shared: int, rates: list[float], host: HostTime
+) -> Replica:
+    """Return the replica that `rapid plan` would make of this model on this machine."""
+    weights, kv = rates
+    return Replica(
+        ModelShape.of(model.ours.model.config.to_dict()),
+        GPU("this CPU", 0, weights, UNBOUNDED, "measured"),
+        length + NUM_TOKENS // 2,
+        shared,
+        layer_bits=8 * BYTES[dtype],
+        other_bits=8 * BYTES[dtype],
+        kv_bytes=BYTES[dtype],
+        kv_share=kv / weights,
+        host=host,
+    )
 
 
 async def measure(cases: list[Case], repeats: int) -> list[dict[str, Any]]:
@@ -193,13 +181,9 @@ async def measure(cases: list[Case], repeats: int) -> list[dict[str, Any]]:
 def shown(cases: list[dict[str, Any]]) -> str:
     """Return the table, and how far the predictions are off."""
     header = ["model", "dtype", "tokens of context", "sequences", "measured, ms a step",
-              "predicted", "error", "of it the host's", "weights, GB/s", "KV, GB/s"]  # fmt: skip
+              "planned", "error", "of it the host's", "weights, GB/s", "KV, GB/s"]  # fmt: skip
     rows = [
-        [
-            f"{value:+.0%}" if name == "error" else value
-            for name, value in case.items()
-            if name != "host"
-        ]
+        [f"{value:+.0%}" if name == "error" else value for name, value in case.items()]
         for case in cases
     ]
     errors = sorted(abs(case["error"]) for case in cases)
