@@ -1,24 +1,23 @@
 """What `rapid plan` predicts of a step, against what a step takes, on a CPU.
 
-    python benchmarks/planned.py [--quick] [--threads 2]
+    python benchmarks/planned.py [--quick]
 
-This machine is measured first, apart from any model: how fast matrices are read that multiply 1, 4
-or 8 rows, how fast keys and values are read, and what a step takes beside both (of models so small
-that nothing else counts). `Replica.step_s`, the formula of `rapid plan`, then predicts the steps of
-`decode.py`'s plain shapes, which are measured between two measurements of the machine.
+This machine is measured apart from any model: how fast matrices are read that multiply as many
+rows, how fast keys and values are read, and what a step takes beside both (of models so small that
+nothing else counts). `Replica.step_s`, the formula of `rapid plan`, then predicts the steps of
+`decode.py`'s plain shapes.
 
-Every time is the least of its repetitions, as other work on the machine can only lengthen it. It
-takes about 6 minutes on two cores, with `--quick` one and a half.
+All of it is on one thread and in processor time, and reading is measured right before and after
+each answer: an error is the median of what its repetitions give. So what else the machine does
+changes it little. It takes about 5 minutes, with `--quick` one.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import functools
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,35 +26,42 @@ from filled import FilledEngine, Model, embedded_target, random_model
 from reporting import keep, table
 
 from rapid.engines.attention.cpu import partial
+from rapid.engines.attention.shared_prefixes import MIN_SHARED_KEYS
 from rapid.planning.plan import GPU, HostTime, Replica
 from rapid.planning.shapes import ModelShape
 
 BYTES = {"float32": 4, "bfloat16": 2}
 TABLE_BYTES = 2**25  # of the matrices, and of the keys and values, that are read in turn
+NUM_TOKENS = 9  # of an answer: few, so that some answers are not disturbed
 UNBOUNDED = 1e18  # operations per second: what limits here is reading
+Hosts = dict[tuple[str, bool], HostTime]  # by dtype, and whether sequences share a prefix
 Head = tuple[int, int, int]  # KV heads, queries for each, width
 
 
-async def step_s(filled: FilledEngine, num_tokens: int, repeats: int) -> float:
-    """Return the seconds of a plain step, at its best."""
+async def step_s(filled: FilledEngine, repeats: int) -> float:
+    """Return the processor seconds of a plain step, at its best."""
     try:
         await filled.open()
-        run = plain(filled, num_tokens)
-        return min([(await run()).ms for _ in range(repeats)]) / 1e3
+        run = plain(filled, NUM_TOKENS)
+        return min([(await run()).cpu_ms for _ in range(repeats)]) / 1e3
     finally:
         filled.close()
 
 
-async def host_time(dtype: str, threads: int, repeats: int) -> HostTime:
-    """Measure what steps take beside reading, with models of 1 and 9 layers that hold nothing."""
+async def host_time(dtype: str, *, is_shared: bool, repeats: int) -> HostTime:
+    """Measure what steps take beside reading, with models of 1 and 9 layers that hold nothing.
+
+    Sequences that share a prefix are attended to in another way, and only if it is long.
+    """
     seconds = {}
     for layers in (1, 9):
         model = random_model(
             dtype, hidden_size=64, num_layers=layers, num_heads=2, num_kv_heads=1, vocab_size=64
         )
         for batch in (1, 8):
-            filled = FilledEngine(model.ours, 16, batch=batch, room=ROOM, threads=threads)
-            seconds[layers, batch] = await step_s(filled, 40, repeats)
+            shared = MIN_SHARED_KEYS if is_shared else 0
+            filled = FilledEngine(model.ours, shared + 16, batch=batch, room=ROOM, shared=shared)
+            seconds[layers, batch] = await step_s(filled, repeats)
     alone, crowd = ((seconds[9, batch] - seconds[1, batch]) / 8 for batch in (1, 8))
     layer_sequence_s = (crowd - alone) / 7
     sequence_s = (seconds[1, 8] - seconds[1, 1]) / 7 - layer_sequence_s
@@ -63,95 +69,34 @@ async def host_time(dtype: str, threads: int, repeats: int) -> HostTime:
     return HostTime(step, sequence_s, alone - layer_sequence_s, layer_sequence_s)
 
 
-def best_s(function: Callable[[], object], repeats: int) -> float:
-    """Return the seconds of the fastest call."""
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - began)
-    return min(times)
+class Reading:
+    """Reads weights and keys and values as a step of a model does, without the model."""
 
+    def __init__(self, model: Model, case: Case, *, is_shared: bool) -> None:
+        """Make matrices, and the keys and values of some layers."""
+        _, _, length, batch = case
+        kv_heads, group, width = head_of(model)
+        hidden, dtype = model.ours.model.config.hidden_size, model.ours.dtype
+        one = torch.randn(4 * hidden, hidden, dtype=dtype)
+        self._tables = [one.clone() for _ in range(max(1, TABLE_BYTES // one.nbytes))]
+        self._inputs = torch.randn(batch, hidden, dtype=dtype)
+        rows = group * batch if is_shared else group
+        self._query = torch.randn(1, kv_heads, rows, width, dtype=dtype)
+        layer = torch.randn(2, 1, kv_heads, length, width, dtype=dtype)
+        self._layers = [layer.clone() for _ in range(max(1, TABLE_BYTES // layer.nbytes))]
 
-@torch.inference_mode()
-def weights_per_s(dtype: str, hidden: int, rows: int, repeats: int) -> float:
-    """Return the bytes of weights per second that products with that many rows read."""
-    one = torch.randn(4 * hidden, hidden, dtype=getattr(torch, dtype))
-    tables = [one.clone() for _ in range(max(1, TABLE_BYTES // one.nbytes))]
-    inputs = torch.randn(rows, hidden, dtype=one.dtype)
-
-    def read() -> None:
-        for weight in tables:
-            torch.nn.functional.linear(inputs, weight)
-
-    read()
-    return sum(weight.nbytes for weight in tables) / best_s(read, 5 * repeats)
-
-
-@torch.inference_mode()
-def kv_per_s(dtype: str, head: Head, length: int, repeats: int) -> float:
-    """Return the bytes of keys and values per second that a decoding row's attention reads."""
-    kv_heads, group, width = head
-    query = torch.randn(1, kv_heads, group, width, dtype=getattr(torch, dtype))
-    shape = (1, kv_heads, length, width)
-    num_layers = max(1, TABLE_BYTES // (2 * query.element_size() * kv_heads * length * width))
-    layers = [torch.randn(2, *shape, dtype=query.dtype) for _ in range(num_layers)]
-
-    def read() -> None:
-        for keys, values in layers:
-            partial(query, keys, values, 0.1, is_causal=False)
-
-    read()
-    return sum(layer.nbytes for layer in layers) / best_s(read, 5 * repeats)
-
-
-class Machine:
-    """What was measured of this machine, at its best so far."""
-
-    def __init__(self, threads: int, repeats: int) -> None:
-        self._threads, self._repeats = threads, repeats
-        self.host: dict[str, HostTime] = {}
-        self.rates: dict[tuple[object, ...], float] = {}
-
-    async def measure(self, model: Model, dtype: str, length: int, batch: int) -> None:
-        """Measure what the prediction of these shapes needs, or measure it again."""
-        settings = model.ours.model.config
-        hidden, head = settings.hidden_size, head_of(model)
-        host = await host_time(dtype, self._threads, self._repeats)
-        known = self.host.get(dtype, host)
-        self.host[dtype] = min(host, known, key=lambda each: each.of(batch, 4))
-        measured = {
-            ("weights", dtype, hidden, batch): functools.partial(
-                weights_per_s, dtype, hidden, batch, self._repeats
-            ),
-            ("kv", dtype, head, length): functools.partial(
-                kv_per_s, dtype, head, length, self._repeats
-            ),
-        }
-        # The engine's thread has its own team of threads; two teams would disturb each other.
-        filled = FilledEngine(model.ours, 16, room=ROOM, threads=self._threads)
-        try:
-            await filled.open()
-            for name, function in measured.items():
-                rate = await filled.on_its_thread(function)
-                self.rates[name] = max(rate, self.rates.get(name, 0.0))
-        finally:
-            filled.close()
-
-    def predicted(
-        self, model: Model, dtype: str, length: int, batch: int, shared: int
-    ) -> tuple[float, Replica]:
-        """Return the seconds of a step by the formula of `rapid plan`."""
-        settings = model.ours.model.config
-        weights = self.rates["weights", dtype, settings.hidden_size, batch]
-        kv = self.rates["kv", dtype, head_of(model), length]
-        here = GPU("this CPU", 0, weights, UNBOUNDED, "measured")
-        replica = Replica(
-            ModelShape.of(settings.to_dict()), here, length + ROOM // 2, shared,
-            layer_bits=8 * BYTES[dtype], other_bits=8 * BYTES[dtype], kv_bytes=BYTES[dtype],
-            kv_share=kv / weights, host=self.host[dtype],
-        )  # fmt: skip
-        return replica.step_s(batch), replica
+    @torch.inference_mode()
+    def per_s(self) -> tuple[float, float]:
+        """Return the bytes of weights, and of keys and values, read per second of processor."""
+        began = time.thread_time()
+        for weight in self._tables:
+            torch.nn.functional.linear(self._inputs, weight)
+        middle = time.thread_time()
+        for keys, values in self._layers:
+            partial(self._query, keys, values, 0.1, is_causal=False)
+        end = time.thread_time()
+        weights = sum(weight.nbytes for weight in self._tables)
+        return weights / (middle - began), sum(kv.nbytes for kv in self._layers) / (end - middle)
 
 
 def head_of(model: Model) -> Head:
@@ -161,37 +106,74 @@ def head_of(model: Model) -> Head:
     return kv_heads, settings.num_attention_heads // kv_heads, model.ours.kv_layout.head_dim
 
 
-async def measured_case(case: Case, threads: int, repeats: int) -> dict[str, Any]:
-    """Measure one shape between two measurements of the machine, and predict it."""
+async def measured_case(case: Case, hosts: Hosts, repeats: int) -> dict[str, Any]:
+    """Measure one shape, and predict every repetition by what was read around it."""
     name, dtype, length, batch = case
     length -= ROOM if name != "random" else 0
     model = random_model(dtype, **TARGET) if name == "random" else embedded_target(dtype)
-    shared = length - QUESTION if name == ONE_DOCUMENT else 0
-    machine = Machine(threads, repeats)
-    await machine.measure(model, dtype, length, batch)
-    filled = FilledEngine(
-        model.ours, length, batch=batch, room=ROOM, threads=threads, shared=shared
-    )
-    seconds = await step_s(filled, 10 if length > 16384 else 40, 2 * repeats)
-    await machine.measure(model, dtype, length, batch)
-    predicted, replica = machine.predicted(model, dtype, length, batch, shared)
-    bandwidth = replica.gpu.bandwidth
+    shared = length - QUESTION if name == ONE_DOCUMENT and batch > 1 else 0
+    kind = dtype, shared > 0
+    if kind not in hosts:
+        hosts[kind] = await host_time(dtype, is_shared=shared > 0, repeats=repeats)
+    reading = Reading(model, (name, dtype, length, batch), is_shared=shared > 0)
+    filled = FilledEngine(model.ours, length, batch=batch, room=ROOM, shared=shared)
+    measured, planned, rates = [], [], []
+    try:
+        await filled.open()
+        run = plain(filled, NUM_TOKENS)
+        for repeat in range(repeats + 1):
+            before = await filled.on_its_thread(reading.per_s)
+            seconds = (await run()).cpu_ms / 1e3
+            after = await filled.on_its_thread(reading.per_s)
+            if repeat:
+                # The mean of both times, so the harmonic mean of their rates.
+                rates.append([2 / (1 / a + 1 / b) for a, b in zip(before, after, strict=True)])
+                replica = replica_of(model, case[1], length, shared, rates[-1], hosts[kind])
+                planned.append(replica.step_s(batch))
+                measured.append(seconds)
+    finally:
+        filled.close()
+    weights, kv = (statistics.median(each) for each in zip(*rates, strict=True))
     return {
         "model": name, "dtype": dtype, "length": length, "batch": batch,
-        "measured_ms": round(1e3 * seconds, 3),
-        "predicted_ms": round(1e3 * predicted, 3),
-        "error": round(predicted / seconds - 1, 3),
-        "host_ms": round(1e3 * replica.host.of(batch, replica.shape.layers), 3),
-        "weights_gb_per_s": round(bandwidth / 1e9, 1),
-        "kv_gb_per_s": round((replica.kv_share or 1) * bandwidth / 1e9, 1),
+        "measured_ms": round(1e3 * statistics.median(measured), 3),
+        "planned_ms": round(1e3 * statistics.median(planned), 3),
+        "error": round(statistics.median(ratio(planned, measured)) - 1, 3),
+        "host_ms": round(1e3 * hosts[kind].of(batch, model.ours.model.config.num_hidden_layers), 3),
+        "weights_gb_per_s": round(weights / 1e9, 1),
+        "kv_gb_per_s": round(kv / 1e9, 1),
     }  # fmt: skip
 
 
-async def measure(cases: list[Case], threads: int, repeats: int) -> list[dict[str, Any]]:
+def ratio(some: list[float], others: list[float]) -> list[float]:
+    """Return the ratios of neighbours in time."""
+    return [a / b for a, b in zip(some, others, strict=True)]
+
+
+def replica_of(
+    model: Model, dtype: str, length: int, shared: int, rates: list[float], host: HostTime
+) -> Replica:
+    """Return the replica that `rapid plan` would make of this model on this machine."""
+    weights, kv = rates
+    return Replica(
+        ModelShape.of(model.ours.model.config.to_dict()),
+        GPU("this CPU", 0, weights, UNBOUNDED, "measured"),
+        length + NUM_TOKENS // 2,
+        shared,
+        layer_bits=8 * BYTES[dtype],
+        other_bits=8 * BYTES[dtype],
+        kv_bytes=BYTES[dtype],
+        kv_share=kv / weights,
+        host=host,
+    )
+
+
+async def measure(cases: list[Case], repeats: int) -> list[dict[str, Any]]:
     """Measure and predict all cases, one after the other."""
-    measured = []
+    measured: list[dict[str, Any]] = []
+    hosts: Hosts = {}
     for case in cases:
-        measured.append(await measured_case(case, threads, repeats))
+        measured.append(await measured_case(case, hosts, repeats))
         print(*measured[-1].values(), flush=True)
     return measured
 
@@ -199,7 +181,7 @@ async def measure(cases: list[Case], threads: int, repeats: int) -> list[dict[st
 def shown(cases: list[dict[str, Any]]) -> str:
     """Return the table, and how far the predictions are off."""
     header = ["model", "dtype", "tokens of context", "sequences", "measured, ms a step",
-              "predicted", "error", "of it the host's", "weights, GB/s", "KV, GB/s"]  # fmt: skip
+              "planned", "error", "of it the host's", "weights, GB/s", "KV, GB/s"]  # fmt: skip
     rows = [
         [f"{value:+.0%}" if name == "error" else value for name, value in case.items()]
         for case in cases
@@ -215,17 +197,15 @@ def shown(cases: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer shapes, nothing kept")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # for this thread, which only waits; the engine's has its own
-    repeats = 3 if arguments.quick else 5
+    torch.set_num_threads(1)
     cases = QUICK_PLAIN if arguments.quick else FULL_PLAIN
-    measured = asyncio.run(measure(cases, arguments.threads, repeats))
+    measured = asyncio.run(measure(cases, 8 if arguments.quick else 16))
     keep(
         None if arguments.quick else "planned",
         "A step as planned and as measured",
-        f"torch {torch.__version__}, {arguments.threads} threads.\n\n{shown(measured)}",
-        {"cases": measured, "threads": arguments.threads, "torch": torch.__version__},
+        f"torch {torch.__version__}, one thread, processor time.\n\n{shown(measured)}",
+        {"cases": measured, "torch": torch.__version__},
     )
 
 

@@ -64,6 +64,17 @@ def plan(
         float, _who(help="Of a weight, 8 or 4 when quantized.", min=1, max=32)
     ] = 16,
     drafter_bits: Annotated[float, _who(help="Likewise.", min=1, max=32)] = 16,
+    kv_bits: Annotated[
+        float, _who(help="Of a number in keys and values, of both; 8 in fp8.", min=1, max=32)
+    ] = 16,
+    shared: Annotated[
+        int,
+        _who(
+            help="Tokens that the target's sequences begin with in common, as questions on one "
+            "document: held and read once.",
+            min=0,
+        ),
+    ] = 0,
     acceptance: Annotated[
         float | None,
         _how(
@@ -96,6 +107,15 @@ def plan(
     round_ms: Annotated[
         float, _how(help="What a round takes beside drafting and verifying.", min=0)
     ] = 0.0,
+    host_ms: Annotated[
+        float | None,
+        _how(
+            help="What a step takes beside reading and computing; by default Python's time as "
+            "measured, 0 is the limit.",
+            show_default=False,
+            min=0,
+        ),
+    ] = None,
     gpu_hour: Annotated[
         float | None,
         _how(
@@ -112,17 +132,30 @@ def plan(
     length, how many targets one drafter should serve, and the cost of a million tokens against
     plain decoding.
     """
-    from rapid.planning.plan import GROUP_SIZES, Replica, Speculating, group_sizes
+    from rapid.planning.plan import (
+        GROUP_SIZES,
+        PYTHON_TIME,
+        HostTime,
+        Replica,
+        Speculating,
+        group_sizes,
+    )
 
     device = _gpu(gpu)
     if drafter_context is None:
         from retrieval.config import RetrievalConfig
 
         drafter_context = RetrievalConfig().budget_for(context)
+    if shared >= context:
+        fail(f"sequences of {context:,} tokens cannot have {shared:,} in common: lower --shared")
     reads = Replica(
-        _shape(target), device, context, target_gpus, target_bits, bandwidth_share=bandwidth_share
+        _shape(target), device, context, shared, target_gpus, target_bits, kv_bytes=kv_bits / 8,
+        bandwidth_share=bandwidth_share,
+        host=PYTHON_TIME if host_ms is None else HostTime(host_ms / 1e3),
+    )  # fmt: skip
+    drafts = replace(
+        reads, shape=_shape(drafter), context=drafter_context, shared=0, layer_bits=drafter_bits
     )
-    drafts = replace(reads, shape=_shape(drafter), context=drafter_context, layer_bits=drafter_bits)
     if drafter_gpus is None:
         drafter_gpus = next(iter(group_sizes(drafts, batch)), GROUP_SIZES[-1])
     drafts = replace(drafts, num_gpus=drafter_gpus)
@@ -150,7 +183,8 @@ def plan(
         note(_ACCEPTANCE_SOURCE)
     note(
         "Times are limits: memory read once at the bandwidth of the GPUs that compute a layer "
-        "together, which for quantized weights is one. What is left out is in docs/planning.md."
+        "together (for weights of fewer than eight bits one), and Python's time. What is left out "
+        "is in docs/planning.md."
     )
 
 
@@ -218,7 +252,10 @@ def _show_shared_memory(
     pools = ours.kv_pool + its.kv_pool
     total = weights + pools + work
     each = target.kv_per_sequence + drafter.kv_per_sequence
-    most = max(0, int((target.usable - weights - work) // each))
+    common = target.kv_of(0)
+    most = int(
+        (target.usable - weights - work - common) // (target.kv_of(1) - common + drafter.kv_of(1))
+    )
     table = _memory_table()
     table.add_row(
         "both",
@@ -226,7 +263,7 @@ def _show_shared_memory(
         f"{each / _GIB:.2f}",
         *(f"{part / _GIB:.1f}" for part in (weights, pools, work, total, target.usable)),
         "yes" if total <= target.usable else "no",
-        str(most),
+        str(max(0, most)),
     )
     out.print(table)
     if total <= target.usable:
@@ -234,7 +271,7 @@ def _show_shared_memory(
     return (
         f"target and drafter do not fit {target.num_gpus} {target.gpu.name} together: "
         f"{total / _GIB:.1f} GiB are needed, {target.usable / _GIB:.1f} usable; lower --batch to "
-        f"{most}, --context, or give the drafter GPUs of its own"
+        f"{max(0, most)}, --context, or give the drafter GPUs of its own"
     )
 
 
@@ -296,10 +333,12 @@ def _show_speed(
         ("draft ms", "length", "speedup", "cheapest", "speedup", f"{cost}/1M", "of plain"),
     )
     apart = drafter.num_gpus > 0
+    best = 0.0
     schedules: tuple[Schedule, ...] = ("sequential", "draft ahead")
     for schedule in schedules[: 1 + apart]:
         quick = fastest(target, drafter, how, schedule)
         cheap = cheapest(target, drafter, how, schedule)
+        best = max(best, quick.speedup)
         table.add_row(
             f"{drafter.num_gpus} GPU{'s' * (drafter.num_gpus > 1)}" if apart else "shares",
             schedule,
@@ -312,6 +351,14 @@ def _show_speed(
             f"{cheap.gpu_seconds / plain:.2f}",
         )
     out.print(table)
+    if best < 1:
+        is_larger = drafter.shape.num_parameters > target.shape.num_parameters
+        what = "costs speed and buys quality" if is_larger else "costs speed"
+        out.print(
+            f"At batch {how.batch} this drafter {what}: at best {best:.2f} of plain decoding.",
+            highlight=False,
+            soft_wrap=True,
+        )
     note(
         "speedup: one drafter for each target, at the best draft length. cheapest: drafters to "
         "targets where a token costs the least, the speedup and the cost there."

@@ -22,6 +22,7 @@ COMPUTE_SHARE = 0.5  # share of the peak that large matrix products reach
 MAX_TARGETS = 32  # targets of one drafter, which all lose their drafts if it fails
 GROUP_SIZES = (1, 2, 4, 8)  # numbers of GPUs of one machine that a model may be split over
 STEP_TOKENS = 4096  # tokens of the largest step, as in cluster/configs
+FP8_BITS = 8  # of the weights that `quantization: fp8` makes, which ranks can share
 REDUCE_S = 9e-6  # seconds of a small sum over GPUs of one machine (NVLink); an estimate
 
 Schedule = Literal["sequential", "draft ahead"]
@@ -115,6 +116,9 @@ class HostTime:
 
 
 NO_HOST_TIME = HostTime()
+# Python around a step, as `benchmarks/planned.py` measured it on a CPU; where steps are captured, a
+# GPU's layers are launched at once. Sampling's and the launch's own time is not in it.
+PYTHON_TIME = HostTime(step_s=1.5e-4, sequence_s=3e-5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +126,9 @@ class Replica:
     """A model on one GPU or on several of one machine.
 
     With ``tensor_parallel``, every layer is split over the GPUs, which read and compute at once and
-    add their results twice a layer. Quantized weights and mixtures of experts are split by layers
-    instead (``device: balanced``): a layer needs the result of the one before it, so one GPU works
-    at a time.
+    add their results twice a layer; weights may have 16 bits, or 8 (``quantization: fp8``). Weights
+    of fewer bits and mixtures of experts are split by layers instead (``device: balanced``): a
+    layer needs the result of the one before it, so one GPU works at a time.
 
     Attributes:
         shape: shape of the model.
@@ -156,7 +160,7 @@ class Replica:
     @property
     def num_at_once(self) -> int:
         """Number of GPUs that compute a layer together."""
-        is_split = self.layer_bits == self.other_bits and not self.shape.experts
+        is_split = self.layer_bits in (FP8_BITS, self.other_bits) and not self.shape.experts
         return self.num_gpus if self.num_gpus and is_split else 1
 
     @property

@@ -306,9 +306,10 @@ def _product(module: Any, own: str, *parts: str) -> Product:
 
 
 def _fuse(name: str, *projections: torch.nn.Module) -> torch.Tensor:
-    """Return weights, scales or biases as one tensor [sum of rows, ...] that projections share.
+    """Return the projections' weights (or scales, or biases) as one tensor that they share.
 
-    Weights that already lie one after the other in memory are not copied.
+    It has the rows of all, [sum of rows, ...]. Weights that already lie one after the other in
+    memory are not copied.
     """
     own: list[torch.Tensor] = [getattr(projection, name).detach() for projection in projections]
     num_rows = [len(tensor) for tensor in own]

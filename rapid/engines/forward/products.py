@@ -1,14 +1,13 @@
 """Products of rows with a layer's weights, as they are or in eight bits with a scale for each row.
 
 `quantize` replaces the linear layers of a loaded model; the head and the embeddings stay as they
-are. What a quantized product means is `linear` of the weights that `dequantized` returns. Two
-kernels compute it without making these:
+are. Numbers of eight bits are exact in bfloat16, so a quantized product is the product with them,
+times the scales (`product_of_numbers`). Two kernels compute it without converting the weights:
 
-* ``int8`` on a CPU: rows of bfloat16 are multiplied with the integers as they are read. That halves
-  the bytes of a step, and costs more than it saves from `MOST_READ_ROWS` rows on, for which the
-  weights are dequantized.
+* ``int8`` on a CPU: the integers are converted as they are read, which halves the bytes of a step.
+  It is made for few rows: from `MOST_READ_ROWS` on the weights are converted once for all of them.
 * ``fp8`` on a GPU: rows are quantized as well, each with a scale of its own, and multiplied by
-  torch's scaled product. Other devices dequantize.
+  torch's scaled product. Other devices convert the weights.
 """
 
 from __future__ import annotations
@@ -23,11 +22,9 @@ from rapid.errors import ConfigurationError
 
 Method = Literal["fp8", "int8"]
 
-MOST_READ_ROWS = 8  # more rows are multiplied faster with weights that were dequantized before
+MOST_READ_ROWS = 12  # more rows are multiplied faster with weights that were converted before
 FP8_CAPABILITY = (9, 0)  # the least of a GPU whose scaled product has a scale for each row
-_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
-_LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
-_LEAST = 1e-12  # a row of zeros has this as its largest number, so that its scale divides
+_LEAST = 1e-12  # magnitude that a row of zeros is quantized for
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,7 @@ class Product:
 
     Attributes:
         weight: [out, in], of the rows' dtype, or in eight bits.
-        scale: of each row of the weights in eight bits, float32 [out]; None where they are not.
+        scale: of each row of the weights in eight bits, [out]; None where they are not.
         bias: [out], or None.
     """
 
@@ -50,11 +47,11 @@ class Product:
             return linear(rows, self.weight, self.bias)
         flat = rows.reshape(-1, rows.shape[-1])
         if self.weight.dtype == torch.int8 and len(flat) <= MOST_READ_ROWS and not flat.is_cuda:
-            product = torch._weight_int8pack_mm(flat, self.weight, self.scale.to(flat.dtype))
+            product = torch._weight_int8pack_mm(flat, self.weight, self.scale)
         elif self.weight.dtype == torch.float8_e4m3fn and flat.is_cuda:
             product = _scaled(flat, self.weight, self.scale)
         else:
-            product = linear(flat, dequantized(self.weight, self.scale, flat.dtype))
+            product = product_of_numbers(flat, self.weight, self.scale)
         if self.bias is not None:
             product = product + self.bias
         return product.view(*rows.shape[:-1], -1)
@@ -114,25 +111,33 @@ def quantize(model: torch.nn.Module, method: Method, device: torch.device) -> No
 
 
 def quantized(weight: torch.Tensor, method: Method) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return weights [out, in] in eight bits, and the float32 scale of each row."""
-    return _in_eight_bits(weight, _DTYPES[method])
+    """Return weights [out, in] in eight bits, and the scale of each row as its kernel takes it."""
+    if method == "fp8":
+        return _in_fp8(weight)
+    scale = _largest(weight).div(127).to(torch.bfloat16)
+    return (weight.float() / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale
 
 
-def dequantized(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the numbers that weights in eight bits stand for, rounded to a dtype."""
-    return (weight.float() * scale[:, None]).to(dtype)
+def product_of_numbers(
+    rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
+) -> torch.Tensor:
+    """Return the product of rows [n, in] with weights in eight bits: what quantizing means."""
+    return linear(rows, weight.to(rows.dtype)) * scale.to(rows.dtype)
 
 
-def _in_eight_bits(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = rows.float()
-    scale = rows.abs().amax(-1).clamp_min(_LEAST) / _LARGEST[dtype]
-    scaled = rows / scale[:, None]
-    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scale
+def _in_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    scale = _largest(rows) / torch.finfo(torch.float8_e4m3fn).max
+    return (rows.float() / scale[:, None]).to(torch.float8_e4m3fn), scale
+
+
+def _largest(rows: torch.Tensor) -> torch.Tensor:
+    """Return the largest magnitude of each row, float32; never 0, as it becomes a divisor."""
+    return rows.float().abs().amax(-1).clamp_min(_LEAST)
 
 
 def _scaled(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Return the product of rows, each quantized by its own largest number, with weights in fp8."""
-    quantized_rows, row_scale = _in_eight_bits(rows, weight.dtype)
+    quantized_rows, row_scale = _in_fp8(rows)
     return torch._scaled_mm(
         quantized_rows,
         weight.t(),

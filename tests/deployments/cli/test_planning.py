@@ -31,7 +31,7 @@ class TestPlan:
     def test_it_says_what_fits_how_fast_and_for_how_much(self):
         shown = rapid("plan", *self.EIGHT, "--drafter", "llama-3.2-1b", "--batch", "6").stdout
         (plain,) = [line for line in shown.splitlines() if line.startswith("Plain: ")]
-        assert plain.startswith("Plain: 24.6 ms a step, 244 tokens/s, 4,100 GPU-s")
+        assert plain.startswith("Plain: 24.9 ms a step, 241 tokens/s, 4,155 GPU-s")
         (target,) = [line.split() for line in shown.splitlines() if line.startswith("target ")]
         assert " ".join(target) == "target 1 16.00 15.0 96.0 3.2 114.1 118.2 yes 6"
         assert sum("draft ahead" in line for line in shown.splitlines()) == 1
@@ -44,8 +44,8 @@ class TestPlan:
             lines = [line.split() for line in shown.splitlines() if line.startswith(group)]
             return lines[0][3]
 
-        assert draft_ms(fewest, "2 GPUs") == "16.1"
-        assert draft_ms(eight, "8 GPUs") == "5.1"
+        assert draft_ms(fewest, "2 GPUs") == "16.3"
+        assert draft_ms(eight, "8 GPUs") == "5.3"
 
     def test_where_its_acceptance_comes_from(self):
         options = (*self.EIGHT, "--drafter", "llama-3.2-1b")
@@ -82,7 +82,7 @@ class TestPlan:
 
     def test_a_price_turns_gpu_seconds_into_money(self):
         options = (*self.EIGHT, "--drafter", "llama-3.2-1b", "--batch", "6", "--gpu-hour", "3.6")
-        assert "a price of 4.10" in rapid("plan", *options).stdout
+        assert "a price of 4.16" in rapid("plan", *options).stdout
 
     def test_slower_steps_and_rounds_are_counted(self):
         options = (*self.EIGHT, "--drafter", "llama-3.2-1b", "--drafter-gpus", "1")
@@ -95,7 +95,30 @@ class TestPlan:
         assert speedups("--extra-position")[0] > speedups()[0]
         assert speedups("--hits", "1")[1] > speedups()[1]
         half = rapid("plan", *options, "--bandwidth-share", "0.5").stdout
-        assert "Plain: 13.4 ms" in half
+        assert "Plain: 13.6 ms" in half
+        assert "Plain: 6.7 ms" in rapid("plan", *options, "--host-ms", "0").stdout
+
+    def test_documents_in_common_and_keys_in_fp8_are_counted(self):
+        options = ("plan", *self.EIGHT, "--drafter", "llama-3.2-1b", "--batch", "6")
+        assert "Plain: 14.2 ms" in rapid(*options, "--kv-bits", "8").stdout
+        assert "Plain: 7.0 ms" in rapid(*options, "--shared", "131000").stdout
+        refused = rapid(*options, "--shared", "131072")
+        assert refused.exit_code == 1
+        assert "cannot have 131,072 in common: lower --shared" in refused.stderr
+
+    @pytest.mark.parametrize(
+        ("drafter", "gpus", "batch", "sentence"),
+        [
+            ("llama-3.1-70b", "4", "1", "costs speed and buys quality: at best 0.65 of plain"),
+            ("llama-3.1-70b", "8", "1", "costs speed and buys quality: at best 0.91 of plain"),
+            ("llama-3.1-8b", "0", "1", "this drafter costs speed: at best 0.9"),
+            ("llama-3.1-70b", "4", "6", None),
+        ],
+    )
+    def test_a_drafter_that_makes_decoding_slower_is_named(self, drafter, gpus, batch, sentence):
+        options = ("--drafter", drafter, "--drafter-gpus", gpus, "--batch", batch)
+        shown = rapid("plan", *self.EIGHT, *options).stdout
+        assert (sentence in shown) if sentence else ("costs speed" not in shown)
 
     def test_a_checkpoint_directory_is_read(self):
         from rapid.embedded import DRAFTER

@@ -12,6 +12,7 @@ import pytest
 
 from rapid.planning.plan import (
     GPUS,
+    HostTime,
     Operation,
     Replica,
     Speculating,
@@ -101,11 +102,34 @@ class TestRoofline:
         assert eight.prefill_s() == one.prefill_s() / 8
         assert eight.max_sequences > four.max_sequences
 
-    def test_quantized_layers_on_several_gpus_are_read_one_after_the_other(self):
-        one = replace(LARGE, layer_bits=8)
+    def test_layers_of_four_bits_on_several_gpus_are_read_one_after_the_other(self):
+        one = replace(LARGE, layer_bits=4)
         four = replace(one, num_gpus=4)
         assert (four.step_s(1), four.prefill_s()) == (one.step_s(1), one.prefill_s())
         assert four.max_sequences > one.max_sequences
+
+    @pytest.mark.parametrize(("batch", "milliseconds"), [(1, 5.2), (6, 5.7)])
+    def test_layers_in_fp8_are_read_by_all_gpus_at_once(self, batch, milliseconds):
+        four = replace(LARGE, layer_bits=8, num_gpus=4)
+        assert four.step_s(batch) * 1e3 == near(milliseconds)
+
+    def test_keys_in_fp8_halve_what_sequences_read(self):
+        assert replace(TARGET, kv_bytes=1).step_s(6) * 1e3 == near(13.9)
+        slower = replace(TARGET, kv_share=0.5)  # the bandwidth that attention reaches
+        assert slower.step_s(6) - TARGET.step_s(6) == near(6 * 17.2e9 / 4.8e12)
+
+    def test_what_questions_on_one_document_share_is_held_and_read_once(self):
+        six = replace(TARGET, shared=TOKENS - 100)
+        assert six.step_s(6) * 1e3 == near(6.7)
+        assert six.step_s(1) == TARGET.step_s(1)
+        assert six.need(6).kv_pool == near(TARGET.need(1).kv_pool)
+        assert six.max_sequences > 1000
+
+    def test_the_host_s_time_comes_on_top(self):
+        host = HostTime(step_s=1, sequence_s=0.1, layer_s=0.01, layer_sequence_s=0.001)
+        slower = replace(TARGET, host=host)
+        assert slower.step_s(6) - TARGET.step_s(6) == pytest.approx(1 + 0.6 + 32 * 0.016)
+        assert slower.free_rows(6) == TARGET.free_rows(6)
 
     def test_a_share_of_the_bandwidth_takes_longer_in_proportion(self):
         assert replace(TARGET, bandwidth_share=0.5).step_s(4) == pytest.approx(2 * TARGET.step_s(4))

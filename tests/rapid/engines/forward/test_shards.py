@@ -124,6 +124,28 @@ def test_parts_compute_together_what_the_whole_computes(
             assert torch.allclose(logits, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize(("method", "most"), [("int8", 0.03), ("fp8", 0.1)])
+def test_parts_in_eight_bits_compute_together_what_the_whole_computes(
+    tmp_path: Path, method: str, most: float
+) -> None:
+    """A part has scales of its own for its columns, so that the numbers are not the whole's."""
+    config = headed(tmp_path, "qwen2").model_copy(
+        update={"quantization": method, "dtype": "bfloat16"}
+    )
+    whole = steps(load_model(config), config)
+    parts = [load_model(config, shard=Shard(rank, 2)) for rank in range(2)]
+
+    def part(group: Any) -> list[torch.Tensor]:
+        place = Place(Shard(group.rank, 2), group)
+        return steps(replace(parts[group.rank], place=place), config)
+
+    of_ranks = on_ranks(2, part)
+    for own, others, expected in zip(*of_ranks, whole, strict=True):
+        assert torch.equal(own, others)
+        if expected.numel():
+            assert (own - expected).norm() / expected.norm() < most
+
+
 def test_a_part_holds_its_share_of_the_weights(tmp_path: Path) -> None:
     config = headed(tmp_path, "llama")
     sizes = [
