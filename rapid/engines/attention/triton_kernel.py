@@ -23,23 +23,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
 
+from rapid.engines.attention.cases import TILES, Case
 from rapid.engines.attention.rows import AttentionInputs, RaggedRows
+from rapid.engines.attention.survey import Measure
 from rapid.engines.attention.work_items import BLOCK, BLOCK_KEYS, ITEM, ROW, Sizes, work_table
-
-if TYPE_CHECKING:
-    from rapid.engines.attention.cases import Case
-    from rapid.engines.attention.survey import Measure
 
 logger = logging.getLogger(__name__)
 
-PACKED_ROWS = (16, 32, 64, 128)  # rows of a tile, counted for every head of a KV group
 MAX_PACKED_FLOAT32 = 32
 MERGED = 16  # parts that the merging launch reads at once
 
@@ -266,8 +263,8 @@ def first_launch(dtype: torch.dtype) -> Launch:
 
 def _packed(num_rows: int, dtype: torch.dtype) -> int:
     """Return the rows of the tiles for so many rows and heads of a group together."""
-    most = MAX_PACKED_FLOAT32 if dtype == torch.float32 else PACKED_ROWS[-1]
-    return int(np.clip(triton.next_power_of_2(num_rows), PACKED_ROWS[0], most))
+    most = MAX_PACKED_FLOAT32 if dtype == torch.float32 else TILES[-1]
+    return int(np.clip(triton.next_power_of_2(num_rows), TILES[0], most))
 
 
 # Numbers that change from step to step must not make Triton compile the kernels anew.
