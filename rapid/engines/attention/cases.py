@@ -111,8 +111,8 @@ def checks(
         for one in batch:
             others = tables[name][0].runs if tables[name] else []
             runs = _first(others, one.shared // page_tokens)
-            own = one.past + one.num_rows - sum(map(len, runs)) * page_tokens
-            rest = scattered(own, page_tokens, start)
+            num_left = one.past + one.num_rows - sum(map(len, runs)) * page_tokens
+            rest = scattered(num_left, page_tokens, start)
             tables[name].append(PageTable([*runs, *rest.runs], page_tokens))
             start = max(run.stop for run in rest.runs) + 1
     layout = KVLayout(keys.shape[0], keys.shape[2], keys.dtype, (keys.device,))
