@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from rapid.engines.attention.rows import RaggedRows
+from rapid.engines.attention.segments import Segment
 from rapid.engines.attention.work_items import BLOCK, BLOCK_KEYS, Sizes, work_table
 
 Key = tuple[torch.device, int | None]  # device and window of a layer
@@ -23,28 +25,32 @@ class KeyTables:
 
     def __init__(self, max_context: int | None = None) -> None:
         self._max_context = max_context
-        self._tables: dict[Key, torch.Tensor] = {}
+        self._tables: dict[Key, tuple[torch.Tensor, Sizes]] = {}
 
     def of(
         self, rows: RaggedRows, device: torch.device, window: int | None
     ) -> tuple[torch.Tensor, Sizes]:
         """Return the table of a layer, int32 on its device, and the table's sizes."""
         key = device, window
-        sizes = self._sizes(rows, key)
         if key not in self._tables:
-            made = self._made(rows, key)
+            sizes = self._sizes(rows, key)
+            made = torch.from_numpy(work_table(rows.segments, sizes, window))
             num_ints = max(len(made), sizes.blocks_at + self._room(len(rows.segments)))
-            self._tables[key] = torch.zeros(num_ints, dtype=torch.int32, device=device)
-            self._tables[key][: len(made)].copy_(made)
-        return self._tables[key], sizes
+            table = torch.zeros(num_ints, dtype=torch.int32, device=device)
+            table[: len(made)].copy_(made)
+            self._tables[key] = table, sizes
+        return self._tables[key]
 
-    def refill(self, rows: RaggedRows) -> bool:
+    def refill(self, segments: Sequence[Segment]) -> bool:
         """Overwrite all tables with those of another batch; return False if one does not fit."""
-        made = {key: self._made(rows, key) for key in self._tables}
-        if any(len(one) > len(self._tables[key]) for key, one in made.items()):
+        refilled = [
+            (table, torch.from_numpy(work_table(segments, sizes, window)))
+            for (_, window), (table, sizes) in self._tables.items()
+        ]
+        if any(len(made) > len(table) for table, made in refilled):
             return False
-        for key, one in made.items():
-            self._tables[key][: len(one)].copy_(one)
+        for table, made in refilled:
+            table[: len(made)].copy_(made)
         return True
 
     def _room(self, num_sequences: int) -> int:
@@ -61,14 +67,6 @@ class KeyTables:
         if window is not None or not (is_fixed or rows.prefixes()):
             return replace(sizes, shared_items=0)
         return sizes
-
-    def _made(self, rows: RaggedRows, key: Key) -> torch.Tensor:
-        sizes = self._sizes(rows, key)
-
-        def make() -> torch.Tensor:
-            return torch.from_numpy(work_table(rows.segments, sizes, key[1]))
-
-        return rows.once(("work table", sizes, key[1]), make)
 
 
 @functools.cache

@@ -143,7 +143,7 @@ class StepGraphs:
 
     def _fill(self, graph: _Graph, batch: Batch) -> bool:
         """Copy a step's inputs to the graph's; return False if its keys are in too many blocks."""
-        if not graph.tables.refill(batch.rows):
+        if not graph.tables.refill(batch.rows.segments):
             return False
         graph.inputs.input_ids.copy_(batch.input_ids)
         graph.inputs.position_ids.copy_(batch.position_ids)

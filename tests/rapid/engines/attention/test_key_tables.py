@@ -37,7 +37,7 @@ def test_only_batches_that_share_a_prefix_have_items_for_it() -> None:
 def test_a_table_of_a_graph_has_the_same_sections_for_every_batch() -> None:
     tables = KeyTables(max_context=4096)
     table, sizes = tables.of(ALONE, CPU, None)
-    assert tables.refill(TOGETHER)
+    assert tables.refill(TOGETHER.segments)
     refilled, again = tables.of(TOGETHER, CPU, None)
     assert refilled is table
     assert again == sizes
@@ -49,7 +49,7 @@ def test_every_window_has_a_table_and_all_are_refilled() -> None:
     tables = KeyTables(max_context=4096)
     kept = {window: tables.of(ALONE, CPU, window)[0] for window in (None, 64)}
     before = {window: table.clone() for window, table in kept.items()}
-    assert tables.refill(TOGETHER)
+    assert tables.refill(TOGETHER.segments)
     for window, table in kept.items():
         assert tables.of(TOGETHER, CPU, window)[0] is table
         assert not torch.equal(table, before[window])
@@ -60,5 +60,5 @@ def test_a_batch_of_too_many_blocks_leaves_all_tables_as_they_are() -> None:
     table, _ = tables.of(ALONE, CPU, None)
     before = table.clone()
     fragmented = [(3 * place, 3 * place + 1) for place in range(200)]
-    assert not tables.refill(batch(fragmented, fragmented))
+    assert not tables.refill(batch(fragmented, fragmented).segments)
     assert torch.equal(table, before)

@@ -156,7 +156,7 @@ def test_a_table_that_is_refilled_serves_other_lengths_and_other_sharing() -> No
     for inputs in (first, second):
         inputs.rows.memo["key tables"] = tables
     torch.testing.assert_close(kernel(first), textbook(first), atol=2e-5, rtol=0)
-    assert tables.refill(second.rows)
+    assert tables.refill(second.rows.segments)
     torch.testing.assert_close(kernel(second), textbook(second), atol=2e-5, rtol=0)
 
 
