@@ -6,11 +6,12 @@ run in the order below. A part is skipped with a line when its time or memory is
 up when it fails. The table of all results comes last, also when time runs out.
 
 1. every attention candidate against float32; wrong ones are refused before anything is timed;
-2. kernel time of the others against the bytes they must read (8K keys stay in the device's cache);
+2. kernel time of the others against the bytes they must read (8K keys stay in the device's cache),
+   also for a long sequence among short ones and for six questions on one document;
 3. steps of Llama-3.1-8B and of drafters (itself, and the 1B), ordinary and as captured graphs;
 4. the speedup over our own plain path: modelled from these steps, measured in rounds with all that
    engines do beside forwards, and modelled with the drafter on a device of its own;
-5. prefill;
+5. prefill, whole and its attention alone;
 6. Llama-3.1-70B from a slice of its layers, extrapolated.
 
     python benchmarks/gpu.py [--minutes 9] [--out benchmarks/results/gpu.json] [--without NAME]
@@ -55,13 +56,20 @@ try:
     from evaluation.circumstances import circumstances
     from rapid.engines.attention import ragged as attention
     from rapid.engines.attention.batch import Feed
-    from rapid.engines.attention.cases import Rows, chunk_checks, make_case, step_checks
+    from rapid.engines.attention.cases import (
+        Rows,
+        chunk_checks,
+        make_case,
+        step_checks,
+        tile_timings,
+    )
     from rapid.engines.attention.cuda import all_candidates, choose_kernels
-    from rapid.engines.attention.rows import Kernels
+    from rapid.engines.attention.rows import Attend, Kernels
     from rapid.engines.attention.survey import (
         TOLERANCES,
         Candidate,
         Finding,
+        Tunable,
         device_ms,
         survey,
     )
@@ -326,39 +334,99 @@ def verdict_of(finding: Finding, tolerance: float) -> str:
     return finding.problem or f"right: {finding.error:.1e} from float32, {tolerance:.0e} allowed"
 
 
+def loaded(bench: Bench) -> dict[str, Attend]:
+    """Return the candidates that were found right, each in its fastest form."""
+    heads, long = bench.plan.shapes["8B"]["num_attention_heads"], bench.plan.contexts[0]
+    kernels = {one.name: one.load() for one in bench.candidates}
+    for attend in kernels.values():
+        if isinstance(attend, Tunable):
+            cache = KVCache(layout_of(bench, "8B", 1), long // PAGE, PAGE)
+            attend.tune(tile_timings(cache, heads, PAGE, long), bench.kernel_ms)
+    return kernels
+
+
 def kernels_against_bytes(bench: Bench) -> None:
     """Time one layer of the 8B on sequences of one run each, as shares of the bytes' least time."""
-    plan = bench.plan
-    heads = plan.shapes["8B"]["num_attention_heads"]
-    bandwidth, _ = bench.peak()
-    results = bench.report["kernels"] = []
+    plan, kernels = bench.plan, loaded(bench)
+    bench.report["kernels"] = []
     for context in plan.contexts:
         for batch in (1, 4):
-            cache = KVCache(layout_of(bench, "8B", 1), batch * context // PAGE, PAGE)
-            for tensor in cache.layers[0]:
-                tensor.normal_()
             for rows in (1, 8, 16):
-                bench.check_time(5, "kernels")
+                told = f"{batch} x {context} keys, {rows} rows"
                 shape = [Rows(context - rows, rows)] * batch
-                case = make_case("", cache, shape, tables_of(context, batch), heads)
-                least = case.kv_bytes / bandwidth * 1e3
-                times = {}
-                for one in bench.candidates:
-                    if one.name == "runs, written out" and context > 8192:
-                        continue  # would take seconds
-                    try:
-                        times[one.name] = bench.kernel_ms(partial(case.run, one.load()))
-                    except Exception as error:
-                        bench.say(f"{one.name}, {batch} x {context}", told_of(error))
-                if not times:
-                    continue
-                best = min(times, key=lambda name: times[name])
-                results.append({"context": context, "batch": batch, "rows": rows, "ms": times})
-                bench.say(
-                    f"attention, {batch} x {context} keys, {rows} rows",
-                    f"{best} {times[best]:.3f} ms = {least / times[best]:.0%} of the bytes"
-                    + "".join(f"; {name} {ms:.3f}" for name, ms in times.items() if name != best),
-                )
+                against_bytes(bench, kernels, told, shape, tables_of(context, batch))
+    long, short = plan.contexts[0], plan.draft_context
+    mixed = [PageTable([Run(0, long // PAGE)], PAGE)]
+    mixed += [
+        PageTable([Run((long + i * short) // PAGE, (long + (i + 1) * short) // PAGE)], PAGE)
+        for i in range(5)
+    ]
+    for rows in (1, 8):
+        shape = [Rows(table.num_tokens - rows, rows) for table in mixed]
+        told = f"1 x {long} among 5 x {short} keys, {rows} rows"
+        against_bytes(bench, kernels, told, shape, mixed)
+        asked = questions_of(long)
+        shape = [Rows(long - rows, rows)] * len(asked)
+        told = f"6 questions on one document of {long} keys, {rows} rows"
+        against_bytes(bench, kernels, told, shape, asked)
+
+
+def against_bytes(
+    bench: Bench,
+    kernels: dict[str, Attend],
+    told: str,
+    shape: list[Rows],
+    tables: list[PageTable],
+) -> None:
+    """Time one case with every candidate."""
+    bench.check_time(5, "kernels")
+    heads = bench.plan.shapes["8B"]["num_attention_heads"]
+    last = max(run.stop for table in tables for run in table.runs)
+    cache = KVCache(layout_of(bench, "8B", 1), last, PAGE)
+    for tensor in cache.layers[0]:
+        tensor.normal_()
+    case = make_case("", cache, shape, tables, heads)
+    least = case.kv_bytes / bench.peak()[0] * 1e3
+    times = {}
+    for name, attend in kernels.items():
+        if name == "runs, written out" and shape[0].past > 8192:
+            continue  # would take seconds
+        try:
+            times[name] = bench.kernel_ms(partial(case.run, attend))
+        except Exception as error:
+            bench.say(f"{name}, {told}", told_of(error))
+    if not times:
+        return
+    best = min(times, key=lambda name: times[name])
+    bench.report["kernels"].append({"case": told, "ms": times})
+    bench.say(
+        f"attention, {told}",
+        f"{best} {times[best]:.3f} ms = {least / times[best]:.0%} of the bytes"
+        + "".join(f"; {name} {ms:.3f}" for name, ms in times.items() if name != best),
+    )
+
+
+def prefill_kernels(bench: Bench) -> None:
+    """Time one layer's attention of a chunk at the end of the longest context."""
+    plan, kernels = bench.plan, loaded(bench)
+    sizes, long = plan.shapes["8B"], plan.contexts[0]
+    cache = KVCache(layout_of(bench, "8B", 1), long // PAGE, PAGE)
+    for tensor in cache.layers[0]:
+        tensor.normal_()
+    shape = [Rows(long - plan.chunk, plan.chunk)]
+    case = make_case("", cache, shape, tables_of(long, 1), sizes["num_attention_heads"])
+    operations = 4 * sizes["hidden_size"] * plan.chunk * (long - plan.chunk / 2)
+    results = bench.report["prefill kernels"] = {}
+    for one in bench.candidates:
+        if not one.is_for_chunks or (one.name == "runs, written out" and long > 8192):
+            continue
+        bench.check_time(5, "prefill kernels")
+        results[one.name] = ms = bench.kernel_ms(partial(case.run, kernels[one.name]))
+        share = operations / ms * 1e3 / bench.peak()[1]
+        bench.say(
+            f"{one.name}, a chunk of {plan.chunk} after {long - plan.chunk} keys",
+            f"{ms:.2f} ms = {share:.0%} of the dense peak",
+        )
 
 
 # --- steps ----------------------------------------------------------------------------------------
@@ -397,13 +465,30 @@ class Served:
         per_token = 2 * len(self.cache.layers) * keys.shape[0] * keys.shape[2] * keys.element_size()
         return (self.weight_bytes + batch * context * per_token) / self.bench.peak()[0] * 1e3
 
-    def feeds(self, context: int, batch: int, rows: int, wanted: int | None = None) -> list[Feed]:
+    def feeds(
+        self,
+        context: int,
+        batch: int,
+        rows: int,
+        wanted: int | None = None,
+        tables: list[PageTable] | None = None,
+    ) -> list[Feed]:
         ids = np.random.default_rng(0).integers(4, self.bench.plan.vocab_size, (batch, rows))
         wanted = rows if wanted is None else wanted
         return [
             Feed(own.tolist(), context - rows, table, wanted)
-            for own, table in zip(ids, tables_of(context, batch), strict=True)
+            for own, table in zip(ids, tables or tables_of(context, batch), strict=True)
         ]
+
+
+def questions_of(context: int, number: int = 6) -> list[PageTable]:
+    """Return the pages of questions that share all but their last pages."""
+    own = 4
+    shared = context // PAGE - own
+    return [
+        PageTable([Run(0, shared), Run(shared + i * own, shared + (i + 1) * own)], PAGE)
+        for i in range(number)
+    ]
 
 
 def tables_of(context: int, batch: int) -> list[PageTable]:
@@ -460,6 +545,7 @@ def steps(bench: Bench) -> None:
         raise OutOfTime("no memory for one sequence")
     target = bench.models["8B"] = serve(bench, "8B", most * long, long)
     target_steps(bench, target, most)
+    document_steps(bench, target)
     # The 8B also drafts, with the same weights, on sequences of its own at the start of the pool.
     draft_steps(bench, target)
     room = max(plan.batches) * plan.draft_context
@@ -501,6 +587,23 @@ def target_steps(bench: Bench, target: Served, most: int) -> None:
     shapes = {(batch, rows) for _, batch, rows in times}
     each = (bench.driver_bytes() - before) / len(shapes) / 2**20
     bench.say(f"the driver's memory for {len(shapes)} shapes of steps", f"{each:.0f} MiB each")
+
+
+def document_steps(bench: Bench, target: Served) -> None:
+    """Time the steps of six questions on one document, whose keys are to be read once."""
+    long = bench.plan.contexts[0] - 6 * 4 * PAGE  # the pool may hold one sequence only
+    tables, runner = questions_of(long), target.runner()
+    for rows in (1, 8):
+        bench.check_time(15, "document steps")
+        feeds = target.feeds(long, len(tables), rows, tables=tables)
+        ms = bench.wall_ms(partial(runner.run, feeds), warm=6)
+        least = target.least_ms(long, 1)
+        bench.say(
+            f"8B, 6 questions on one document of {long}, {rows} rows",
+            f"{ms:.2f} ms = {ms / least:.2f}x of the bytes' time",
+            "<= 1.35x (9 ms on an H200)" if rows == 1 else "",
+            ms <= 1.35 * least if rows == 1 else None,
+        )
 
 
 def draft_steps(bench: Bench, drafter: Served) -> None:
@@ -799,6 +902,7 @@ def measure(bench: Bench) -> None:
     bench.part("3. steps of the target and of drafters", 60, steps)
     bench.part("4. speedups", 5, speedups)
     bench.part("5. prefill", 40, prefill)
+    bench.part("5. prefill, attention alone", 15, prefill_kernels)
     bench.part("6. Llama-3.1-70B by a slice", 60, slices)
 
 

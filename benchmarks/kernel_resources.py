@@ -22,10 +22,10 @@ from triton import compile, knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from rapid.engines.attention.cases import TILES
 from rapid.engines.attention.triton_kernel import (
     LAUNCHES,
     MAX_PACKED_FLOAT32,
-    PACKED_ROWS,
     Launch,
     _attend_to_items,
     constants_of,
@@ -106,7 +106,7 @@ def main() -> None:
     for dtype in [torch.bfloat16] if arguments.quick else FORMATS:
         is_float32 = dtype == torch.float32
         launches = [first_launch(dtype)] if is_float32 or arguments.quick else LAUNCHES
-        sizes = [one for one in PACKED_ROWS if not is_float32 or one <= MAX_PACKED_FLOAT32]
+        sizes = [one for one in TILES if not is_float32 or one <= MAX_PACKED_FLOAT32]
         for capability in CAPABILITIES:
             for packed in sizes:
                 found += [

@@ -19,6 +19,7 @@ from rapid.engines.attention.survey import Candidate
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 PARTS = ["1. correctness", "2. attention", "3. steps", "4. speedups", "5. prefill", "6. Llama"]
 ASKED = {"<= 1.15", ">= 60 %", ">= 1.2x", ">= 80 % of the bytes' speedup", ">= 2.3x"}
+ASKED |= {"<= 1.35x (9 ms on an H200)"}
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +120,8 @@ def test_a_candidate_that_fails_at_full_length_leaves_the_others(
     bench.report["copy_bytes_per_s"] = 1e9
     gpu.kernels_against_bytes(bench)
     told = [line[1] for line in bench.lines]
-    assert told.count("failed (RuntimeError: out of memory)") == 12
-    assert sum("of the bytes" in line for line in told) == 12
+    assert told.count("failed (RuntimeError: out of memory)") == 16
+    assert sum("of the bytes" in line for line in told) == 16
 
 
 def test_no_attention_is_timed_that_was_not_found_right(gpu: ModuleType, tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ from rapid.engines.attention.batch import Feed, assemble
 from rapid.engines.attention.ragged import attend_by_runs, plain_partial
 from rapid.engines.attention.rows import Attend, AttentionInputs
 from rapid.engines.attention.segments import MAX_STEP_ROWS, Partial
+from rapid.engines.attention.shared_prefixes import num_keys
 from rapid.engines.kv.cache import KVCache, KVLayout, PageTable, Run
 
+TILES = (16, 32, 64, 128)  # rows of a tile of queries, counted for every head of a KV group
 SHARPNESS = 3.0  # scale of the checks' queries: a few keys carry each output, so a lost one shows
 
 
@@ -42,9 +44,10 @@ class Case:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of keys and values to read, each once for all rows of a sequence."""
-        keys = self.inputs.keys
-        slots = sum(b - a for one in self.inputs.rows.segments for a, b in one.all_spans)
+        """Bytes of keys and values to read, each once for all rows that attend to it."""
+        keys, rows = self.inputs.keys, self.inputs.rows
+        slots = sum(num_keys(segment.all_spans) for segment in rows.segments)
+        slots -= sum((len(one.rests) - 1) * num_keys(one.spans) for one in rows.prefixes())
         return 2 * slots * keys.shape[0] * keys.shape[2] * keys.element_size()
 
 
@@ -56,11 +59,13 @@ class Rows:
         past: number of positions before the rows.
         num_rows: number of new rows.
         unseen: past positions [a, b) that the rows do not attend to.
+        shared: first positions, of whole pages, that lie in the slots of the first sequence.
     """
 
     past: int
     num_rows: int
     unseen: tuple[int, int] = (0, 0)
+    shared: int = 0
 
 
 def step_checks(keys: torch.Tensor, num_heads: int, page_tokens: int) -> list[Case]:
@@ -74,6 +79,7 @@ def step_checks(keys: torch.Tensor, num_heads: int, page_tokens: int) -> list[Ca
             Rows(3001, 16), Rows(40, 1), Rows(129, 5), Rows(64, 2), Rows(0, 11)
         ],
         "windows": [Rows(901, 1, unseen=(4, 389)), Rows(300, 3, unseen=(5, 170)), Rows(50, 1)],
+        "one document": [Rows(2100, 1, shared=2048), Rows(2300, 7, shared=2048), Rows(33, 4)],
     }  # fmt: skip
     shapes |= {
         f"{rows} rows": [Rows(61 * rows, rows), Rows(300 + rows, rows)]
@@ -103,9 +109,12 @@ def checks(
     for name, batch in shapes.items():
         tables[name] = []
         for one in batch:
-            table = scattered(one.past + one.num_rows, page_tokens, start)
-            tables[name].append(table)
-            start = max(run.stop for run in table.runs) + 1
+            others = tables[name][0].runs if tables[name] else []
+            runs = _first(others, one.shared // page_tokens)
+            num_left = one.past + one.num_rows - sum(map(len, runs)) * page_tokens
+            rest = scattered(num_left, page_tokens, start)
+            tables[name].append(PageTable([*runs, *rest.runs], page_tokens))
+            start = max(run.stop for run in rest.runs) + 1
     layout = KVLayout(keys.shape[0], keys.shape[2], keys.dtype, (keys.device,))
     cache = KVCache(layout, start, page_tokens)
     for tensor in cache.layers[0]:
@@ -122,6 +131,15 @@ def checks(
                     tensor[:, first:stop].normal_()
             tensor.index_copy_(1, inputs.rows.slots, own[0])
     return [replace(case, expected=_specification(case.inputs)) for case in cases]
+
+
+def _first(runs: Sequence[Run], num_pages: int) -> list[Run]:
+    """Return the runs of the first `num_pages` pages."""
+    first: list[Run] = []
+    for run in runs:
+        length = min(len(run), num_pages - sum(map(len, first)))
+        first += [Run(run.start, run.start + length)] if length else []
+    return first
 
 
 def _specification(inputs: AttentionInputs) -> torch.Tensor:
@@ -142,6 +160,16 @@ def step_timings(cache: KVCache, num_heads: int, page_tokens: int, max_context: 
     return [
         _timed(f"{one.num_rows} rows", cache, num_heads, page_tokens, max_context, one, 2)
         for one in shapes
+    ]
+
+
+def tile_timings(cache: KVCache, num_heads: int, page_tokens: int, max_context: int) -> list[Case]:
+    """Return cases of one long sequence each, with the rows that fill a tile of each size."""
+    group = num_heads // cache.layers[0][0].shape[0]
+    return [
+        _timed(f"tiles of {packed}", cache, num_heads, page_tokens, max_context, Rows(0, rows), 1)
+        for packed in TILES
+        if (rows := packed // group)
     ]
 
 

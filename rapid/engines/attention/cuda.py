@@ -6,7 +6,8 @@ steps and once for prefill.
 
 There are three families:
 
-* runs: one call of a torch kernel per sequence and run, merged by log-sum-exp;
+* runs: one call of a torch kernel per sequence and run, merged by log-sum-exp; flash-attention 3
+  where its package is installed, on Hopper only;
 * pages: one call of flash-attn 2 or 3 for the whole batch, where the package is installed. Version
   2 only takes pages of multiples of 256 tokens. Rows are padded on the left, because the causal
   mask is aligned to the last row and the last key. (The varlen form is no candidate, because it
@@ -28,7 +29,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from rapid.engines.attention.cases import chunk_checks, chunk_timings, step_checks, step_timings
+from rapid.engines.attention.cases import (
+    chunk_checks,
+    chunk_timings,
+    step_checks,
+    step_timings,
+    tile_timings,
+)
 from rapid.engines.attention.ragged import attend_by_runs, blockwise_partial
 from rapid.engines.attention.rows import Attend, AttentionInputs, Kernels, PartialKernel
 from rapid.engines.attention.segments import Partial, Segment
@@ -79,6 +86,7 @@ def choose_kernels(
         step_timings(cache, num_heads, page_tokens, max_context),
         tolerance,
         measure,
+        tile_timings(cache, num_heads, page_tokens, max_context),
     )
     chunks = survey(
         [candidate for candidate in candidates if candidate.is_for_chunks],
@@ -120,6 +128,7 @@ def all_candidates(page_tokens: int) -> list[Candidate]:
             Candidate(name, lambda kernel=kernel: partial(attend_by_runs, kernel=kernel))  # type: ignore[misc]
             for name, kernel in by_runs.items()
         ),
+        Candidate("runs, flash-attn 3", _runs_by_flash_attn_3),
         Candidate("pages, flash-attn 2", lambda: _flash_attn_2(page_tokens)),
         Candidate("pages, flash-attn 3", lambda: _flash_attn_3(page_tokens)),
         Candidate("blocks, ours in Triton", _blocks, is_for_chunks=False, is_capturable=True),
@@ -157,10 +166,35 @@ def float32_partial(
     return blockwise_partial(*tensors, scale, is_causal=is_causal)
 
 
-def _blocks() -> Attend:
-    from rapid.engines.attention.triton_kernel import attend_by_blocks
+def flash_3_partial(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
+) -> Partial:
+    """Attend with flash-attention 3 by the function that torch registers for it.
 
-    return attend_by_blocks
+    Torch's own switch (`activate_flash_attention_impl`) puts it in the place of flash-attention 2
+    for the whole process, where the two could not be compared. Heads that share their keys by a
+    zero stride are passed once, because the kernel groups heads itself.
+    """
+    from torch.nn.attention import _fa3
+
+    if key.stride(1) == 0:
+        key, value = key[:, :1], value[:, :1]
+    forward = _fa3._fa3_scaled_dot_product_flash_attention_forward_impl_default
+    output, lse, *_ = forward(query, key, value, 0.0, is_causal, False, scale=scale)
+    return output, lse
+
+
+def _runs_by_flash_attn_3() -> Attend:
+    from torch.nn.attention import _fa3
+
+    _fa3._fa3_import_module("flash_attn_interface")
+    return partial(attend_by_runs, kernel=flash_3_partial)
+
+
+def _blocks() -> Attend:
+    from rapid.engines.attention.triton_kernel import BlockAttention
+
+    return BlockAttention()
 
 
 def _flash_attn_2(page_tokens: int) -> Attend:
@@ -206,6 +240,7 @@ def attend_by_pages(
         cache_seqlens=lengths,
         softmax_scale=inputs.scale,
         causal=True,
+        window_size=(-1, -1) if inputs.window is None else (inputs.window - 1, 0),
         **{table_name: table},
     )
     return torch.as_tensor(output).flatten(0, 1)[back][None]

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -28,6 +28,14 @@ logger = logging.getLogger(__name__)
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 Measure = Callable[[Callable[[], object]], float]  # times a call, in milliseconds
+
+
+@runtime_checkable
+class Tunable(Protocol):
+    """A kernel of several forms, of which it chooses the fastest for each shape."""
+
+    def tune(self, cases: Sequence[Case], measure: Measure) -> None:
+        """Time the forms on cases, and take the fastest from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +85,16 @@ def survey(
     timed: Sequence[Case],
     tolerance: float,
     measure: Measure,
+    tuned: Sequence[Case] = (),
 ) -> list[Finding]:
-    """Check every candidate on all cases, and time those that are correct."""
+    """Check every candidate on all cases, and time those that are correct.
+
+    One of several forms first chooses among them on the cases `tuned`, so that the chosen ones are
+    those that are checked.
+    """
     found = []
     for candidate in candidates:
-        attend, error, problem = _check(candidate, cases, tolerance)
+        attend, error, problem = _check(candidate, cases, tolerance, tuned, measure)
         ms = math.nan
         if attend is not None:
             try:
@@ -93,10 +106,16 @@ def survey(
 
 
 def _check(
-    candidate: Candidate, cases: Sequence[Case], tolerance: float
+    candidate: Candidate,
+    cases: Sequence[Case],
+    tolerance: float,
+    tuned: Sequence[Case],
+    measure: Measure,
 ) -> tuple[Attend | None, float, str]:
     try:
         attend = candidate.load()
+        if isinstance(attend, Tunable):
+            attend.tune(tuned, measure)
     except Exception as cause:
         return None, math.nan, f"is not available ({_told(cause)})"
     worst = 0.0

@@ -17,29 +17,26 @@ twice (`benchmarks/kernel_resources.py`).
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from rapid.engines.attention.rows import AttentionInputs, RaggedRows
-from rapid.engines.attention.work_items import BLOCK, BLOCK_KEYS, ITEM, ROW, Sizes, work_table
-
-if TYPE_CHECKING:
-    from rapid.engines.attention.cases import Case
-    from rapid.engines.attention.survey import Measure
+from rapid.engines.attention.cases import TILES, Case
+from rapid.engines.attention.key_tables import KeyTables
+from rapid.engines.attention.rows import AttentionInputs
+from rapid.engines.attention.survey import Measure
+from rapid.engines.attention.work_items import BLOCK, BLOCK_KEYS, ITEM, ROW, Sizes
 
 logger = logging.getLogger(__name__)
 
-PACKED_ROWS = (16, 32, 64, 128)  # rows of a tile, counted for every head of a KV group
 MAX_PACKED_FLOAT32 = 32
 MERGED = 16  # parts that the merging launch reads at once
 
@@ -56,61 +53,6 @@ LAUNCHES = (Launch(8, 3), Launch(4, 3), Launch(8, 4), Launch(8, 2))
 LAUNCHES_FLOAT32 = (Launch(8, 2),)
 
 
-class KeyTables:
-    """The work tables of a batch, one for each device and window of the model's layers.
-
-    With `max_context`, the tokens of the longest sequence, they can be refilled for other batches
-    of the same number of rows and sequences, as a captured graph needs it.
-    """
-
-    def __init__(self, max_context: int | None = None) -> None:
-        self._max_context = max_context
-        self._tables: dict[tuple[torch.device, int | None], torch.Tensor] = {}
-
-    def of(self, rows: RaggedRows, device: torch.device, window: int | None) -> torch.Tensor:
-        """Return a table for a layer; it is made on the first call for its device and window."""
-        key = device, window
-        if key not in self._tables:
-            made = self._made(rows, device, window)
-            num_ints = len(made)
-            if self._max_context is not None:
-                blocks = (
-                    self._max_context // BLOCK_KEYS * 5 // 4 + 64
-                )  # a run may end in a short one
-                room = BLOCK * blocks * len(rows.segments)
-                num_ints = max(num_ints, _sizes(rows, device).blocks_at + room)
-            self._tables[key] = torch.zeros(num_ints, dtype=torch.int32, device=device)
-            self._tables[key][: len(made)].copy_(made)
-        return self._tables[key]
-
-    def refill(self, rows: RaggedRows) -> bool:
-        """Overwrite all tables with those of another batch; return False if one does not fit."""
-        made = {key: self._made(rows, *key) for key in self._tables}
-        if any(len(one) > len(self._tables[key]) for key, one in made.items()):
-            return False
-        for key, one in made.items():
-            self._tables[key][: len(one)].copy_(one)
-        return True
-
-    def _made(self, rows: RaggedRows, device: torch.device, window: int | None) -> torch.Tensor:
-        def make() -> torch.Tensor:
-            return torch.from_numpy(work_table(rows.segments, _sizes(rows, device), window))
-
-        return rows.once(("work table", device, window), make)
-
-
-def _sizes(rows: RaggedRows, device: torch.device) -> Sizes:
-    num_kv_heads = rows.cache.layers[0][0].shape[0]
-    return Sizes.of(len(rows.slots), len(rows.segments), num_kv_heads, _processors(device))
-
-
-@functools.cache
-def _processors(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).multi_processor_count)
-    return 8
-
-
 @dataclass(slots=True)
 class BlockAttention:
     """The kernel as an `Attend`, with the launch that was found fastest for each size of tile."""
@@ -123,9 +65,8 @@ class BlockAttention:
         The table is built on the first call for a batch and kept on the device in `rows.memo`.
         """
         rows, device = inputs.rows, inputs.keys.device
-        tables = rows.once("key tables", KeyTables)
-        table = tables.of(rows, device, inputs.window)
-        return attend_to_table(inputs, table, _sizes(rows, device), self.launches)
+        table, sizes = rows.once("key tables", KeyTables).of(rows, device, inputs.window)
+        return attend_to_table(inputs, table, sizes, self.launches)
 
     def tune(self, cases: Sequence[Case], measure: Measure) -> None:
         """Time all launches on cases of one sequence each, and keep the fastest for their tiles.
@@ -266,8 +207,8 @@ def first_launch(dtype: torch.dtype) -> Launch:
 
 def _packed(num_rows: int, dtype: torch.dtype) -> int:
     """Return the rows of the tiles for so many rows and heads of a group together."""
-    most = MAX_PACKED_FLOAT32 if dtype == torch.float32 else PACKED_ROWS[-1]
-    return int(np.clip(triton.next_power_of_2(num_rows), PACKED_ROWS[0], most))
+    most = MAX_PACKED_FLOAT32 if dtype == torch.float32 else TILES[-1]
+    return int(np.clip(triton.next_power_of_2(num_rows), TILES[0], most))
 
 
 # Numbers that change from step to step must not make Triton compile the kernels anew.

@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -73,18 +74,22 @@ class Sizes:
         return self.max_parts(self.own_items) + self.max_parts(self.shared_items)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """Neighbouring listed rows [first, stop) that read the same keys, the first at `position`."""
+class _Reading(NamedTuple):
+    """Neighbouring listed rows [first, stop) that read the same keys.
+
+    Attributes:
+        first: first listed row.
+        stop: listed row after the last.
+        blocks: blocks of keys, [blocks, BLOCK].
+    """
 
     first: int
     stop: int
-    spans: Spans
-    position: int
+    blocks: np.ndarray
 
     @property
-    def num_blocks(self) -> int:
-        return sum(-(-(stop - start) // BLOCK_KEYS) for start, stop in self.spans)
+    def num_rows(self) -> int:
+        return self.stop - self.first
 
 
 def work_table(segments: Sequence[Segment], sizes: Sizes, window: int | None = None) -> np.ndarray:
@@ -100,7 +105,7 @@ def work_table(segments: Sequence[Segment], sizes: Sizes, window: int | None = N
         int32: the items of single sequences, those of prefixes, the listed rows and the blocks.
     """
     rows, own, shared = _readings(segments, sizes, window)
-    blocks = [_blocks(reading) for reading in own + shared if reading.spans]
+    blocks = [reading.blocks for reading in own + shared]
     table = np.zeros(sizes.blocks_at + sum(one.size for one in blocks), dtype=np.int32)
     items = table[: sizes.rows_at].reshape(-1, ITEM)
     first_block = 0
@@ -109,16 +114,18 @@ def work_table(segments: Sequence[Segment], sizes: Sizes, window: int | None = N
         (4, shared, sizes.own_items, len(items), sizes.max_parts(sizes.own_items)),
     ):
         share = _share(readings, stop - start, sizes.max_parts(stop - start))
-        item, part = start, first_part
+        first_item, part = start, first_part
         for reading in readings:
-            num_rows = reading.stop - reading.first
-            first_item = item
-            for skipped in range(0, reading.num_blocks, share):
-                own_blocks = min(share, reading.num_blocks - skipped)
-                items[item] = reading.first, num_rows, first_block + skipped, own_blocks, part
-                item, part = item + 1, part + num_rows
-            rows[reading.first : reading.stop, column : column + 2] = first_item, item - first_item
-            first_block += reading.num_blocks
+            skipped = np.arange(0, len(reading.blocks), share)
+            mine = items[first_item : first_item + len(skipped)]
+            mine[:, 0] = reading.first
+            mine[:, 1] = reading.num_rows
+            mine[:, 2] = skipped + first_block
+            mine[:, 3] = np.minimum(len(reading.blocks) - skipped, share)
+            mine[:, 4] = np.arange(len(mine)) * reading.num_rows + part
+            rows[reading.first : reading.stop, column : column + 2] = first_item, len(mine)
+            first_item, part = first_item + len(mine), part + len(mine) * reading.num_rows
+            first_block += len(reading.blocks)
     table[sizes.rows_at : sizes.blocks_at] = rows.ravel()
     if blocks:
         table[sizes.blocks_at :] = np.concatenate(blocks).ravel()
@@ -148,36 +155,44 @@ def _readings(
         skipped = hidden.get(index, 0)
         if window is not None:
             skipped = max(0, total - num_rows + 1 - window)
-        spans = without(segment.all_spans, skipped)
-        own.append(_Reading(listed, listed + num_rows, spans, skipped))
+        blocks = _blocks(without(segment.all_spans, skipped), skipped)
+        own.append(_Reading(listed, listed + num_rows, blocks))
         listed += num_rows
-    rows[listed:, 0] = np.setdiff1d(np.arange(sizes.num_rows), rows[:listed, 0])
+    if listed < sizes.num_rows:
+        rows[listed:, 0] = np.setdiff1d(np.arange(sizes.num_rows), rows[:listed, 0])
     shared, first = [], 0
     for prefix in prefixes:
         stop = first + sum(rest.stop - rest.start for rest in prefix.rests.values())
-        shared.append(_Reading(first, stop, prefix.spans, 0))
+        shared.append(_Reading(first, stop, _blocks(prefix.spans, 0)))
         first = stop
     return rows, own, shared
 
 
 def _share(readings: Sequence[_Reading], max_items: int, max_parts: int) -> int:
     """Return the least number of blocks of an item with which there are not too many items."""
+    lengths = [(len(reading.blocks), reading.num_rows) for reading in readings]
 
     def fits(share: int) -> bool:
-        items = [-(-reading.num_blocks // share) for reading in readings]
-        parts = [n * (one.stop - one.first) for n, one in zip(items, readings, strict=True)]
-        return sum(items) <= max_items and sum(parts) <= max_parts
+        num_items = num_parts = 0
+        for length, num_rows in lengths:
+            own = -(-length // share)
+            num_items, num_parts = num_items + own, num_parts + own * num_rows
+        return num_items <= max_items and num_parts <= max_parts
 
-    longest = max((reading.num_blocks for reading in readings), default=1)
+    longest = max((length for length, _ in lengths), default=1)
     return 1 + bisect_left(range(1, longest + 1), True, key=fits)
 
 
-def _blocks(reading: _Reading) -> np.ndarray:
-    """Return the blocks of a reading, [blocks, BLOCK]."""
-    slots = np.concatenate([np.arange(start, stop, BLOCK_KEYS) for start, stop in reading.spans])
-    counts = np.concatenate(
-        [np.minimum(stop - np.arange(start, stop, BLOCK_KEYS), BLOCK_KEYS)
-         for start, stop in reading.spans]
-    )  # fmt: skip
-    positions = reading.position + np.cumsum(counts) - counts
-    return np.stack([slots, positions, counts], axis=1)
+def _blocks(spans: Spans, position: int) -> np.ndarray:
+    """Return the blocks of spans whose first key is at a position, [blocks, BLOCK]."""
+    counts = [-(-(stop - start) // BLOCK_KEYS) for start, stop in spans]
+    blocks = np.empty((sum(counts), BLOCK), dtype=np.int32)
+    first = 0
+    for (start, stop), count in zip(spans, counts, strict=True):
+        own = blocks[first : first + count]
+        own[:, 0] = np.arange(start, stop, BLOCK_KEYS)
+        own[:, 1] = np.arange(position, position + stop - start, BLOCK_KEYS)
+        own[:, 2] = BLOCK_KEYS
+        own[-1, 2] = stop - start - (count - 1) * BLOCK_KEYS
+        first, position = first + count, position + stop - start
+    return blocks

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from rapid.engines.attention.cuda import CAPTURING
+from rapid.engines.attention.key_tables import KeyTables
 from rapid.engines.attention.rows import Kernels, RaggedRows
 from rapid.errors import EngineFailed
 
 if TYPE_CHECKING:
     from rapid.engines.attention.batch import Batch
-    from rapid.engines.attention.triton_kernel import KeyTables
 
 logger = logging.getLogger(__name__)
 
@@ -119,8 +119,6 @@ class StepGraphs:
         self._graphs[shape] = graph if self._may_capture else None
 
     def _captured(self, batch: Batch, shape: Shape) -> _Graph | None:
-        from rapid.engines.attention.triton_kernel import KeyTables
-
         rows = batch.rows
         tables = KeyTables(self._max_context)
         inputs = replace(
@@ -145,7 +143,7 @@ class StepGraphs:
 
     def _fill(self, graph: _Graph, batch: Batch) -> bool:
         """Copy a step's inputs to the graph's; return False if its keys are in too many blocks."""
-        if not graph.tables.refill(batch.rows):
+        if not graph.tables.refill(batch.rows.segments):
             return False
         graph.inputs.input_ids.copy_(batch.input_ids)
         graph.inputs.position_ids.copy_(batch.position_ids)

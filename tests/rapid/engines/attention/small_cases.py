@@ -24,3 +24,20 @@ def step_cases(page: int = PAGE) -> list[Case]:
 
 def right(inputs: AttentionInputs) -> torch.Tensor:
     return attend_by_runs(inputs, kernel=plain_partial)
+
+
+def textbook(inputs: AttentionInputs) -> torch.Tensor:
+    """Attention written out in float64: every row, and the keys it may see, on their own."""
+    group = inputs.query.shape[1] // inputs.keys.shape[0]
+    outputs = []
+    for segment in inputs.rows.segments:
+        slots = [slot for span in segment.all_spans for slot in range(*span)]
+        for row in range(segment.start, segment.stop):
+            seen = slots[: len(slots) - (segment.stop - 1 - row)][-(inputs.window or 0) :]
+            keys, values = (
+                tensor[:, seen].double().repeat_interleave(group, 0)
+                for tensor in (inputs.keys, inputs.values)
+            )
+            scores = (keys @ inputs.query[0, :, row, :, None].double())[..., 0] * inputs.scale
+            outputs.append((scores.softmax(-1)[:, None] @ values)[:, 0])
+    return torch.stack(outputs)[None].float()

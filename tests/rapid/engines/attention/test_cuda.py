@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import _fa3
 
-from rapid.engines.attention.cases import Case, step_checks
+from rapid.engines.attention.cases import Case, chunk_checks, step_checks
 from rapid.engines.attention.cuda import (
     all_candidates,
     attend_by_pages,
     choose_kernels,
     efficient_partial,
+    flash_3_partial,
     flash_partial,
     float32_partial,
 )
+from rapid.engines.attention.ragged import attend_by_runs, plain_partial
 from rapid.engines.attention.rows import AttentionInputs, PartialKernel
 from rapid.engines.attention.survey import TOLERANCES, Candidate, device_ms, survey
 from rapid.engines.kv.cache import KVCache, KVLayout
-from tests.rapid.engines.attention.small_cases import HEADS, PAGE, cache_of, right, step_cases
+from tests.rapid.engines.attention.small_cases import (
+    HEADS,
+    PAGE,
+    cache_of,
+    right,
+    step_cases,
+    textbook,
+)
 
 
 def test_steps_and_prefill_choose_for_themselves(caplog: pytest.LogCaptureFixture) -> None:
@@ -69,6 +82,7 @@ def test_pages_are_padded_on_the_left_for_kernels_with_uniform_rows(page: int) -
         cache_seqlens: torch.Tensor,
         softmax_scale: float,
         causal: bool,
+        window_size: tuple[int, int],
     ) -> torch.Tensor:
         """What flash-attn documents, written out: the mask ends at the last row and key."""
         assert causal
@@ -79,6 +93,9 @@ def test_pages_are_padded_on_the_left_for_kernels_with_uniform_rows(page: int) -
             k, v = (t.repeat_interleave(group, 1).transpose(0, 1) for t in own)
             scores = rows.transpose(0, 1) @ k.transpose(1, 2) * softmax_scale
             seen = torch.ones(num_rows, int(length)).tril(int(length) - num_rows).bool()
+            if window_size != (-1, -1):
+                assert window_size[1] == 0
+                seen = seen.triu(int(length) - num_rows - window_size[0])
             weights = scores.masked_fill(~seen, -math.inf).softmax(-1).nan_to_num()
             outputs.append((weights @ v).transpose(0, 1))
         return torch.stack(outputs)
@@ -87,6 +104,9 @@ def test_pages_are_padded_on_the_left_for_kernels_with_uniform_rows(page: int) -
     cases = [case for case in step_cases(page) if case.name != "windows"]  # no whole pages
     (found,) = survey([Candidate("pages", lambda: attend)], cases, [], 1e-4, device_ms)
     assert found.problem == ""
+    for case in cases:
+        inputs = replace(case.inputs, window=7)
+        torch.testing.assert_close(attend(inputs), textbook(inputs), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("kernel", [flash_partial, efficient_partial, float32_partial])
@@ -102,6 +122,34 @@ def test_torch_s_kernels_are_called_as_torch_declares_them(
     assert output.shape == shape
     assert lse.shape == shape[:3]
     assert lse.dtype == torch.float32
+
+
+def test_flash_attention_3_is_called_as_torch_registers_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what its function takes, and with a stand-in that takes heads in groups as it does."""
+    name = "_fa3_scaled_dot_product_flash_attention_forward_impl_default"
+    declared = inspect.signature(getattr(_fa3, name))
+
+    def forward(*arguments: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+        bound = declared.bind(*arguments, **named).arguments
+        query, key, value = bound["query"], bound["key"], bound["value"]
+        assert key.stride(1) != 0 or key.shape[1] == 1  # no head is passed twice
+        group = query.shape[1] // key.shape[1]
+        keys, values = (tensor.repeat_interleave(group, 1) for tensor in (key, value))
+        is_causal = bound["is_causal"]
+        return *plain_partial(query, keys, values, bound["scale"], is_causal=is_causal), query
+
+    monkeypatch.setattr(_fa3, name, forward)
+    kernel = partial(attend_by_runs, kernel=flash_3_partial)
+    torch.manual_seed(0)
+    cases = chunk_checks(cache_of().layers[0][0], HEADS, PAGE)
+    (found,) = survey([Candidate("flash 3", lambda: kernel)], cases, [], 1e-4, device_ms)
+    assert found.problem == ""
+
+
+def test_flash_attention_3_that_is_not_installed_is_left_out() -> None:
+    (one,) = [one for one in all_candidates(PAGE) if one.name == "runs, flash-attn 3"]
+    (found,) = survey([one], [], [], 1e-4, device_ms)
+    assert found.problem == "is not available (No module named 'flash_attn_interface')"
 
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
-from rapid.engines.attention.cases import chunk_checks
+from rapid.engines.attention.cases import Case, chunk_checks
 from rapid.engines.attention.rows import Attend, AttentionInputs
-from rapid.engines.attention.survey import TOLERANCES, Candidate, fastest, survey
+from rapid.engines.attention.survey import TOLERANCES, Candidate, Measure, fastest, survey
 from rapid.errors import ConfigurationError
 from tests.rapid.engines.attention.small_cases import HEADS, cache_of, right, step_cases
 
@@ -91,3 +91,22 @@ def test_a_candidate_that_raises_or_runs_out_of_memory_is_left_out() -> None:
     (found,) = survey([Candidate("right", lambda: right)], cases, cases, 1e-4, large)
     assert found.problem == "could not be timed (out of memory)"
     assert found.attend is None
+
+
+def test_the_form_that_a_kernel_chooses_is_the_one_that_is_checked() -> None:
+    class OfTwoForms:
+        """Its faster form is wrong."""
+
+        is_right = True
+
+        def __call__(self, inputs: AttentionInputs) -> torch.Tensor:
+            return right(inputs) if self.is_right else wrong_beyond_the_first_sequence(inputs)
+
+        def tune(self, cases: Sequence[Case], measure: Measure) -> None:
+            assert cases is tuned
+            self.is_right = False
+
+    cases = step_cases()
+    tuned = cases[:1]
+    (found,) = survey([Candidate("two", OfTwoForms)], cases, [], 1e-4, timer(), tuned)
+    assert found.problem.startswith("is wrong: ")

@@ -12,12 +12,19 @@ import torch
 import triton
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+from rapid.engines.attention.cases import TILES, tile_timings
+from rapid.engines.attention.key_tables import KeyTables
 from rapid.engines.attention.rows import AttentionInputs, RaggedRows
 from rapid.engines.attention.segments import Segment
 from rapid.engines.attention.shared_prefixes import MIN_SHARED_KEYS
-from rapid.engines.attention.triton_kernel import BlockAttention, KeyTables, attend_to_table
+from rapid.engines.attention.triton_kernel import (
+    LAUNCHES,
+    BlockAttention,
+    attend_to_table,
+)
 from rapid.engines.attention.work_items import BLOCK_KEYS, Sizes, work_table
 from rapid.engines.kv.cache import KVCache, KVLayout
+from tests.rapid.engines.attention.small_cases import textbook
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 Spans = list[tuple[int, int]]
@@ -70,23 +77,6 @@ def batch_of(
     keys, values = cache.layers[0]
     own = keys[None, :, rows.slots], values[None, :, rows.slots]
     return AttentionInputs(query, *own, keys, values, rows, head_dim**-0.5)
-
-
-def textbook(inputs: AttentionInputs) -> torch.Tensor:
-    """Attention written out in float64: every row, and the keys it may see, on their own."""
-    group = inputs.query.shape[1] // inputs.keys.shape[0]
-    outputs = []
-    for segment in inputs.rows.segments:
-        slots = [slot for span in segment.all_spans for slot in range(*span)]
-        for row in range(segment.start, segment.stop):
-            seen = slots[: len(slots) - (segment.stop - 1 - row)][-(inputs.window or 0) :]
-            keys, values = (
-                tensor[:, seen].double().repeat_interleave(group, 0)
-                for tensor in (inputs.keys, inputs.values)
-            )
-            scores = (keys @ inputs.query[0, :, row, :, None].double())[..., 0] * inputs.scale
-            outputs.append((scores.softmax(-1)[:, None] @ values)[:, 0])
-    return torch.stack(outputs)[None].float()
 
 
 def attend(inputs: AttentionInputs, processors: int = 2) -> torch.Tensor:
@@ -157,19 +147,41 @@ def test_rows_see_the_last_keys_of_their_window(window: int) -> None:
     torch.testing.assert_close(attend(inputs), textbook(inputs), atol=2e-5, rtol=0)
 
 
-def test_tables_with_room_are_refilled_for_other_lengths_and_other_sharing() -> None:
+def test_a_table_that_is_refilled_serves_other_lengths_and_other_sharing() -> None:
     torch.manual_seed(0)
     alone = [(runs(31, first=3100), 4), (runs(30, first=2100), 2), (runs(1, first=3200), 1),
              (runs(400, first=2300), 3)]  # fmt: skip
-    first, second = batch_of(alone, 1, 2, 16), batch_of(QUESTIONS, 1, 2, 16)
     tables, kernel = KeyTables(max_context=64), BlockAttention()
-    first.rows.memo["key tables"] = tables
+    first, second = batch_of(alone, 1, 2, 16), batch_of(QUESTIONS, 1, 2, 16)
+    for inputs in (first, second):
+        inputs.rows.memo["key tables"] = tables
     torch.testing.assert_close(kernel(first), textbook(first), atol=2e-5, rtol=0)
-    kept = tables.of(first.rows, DEVICE, None)
-    assert tables.refill(second.rows)
-    second.rows.memo["key tables"] = tables
+    assert tables.refill(second.rows.segments)
     torch.testing.assert_close(kernel(second), textbook(second), atol=2e-5, rtol=0)
-    assert tables.of(second.rows, DEVICE, None) is kept
-    fragmented = [(runs(*[1] * 90, first=300 * place), rows) for place, (_, rows) in
-                  enumerate(alone)]  # fmt: skip
-    assert not tables.refill(batch_of(fragmented, 1, 2, 16).rows)
+
+
+def test_every_size_of_tile_takes_the_launch_that_was_fastest_for_it() -> None:
+    kernel = BlockAttention()
+    cache = KVCache(KVLayout(1, 16, torch.bfloat16, (DEVICE,)), 64, 16)
+    cases = tile_timings(cache, num_heads=4, page_tokens=16, max_context=512)
+    tiles = iter([tile for tile in TILES for _ in LAUNCHES])
+
+    def measure(run: Callable[[], object]) -> float:
+        launch = kernel.launches[torch.bfloat16, next(tiles)]
+        if launch.num_stages == 4:
+            raise RuntimeError("out of resource: shared memory")
+        return 1.0 if (launch.num_warps == 4) == (len(kernel.launches) < 3) else 2.0
+
+    kernel.tune(cases, measure)
+    chosen = [kernel.launches[torch.bfloat16, tile].num_warps for tile in TILES]
+    assert chosen == [4, 4, 8, 8]
+
+
+def test_a_kernel_that_runs_in_no_form_keeps_the_first() -> None:
+    def fails(run: Callable[[], object]) -> float:
+        raise RuntimeError("no kernel image")
+
+    kernel = BlockAttention()
+    cache = KVCache(KVLayout(1, 16, torch.float32, (DEVICE,)), 64, 16)
+    kernel.tune(tile_timings(cache, num_heads=4, page_tokens=16, max_context=512), fails)
+    assert kernel.launches == {}
