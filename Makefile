@@ -42,7 +42,7 @@ test-faults-quick: install  # within five minutes; the faults that any change mu
 	$(BIN)/python -m tests.faults --quick
 
 test-faults-nodes: install  # ten minutes, as root on Linux; several nodes in namespaces of their own
-	$(BIN)/python -m tests.faults --nodes
+	$(BIN)/python -m tests.faults --nodes --out benchmarks/results/faults-nodes.md
 
 run: install         # until Ctrl-C or `make stop`
 	@$(BIN)/rapid serve $(CONFIG)

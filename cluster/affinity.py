@@ -24,7 +24,7 @@ from cluster import routers
 from cluster.blame import BLAME
 from cluster.reports import REPORTS_STALE_S, EngineReport, document_name
 from cluster.routing import Candidate, Need, has_room, ranked, seems_free
-from rapid.messages import GenerateRequest, LeaseRequest
+from rapid.messages import LeaseRequest
 
 _SINGLES = 3  # replicas that are tried one by one before all others together
 _NEW_S = 2.0  # until Serve has told a router of the replicas that run
@@ -98,7 +98,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         self._assigned.pop(internal_request_id, None)
         self._sent.pop(internal_request_id, None)
 
-    def can_move(self, request: LeaseRequest | GenerateRequest) -> bool:
+    def can_move(self, request: object) -> bool:
         """Return whether a request would begin at once elsewhere, but not where it was sent.
 
         There it waits in an engine's queue, or the replica reports no more, or has not said for
@@ -106,6 +106,9 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         cut, while Serve's controller reaches both: such a replica is blamed. A replica that has
         left the pool only finishes what it has: what waits there moves, too. Any thread may call
         this.
+
+        Args:
+            request: The lease, or the first argument of the call that is no string.
         """
         sent = self._find(request)
         if sent is None:
@@ -131,18 +134,18 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
             BLAME.put(sent.replica)
         return begins
 
-    def replica_of(self, request: GenerateRequest) -> str | None:
+    def replica_of(self, request: object) -> str | None:
         """Return the unique id of the replica that has taken a request; None if none has."""
         sent = self._find(request)
         return sent.replica if sent is not None and sent.is_taken else None
 
-    def forget(self, request: GenerateRequest) -> None:
+    def forget(self, request: object) -> None:
         """Forget a request that its caller has given up, which Serve may never complete."""
         for request_id, sent in [*self._sent.items()]:
             if sent.name == _name_of(request):
                 self._sent.pop(request_id, None)
 
-    def _find(self, request: LeaseRequest | GenerateRequest) -> _Sent | None:
+    def _find(self, request: object) -> _Sent | None:
         name, sent = _name_of(request), [*self._sent.values()]
         return next((each for each in sent if each.name == name), None)
 
@@ -157,7 +160,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
 
     def _note(self, request: PendingRequest, replica: str, *, is_taken: bool) -> None:
         """Remember where a request was sent; what is cancelled before that is never completed."""
-        name = _name_of(request.args[0]) if request.args else None
+        name = _name_of(*request.args)
         if name is not None:
             request_id = request.metadata.internal_request_id
             before = self._sent.get(request_id)
@@ -209,11 +212,14 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         ]
 
 
-def _name_of(argument: object) -> str | int | None:
-    """Return what tells a request from all others that its process makes now, if it has that."""
-    if isinstance(argument, LeaseRequest):
-        return argument.lease_id
-    return id(argument) if isinstance(argument, GenerateRequest) else None
+def _name_of(*args: object) -> str | int | None:
+    """Return what tells a call from all others that its process makes now, if it has that.
+
+    That is a lease's id, or the identity of the first argument that is no string.
+    """
+    if args and isinstance(args[0], LeaseRequest):
+        return args[0].lease_id
+    return next((id(each) for each in args if not isinstance(each, str)), None)
 
 
 def _need_of(request: PendingRequest | None) -> Need:

@@ -6,8 +6,6 @@ from collections.abc import Hashable
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from rapid.messages import GenerateRequest, LeaseRequest
-
 
 class PoolRouter(Protocol):
     """What a caller may ask a router of a pool; see `cluster.affinity.AffinityRouter`."""
@@ -17,15 +15,15 @@ class PoolRouter(Protocol):
         """Whether the pool has no running replica."""
         ...
 
-    def can_move(self, request: LeaseRequest | GenerateRequest) -> bool:
+    def can_move(self, request: object) -> bool:
         """Return whether a request that waits would begin on another replica at once."""
         ...
 
-    def replica_of(self, request: GenerateRequest) -> str | None:
+    def replica_of(self, request: object) -> str | None:
         """Return the replica that has taken a request."""
         ...
 
-    def forget(self, request: GenerateRequest) -> None:
+    def forget(self, request: object) -> None:
         """Forget a request that its caller has given up."""
         ...
 

@@ -5,8 +5,8 @@ not yet crowded are shared by max-min fairness: a tenant has what it wants, or a
 that wants more. What counts is what tenants wanted in the last seconds, so that a place that one
 leaves for a moment is still there when it asks again.
 
-A tenant below its share gains credit, which lets it go beyond for a while. So a burst of questions
-is answered, and a crowd that arrives is not.
+A tenant below its share gains credit, which lets it go beyond for a while: so far that its credit
+would last for a second. So a burst of questions is answered, and a crowd that arrives is not.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rapid.ports import Clock
 
 _WANTED_FOR_S = 2.5  # twice as long at most: peaks are kept for this period and the last one
 _CREDIT_S = 4.0  # that a whole unused share is saved for
+_LOAN_S = 1.0  # for which credit must suffice for each place beyond the share
 
 Use = dict[str, tuple[int, int]]
 """Requests in progress at a replica, and the most that were wanted of late at all, by tenant."""
@@ -77,7 +78,8 @@ class Shares:
         known.peak = max(known.peak, num_held + 1)
         if num_held >= self._most:
             return False
-        return num_held < self.share(tenant) or known.credit > 0
+        num_beyond = num_held + 1 - self.share(tenant)
+        return num_beyond * _LOAN_S <= known.credit
 
     def share(self, tenant: str) -> int:
         """Return how many requests the tenant may have in progress for good."""

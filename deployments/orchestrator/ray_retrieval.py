@@ -8,12 +8,14 @@ from hashlib import blake2b
 
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
+from cluster import routers
 from cluster.failures import failure_of
 from rapid.errors import DrafterUnavailable
 from rapid.messages import Document
 from rapid.ports import Found
 
 _INDEXING_SHARE = 0.9
+_LOOK_S = 1.0
 
 
 class RayRetrieval:
@@ -32,7 +34,8 @@ class RayRetrieval:
     ) -> Found:
         """Return the passages that the drafter reads.
 
-        A replica that is lost is asked for once more, which another one answers.
+        If a replica is lost, the passages are asked for once more, which another one answers. If it
+        does not take the request in time, another one is asked.
 
         Raises:
             RetrievalPending: If documents are not indexed in time; their indexing goes on.
@@ -50,7 +53,8 @@ class RayRetrieval:
                         tenant, documents, query, budget_tokens, wait_s
                     )
                     try:
-                        found: Found = await response
+                        if (found := await self._answered(documents, response)) is None:
+                            continue
                     except Exception as error:
                         failure = failure_of(error)
                         if is_retry or not failure.is_of_one_replica:
@@ -64,6 +68,28 @@ class RayRetrieval:
             if isinstance(stopped, TimeoutError):
                 raise DrafterUnavailable(f"no answer within {self._timeout_s:g} s") from None
             raise
+
+    async def _answered(
+        self, documents: Sequence[Document], response: DeploymentResponse
+    ) -> Found | None:
+        """Return the answer to a call, or None if no replica takes it while another one may."""
+        coming = asyncio.ensure_future(_awaited(response))
+        try:
+            while not (await asyncio.wait({coming}, timeout=_LOOK_S))[0]:
+                router = routers.find(self._handle.deployment_id)
+                if router is not None and router.can_move(documents):
+                    response.cancel()
+                    return None
+            return coming.result()
+        finally:
+            coming.cancel()
+            if (router := routers.find(self._handle.deployment_id)) is not None:
+                router.forget(documents)
+
+
+async def _awaited(response: DeploymentResponse) -> Found:
+    found: Found = await response
+    return found
 
 
 def affinity(tenant: str, documents: Sequence[Document]) -> str:

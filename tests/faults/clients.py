@@ -11,7 +11,9 @@ import itertools
 import json
 import random
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,6 +24,7 @@ from rapid.embedded.generator import generate_document
 MODES = ("auto", "plain", "lossless", "fused", "rag")
 NUM_QUESTIONS = 20
 PATIENCE_S = 60.0
+HEALTH_S = 1.0
 SILENCE_S = 15.0  # three of the server's heartbeats
 WITHOUT = ("the target went on alone", "retrieval did not answer", "still being indexed")
 
@@ -131,7 +134,8 @@ class Clients:
     """Clients with one key, of one server or of several as behind a load balancer.
 
     They take turns with the servers, and go to the next where nobody takes the connection or where
-    it broke.
+    it broke. The load balancer asks every server for its health once a second, and breaks the
+    connections of one that has failed twice: a host that is gone does not say so.
     """
 
     urls: Sequence[str]
@@ -139,18 +143,44 @@ class Clients:
     bodies: list[bytes] = field(
         default_factory=lambda: [json.dumps(body(each)).encode() for each in range(NUM_QUESTIONS)]
     )
+    _attempts: dict[str, set[asyncio.Future[bool]]] = field(
+        default_factory=lambda: defaultdict(set), init=False
+    )
 
     async def run(self, load: Sequence[Arrival]) -> list[Outcome]:
         """Send every request when it is due, and return what became of each."""
         began = time.monotonic()
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        async with httpx.AsyncClient(limits=limits) as http:
+        async with httpx.AsyncClient(limits=limits) as http, self._balanced(http):
 
             async def due(arrival: Arrival) -> Outcome:
                 await asyncio.sleep(began + arrival.at - time.monotonic())
                 return await self.ask(http, arrival)
 
             return list(await asyncio.gather(*map(due, load)))
+
+    @asynccontextmanager
+    async def _balanced(self, http: httpx.AsyncClient) -> AsyncIterator[None]:
+        """Break the connections to servers that fail, if there are several."""
+        watching = [
+            asyncio.create_task(self._watch(http, url)) for url in self.urls if len(self.urls) > 1
+        ]
+        yield
+        for task in watching:
+            task.cancel()
+
+    async def _watch(self, http: httpx.AsyncClient, url: str) -> None:
+        num_failed = 0
+        while True:
+            try:
+                reply = await http.get(f"{url}/-/healthz", timeout=HEALTH_S)
+                num_failed = 0 if reply.status_code == 200 else num_failed + 1
+            except httpx.HTTPError:
+                num_failed += 1
+            if num_failed >= 2:
+                for attempt in [*self._attempts[url]]:
+                    attempt.cancel()
+            await asyncio.sleep(HEALTH_S)
 
     async def ask(self, http: httpx.AsyncClient, arrival: Arrival) -> Outcome:
         """Ask one question; a stream that breaks is continued by `Last-Event-ID`."""
@@ -166,18 +196,13 @@ class Clients:
     async def _until_answered(self, http: httpx.AsyncClient, outcome: Outcome) -> None:
         content = self.bodies[outcome.arrival.question]
         headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
-        timeout = httpx.Timeout(PATIENCE_S, connect=5.0)
         for url in itertools.islice(itertools.cycle(self.urls), outcome.arrival.question, None):
+            attempt = asyncio.ensure_future(self._attempt(http, url, content, headers, outcome))
+            self._attempts[url].add(attempt)
+            attempt.add_done_callback(self._attempts[url].discard)
             try:
-                async with http.stream(
-                    "POST",
-                    f"{url}/v1/chat/completions",
-                    content=content,
-                    headers=headers,
-                    timeout=timeout,
-                ) as response:
-                    if await self._read(response, headers, outcome):
-                        return
+                if await attempt:
+                    return
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 outcome.why = type(error).__name__
                 if len(self.urls) > 1:  # a load balancer would do the same
@@ -185,9 +210,30 @@ class Clients:
                     continue
             except httpx.TransportError as error:
                 outcome.why = type(error).__name__
+            except asyncio.CancelledError:
+                this = asyncio.current_task()
+                if this is None or this.cancelling():
+                    raise
+                outcome.why = "the server is down"
             outcome.num_broken += outcome.end != "refused"
             outcome.end = "unanswered"
             await asyncio.sleep(0.5)
+
+    async def _attempt(
+        self,
+        http: httpx.AsyncClient,
+        url: str,
+        content: bytes,
+        headers: dict[str, str],
+        outcome: Outcome,
+    ) -> bool:
+        """Ask one server once; return whether the request has come to an end."""
+        timeout = httpx.Timeout(PATIENCE_S, connect=5.0)
+        where = f"{url}/v1/chat/completions"
+        async with http.stream(
+            "POST", where, content=content, headers=headers, timeout=timeout
+        ) as response:
+            return await self._read(response, headers, outcome)
 
     async def _read(
         self, response: httpx.Response, headers: dict[str, str], outcome: Outcome

@@ -74,6 +74,27 @@ async def test_a_broken_connection_is_counted_and_gone_past(question: int, after
     assert (outcome.end, outcome.text, outcome.num_broken) == ("answered", TEXT, 1)
 
 
+async def test_the_connections_of_a_server_that_is_down_are_broken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its host is gone, and nothing says so but its silence."""
+    monkeypatch.setattr("tests.faults.clients.HEALTH_S", 0.05)
+    good, is_over = ingress(ScriptedOrchestrator()), asyncio.Event()
+
+    async def alive(scope: Scope, receive: Receive, send: Send) -> None:
+        is_check = scope["path"] == "/-/healthz"
+        await (PlainTextResponse("success") if is_check else good)(scope, receive, send)
+
+    async def gone(scope: Scope, receive: Receive, send: Send) -> None:
+        await is_over.wait()
+
+    async with served(gone) as first, served(alive) as second:
+        clients = Clients([first, second], "sk-1")
+        outcomes = await clients.run([Arrival(0.0, "standard", each) for each in (STREAMED, WHOLE)])
+        is_over.set()
+    assert [(each.end, each.num_broken) for each in outcomes] == [("answered", 1), ("answered", 0)]
+
+
 async def test_a_proxys_own_words_are_no_error_of_ours() -> None:
     app = Fragile(ingress(ScriptedOrchestrator()), 1, 0, says="Internal Server Error")
     (outcome,) = await asked(app, Arrival(0.0, "standard", WHOLE))

@@ -120,8 +120,9 @@ class TestLines:
             asking[1].cancel()
             async with admission.place("guest"):  # which waits for nobody
                 assert order == []
+        await ask(3)  # who comes now waits behind them
         await asyncio.gather(*asking, return_exceptions=True)
-        assert order == [0, 2]
+        assert order == [0, 2, 3]
 
     async def test_a_line_is_no_longer_than_there_is_room_for_others(self) -> None:
         admission, _ = places(8, 1, wait_s=60.0)

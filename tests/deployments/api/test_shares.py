@@ -89,6 +89,19 @@ def test_a_crowd_that_arrives_has_no_credit_and_a_guest_that_was_there_has(
         assert not shares.admits("guest")
 
 
+def test_a_little_credit_lets_no_crowd_in(shares: Shares, clock: Clock) -> None:
+    """A crowd that is without places for a tenth of a second saves .4 of a place."""
+    with ExitStack() as crowd, ExitStack() as guest:
+        taken(shares, "guest", guest)
+        assert taken(shares, "crowd", crowd) == 4
+        crowd.close()
+        clock.now += 0.1
+        assert taken(shares, "crowd", crowd) == 4
+        crowd.close()
+        clock.now += 0.4
+        assert taken(shares, "crowd", crowd) == 6
+
+
 def test_what_was_wanted_is_remembered_for_some_seconds(shares: Shares, clock: Clock) -> None:
     with ExitStack() as crowd:
         with ExitStack() as guest:

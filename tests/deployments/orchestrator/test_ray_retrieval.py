@@ -38,6 +38,8 @@ class Response:
 class Handle:
     """A handle whose calls are answered in turn."""
 
+    deployment_id = "Retriever"
+
     def __init__(self, *answers: object) -> None:
         self.responses = [Response(answer) for answer in answers]
         self.calls: list[tuple[Any, ...]] = []
@@ -67,6 +69,30 @@ async def test_requests_about_the_same_documents_go_by_the_same_name() -> None:
     assert first == second == affinity("acme", list(reversed(DOCUMENTS)))
     assert first == affinity("acme", [DOCUMENTS[1], Document("other", "It snows.")])
     assert third != first != affinity("acme", DOCUMENTS[:1])
+
+
+class Router:
+    """A router that finds once that a call would begin elsewhere."""
+
+    def __init__(self) -> None:
+        self.num_moves, self.forgotten = 1, list[object]()
+
+    def can_move(self, request: object) -> bool:
+        self.num_moves -= 1
+        return request is DOCUMENTS and self.num_moves >= 0
+
+    def forget(self, request: object) -> None:
+        self.forgotten.append(request)
+
+
+async def test_what_no_replica_takes_is_asked_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.orchestrator.ray_retrieval._LOOK_S", 0.01)
+    handle, router = Handle(None, FOUND), Router()
+    monkeypatch.setattr("cluster.routers.find", {"Retriever": router}.get)
+    assert await asked(handle) is FOUND
+    assert handle.calls[0] == handle.calls[1]
+    assert handle.responses[0].is_cancelled
+    assert router.forgotten == [DOCUMENTS, DOCUMENTS]
 
 
 async def test_a_lost_replica_is_asked_for_once_more() -> None:
