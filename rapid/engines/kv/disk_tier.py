@@ -255,21 +255,24 @@ class DiskTier:
     def _work(self, jobs: queue.SimpleQueue[_Job | _Use | None]) -> None:
         """Do the jobs of a queue; runs on the threads."""
         while (job := jobs.get()) is not None:
-            if isinstance(job, _Use):
-                for name in reversed(job.names):
-                    self.files.use(name)
-                continue
-            began = time.perf_counter()
-            try:
-                if job.kind == "read":
-                    is_good = self.files.read(job.name, self._host.memory_of(job.host_page))
-                else:
-                    is_good = self._written(job)
-            except Exception:
-                logger.exception("disk_cache_folder: a page could not be used")
-                is_good = False
-            self._finished.append((job, is_good, time.perf_counter() - began))
-            self._wake()
+            self._do(job)
+
+    def _do(self, job: _Job | _Use) -> None:
+        if isinstance(job, _Use):
+            for name in reversed(job.names):
+                self.files.use(name)
+            return
+        began = time.perf_counter()
+        try:
+            if job.kind == "read":
+                is_good = self.files.read(job.name, self._host.memory_of(job.host_page))
+            else:
+                is_good = self._written(job)
+        except Exception:
+            logger.exception("disk_cache_folder: a page could not be used")
+            is_good = False
+        self._finished.append((job, is_good, time.perf_counter() - began))
+        self._wake()
 
     def _written(self, job: _Job) -> bool:
         try:

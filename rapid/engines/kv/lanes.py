@@ -50,6 +50,9 @@ class Lane:
             destination.copy_(source)
         return Landed(time.perf_counter() - began)
 
+    def wait(self) -> None:
+        """Wait until everything launched has landed, also what `launch` could not finish."""
+
 
 class Landed:
     """The mark of copies that are made."""
@@ -101,6 +104,10 @@ class StreamLane(Lane):
                     destination[part].copy_(staged, non_blocking=True)
             mark.ended.record()
         return mark
+
+    @override
+    def wait(self) -> None:
+        self._stream.synchronize()
 
 
 class _StreamMark:
