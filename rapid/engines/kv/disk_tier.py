@@ -148,7 +148,7 @@ class DiskTier:
     @property
     def is_due(self) -> bool:
         """Whether `go_on` has something to do that nothing else will call it for."""
-        if self._finished:
+        if self._finished or (self._copied and not self._host.is_copying):
             return True
         may_write = bool(self._unsaved) and self._num_writes < self._most_writes
         return self._has_room and (bool(self._due) or may_write)
@@ -188,7 +188,6 @@ class DiskTier:
             self._writes.discard(job.name)
             self._host.let_go(job.host_page)
             if not is_good:
-                self._is_full = True
                 self._unsaved.clear()
             return
         if self._reads.get(job.name) != job.host_page:
@@ -279,6 +278,7 @@ class DiskTier:
             self.files.write(job.name, job.tenant, self._host.memory_of(job.host_page))
         except OSError as error:
             if not self._is_full:
+                self._is_full = True
                 logger.error(
                     "disk_cache_folder: %s cannot be written (%s): the engine goes on, and writes "
                     "no more pages until it is started again",
