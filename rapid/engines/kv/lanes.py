@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import torch
 from typing_extensions import override
 
-logger = logging.getLogger(__name__)
+from rapid.checkpoints.memory import STAGED_BYTES
 
-_STAGED_BYTES = 2**26
+logger = logging.getLogger(__name__)
 
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """What to read and to write, both [pages, layers, 2, kv_heads, page_tokens, head_dim]."""
@@ -86,7 +86,7 @@ class StreamLane(Lane):
         """
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._num_staged = max(_STAGED_BYTES // block.nbytes, 1)
+        self._num_staged = max(STAGED_BYTES // block.nbytes, 1)
         shape = (self._num_staged, *block.shape[1:])
         self._staged = torch.empty(shape, dtype=block.dtype, device=device)
 

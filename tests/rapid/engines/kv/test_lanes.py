@@ -120,7 +120,7 @@ def test_a_stream_copies_in_pieces_behind_the_forwards_so_far(
     cuda = Cuda(monkeypatch)
     layout = KVLayout(2, 4, torch.float32, (CPU,) * 3)
     pool, host = KVCache(layout, 9, 8), HostTier(layout, 9, 8)
-    monkeypatch.setattr(lanes, "_STAGED_BYTES", 2 * host.blocks[0].nbytes)
+    monkeypatch.setattr(lanes, "STAGED_BYTES", 2 * host.blocks[0].nbytes)
     host._lane = lane = StreamLane(CPU, host.blocks[:1])
     assert len(lane._staged) == 2
     pool.stacks[0].copy_(torch.rand(pool.stacks[0].shape))
