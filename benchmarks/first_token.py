@@ -1,20 +1,22 @@
-"""Time to the first token by length: cold, warm, and restored from host memory.
+"""Time to the first token by length: cold, warm, restored from host memory, and after a restart.
 
     python benchmarks/first_token.py [--lengths 1024 4096 16384 32768] [--repeats 5]
 
-Each repetition and length uses one engine whose pool has room for one such prompt, and whose host
-memory (`host_cache_tokens`) has room for two:
+Each repetition and length uses an engine whose pool has room for one such prompt, whose host memory
+(`host_cache_tokens`) has room for two, and which keeps pages on disk (`disk_cache_folder`):
 
 cold      the first question on a new document
 warm      another question on it, whose pages are still there
 restored  a third question, after a question on a second document has taken the pages
+restarted a fourth question, to a new engine that finds the files of the first one; the machine's
+          own cache of these files is emptied before
 
 A question is the last 64 tokens of its prompt. The times are those of the lease with
 `Engine.prefill`, and of the first decoded token. `cached` is the number of tokens that the engine
-reports as not computed (`num_cached_tokens`), so an engine that reuses nothing shows 0 and three
-equal times. The model has random weights (4 layers of 4 heads and 2 KV heads of 64); the embedded
-target is measured too, at its 4K. The goal is that the second question on 16K tokens takes 10 % of
-the first's prefill time.
+reports as not computed (`num_cached_tokens`), so an engine that reuses nothing shows 0 and equal
+times. The model has random weights (4 layers of 4 heads and 2 KV heads of 64); the embedded
+target is measured too, at its 4K. The goals at 16K tokens are that the second question takes 10 %
+of the first's prefill time, and the first one after a restart 15 %.
 
 It takes about 4 minutes on two cores, with `--quick` (1K and 4K) 20 seconds.
 """
@@ -24,6 +26,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -42,7 +45,7 @@ from rapid.messages import LeaseRequest, as_prompt
 
 QUESTION_TOKENS, MAX_TOKENS, PAGE_TOKENS = 64, 4, 16
 EMBEDDED_LENGTH = 4000
-ASKED = ("cold", "warm", "restored")
+ASKED = ("cold", "warm", "restored", "restarted")
 
 
 async def ask(engine: Engine, prompt: list[int]) -> dict[str, float]:
@@ -77,32 +80,64 @@ def questions(rng: np.random.Generator, length: int, num_ids: int) -> dict[str, 
         "warm": document + tokens(QUESTION_TOKENS),
         "another": another + tokens(QUESTION_TOKENS),
         "restored": document + tokens(QUESTION_TOKENS),
+        "restarted": document + tokens(QUESTION_TOKENS),
     }
 
 
-async def measure(name: str, loaded: LoadedModel, length: int, repeats: int) -> dict[str, Any]:
+async def until_written(engine: Engine) -> None:
+    """Wait until every page is on disk."""
+    assert engine._disk is not None
+    while not engine._disk.is_idle:  # which nobody is told of: a server need not know
+        time.sleep(0.01)  # noqa: ASYNC251 (nothing else runs on this loop)
+
+
+def forget_files(folder: Path) -> None:
+    """Empty the machine's cache of the files in a folder."""
+    for path in folder.rglob("*.kv"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+async def opened(loaded: LoadedModel, config: EngineConfig) -> Engine:
+    """Return a new engine whose first forward, which prepares kernels, is done."""
+    engine = Engine(loaded, config)
+    await ask(engine, [10] * 512)
+    return engine
+
+
+async def measure(
+    name: str, loaded: LoadedModel, length: int, repeats: int, folder: Path
+) -> dict[str, Any]:
     room = length + MAX_TOKENS + 64
     config = EngineConfig(
         model=loaded.config.model,
         max_context=room,
         kv_cache_tokens=room + PAGE_TOKENS,
         host_cache_tokens=2 * room,
+        disk_cache_folder=str(folder),
+        disk_cache_gib=4.0,
         page_tokens=PAGE_TOKENS,
         max_leases=1,
         threads=torch.get_num_threads(),
     )
-    engine = Engine(loaded, config)
     rng = np.random.default_rng(length)
     runs: dict[str, list[dict[str, float]]] = {asked: [] for asked in ASKED}
-    try:
-        await ask(engine, [10] * 512)  # the first forward prepares kernels
-        for _ in range(repeats):
+    for _ in range(repeats):
+        engine = await opened(loaded, config)
+        try:
             for asked, prompt in questions(rng, length, loaded.vocab_size).items():
+                if asked == "restarted":
+                    await until_written(engine)
+                    engine.close()
+                    forget_files(folder)
+                    engine = await opened(loaded, config)
                 times = await ask(engine, prompt)
                 if asked in runs:
                     runs[asked].append(times)
-    finally:
-        engine.close()
+        finally:
+            engine.close()
+        shutil.rmtree(folder)
     found: dict[str, Any] = {"model": name, "length": length, "repeats": repeats}
     for asked, times in runs.items():
         found[asked] = {
@@ -117,7 +152,7 @@ async def measure(name: str, loaded: LoadedModel, length: int, repeats: int) -> 
 
 def told(cases: list[dict[str, Any]]) -> str:
     header = ["model", "prompt", *(f"{asked}: prefill, first token, ms" for asked in ASKED)]
-    header += ["cached, warm / restored", "warm / cold", "restored / cold"]
+    header += ["cached, " + " / ".join(ASKED[1:]), *(f"{asked} / cold" for asked in ASKED[1:])]
     rows = []
     for case in cases:
         times = [
@@ -146,12 +181,14 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     found = []
     with tempfile.TemporaryDirectory(prefix="rapid-") as folder:
-        save_random_llama(Path(folder), hidden_size=256, num_layers=4, num_heads=4)
+        checkpoint, files = Path(folder) / "model", Path(folder) / "files"
+        checkpoint.mkdir()
+        save_random_llama(checkpoint, hidden_size=256, num_layers=4, num_heads=4)
         cases = [("embedded", "embedded:target", EMBEDDED_LENGTH)]
-        cases += [("random", folder, length) for length in options.lengths]
+        cases += [("random", str(checkpoint), length) for length in options.lengths]
         for name, model, length in cases:
             loaded = load_model(EngineConfig(model=model, device="cpu", threads=options.threads))
-            found.append(asyncio.run(measure(name, loaded, length, options.repeats)))
+            found.append(asyncio.run(measure(name, loaded, length, options.repeats, files)))
             print(told(found[-1:]), file=sys.stderr)
     report = {
         "torch": torch.__version__,
@@ -161,7 +198,8 @@ def main() -> None:
         "cases": found,
     }
     name = None if options.quick else "first_token"
-    keep(name, "Time to the first token: cold, warm, restored", told(found), report)
+    title = "Time to the first token: cold, warm, restored, after a restart"
+    keep(name, title, told(found), report)
 
 
 if __name__ == "__main__":

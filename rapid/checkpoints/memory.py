@@ -20,6 +20,7 @@ from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError
 from rapid.planning.plan import MemoryNeed
 
+STAGED_BYTES = 2**26  # on a GPU, through which pages pass to and from the host cache
 ALL_GPUS = "all GPUs together"  # where the layers of `device: balanced` go
 _INDEX = "model.safetensors.index.json"
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -82,6 +83,8 @@ def memory_needs(
     if on_gpu:
         max_context = config.max_context or facts.num_positions
         checked = shape.check_bytes(config.step_tokens, max_context, width)
+        if host.host_cache:
+            device = replace(device, kv_pool=device.kv_pool + STAGED_BYTES)
         graphs = shape.graph_bytes(config.max_leases, width)
         return replace(device, graphs=graphs, check=checked), host
     return replace(device, host_cache=host.host_cache), MemoryNeed()

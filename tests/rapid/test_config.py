@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -26,6 +28,28 @@ def test_settings_are_immutable_and_closed_and_keep_their_values_out_of_errors()
 def test_a_temperature_too_low_to_divide_by_is_greedy() -> None:
     assert SamplingConfig(temperature=0.99e-5).temperature == 0
     assert SamplingConfig(temperature=1e-5).temperature == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"disk_cache_folder": "kv"}, "belong together"),
+        ({"disk_cache_gib": 1.0}, "belong together"),
+        ({"disk_cache_folder": "kv", "disk_cache_gib": 1.0}, "set host_cache_tokens too"),
+        (
+            {
+                "disk_cache_folder": "kv",
+                "disk_cache_gib": 1.0,
+                "host_cache_tokens": 64,
+                "tensor_parallel": 2,
+            },
+            "or leave tensor_parallel out",
+        ),
+    ],
+)
+def test_a_disk_tier_that_cannot_be_is_refused(setting: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        EngineConfig(model="m", **setting)
 
 
 @pytest.mark.parametrize(

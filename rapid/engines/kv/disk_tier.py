@@ -148,7 +148,7 @@ class DiskTier:
     @property
     def is_due(self) -> bool:
         """Whether `go_on` has something to do that nothing else will call it for."""
-        if self._finished:
+        if self._finished or (self._copied and not self._host.is_copying):
             return True
         may_write = bool(self._unsaved) and self._num_writes < self._most_writes
         return self._has_room and (bool(self._due) or may_write)
@@ -188,7 +188,6 @@ class DiskTier:
             self._writes.discard(job.name)
             self._host.let_go(job.host_page)
             if not is_good:
-                self._is_full = True
                 self._unsaved.clear()
             return
         if self._reads.get(job.name) != job.host_page:
@@ -255,27 +254,31 @@ class DiskTier:
     def _work(self, jobs: queue.SimpleQueue[_Job | _Use | None]) -> None:
         """Do the jobs of a queue; runs on the threads."""
         while (job := jobs.get()) is not None:
-            if isinstance(job, _Use):
-                for name in reversed(job.names):
-                    self.files.use(name)
-                continue
-            began = time.perf_counter()
-            try:
-                if job.kind == "read":
-                    is_good = self.files.read(job.name, self._host.memory_of(job.host_page))
-                else:
-                    is_good = self._written(job)
-            except Exception:
-                logger.exception("disk_cache_folder: a page could not be used")
-                is_good = False
-            self._finished.append((job, is_good, time.perf_counter() - began))
-            self._wake()
+            self._do(job)
+
+    def _do(self, job: _Job | _Use) -> None:
+        if isinstance(job, _Use):
+            for name in reversed(job.names):
+                self.files.use(name)
+            return
+        began = time.perf_counter()
+        try:
+            if job.kind == "read":
+                is_good = self.files.read(job.name, self._host.memory_of(job.host_page))
+            else:
+                is_good = self._written(job)
+        except Exception:
+            logger.exception("disk_cache_folder: a page could not be used")
+            is_good = False
+        self._finished.append((job, is_good, time.perf_counter() - began))
+        self._wake()
 
     def _written(self, job: _Job) -> bool:
         try:
             self.files.write(job.name, job.tenant, self._host.memory_of(job.host_page))
         except OSError as error:
             if not self._is_full:
+                self._is_full = True
                 logger.error(
                     "disk_cache_folder: %s cannot be written (%s): the engine goes on, and writes "
                     "no more pages until it is started again",

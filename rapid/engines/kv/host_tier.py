@@ -171,6 +171,13 @@ class HostTier:
         Raises:
             AssertionError: A restored page does not hold the KV that its move names.
         """
+        try:
+            self._launch(moves, cache, tags)
+        except BaseException:
+            self._lane.wait()  # what was launched in part is counted nowhere
+            raise
+
+    def _launch(self, moves: Sequence[Move], cache: KVCache, tags: Tags) -> None:
         for run in _joined(moves):
             first = run[0]
             ours = slice(first.page, first.page + len(run))
@@ -239,6 +246,7 @@ class HostTier:
         host_page = self._room(frozenset(), is_quiet=True)
         if host_page is not None:
             self._held.add(host_page)
+            self.tags[host_page] = None
         return host_page
 
     def adopt(self, name: bytes, host_page: int) -> None:

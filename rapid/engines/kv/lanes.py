@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import torch
 from typing_extensions import override
 
-logger = logging.getLogger(__name__)
+from rapid.checkpoints.memory import STAGED_BYTES
 
-_STAGED_BYTES = 2**26
+logger = logging.getLogger(__name__)
 
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """What to read and to write, both [pages, layers, 2, kv_heads, page_tokens, head_dim]."""
@@ -49,6 +49,9 @@ class Lane:
         for source, destination in pairs:
             destination.copy_(source)
         return Landed(time.perf_counter() - began)
+
+    def wait(self) -> None:
+        """Wait until everything launched has landed, also what `launch` could not finish."""
 
 
 class Landed:
@@ -83,7 +86,7 @@ class StreamLane(Lane):
         """
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._num_staged = max(_STAGED_BYTES // block.nbytes, 1)
+        self._num_staged = max(STAGED_BYTES // block.nbytes, 1)
         shape = (self._num_staged, *block.shape[1:])
         self._staged = torch.empty(shape, dtype=block.dtype, device=device)
 
@@ -101,6 +104,10 @@ class StreamLane(Lane):
                     destination[part].copy_(staged, non_blocking=True)
             mark.ended.record()
         return mark
+
+    @override
+    def wait(self) -> None:
+        self._stream.synchronize()
 
 
 class _StreamMark:

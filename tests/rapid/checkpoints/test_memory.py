@@ -11,7 +11,13 @@ from safetensors.torch import save_file
 
 from rapid.checkpoints import memory
 from rapid.checkpoints.facts import read_model_facts
-from rapid.checkpoints.memory import ALL_GPUS, check_fits, memory_needs, quantized_bits
+from rapid.checkpoints.memory import (
+    ALL_GPUS,
+    STAGED_BYTES,
+    check_fits,
+    memory_needs,
+    quantized_bits,
+)
 from rapid.config import EngineConfig
 from rapid.engines.attention.cases import chunk_checks, step_checks
 from rapid.engines.engine import Engine
@@ -82,6 +88,8 @@ class TestNeed:
         assert (on_cpu.host_cache, beside.total) == (num_bytes, 0)
         on_gpu, beside = needs(config, on_gpu=True, with_pools=True)
         assert (on_gpu.host_cache, beside.total) == (0, num_bytes)
+        without = need(engine_config(), on_gpu=True, with_pools=True)
+        assert on_gpu.kv_pool - without.kv_pool == STAGED_BYTES
 
     def test_a_gpu_holds_captured_steps_too_and_checks_its_kernels_first(self):
         config = engine_config(kv_cache_tokens=512, max_context=256)

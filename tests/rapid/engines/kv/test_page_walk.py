@@ -15,17 +15,20 @@ from collections.abc import Coroutine, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from rapid.config import SpeculationConfig
+from rapid.config import EngineConfig, SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.engines.execution.compute import ComputeThread
 from rapid.engines.execution.scheduling import Scheduled
 from rapid.engines.kv.cache import KVCache, KVLayout, PageTable
-from rapid.engines.kv.host_tier import Move, RestorePace
+from rapid.engines.kv.disk_tier import DiskTier, _Job
+from rapid.engines.kv.host_tier import HostTier, Move, RestorePace
+from rapid.engines.kv.lanes import Landed, Lane, Mark, Pairs
 from rapid.engines.kv.prefix_cache import page_names
 from rapid.engines.work.base import Work
 from rapid.errors import RapidError
@@ -73,6 +76,85 @@ class Whim(RestorePace):
         return self._random.random() < 0.9
 
 
+class LateLane(Lane):
+    """Copies that land in their order, at any moment after they were launched."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._launched: deque[tuple[Pairs, LateMark, bool]] = deque()
+
+    def launch(self, pairs: Pairs) -> Mark:
+        """Once in a while fail and leave half a page."""
+        mark, is_broken = LateMark(), self._random.random() < 0.01
+        self._launched.append((pairs, mark, is_broken))
+        if is_broken:
+            raise Broken
+        return mark
+
+    def go_on(self) -> None:
+        speed = self._random.choice((0.3, 0.9))
+        while self._launched and self._random.random() < speed:
+            self._land()
+
+    def wait(self) -> None:
+        while self._launched:
+            self._land()
+
+    def _land(self) -> None:
+        pairs, mark, is_broken = self._launched.popleft()
+        for source, destination in pairs:
+            if is_broken:
+                destination[0, ..., 0, 0] = torch.nan
+            else:
+                destination.copy_(source)
+        mark.has_landed = True
+
+
+class LateMark(Landed):
+    """The mark of a copy that lands later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_landed = False
+
+    def is_reached(self) -> bool:
+        return self.has_landed
+
+
+class Shelf:
+    """A disk: pages that stay, or vanish, or are spoilt."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._pages: dict[bytes, bytes] = {}
+        self.folder = "a shelf"
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._pages
+
+    def use(self, name: bytes) -> None:
+        """It gives way to others, as any page may."""
+        if self._random.random() < 0.05:
+            self._pages.pop(name, None)
+
+    def read(self, name: bytes, page: memoryview) -> bool:
+        content = self._pages.get(name)
+        if content is None or self._random.random() < 0.1:
+            page[:4] = b"\xff" * 4  # not a number
+            self._pages.pop(name, None)
+            return False
+        page[:] = content
+        return True
+
+    def write(self, name: bytes, tenant: str, page: memoryview) -> None:
+        self._pages[name] = bytes(page)
+
+
+def open_disk(_: object, config: EngineConfig, host: HostTier) -> DiskTier:
+    random = Random(config.host_cache_tokens)
+    return DiskTier(host, Shelf(random), clock=lambda: 0.0)  # type: ignore[arg-type]
+
+
 @dataclass(eq=False)
 class Client:
     """Somebody with a lease, or in line for one."""
@@ -86,7 +168,7 @@ class Walk:
     """A crowd at an engine, at any moment: also while it copies and while it computes."""
 
     def __init__(self, seed: int, num_steps: int) -> None:
-        self.num_cached = self.num_restored = self.num_broken = 0
+        self.num_cached = self.num_restored = self.num_read = self.num_broken = 0
         self._random = Random(seed)
         self._num_left = num_steps
         self._now = 0.0
@@ -97,6 +179,8 @@ class Walk:
         layout = KVLayout(1, 1, torch.float32, (torch.device("cpu"),))
         config = engine_config(
             page_tokens=PAGE_TOKENS,
+            disk_cache_folder="none",
+            disk_cache_gib=1.0,
             max_context=24,
             kv_cache_tokens=24,
             host_cache_tokens=self._random.choice((8, 16, 24)),
@@ -108,11 +192,18 @@ class Walk:
         host = self.engine._compute.host
         assert host is not None
         host.pace = Whim(self._random)
-        self._make, host.make = host.make, self._move  # type: ignore[method-assign]
-        self._copy_pages, host._copy = host._copy, self._copy  # type: ignore[method-assign]
+        self._launch, host.launch = host.launch, self._move  # type: ignore[method-assign]
+        self._host, self._lane = host, LateLane(self._random)
+        host._lane = self._lane
+        assert self.engine._disk is not None
+        self._disk = self.engine._disk
         self._tagged = [
-            (self.engine._state.ledger.prefixes.tags, self._keys),
-            (host._tags, floats(host._tensors)[0]),
+            (
+                self.engine._state.ledger.prefixes.tags,
+                self._keys.reshape(-1, PAGE_TOKENS),
+                "_copies",
+            ),
+            (host.tags, host.blocks[:, 0, 0, 0, :, 0].numpy(), "_host_copies"),
         ]
         self._content = {
             name: kv(request.tenant, tuple(request.prompt_ids.tolist()))[
@@ -143,12 +234,20 @@ class Walk:
         for lease in self.engine._state.ledger.leases():
             self.engine.release(lease.lease_id)
         self.engine.check_integrity()
+        while not (self._disk.is_idle and not self._host.is_copying):
+            self.engine._compute._step_or_fail()
+            self._lane.wait()
+            self._work_on_disk()
+        assert not self._host._held
+        assert len(self._host._free) + len(self._host._page_of) == len(self._host.blocks)
         self.engine.close()
         for client in self._clients:
             self._listen(client)
 
     def _meanwhile(self) -> None:
         """Clients do some things, in some moments many."""
+        self._lane.go_on()
+        self._work_on_disk()
         persistence = self._random.choice((0.5, 0.9))
         while self._num_left > 0 and self._random.random() < persistence:
             self._num_left -= 1
@@ -198,19 +297,20 @@ class Walk:
             client.has_lease = False
         client.call = None
 
-    def _move(self, moves: Sequence[Move], *others: object) -> None:
+    def _move(self, moves: Sequence[Move], *others: Any) -> None:
         self._meanwhile()
-        self._make(moves, *others)
+        self._launch(moves, *others)
         self.num_restored += sum(move.is_restore for move in moves)
         self._meanwhile()
 
-    def _copy(self, source: KVCache, pages: slice, destination: KVCache, places: slice) -> None:
-        """Once in a while fail and leave half a page."""
-        if self._random.random() < 0.01:
-            for numbers in floats(destination):
-                numbers[PAGE_TOKENS * places.start] = np.nan
-            raise Broken
-        self._copy_pages(source, pages, destination, places)
+    def _work_on_disk(self) -> None:
+        """Do some of what the disk's threads would."""
+        for jobs in (self._disk._to_write, self._disk._to_read):
+            while not jobs.empty() and self._random.random() < 0.7:
+                job = jobs.get()
+                assert job is not None
+                self._disk._do(job)
+                self.num_read += isinstance(job, _Job) and job.kind == "read"
 
     def _forward(self, scheduled: Scheduled) -> list[torch.Tensor]:
         """Read what the rows attend to, write the rows; once in a while fail amid it."""
@@ -250,12 +350,11 @@ class Walk:
 
     def _check_tags(self) -> None:
         """Tags of both tiers tell what is there."""
-        for tags, numbers in self._tagged:
+        for tags, numbers, counts in self._tagged:
+            copies = getattr(self._host, counts)
             for page, tag in enumerate(tags):
-                if tag is not None:
-                    start = PAGE_TOKENS * page
-                    held = numbers[start : start + PAGE_TOKENS].tolist()
-                    assert held == self._content[tag].tolist()
+                if tag is not None and page not in copies:
+                    assert numbers[page].tolist() == self._content[tag].tolist()
 
     def _check(self, table: PageTable, expected: Float32Array) -> None:
         places = slots(table, 0, len(expected))
@@ -312,7 +411,10 @@ def test_every_page_handed_out_is_as_if_computed_now(
     )  # what breaks here is meant to
     monkeypatch.setattr(ComputeThread, "_loop", lambda _: None)
     monkeypatch.setattr("rapid.engines.engine.Reply", Answer)
+    monkeypatch.setattr("rapid.engines.engine.open_disk_tier", open_disk)
+    monkeypatch.setattr(DiskTier, "start", lambda *_: None)
     walk = Walk(seed, NUM_STEPS // len(SEEDS))
     walk.go()
     walk.end()
-    assert min(walk.num_cached, walk.num_restored, walk.num_broken) > NUM_STEPS // 20_000
+    counts = (walk.num_cached, walk.num_restored, walk.num_read, walk.num_broken)
+    assert min(counts) > NUM_STEPS // 20_000
