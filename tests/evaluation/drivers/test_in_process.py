@@ -171,6 +171,20 @@ def test_systems_read_apart_unless_the_task_reuses_what_was_read(
     assert seen == tenants
 
 
+async def test_no_engine_holds_a_prefill_back_for_the_sake_of_other_answers(monkeypatch):
+    settings: list[EngineConfig] = []
+
+    def engine(loaded, config, **options):
+        settings.append(config)
+        return Engine(loaded, config, **options)
+
+    monkeypatch.setattr(in_process, "Engine", engine)
+    task = tiny_task(systems=["sd"])
+    items = load_items(task)
+    async with open_in_process(task, MODELS, items, items, batch=2):
+        assert [each.prefill_slowdown for each in settings] == [in_process.PREFILL_SLOWDOWN] * 2
+
+
 def test_a_window_that_leaves_everything_in_sight_drafts_what_the_target_says(tmp_path):
     wide = {"name": "wide", "method": "lossless", "drafts": "window", "window": 4096}
     narrow = wide | {"name": "narrow", "window": 8}
