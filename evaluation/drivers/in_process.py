@@ -379,4 +379,5 @@ def _engine(loaded: LoadedModel, num_tokens: int, leases: int, vocab_size: int |
         "prefill_slowdown": PREFILL_SLOWDOWN,
         "draft_ahead": False,  # both engines share this process and Python's lock
     }
-    return Engine(loaded, config.model_copy(update=room), vocab_size=vocab_size)
+    engine_config = config.model_copy(update=room)
+    return Engine(loaded, engine_config, vocab_size=vocab_size, is_watched=False)
