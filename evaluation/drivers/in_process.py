@@ -12,7 +12,7 @@ from math import inf
 from time import perf_counter
 from typing import Any, TypeVar
 
-from evaluation.drivers.answering import Trial, by_position, result_of, seed_of
+from evaluation.drivers.answering import BackendLost, Trial, by_position, result_of, seed_of
 from evaluation.drivers.prompting import Prompter, ShortContext, open_prompter
 from evaluation.items import Item
 from evaluation.results import Result
@@ -32,6 +32,7 @@ from rapid.config import EngineConfig, SamplingConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel, check_memory, load_model
 from rapid.engines.ports import LocalPool
+from rapid.errors import EngineFailed, RapidError
 from rapid.messages import Int32Array
 from rapid.ports import Drafter
 from rapid.speculation.statistics import RoundStatistics
@@ -69,6 +70,7 @@ class InProcess:
         """
         self._task = task
         self._prompter = prompter
+        self._engines = (target, drafter)
         self._target = LocalPool(target)
         self._drafter = self._target if drafter is target else LocalPool(drafter)
         self._text = text
@@ -76,6 +78,20 @@ class InProcess:
 
     async def answer(self, trial: Trial) -> Result:
         """Return the answer, as `evaluation.drivers.answering.Backend` defines it."""
+        try:
+            return await self._answer(trial)
+        except RapidError as error:
+            for engine in self._engines:
+                try:
+                    engine.check_running()
+                except EngineFailed as closed:
+                    raise BackendLost(
+                        f"an engine of this run has closed: {error} Its log says why; the same "
+                        "command goes on with the answers that are left"
+                    ) from closed
+            raise
+
+    async def _answer(self, trial: Trial) -> Result:
         item, system, condition = trial.item, trial.system, trial.condition
         found = await self._found(item, condition) if system.reads_retrieved else None
         retrieved = (
