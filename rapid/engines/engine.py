@@ -92,9 +92,7 @@ class Engine:
         )
         scheduler = Scheduler(config.step_tokens, config.prefill_slowdown)
         self._state = EngineState(ledger, scheduler, draft_ahead=config.draft_ahead)
-        self._compute = ComputeThread(
-            self._state, runner, host, config, is_watched=is_watched
-        )
+        self._compute = ComputeThread(self._state, runner, host, config, is_watched=is_watched)
         self._compute.start()
 
     # --- leases ---------------------------------------------------------------------------------
