@@ -39,11 +39,19 @@ class Trial:
     same: tuple[str, ...] = ()
 
 
+class BackendLost(RapidError):
+    """Nothing more can be answered: the run ends, and the same command goes on with it."""
+
+
 class Backend(Protocol):
     """A source of answers: engines in this process, or a server."""
 
     async def answer(self, trial: Trial) -> Result:
-        """Return the answer, not yet scored."""
+        """Return the answer, not yet scored.
+
+        Raises:
+            BackendLost: It has none, and would have none for any other trial.
+        """
         ...
 
 
@@ -94,7 +102,11 @@ async def answer_all(
     *,
     batch: int,
 ) -> None:
-    """Answer and score `trials` in order, `batch` at a time; a failure is a result too."""
+    """Answer and score `trials` in order, `batch` at a time; a failure is a result too.
+
+    Raises:
+        BackendLost: The backend has no more answers. What is in progress is given up.
+    """
 
     async def answer(trial: Trial) -> None:
         result = result_of(trial, task)
@@ -103,6 +115,8 @@ async def answer_all(
             result = await backend.answer(trial)
             for name, metric in metrics.items():  # a judge may take long
                 scores[name] = await asyncio.to_thread(metric, result.prediction, trial.item)
+        except BackendLost:
+            raise
         except Exception as error:
             is_expected = isinstance(error, RapidError | ValueError)
             what = str(error) if is_expected else repr(error)
@@ -118,9 +132,12 @@ async def answer_all(
         for trial in waiting:
             await answer(trial)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(batch):
-            group.create_task(one_after_another())
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(batch):
+                group.create_task(one_after_another())
+    except* BackendLost as lost:
+        raise lost.exceptions[0] from None
 
 
 def result_of(trial: Trial, task: Task, **measured: Any) -> Result:

@@ -12,7 +12,7 @@ from math import inf
 from time import perf_counter
 from typing import Any, TypeVar
 
-from evaluation.drivers.answering import Trial, by_position, result_of, seed_of
+from evaluation.drivers.answering import BackendLost, Trial, by_position, result_of, seed_of
 from evaluation.drivers.prompting import Prompter, ShortContext, open_prompter
 from evaluation.items import Item
 from evaluation.results import Result
@@ -32,11 +32,13 @@ from rapid.config import EngineConfig, SamplingConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel, check_memory, load_model
 from rapid.engines.ports import LocalPool
+from rapid.errors import EngineFailed, RapidError
 from rapid.messages import Int32Array
 from rapid.ports import Drafter
 from rapid.speculation.statistics import RoundStatistics
 from retrieval import RetrievalConfig
 
+PREFILL_SLOWDOWN = 1e6  # nobody waits for a token here: prefill gets all that a step has left
 _LEASE_TTL_S = 3600.0  # no lease is abandoned here, and one may wait for a long prefill
 _WORDING_TOKENS = 1024  # tokens of a prompt besides its context: template, question, choices
 
@@ -68,6 +70,7 @@ class InProcess:
         """
         self._task = task
         self._prompter = prompter
+        self._engines = (target, drafter)
         self._target = LocalPool(target)
         self._drafter = self._target if drafter is target else LocalPool(drafter)
         self._text = text
@@ -75,6 +78,20 @@ class InProcess:
 
     async def answer(self, trial: Trial) -> Result:
         """Return the answer, as `evaluation.drivers.answering.Backend` defines it."""
+        try:
+            return await self._answer(trial)
+        except RapidError as error:
+            for engine in self._engines:
+                try:
+                    engine.check_running()
+                except EngineFailed as closed:
+                    raise BackendLost(
+                        f"an engine of this run has closed: {error} Its log says why; the same "
+                        "command goes on with the answers that are left"
+                    ) from closed
+            raise
+
+    async def _answer(self, trial: Trial) -> Result:
         item, system, condition = trial.item, trial.system, trial.condition
         found = await self._found(item, condition) if system.reads_retrieved else None
         retrieved = (
@@ -375,6 +392,8 @@ def _engine(loaded: LoadedModel, num_tokens: int, leases: int, vocab_size: int |
         "kv_cache_tokens": num_tokens,
         "max_leases": leases,
         "lease_ttl_s": _LEASE_TTL_S,
+        "prefill_slowdown": PREFILL_SLOWDOWN,
         "draft_ahead": False,  # both engines share this process and Python's lock
     }
-    return Engine(loaded, config.model_copy(update=room), vocab_size=vocab_size)
+    engine_config = config.model_copy(update=room)
+    return Engine(loaded, engine_config, vocab_size=vocab_size, is_watched=False)

@@ -61,6 +61,7 @@ class Engine:
         *,
         vocab_size: int | None = None,
         clock: Clock = time.monotonic,
+        is_watched: bool = True,
     ) -> None:
         """Allocate the KV pool and start the compute thread.
 
@@ -69,6 +70,8 @@ class Engine:
             config: Capacity and budgets.
             vocab_size: Number of token ids shared with the other model; None uses this model's.
             clock: Monotonic clock in seconds, for the time-to-live of leases.
+            is_watched: Whether the engine closes when a step takes far too long. It should not
+                where nobody would replace it: a step of a starved process takes long, and ends.
 
         Raises:
             ConfigurationError: The KV pool cannot hold one sequence.
@@ -91,7 +94,7 @@ class Engine:
         )
         scheduler = Scheduler(config.step_tokens, config.prefill_slowdown)
         self._state = EngineState(ledger, scheduler, draft_ahead=config.draft_ahead)
-        self._compute = ComputeThread(self._state, runner, host, config)
+        self._compute = ComputeThread(self._state, runner, host, config, is_watched=is_watched)
         self._compute.start()
         self._disk = disk
         if disk is not None:

@@ -51,7 +51,13 @@ class ComputeThread:
     """
 
     def __init__(
-        self, state: EngineState, runner: Runner, host: HostTier | None, config: EngineConfig
+        self,
+        state: EngineState,
+        runner: Runner,
+        host: HostTier | None,
+        config: EngineConfig,
+        *,
+        is_watched: bool = True,
     ) -> None:
         """Make the thread, which does not run before `start`.
 
@@ -60,6 +66,7 @@ class ComputeThread:
             runner: The model, over the KV pool.
             host: Second tier of the pool, in host memory, if any.
             config: The engine's settings.
+            is_watched: Whether another thread closes the engine when a step does not end.
         """
         self.runner = runner
         self.host = host
@@ -69,13 +76,14 @@ class ComputeThread:
         self.num_turns = 0
         self.limit_s = _UNKNOWN_LIMIT_S
         self.is_stuck = False
-        self._watchdog = Watchdog(self, self._close_stuck)
+        self._watchdog = Watchdog(self, self._close_stuck) if is_watched else None
         self._thread = threading.Thread(target=self._loop, name="rapid-engine", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, and another one that watches it."""
+        """Start the thread, and another one that watches it where that is wanted."""
         self._thread.start()
-        self._watchdog.start()
+        if self._watchdog is not None:
+            self._watchdog.start()
 
     def join(self) -> None:
         """Wait until the thread has ended, which it does once the state is closed.
@@ -84,7 +92,8 @@ class ComputeThread:
         """
         while self._thread.is_alive() and not self.is_stuck:
             self._thread.join(timeout=1.0)
-        self._watchdog.stop()
+        if self._watchdog is not None:
+            self._watchdog.stop()
 
     def _loop(self) -> None:
         with _COUNTING_THREADS:  # a thread adopts the latest count set anywhere at its first query

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import ExitStack
 
 import pytest
 
 from evaluation.drivers import in_process
-from evaluation.drivers.answering import Trial
+from evaluation.drivers.answering import BackendLost, Trial
 from evaluation.drivers.in_process import Models, open_in_process
 from evaluation.loaders import load_items
 from evaluation.reports.run_results import RunResults
-from evaluation.results import Result
+from evaluation.results import RESULTS, Result, read
 from evaluation.systems import BASELINES
 from evaluation.tasks import Condition
 from rapid.config import EngineConfig
@@ -139,6 +140,35 @@ def test_an_answer_that_lost_its_drafter_is_an_error_and_is_answered_again(
     assert RunResults.read(tmp_path).without_drafter == []
 
 
+def test_a_run_ends_when_an_engine_closes_and_the_same_command_goes_on(
+    results, tmp_path, monkeypatch
+):
+    task = tiny_task(systems=["plain", "rag-drafter"])
+    engines: list[Engine] = []
+
+    def engine(*arguments, **options):
+        engines.append(Engine(*arguments, **options))
+        return engines[-1]
+
+    monkeypatch.setattr(in_process, "Engine", engine)
+    answer = in_process.InProcess._answer
+
+    async def answer_until_the_drafter_closes(self, trial):
+        if trial.system.name == "rag-drafter":
+            await asyncio.to_thread(engines[1].close)
+        return await answer(self, trial)
+
+    with monkeypatch.context() as closing:
+        closing.setattr(in_process.InProcess, "_answer", answer_until_the_drafter_closes)
+        with pytest.raises(BackendLost, match="an engine of this run has closed"):
+            answered(task, tmp_path)
+    assert all(each.error is None for each in read(tmp_path / RESULTS)[1])
+    again = answered(task, tmp_path)
+    assert {key: each.prediction for key, each in again.items()} == {
+        key: results[key].prediction for key in again
+    }
+
+
 def test_sampling_from_the_best_token_alone_is_greedy(results, tmp_path):
     systems = ["plain", "rag-drafter", "sd"]
     sampled = answered(tiny_task(systems=systems, temperature=1.0, top_k=1), tmp_path)
@@ -169,6 +199,20 @@ def test_systems_read_apart_unless_the_task_reuses_what_was_read(
     monkeypatch.setattr(in_process, "Session", Recorded)
     answered(tiny_task(systems=["plain", "sd"], reuses_prefill=reuses), tmp_path)
     assert seen == tenants
+
+
+async def test_no_engine_holds_a_prefill_back_for_the_sake_of_other_answers(monkeypatch):
+    settings: list[EngineConfig] = []
+
+    def engine(loaded, config, **options):
+        settings.append(config)
+        return Engine(loaded, config, **options)
+
+    monkeypatch.setattr(in_process, "Engine", engine)
+    task = tiny_task(systems=["sd"])
+    items = load_items(task)
+    async with open_in_process(task, MODELS, items, items, batch=2):
+        assert [each.prefill_slowdown for each in settings] == [in_process.PREFILL_SLOWDOWN] * 2
 
 
 def test_a_window_that_leaves_everything_in_sight_drafts_what_the_target_says(tmp_path):

@@ -12,7 +12,7 @@ from rapid.engines.engine import Engine
 from rapid.errors import EngineFailed, LeaseNotFound
 from rapid.messages import as_prompt
 from tests.rapid.engines.gate import EXPECTED, PROMPT, Gate, opened
-from tests.rapid.tiny_models import lease_request, tiny_engine
+from tests.rapid.tiny_models import engine_config, lease_request, loaded, tiny_engine
 
 
 @pytest.fixture
@@ -170,6 +170,24 @@ async def test_an_engine_closes_when_a_step_does_not_end(
     assert "a step does not end" in caplog.text
     await asyncio.to_thread(engine.close)  # does not wait for it
     gate.open()
+
+
+async def test_where_nobody_would_replace_the_engine_a_long_step_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rapid.engines.execution.watchdog._TICK_S", 0.05)
+    monkeypatch.setattr("rapid.engines.execution.compute._LEAST_LIMIT_S", 0.1)
+    monkeypatch.setattr("rapid.engines.execution.compute._UNKNOWN_LIMIT_S", 0.1)
+    engine = Engine(loaded(), engine_config(), is_watched=False)
+    await opened(engine, "a")
+    gate = Gate(engine)
+    decode = asyncio.ensure_future(engine.decode("a", 0, 1))
+    await gate.forward_started()
+    await asyncio.sleep(0.5)  # many ticks
+    gate.open()
+    assert len((await decode).token_ids) == 1
+    engine.check_running()
+    await asyncio.to_thread(engine.close)
 
 
 async def test_a_step_may_take_ten_times_what_it_should_and_long_while_that_is_unknown() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from typing_extensions import override
 
+from evaluation.drivers import in_process
 from rapid.engines.attention.batch import Feed
 from rapid.engines.execution.scheduling import Scheduled, Scheduler
 from rapid.engines.kv.cache import PageTable
@@ -103,6 +104,21 @@ def test_those_that_wait_for_a_token_go_before_a_prefill() -> None:
     scheduled, _ = machine.step()
     assert [work for work, _ in scheduled] == [verify, prefill]
     assert sum(rows_of(scheduled).values()) <= 64
+
+
+def test_where_nobody_waits_for_a_token_a_prefill_gets_all_that_a_step_has_left() -> None:
+    """An evaluation counts answers in an hour: decoding beside it costs one row, not a forward."""
+    decode, prefill = FakeWork("step", 1), FakeWork("prefill", 630)
+    machine = Machine(decode, prefill, base_s=0.01, slowdown=in_process.PREFILL_SLOWDOWN)
+    machine.step()  # shows what it takes without,
+    machine.step()  # and what a row of prefill costs
+    fed = []
+    while prefill.num_fed < prefill.num_rows:
+        scheduled, _ = machine.step()
+        assert rows_of(scheduled)[decode] == 1
+        fed.append(rows_of(scheduled)[prefill])
+    assert len(fed) == 10
+    assert set(fed[:-1]) == {63}
 
 
 @pytest.mark.parametrize("slowdown", [1.2, 2.0])
