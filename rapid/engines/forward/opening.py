@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from hashlib import blake2b
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -104,9 +104,17 @@ def _context(loaded: LoadedModel, config: EngineConfig, memo: Path) -> bytes:
         "layout": [len(layout.devices), layout.num_kv_heads, layout.head_dim, str(layout.dtype)],
         "device": torch.cuda.get_device_name(device) if is_cuda else device.type,
         "threads": torch.get_num_threads() if config.deterministic else None,
-        "versions": [version(package) for package in ("rapid-serve", "torch", "transformers")],
+        "versions": [_version(package) for package in ("rapid-serve", "torch", "transformers")],
         "engine": config.model_dump(
             include={"dtype", "rope_scaling", "quantization", "page_tokens", "deterministic"}
         ),
     }
     return blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=32).digest()
+
+
+def _version(package: str) -> str:
+    """Return a package's version; a source tree that is not installed has none."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "source"

@@ -103,7 +103,10 @@ class PageFiles:
         expected = self._header(name, page) if num_read == len(page) and is_at_end else None
         if header == expected:
             return True
-        logger.warning("%s is broken or foreign: it is removed and the page is computed", path)
+        logger.warning(
+            "disk_cache_folder: %s is broken or foreign: it is removed and the page is computed",
+            path.name,  # its folder names the tenant
+        )
         self._lose(name)
         path.unlink(missing_ok=True)
         return False
