@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-
 from rapid.checkpoints.files import checkpoint_source, read_json
 from rapid.checkpoints.gguf import has_own_frequencies
 from rapid.checkpoints.ropes import reach
@@ -83,6 +81,8 @@ def text_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """
     if settings.get("model_type") != "gemma3":
         return settings
+    from transformers import AutoConfig  # imports torch
+
     given = dict(settings.get("text_config") or {}) | {"model_type": "gemma3_text"}
     try:
         text: dict[str, Any] = AutoConfig.for_model(**given).to_dict()
