@@ -31,6 +31,7 @@ from evaluation.items import Item
 from evaluation.reports.metrics import Metric, scorers
 from evaluation.results import MADE, RESULTS, Json, Log, Result
 from evaluation.tasks import Task
+from rapid.checkpoints.facts import text_settings
 from rapid.checkpoints.files import checkpoint_source, read_json
 from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError, RapidError
@@ -274,7 +275,9 @@ def _shape(settings: Json) -> Json:
         "query_key_norms",
         "layer_norms",
     }
-    return ModelShape.of(settings).model_dump(exclude=memory_only, exclude_defaults=True)
+    return ModelShape.of(text_settings(settings)).model_dump(
+        exclude=memory_only, exclude_defaults=True
+    )
 
 
 def _weights(config: EngineConfig) -> str | None:

@@ -46,7 +46,13 @@ def read_model_facts(config: EngineConfig) -> ModelFacts:
         ConfigurationError: the checkpoint or a setting is at fault; one sentence names it.
     """
     model = f"model {config.model!r}"
-    settings = _read(config.model)
+    whole = _read(config.model)
+    settings = text_settings(whole)
+    if whole is not settings and config.tensor_parallel > 1:
+        raise ConfigurationError(
+            f"{model} reads images as well, which tensor_parallel does not split: leave it out, or "
+            "take a checkpoint of the text model alone"
+        )
     if why := refusal(settings.get("model_type")):
         raise ConfigurationError(
             f"{model} is of the family {settings.get('model_type')!r}, which cannot be run: {why}"
@@ -66,6 +72,25 @@ def read_model_facts(config: EngineConfig) -> ModelFacts:
         dtype=settings.get("dtype") or settings.get("torch_dtype"),
         quantization=settings.get("quantization_config"),
     )
+
+
+def text_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of the text model, where a Gemma 3 checkpoint reads images as well.
+
+    Such a file leaves most of them to the defaults of transformers.
+    """
+    if settings.get("model_type") != "gemma3":
+        return settings
+    from transformers import AutoConfig  # imports torch
+
+    given = dict(settings.get("text_config") or {}) | {"model_type": "gemma3_text"}
+    try:
+        text: dict[str, Any] = AutoConfig.for_model(**given).to_dict()
+    except (ValueError, TypeError, AttributeError) as error:
+        what = " ".join(str(error).split())
+        raise ConfigurationError(f"the text_config of a gemma3 model is wrong: {what}") from error
+    names = ("dtype", "torch_dtype", "quantization_config")
+    return text | {name: settings[name] for name in names if name in settings}
 
 
 def _check_setting(family: str, shape: ModelShape, config: EngineConfig, model: str) -> None:

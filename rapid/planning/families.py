@@ -36,7 +36,7 @@ _REASONS = {
 }
 _REASON_OF = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 
-_WINDOW = 4096  # default of `sliding_window`, in every family that has one
+_WINDOW = 4096  # default of `sliding_window`; Phi-3 has none unless its file names one
 _QWEN_FULL_LAYERS = 28  # default of `max_window_layers`
 _GEMMA_PATTERN = 6  # default of `sliding_window_pattern`: each sixth layer attends to all tokens
 
@@ -54,7 +54,9 @@ def window_of(config: Mapping[str, Any]) -> int | None:
     family = config.get("model_type")
     if family in ("qwen2", "qwen3", "qwen3_moe") and not config.get("use_sliding_window"):
         return None
-    window: int | None = None if family == "llama" else config.get("sliding_window", _WINDOW)
+    if family == "llama":
+        return None
+    window: int | None = config.get("sliding_window", None if family == "phi3" else _WINDOW)
     return window
 
 

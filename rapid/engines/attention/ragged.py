@@ -148,11 +148,11 @@ def _parts(inputs: AttentionInputs, segment: Segment, kernel: PartialKernel) -> 
     spans = segment.all_spans if num_rows == 1 else segment.past
     parts = _over_spans(packed, inputs, spans, kernel)
     if segment.edge:
-        keys, values = (
+        key, value = (
             torch.cat([tensor[None, :, a:b] for a, b in segment.edge], dim=2)
             for tensor in (inputs.keys, inputs.values)
         )
-        parts.append(edge_partial(packed, keys, values, inputs.scale, num_rows))
+        parts.append(edge_partial(packed, key, value, inputs.scale, num_rows))
     if num_rows > 1:
         key, value = inputs.key[:, :, own], inputs.value[:, :, own]
         parts.append(attend_to_self(query, key, value, inputs.scale, kernel))

@@ -37,6 +37,8 @@ from rapid.engines.kv.cache import KVLayout
 from rapid.errors import ConfigurationError
 from rapid.planning.plan import MemoryNeed
 
+# Names of the text model's weights in Gemma 3 checkpoints that read images as well.
+_TEXT_NAMES = {r"^(model\.)?language_model\.(model\.)?": "model."}
 _NO_SCALING = ("rope_theta", "partial_rotary_factor")  # what rope parameters hold beside a scaling
 
 
@@ -201,9 +203,11 @@ def _load_weights(
 ) -> Any:
     """Return the model on its device; quantized weights are created there and never moved."""
     settings: dict[str, Any] = {}
+    if model_config.model_type == "gemma3_text":
+        settings["key_mapping"] = _TEXT_NAMES
     if quantization is not None:
         settings["quantization_config"] = quantization
-    is_quantized = bool(settings) or hasattr(model_config, "quantization_config")
+    is_quantized = quantization is not None or hasattr(model_config, "quantization_config")
     if config.device == "balanced":
         settings["device_map"] = "auto"
     elif is_quantized:
@@ -237,7 +241,7 @@ def _load_weights(
         raise ConfigurationError(
             f"model {config.model!r} cannot be loaded quantized: {_first_line(error)}"
         ) from error
-    if weights is not None and read["missing_keys"]:
+    if read["missing_keys"] and (weights is not None or "key_mapping" in settings):
         raise ConfigurationError(
             f"model {config.model!r}: the file does not hold {min(read['missing_keys'])}"
         )
@@ -270,7 +274,7 @@ def _transformers_config(source: str, facts: ModelFacts) -> Any:
         if is_gguf(source):
             model_config = AutoConfig.for_model(**read_settings(source))
         else:
-            model_config = AutoConfig.from_pretrained(source)
+            model_config = AutoConfig.from_pretrained(source).get_text_config()
         if facts.rope_override is not None:
             _override_rope(model_config, facts.rope_override)
             model_config.standardize_rope_params()

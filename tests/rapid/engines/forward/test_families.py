@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 import rapid
 from rapid.config import SamplingConfig
@@ -96,6 +98,36 @@ def test_fused_layers_compute_what_transformers_layers_do_bit_for_bit(
                 ragged=theirs.rows,
             ).last_hidden_state
         assert torch.equal(got, want)
+
+
+def test_of_a_gemma_that_reads_images_the_text_model_answers(tmp_path: Path) -> None:
+    """Its file leaves most settings of the text model to defaults, and names weights otherwise."""
+    settings = {
+        "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "sliding_window_pattern": 2, "sliding_window": 24, "eos_token_id": 3,
+        "initializer_range": 0.3,
+    }  # fmt: skip
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    whole = Gemma3ForConditionalGeneration(
+        Gemma3Config(
+            text_config=settings,
+            vision_config=vision | {"intermediate_size": 16, "image_size": 28, "patch_size": 14},
+            image_token_index=90,
+        )
+    ).eval()
+    whole.save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((family_checkpoint("mistral") / name).read_bytes())
+    file = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(file | {"text_config": settings}))
+    ids = [token_id % 90 for token_id in PROMPT]
+    got = logits_in_blocks(runner_of(family_model(tmp_path)), ids, [31, 64, 65, 90])
+    with torch.no_grad():
+        want = whole(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(got, want, atol=5e-5, rtol=0)
+    with pytest.raises(ConfigurationError, match="reads images as well, which tensor_parallel"):
+        load_model(family_config(tmp_path, tensor_parallel=2))
 
 
 # --- rope -----------------------------------------------------------------------------------------
