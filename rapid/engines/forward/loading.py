@@ -110,7 +110,7 @@ def load_model(
     if isinstance(config.quantization, str):
         own_method = config.quantization
         _check_own_method(config, own_method, facts, device, dtype)
-    elif config.quantization:
+    elif isinstance(config.quantization, dict) and config.quantization:
         quantization = quantization_config(config.quantization)
     if shard is None or not shard.rank:
         check_memory(config, with_pools=with_pools)

@@ -147,14 +147,16 @@ class TestNeed:
 
     def test_quantizing_while_loading_shrinks_the_layers_alone(self):
         shape = read_model_facts(engine_config()).shape
-        quantized = need(engine_config(quantization={"load_in_8bit": True}))
-        assert need(engine_config()).weights - quantized.weights == 3 * shape.layer_weights
+        for setting in ({"load_in_8bit": True}, "int8", "fp8"):
+            quantized = need(engine_config(quantization=setting))
+            assert need(engine_config()).weights - quantized.weights == 3 * shape.layer_weights
 
     @pytest.mark.parametrize(
         ("quantization", "bits"),
         [
             ({"load_in_4bit": True}, 4), ({"load_in_8bit": True}, 8), ({"quant_method": "fp8"}, 8),
             ({"quant_method": "gptq", "bits": 3}, 3), ({"quant_method": "unheard-of"}, 4),
+            ("int8", 8), ("fp8", 8),
         ],
     )  # fmt: skip
     def test_bits_of_a_weight(self, quantization, bits):
