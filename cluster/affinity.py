@@ -122,8 +122,9 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
             is_moving = any(each.replica_id.unique_id == sent.replica for each in moving)
             if is_moving and not waits and not is_silent:
                 return False
-        spared = {each.replica_id.unique_id for each in BLAME.spared(moving)}
-        others = [each for each in candidates.values() if each.replica in spared]
+        good = moving if is_silent else BLAME.spared(moving)  # any that answers is better than none
+        names = {each.replica_id.unique_id for each in good}
+        others = [each for each in candidates.values() if each.replica in names]
         target = self._target_ongoing_requests
         if isinstance(request, LeaseRequest):
             need = Need.of(request)

@@ -176,6 +176,8 @@ class LocalRetriever:
         chunk_again: what it finds for another query than the first one; None: the same.
     """
 
+    deployment_id = "Retriever"
+
     def __init__(self) -> None:
         self.fail: Exception | None = None
         self.chunk = FOUND

@@ -200,6 +200,16 @@ async def test_a_lease_that_nobody_takes_moves_where_there_is_room(
     assert (blame.spared([cut, other]) == [other]) == moves
 
 
+async def test_who_has_just_failed_is_better_than_who_takes_nothing(blame: Blame) -> None:
+    one, waits = router(), lease(100)
+    one._replicas_list = [replica("a", EMPTY), replica("b", EMPTY)]
+    await one.choose_replicas(one._replicas_list[:1], pending("1", waits))
+    blame.put("b")
+    assert not one.can_move(waits)
+    pass_time(one, 4)
+    assert one.can_move(waits)
+
+
 async def test_a_request_that_no_orchestrator_takes_moves_and_is_forgotten() -> None:
     one, request = router({"b": 1}), GenerateRequest("caller-7", "local", ())
     namesake = GenerateRequest("caller-7", "local", ())

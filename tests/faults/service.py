@@ -355,13 +355,17 @@ def deployed(
         _set_global_client(None)
 
 
-def grown(
-    before: dict[str, dict[int, tuple[int, int]]], after: dict[str, dict[int, tuple[int, int]]]
-) -> Sequence[tuple[str, int, int, int, int]]:
-    """Return each surviving process's kind, resident MB and descriptors before and after."""
-    return [
-        (kind, before[kind][pid][0] >> 20, memory >> 20, before[kind][pid][1], fds)
-        for kind, processes in sorted(after.items())
-        for pid, (memory, fds) in processes.items()
-        if pid in before.get(kind, {})
-    ]
+Sizes = dict[str, dict[int, tuple[int, int]]]
+"""Resident bytes and descriptors of each process, by kind."""
+
+
+def grown(*seen: Sizes) -> list[tuple[str, list[float], list[int]]]:
+    """Return each surviving process's kind, resident MB and descriptors, as seen each time."""
+    found = []
+    for kind, processes in sorted(seen[-1].items()):
+        for pid in processes:
+            sizes = [each[kind][pid] for each in seen if pid in each.get(kind, {})]
+            if len(sizes) == len(seen):
+                memory = [num_bytes / 2**20 for num_bytes, _ in sizes]
+                found.append((kind, memory, [num_fds for _, num_fds in sizes]))
+    return found

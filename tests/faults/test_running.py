@@ -13,6 +13,7 @@ from tests.faults import running
 from tests.faults.breakages import Fault
 from tests.faults.judgement import Run
 from tests.faults.running import Report, run_all
+from tests.faults.service import Sizes, grown
 from tests.faults.test_judgement import TEXTS, outcome
 
 
@@ -89,3 +90,10 @@ def test_a_row_that_fails_is_tried_again_where_that_is_asked(
     assert [row[-1] for row in report.rows] == ["FAILS", "ok", "FAILS", "FAILS"]
     assert not report.wrong["a"]
     assert not report.is_good
+
+
+def test_growth_is_that_of_processes_which_were_there_all_along() -> None:
+    before: Sizes = {"Target engine": {1: (2**20, 5), 2: (2**20, 5)}}
+    halfway: Sizes = {"Target engine": {1: (3 * 2**20, 6)}}
+    after: Sizes = {"Target engine": {1: (4 * 2**20, 6), 9: (2**20, 5)}}
+    assert grown(before, halfway, after) == [("Target engine", [1.0, 3.0, 4.0], [5, 6, 6])]

@@ -25,6 +25,8 @@ FOUND = RetrievedChunk("d:0", "atlas", 0, 33, "The lighthouse of Varo is white. 
 class ScriptedRetriever:
     """A Serve handle whose answers are given; remembers what it was asked."""
 
+    deployment_id = "Retriever"
+
     def __init__(self, answer: object, delay_s: float = 0.0) -> None:
         self.answer, self.delay_s = answer, delay_s
         self.asked: list[tuple[Any, ...]] = []
