@@ -21,7 +21,7 @@ _LOGIT_ROWS = SpeculationConfig().max_draft
 # (`rapid.speculation.step`); a CPU judges one block at a time.
 _JUDGING_COPIES = 6
 _JUDGED_ROWS = 64
-# Rows of each lease in the largest captured step, with its padding; the 32 largest buckets have less
+# Rows of each lease in the largest captured step, padded; the 32 largest buckets have less
 # than half a default block per lease on average (`rapid.engines.forward.buckets`).
 _PADDED_ROWS = 16
 # Scores that attention holds at once on a GPU (`rapid.engines.attention.ragged`); the CPU's
