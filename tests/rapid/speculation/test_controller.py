@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from rapid.messages import Verdict
-from rapid.speculation.controller import Controller, RoundCosts
+from rapid.speculation.controller import Bucket, Controller, Line, RoundCosts
 
 
 @dataclass
@@ -136,6 +136,15 @@ def test_rounds_in_which_drafters_only_caught_up_are_no_measurement():
         machine.now += 0.5
         answer.observe(verdict(4))
     assert answers[0].next_length(10) == 4  # the first trial is still due
+
+
+def test_a_length_that_borrows_times_borrows_none_that_were_not_measured():
+    bucket = Bucket()
+    bucket.book_plain(10, 0.1)
+    longer = bucket.borrowed()
+    longer.book_plain(10, 0.2)
+    assert longer.plain.at(10) == 0.2
+    assert longer.drafted == Line()
 
 
 def test_the_length_is_the_one_with_the_most_tokens_a_second():
