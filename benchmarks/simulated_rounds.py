@@ -105,12 +105,19 @@ class Wait:
         yield self
 
 
+class SimulatedLease:
+    """A lease that only has a tenant."""
+
+    def __init__(self, tenant: str) -> None:
+        self.request = SimpleNamespace(tenant=tenant)
+
+
 class Calls:
     """A call in progress: rows for each of its steps (of a prefill: all its rows, in chunks)."""
 
-    next_page = None
+    next_page, choices = None, (0,)
 
-    def __init__(self, kind: str, lease: Any, position: int, steps: list[int]) -> None:
+    def __init__(self, kind: str, lease: SimulatedLease, position: int, steps: list[int]) -> None:
         self.kind, self.lease, self.began = kind, lease, 0.0
         self._position, self._steps = position, steps
 
@@ -164,6 +171,9 @@ class SimulatedEngine:
 
         return Wait(begin)
 
+    def end(self, lease: SimulatedLease) -> None:
+        self._scheduler.forget(lease)  # type: ignore[arg-type]
+
     def _step(self) -> None:
         if self._is_running:
             return
@@ -213,8 +223,7 @@ class SimulatedAnswer:
         self._draft_s = 0.0
         self.has_read = False
         self.mode = mode
-        name = SimpleNamespace(tenant=f"user {self._random.random()}")
-        self.leases = [SimpleNamespace(request=name, lease_id=object()) for _ in range(2)]
+        self._leases = [SimulatedLease(f"user {run.random.random()}") for _ in range(2)]
 
     async def read(self) -> None:
         """Read the prompts: the answer waits for the target, and not for the drafter."""
@@ -226,14 +235,19 @@ class SimulatedAnswer:
         await self._drafter("prefill", 0, [self.num_read - 1])
         self.has_read = True
 
+    def end(self) -> None:
+        """End the leases."""
+        for engine, lease in zip((self._run.target, self._run.drafter), self._leases, strict=True):
+            engine.end(lease)
+
     def _target(self, kind: str, position: int, steps: list[int]) -> Wait:
         return self._run.target.call(
-            self._run.load.call_s, Calls(kind, self.leases[0], position, steps)
+            self._run.load.call_s, Calls(kind, self._leases[0], position, steps)
         )
 
     def _drafter(self, kind: str, position: int, steps: list[int]) -> Wait:
         return self._run.drafter.call(
-            self._run.load.call_s, Calls(kind, self.leases[1], position, steps)
+            self._run.load.call_s, Calls(kind, self._leases[1], position, steps)
         )
 
     async def draft(self, verdict: Verdict | None, num_tokens: int) -> int:
@@ -284,11 +298,13 @@ class Run:
         decoding_s: seconds of each finished answer after its prompt was read, and its tokens.
     """
 
-    def __init__(self, load: Load, seed: int = 0, make: Callable[..., Scheduler] = Scheduler):
+    def __init__(self, load: Load, seed: int = 0, *, joins: bool = True) -> None:
         self.load, self.world, self.random = load, World(), random.Random(seed)
         self.target, self.drafter = (
             SimulatedEngine(
-                self.world, costs, make(STEP_TOKENS, PREFILL_SLOWDOWN, self.world.clock)
+                self.world,
+                costs,
+                Scheduler(STEP_TOKENS, PREFILL_SLOWDOWN, self.world.clock, joins=joins),
             )
             for costs in (load.target, load.drafter)
         )
@@ -335,3 +351,4 @@ class Run:
             async for _ in rounds:
                 pass
         self.decoding_s.append((self.world.now - began, answer.length))
+        answer.end()
