@@ -73,6 +73,7 @@ try:
         device_ms,
         survey,
     )
+    from rapid.engines.forward.buckets import padding_pages
     from rapid.engines.forward.cuda_graphs import GraphCapture
     from rapid.engines.forward.decoder import decoder_of
     from rapid.engines.forward.runner import Runner
@@ -511,7 +512,8 @@ def serve(bench: Bench, name: str, num_tokens: int, max_context: int, layers: in
     finally:
         torch.set_default_dtype(before)
     decoder_of(model)  # fuses its weights while there is room for both copies
-    cache = KVCache(layout_of(bench, name, sizes["num_hidden_layers"]), num_tokens // PAGE, PAGE)
+    num_pages = num_tokens // PAGE + padding_pages(PAGE)
+    cache = KVCache(layout_of(bench, name, sizes["num_hidden_layers"]), num_pages, PAGE)
     kernels = choose_kernels(
         cache,
         sizes["num_attention_heads"],

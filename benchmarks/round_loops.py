@@ -29,6 +29,7 @@ from rapid.speculation.loop import speculate
 from tests.fakes import FakeEngine
 
 BLOCK, CANDIDATES, CONCURRENT = 10, 64, 16
+SHARING = 4  # loops that one call serves, where loops share calls
 
 
 def block(num_tokens: int = BLOCK) -> DraftBlock:
@@ -52,6 +53,12 @@ class Bare:
     async def verify(self, drafted: DraftBlock) -> Verdict:
         return Verdict("bare", 0, drafted.position, tuple(range(BLOCK)), BLOCK, BLOCK, False)
 
+    async def draft_all(self, verdicts: list[Verdict | None], num_tokens: int) -> list[DraftBlock]:
+        return [block(num_tokens) for _ in verdicts]
+
+    async def verify_all(self, drafted: list[DraftBlock]) -> list[Verdict]:
+        return [await self.verify(each) for each in drafted]
+
 
 @ray.remote(num_cpus=0, max_concurrency=1000)
 class Loops:
@@ -69,6 +76,19 @@ class Loops:
 
         began = time.perf_counter()
         await asyncio.gather(*(loop() for _ in range(loops)))
+        return time.perf_counter() - began
+
+    async def shared(self, ping: Any, pong: Any, loops: int, rounds: int) -> float:
+        """Loops in step: one call drafts for several of them, and one judges their blocks."""
+
+        async def together(num_loops: int) -> None:
+            verdicts: list[Verdict | None] = [None] * num_loops
+            for _ in range(rounds):
+                verdicts = await pong.verify_all.remote(ping.draft_all.remote(verdicts, BLOCK))
+
+        began = time.perf_counter()
+        sizes = [SHARING] * (loops // SHARING) + [loops % SHARING] * bool(loops % SHARING)
+        await asyncio.gather(*map(together, sizes))
         return time.perf_counter() - began
 
     async def ours(self, loops: int, rounds: int) -> float:

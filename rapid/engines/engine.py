@@ -92,7 +92,9 @@ class Engine:
             host,
             disk := open_disk_tier(loaded, config, host),
         )
-        scheduler = Scheduler(config.step_tokens, config.prefill_slowdown)
+        # On a CPU it was not measured whether waiting for others gains anything.
+        joins = loaded.device.type == "cuda" and not config.deterministic
+        scheduler = Scheduler(config.step_tokens, config.prefill_slowdown, joins=joins)
         self._state = EngineState(ledger, scheduler, draft_ahead=config.draft_ahead)
         self._compute = ComputeThread(self._state, runner, host, config, is_watched=is_watched)
         self._compute.start()

@@ -22,6 +22,9 @@ _LOGIT_ROWS = SpeculationConfig().max_draft
 # (`rapid.speculation.step`); a CPU judges one block at a time.
 _JUDGING_COPIES = 6
 _JUDGED_ROWS = 64
+# Rows of each lease in the largest captured step, padded; the 32 largest buckets have less
+# than half a default block per lease on average (`rapid.engines.forward.buckets`).
+_PADDED_ROWS = 16
 # Scores that attention holds at once on a GPU (`rapid.engines.attention.ragged`); the CPU's
 # kernel is fused.
 GPU_SCORES = 2**26
@@ -247,13 +250,13 @@ class ModelShape(Frozen):
     def graph_bytes(self, num_leases: int, bytes_per_number: float = 2) -> float:
         """Return an upper estimate of the bytes of the captured steps that an engine keeps.
 
-        Each holds its launches and its logits (half of the largest step's on average); all share
-        the activations of the largest.
+        Each holds its launches and the logits of its rows; all share the activations of the
+        largest.
         """
-        rows = _LOGIT_ROWS * num_leases
         launches = self.layers * _LAUNCHES * _LAUNCH_BYTES
-        logits = rows / 2 * self.vocabulary * bytes_per_number
-        return GRAPHS * (launches + logits) + rows * self._widest * bytes_per_number
+        logits = _LOGIT_ROWS / 2 * num_leases * self.vocabulary * bytes_per_number
+        largest = _PADDED_ROWS * num_leases * self._widest * bytes_per_number
+        return GRAPHS * (launches + logits) + largest
 
     def check_bytes(self, step_tokens: int, context: int, bytes_per_number: float = 2) -> float:
         """Return the bytes that checking and timing a GPU's kernels takes, before anything runs.

@@ -129,7 +129,7 @@ class Controller:
             slope = verdict.draft_ms / 1e3 / num_drafted if num_drafted else 0.0
             bucket.drafted.add(num_drafted, seconds, slope)
         bucket.since_plain += 1
-        bucket.num_trials += 1
+        bucket.num_trials += bucket.drafted.weight > 0  # no time is known from catching up alone
         self._own.observe(verdict, _KEEP, _MOST_TOKENS)
         self._shared.observe(verdict, 1.0, _MOST_TOKENS_SHARED)
         if self._can_rest and bucket.num_trials > _TRIALS:

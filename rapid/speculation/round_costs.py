@@ -74,8 +74,11 @@ class Line:
         return min(max(slope, 0.0), steepest)
 
     def borrowed(self, ratio: float = 1.0) -> Line:
-        """Return a line with times scaled by `ratio`, of low weight against new measurements."""
-        return Line(1.0, self.tokens, self.seconds * ratio, self.slope * ratio)
+        """Return a line with times scaled by `ratio`, of low weight against new measurements.
+
+        One without measurements stays without.
+        """
+        return Line(min(self.weight, 1.0), self.tokens, self.seconds * ratio, self.slope * ratio)
 
 
 @dataclass(slots=True)
@@ -175,7 +178,7 @@ class Bucket:
         return replace(
             self,
             plain=self.plain.borrowed(),
-            drafted=self.drafted.borrowed() if self.drafted.weight else Line(),
+            drafted=self.drafted.borrowed(),
             balance=0.0,
             is_borrowed=True,
         )

@@ -48,6 +48,38 @@ class Batch:
     rows: RaggedRows
 
 
+@dataclass(frozen=True, slots=True)
+class RowLists:
+    """The rows of one forward on the host, before they are tensors.
+
+    Attributes:
+        input_ids: token id of each row.
+        positions: position of each row.
+        slots: slot of the cache that each row's key and value go to.
+        wanted: indices of the rows whose logits are computed.
+        segments: one per sequence, together covering all rows.
+    """
+
+    input_ids: list[int]
+    positions: list[int]
+    slots: list[int]
+    wanted: list[int]
+    segments: list[Segment]
+
+    def packed(self) -> torch.Tensor:
+        """Return ids, positions, slots and wanted rows side by side, to be copied at once."""
+        return torch.tensor(self.input_ids + self.positions + self.slots + self.wanted)
+
+    def batch(self, packed: torch.Tensor, cache: KVCache, kernels: Kernels | None) -> Batch:
+        """Return the batch whose tensors are views of `packed`, on the device of the inputs."""
+        num_rows = len(self.input_ids)
+        ids, positions, slots = packed[: 3 * num_rows].view(3, num_rows)
+        wanted = packed[3 * num_rows :]
+        return Batch(
+            ids[None], positions[None], wanted, RaggedRows(cache, self.segments, slots, kernels)
+        )
+
+
 def assemble(
     feeds: Sequence[Feed],
     cache: KVCache,
@@ -55,6 +87,12 @@ def assemble(
     kernels: Kernels | None = None,
 ) -> Batch:
     """Concatenate the rows of all feeds into one batch."""
+    rows = rows_of(feeds)
+    return rows.batch(rows.packed().to(device), cache, kernels)
+
+
+def rows_of(feeds: Sequence[Feed]) -> RowLists:
+    """Concatenate the rows of all feeds."""
     input_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -79,9 +117,4 @@ def assemble(
                 sinks + feed.table.spans(after, stop),
             )
         )
-    return Batch(
-        input_ids=torch.tensor([input_ids], device=device),
-        position_ids=torch.tensor([positions], device=device),
-        wanted=torch.tensor(wanted, dtype=torch.long, device=device),
-        rows=RaggedRows(cache, segments, torch.tensor(slots, device=device), kernels),
-    )
+    return RowLists(input_ids, positions, slots, wanted, segments)

@@ -7,7 +7,9 @@ import time
 from collections import deque
 
 from rapid.engines.attention.batch import Feed
+from rapid.engines.execution.joining import Joining
 from rapid.engines.execution.timings import StepCosts
+from rapid.engines.kv.leases import Lease
 from rapid.engines.work.base import MIN_CHUNK_TOKENS, Work
 from rapid.ports import Clock
 
@@ -34,16 +36,33 @@ class Scheduler:
     **Drafting ahead** takes what is left after that, in steps that do not verify or decode: no call
     needs its rows yet, and verifying and decoding would wait for them.
 
+    **Verifying and decoding** may wait a moment for others that are due, where that gives tokens
+    earlier (`rapid.engines.execution.joining`) and nothing else is to be computed.
+
     Attributes:
         costs: The measured costs of steps.
-        rest_s: Seconds for which prefill rests unless other work arrives; infinite if it does not
-            rest.
+        rest_s: Seconds for which all work that there is rests unless other work arrives; infinite
+            if there is none that rests.
     """
 
     def __init__(
-        self, step_tokens: int, prefill_slowdown: float, clock: Clock = time.perf_counter
+        self,
+        step_tokens: int,
+        prefill_slowdown: float,
+        clock: Clock = time.perf_counter,
+        *,
+        joins: bool = False,
     ) -> None:
+        """Start without any work.
+
+        Args:
+            step_tokens: Most rows of a step.
+            prefill_slowdown: Factor by which prefill may slow the other work.
+            clock: Monotonic clock, in seconds.
+            joins: Whether steps may wait for sequences that are due.
+        """
         self.costs = StepCosts()
+        self._joining = Joining(clock) if joins else None
         self.rest_s = math.inf
         self._step_tokens = step_tokens
         self._prefill_slowdown = prefill_slowdown
@@ -60,6 +79,8 @@ class Scheduler:
     def add(self, work: Work) -> None:
         """Queue work that has begun."""
         self._queue(work).append(work)
+        if self._joining and work.kind == "step":
+            self._joining.arrive(work)
 
     def drop(self, work: Work) -> None:
         """Remove work from its queue, whether it is done or not."""
@@ -68,6 +89,13 @@ class Scheduler:
             queue.remove(work)
         if work.kind == "prefill" and not queue:
             del self._prefills[work.lease.request.tenant]
+        if self._joining and work.kind == "step" and work.is_done:
+            self._joining.leave(work)
+
+    def forget(self, lease: Lease) -> None:
+        """Expect no more work on a lease, which has ended."""
+        if self._joining:
+            self._joining.forget(lease)
 
     def waiting(self) -> list[Work]:
         """Return the unfinished prefills, in the order in which they began."""
@@ -75,7 +103,10 @@ class Scheduler:
         return sorted(works, key=lambda work: work.began)
 
     def select(self) -> Scheduled:
-        """Return the work of the next forward with its rows."""
+        """Return the work of the next forward with its rows; none while all of it rests."""
+        self.rest_s = self._wait_s() or math.inf
+        if self.rest_s < math.inf:
+            return []
         selected: Scheduled = []
         left = self._step_tokens
         for _ in range(len(self._steps)):
@@ -95,6 +126,14 @@ class Scheduler:
                 selected.append((work, work.feed(1)))
         return selected
 
+    def _wait_s(self) -> float:
+        """Return the seconds to wait for sequences that are due; 0 while there is other work."""
+        if self._joining is None or not self._steps or self._prefills or self._ahead:
+            return 0.0
+        if any(work.kind != "step" for work in self._steps):
+            return 0.0
+        return self._joining.wait_s(len(self._steps))
+
     def expected_s(self, scheduled: Scheduled) -> float | None:
         """Return the seconds that a step is expected to take; None if that is not known yet."""
         prefills = [feed for _, feed in scheduled if not feed.num_wanted]
@@ -112,6 +151,8 @@ class Scheduler:
             self._owed_s = min(excess_s, self.costs.base_s.value or 0.0)
         else:
             self._spared.append(seconds)
+            if self._joining and all(work.kind == "step" for work, _ in scheduled):
+                self._joining.observe(seconds, len(scheduled))
         if not is_alone:
             self._away_since = self._clock()
 
@@ -119,7 +160,6 @@ class Scheduler:
         """Return this step's prefill rows, at most `limit`, shared by tenants, then by leases."""
         chunks: Scheduled = []
         ready = self._ready()
-        self.rest_s = math.inf
         if ready:
             depth = max(work.depth for works in ready.values() for work in works)
             limit = min(limit, self._num_alone(depth) if is_alone else self._num_beside(depth))

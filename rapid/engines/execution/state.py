@@ -106,6 +106,7 @@ class EngineState:
         for reply in self._endings.pop(lease, []):
             reply.settle(ending)
         self.stop_ahead(lease.sequences)
+        self.scheduler.forget(lease)
         self.ledger.release(lease.lease_id)
         self.wake()
 

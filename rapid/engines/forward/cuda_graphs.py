@@ -1,46 +1,45 @@
-"""CUDA graphs of steps of a recurring shape: one launch instead of some hundred.
+"""CUDA graphs of steps: one launch instead of some hundred.
 
 A step of a small model is bound by launching its kernels, not by the bytes it reads. A graph
 launches them at once, but with the addresses and shapes it was captured with. So what changes
 between steps lies in tensors that stay (ids, positions, slots, the table of keys), and the
-attention kernel must read nothing else (`Kernels.captured`).
+attention kernel must read nothing else (`Kernels.captured`). Steps are padded to the shape of a
+bucket (`rapid.engines.forward.buckets`), of which a mixed load needs few.
 
-The ordinary forward is the specification. A graph is captured from the third step of its shape and
-tried on the next one, whose inputs differ from those it was captured with: it must return that
-step's logits, store its keys, and be faster. Otherwise the shape stays with the ordinary forward
-for good, and the log says why; after a capture that failed, no other shape is captured either.
-Nothing is padded: a shape is (sequences, rows of each).
+The ordinary forward, without padding, is the specification. A bucket's graph is captured, from
+padding alone, at the third step that falls into it, and tried on the next one: it must return that
+step's logits, store its keys, and be faster. Otherwise the bucket stays with the ordinary forward
+for good, and the log says why; after a capture that failed, no other bucket is captured either.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 
+from rapid.engines.attention.batch import Batch, Feed, RowLists, rows_of
 from rapid.engines.attention.cuda import CAPTURING
 from rapid.engines.attention.key_tables import KeyTables
-from rapid.engines.attention.rows import Kernels, RaggedRows
+from rapid.engines.attention.rows import Kernels
+from rapid.engines.attention.segments import MAX_STEP_ROWS
+from rapid.engines.forward.buckets import Bucket, bucket_of, example, padded
+from rapid.engines.kv.cache import KVCache
 from rapid.errors import EngineFailed
-
-if TYPE_CHECKING:
-    from rapid.engines.attention.batch import Batch
 
 logger = logging.getLogger(__name__)
 
-STEPS_BEFORE = 2  # ordinary steps of a shape before its graph is captured
-MAX_SHAPES = 32  # shapes that have a graph or were refused one
+STEPS_BEFORE = 2  # ordinary steps of a bucket before its graph is captured
+MAX_SHAPES = 32  # buckets that have a graph or were refused one
 TOLERANCE = 0.03  # error of logits and stored keys, as a share of their norm
 ELSEWHERE = 0.3  # keys that differ by more are those of other rows, which differ by about 1.4
 REPEATS = 3  # runs of a graph and of the ordinary forward when they are compared
 
-
-Shape = tuple[int, int]  # sequences, rows of each
 Forward = Callable[["Batch"], torch.Tensor]
 # Runs a function once or more, and returns a function that replays it on the same memory.
 Capture = Callable[[Callable[[], torch.Tensor]], Callable[[], torch.Tensor]]
@@ -51,13 +50,13 @@ class _Graph:
     """A captured step.
 
     Attributes:
-        inputs: batch in the memory that the graph reads.
+        inputs: ids, positions, slots and wanted rows, in the memory that the graph reads.
         tables: tables of keys in the memory that the graph reads.
         replay: function that runs the graph and returns the logits of all rows.
         is_trusted: whether the graph was found correct and faster than the ordinary forward.
     """
 
-    inputs: Batch
+    inputs: torch.Tensor
     tables: KeyTables
     replay: Callable[[], torch.Tensor]
     is_trusted: bool = False
@@ -69,6 +68,8 @@ class StepGraphs:
     def __init__(
         self,
         forward: Forward,
+        cache: KVCache,
+        device: torch.device,
         kernels: Kernels,
         max_context: int,
         capture: Capture,
@@ -78,6 +79,8 @@ class StepGraphs:
 
         Args:
             forward: function that returns the logits of a batch's wanted rows, [num_wanted, vocab].
+            cache: KV cache, whose last `MAX_STEP_ROWS` slots are padding's.
+            device: device of the inputs.
             kernels: attention kernels, with one that can be captured.
             max_context: tokens of the longest sequence.
             capture: a `GraphCapture`, or a stand-in where there is no CUDA.
@@ -87,71 +90,75 @@ class StepGraphs:
         """
         assert kernels.captured is not None
         self._forward = forward
+        self._cache = cache
+        self._device = device
+        self._ordinary = kernels
         self._kernels = Kernels(kernels.captured, kernels.captured, kernels.captured)
+        self._first_slot = cache.layers[0][0].shape[1] - MAX_STEP_ROWS
         self._max_context = max_context
         self._capture = capture
         self._agreed = agreed
-        self._num_seen: dict[Shape, int] = {}
-        self._graphs: dict[Shape, _Graph | None] = {}
+        self._num_seen: dict[Bucket, int] = {}
+        self._graphs: dict[Bucket, _Graph | None] = {}
         self._may_capture = True
 
-    def run(self, batch: Batch) -> torch.Tensor:
+    def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         """Return the logits of the wanted rows, as `forward` does, [num_wanted, vocab]."""
-        shape = shape_of(batch)
-        if shape is None or (shape not in self._graphs and len(self._graphs) == MAX_SHAPES):
-            return self._forward(batch)
-        if shape not in self._graphs:
-            self._num_seen[shape] = self._num_seen.get(shape, 0) + 1
-            if self._may_capture and self._num_seen[shape] > STEPS_BEFORE:
-                self._capture_shape(batch, shape)
-            return self._forward(batch)
-        graph = self._graphs[shape]
-        if graph is None or not self._fill(graph, batch):
-            return self._forward(batch)
+        rows = rows_of(feeds)
+        bucket = bucket_of(rows.segments) if rows.wanted else None
+        if bucket is None or (bucket not in self._graphs and len(self._graphs) == MAX_SHAPES):
+            return self._forward(self._batch(rows))
+        if bucket not in self._graphs:
+            self._num_seen[bucket] = self._num_seen.get(bucket, 0) + 1
+            if self._may_capture and self._num_seen[bucket] > STEPS_BEFORE:
+                self._capture_bucket(bucket)
+            return self._forward(self._batch(rows))
+        graph = self._graphs[bucket]
+        wanted = None if graph is None else self._fill(graph, rows, bucket)
+        if graph is None or wanted is None:
+            return self._forward(self._batch(rows))
         if not graph.is_trusted:
-            return self._try(graph, batch, shape)
-        return graph.replay()[batch.wanted]
+            return self._try(graph, wanted, self._batch(rows), bucket)
+        return graph.replay()[wanted]
 
-    def _capture_shape(self, batch: Batch, shape: Shape) -> None:
+    def _batch(self, rows: RowLists) -> Batch:
+        return rows.batch(rows.packed().to(self._device), self._cache, self._ordinary)
+
+    def _capture_bucket(self, bucket: Bucket) -> None:
         """Capture a graph; after a capture that failed, on any rank, no other is tried."""
-        graph = self._captured(batch, shape)
+        graph = self._captured(bucket)
         self._may_capture = self._agreed(graph is not None)
-        self._graphs[shape] = graph if self._may_capture else None
+        self._graphs[bucket] = graph if self._may_capture else None
 
-    def _captured(self, batch: Batch, shape: Shape) -> _Graph | None:
-        rows = batch.rows
+    def _captured(self, bucket: Bucket) -> _Graph | None:
+        rows = example(bucket, self._first_slot)
         tables = KeyTables(self._max_context)
-        inputs = replace(
-            batch,
-            input_ids=batch.input_ids.clone(),
-            position_ids=batch.position_ids.clone(),
-            wanted=torch.arange(batch.input_ids.shape[1], device=batch.input_ids.device),
-            rows=RaggedRows(
-                rows.cache,
-                rows.segments,
-                rows.slots.clone(),
-                self._kernels,
-                {"key tables": tables},
-            ),
-        )
+        inputs = rows.packed().to(self._device)
+        batch = rows.batch(inputs, self._cache, self._kernels)
+        batch.rows.memo["key tables"] = tables
         try:
-            with on_device_of(batch.input_ids):
-                return _Graph(inputs, tables, self._capture(lambda: self._forward(inputs)))
+            with on_device_of(inputs):
+                return _Graph(inputs, tables, self._capture(lambda: self._forward(batch)))
         except Exception as cause:  # would stop all captures: a sync in the model, no memory
-            logger.warning("no graph for steps of shape %s, nor others: %s", shape, cause)
+            logger.warning("no graph for steps of %s, nor others: %s", bucket, cause)
             return None
 
-    def _fill(self, graph: _Graph, batch: Batch) -> bool:
-        """Copy a step's inputs to the graph's; return False if its keys are in too many blocks."""
-        if not graph.tables.refill(batch.rows.segments):
-            return False
-        graph.inputs.input_ids.copy_(batch.input_ids)
-        graph.inputs.position_ids.copy_(batch.position_ids)
-        graph.inputs.rows.slots.copy_(batch.rows.slots)
-        return True
+    def _fill(self, graph: _Graph, rows: RowLists, bucket: Bucket) -> torch.Tensor | None:
+        """Copy a step's inputs, padded, to the graph's.
 
-    def _try(self, graph: _Graph, batch: Batch, shape: Shape) -> torch.Tensor:
-        """Compare the graph with the ordinary forward on a step it was not captured with.
+        Returns:
+            The wanted rows among those of the bucket; None if the keys are in too many blocks.
+        """
+        made, wanted = padded(rows, bucket, self._first_slot)
+        if not graph.tables.refill(made.segments):
+            return None
+        graph.inputs.copy_(made.packed())
+        return torch.tensor(wanted, device=self._device)
+
+    def _try(
+        self, graph: _Graph, wanted: torch.Tensor, batch: Batch, bucket: Bucket
+    ) -> torch.Tensor:
+        """Compare the graph with the ordinary forward on a step that is in the graph's inputs.
 
         The graph is trusted if it is correct and faster, else dropped.
 
@@ -161,11 +168,11 @@ class StepGraphs:
         Raises:
             EngineFailed: the graph stored keys in wrong slots, so the KV cannot be relied on.
         """
-        self._graphs[shape] = None
+        self._graphs[bucket] = None
         try:
-            replayed, replay_s = _timed(lambda: graph.replay()[batch.wanted])
+            replayed, replay_s = _timed(lambda: graph.replay()[wanted])
         except Exception as cause:  # for instance, no memory to upload it
-            logger.warning("graph for steps of shape %s cannot be run: %s", shape, cause)
+            logger.warning("graph for steps of %s cannot be run: %s", bucket, cause)
             self._agreed(False)
             return self._forward(batch)
         stored = _stored(batch)
@@ -175,17 +182,17 @@ class StepGraphs:
         found += f"{1e3 * ordinary_s:.2f} ms"
         misplaced = _difference(stored, _stored(batch))
         if not misplaced <= ELSEWHERE:
-            raise EngineFailed(f"a graph for steps of shape {shape} stored keys in wrong places")
+            raise EngineFailed(f"a graph for steps of {bucket} stored keys in wrong places")
         is_correct = max(error, misplaced) <= TOLERANCE
         if not is_correct:
-            logger.warning("graph for steps of shape %s refused: %s", shape, found)
+            logger.warning("graph for steps of %s refused: %s", bucket, found)
         elif replay_s >= ordinary_s:
-            logger.info("graph for steps of shape %s does not pay: %s", shape, found)
+            logger.info("graph for steps of %s does not pay: %s", bucket, found)
         else:
-            logger.info("graph for steps of shape %s: %s", shape, found)
+            logger.info("graph for steps of %s: %s", bucket, found)
         if self._agreed(is_correct and replay_s < ordinary_s):
             graph.is_trusted = True
-            self._graphs[shape] = graph
+            self._graphs[bucket] = graph
         return logits
 
 
@@ -214,18 +221,6 @@ def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[None]:
     """Return a context in which a tensor's CUDA device is current; off CUDA it does nothing."""
     cuda: Any = torch.cuda
     return cast(AbstractContextManager[None], cuda.device_of(tensor))
-
-
-def shape_of(batch: Batch) -> Shape | None:
-    """Return the number of sequences and the rows of each.
-
-    Return None if the sequences differ in rows, are prefill chunks, or want no logits.
-    """
-    segments = batch.rows.segments
-    lengths = {segment.stop - segment.start for segment in segments}
-    if len(lengths) > 1 or not segments[0].is_step or not len(batch.wanted):
-        return None
-    return len(segments), lengths.pop()
 
 
 class GraphCapture:

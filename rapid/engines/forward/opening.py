@@ -15,6 +15,7 @@ import torch
 from rapid.checkpoints.digests import digest_of_files
 from rapid.checkpoints.files import checkpoint_source, read_json
 from rapid.config import EngineConfig
+from rapid.engines.forward.buckets import padding_pages
 from rapid.engines.forward.cuda_graphs import GraphCapture
 from rapid.engines.forward.kernels import kernels_of
 from rapid.engines.forward.loading import LoadedModel, plan_kv_pages
@@ -50,7 +51,9 @@ def open_runner(
         ConfigurationError: The KV pool cannot hold one sequence.
     """
     max_context, num_pages = plan_kv_pages(loaded, config)
-    cache = KVCache(loaded.kv_layout, num_pages + config.deterministic, config.page_tokens)
+    has_padding = config.deterministic or loaded.device.type == "cuda"
+    num_extra = padding_pages(config.page_tokens) if has_padding else 0
+    cache = KVCache(loaded.kv_layout, num_pages + num_extra, config.page_tokens)
     kernels = kernels_of(loaded, cache, max_context, config)
     runner_class = TiledRunner if config.deterministic else Runner
     runner = runner_class(loaded.model, cache, loaded.device, vocab_size, kernels, loaded.place)

@@ -55,11 +55,22 @@ class Runner:
         self._graphs: StepGraphs | None = None
 
     def capture_steps(self, max_context: int, capture: Capture) -> None:
-        """Run steps of recurring shapes as captured graphs, if the kernels allow it."""
+        """Run steps as captured graphs, if the kernels allow it.
+
+        The last `MAX_STEP_ROWS` slots of the cache must be unused, for padding is stored there.
+        """
         may_capture = self._kernels is not None and self._kernels.captured is not None
         if self._all(may_capture):
             assert self._kernels is not None
-            self._graphs = StepGraphs(self._forward, self._kernels, max_context, capture, self._all)
+            self._graphs = StepGraphs(
+                self._forward,
+                self.cache,
+                self.device,
+                self._kernels,
+                max_context,
+                capture,
+                self._all,
+            )
 
     def _all(self, claim: bool) -> bool:
         """Return whether every rank claims it; a model in one process has one."""
@@ -75,8 +86,10 @@ class Runner:
         Returns:
             Per feed its wanted logits, float32, cut to the shared vocabulary, [num_wanted, vocab].
         """
-        batch = assemble(feeds, self.cache, self.device, self._kernels)
-        logits = (self._forward if self._graphs is None else self._graphs.run)(batch)
+        if self._graphs is None:
+            logits = self._forward(assemble(feeds, self.cache, self.device, self._kernels))
+        else:
+            logits = self._graphs.run(feeds)
         return list(torch.split(logits.float(), [feed.num_wanted for feed in feeds]))
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from rapid.messages import Verdict
 from rapid.speculation.controller import Controller
-from rapid.speculation.round_costs import RoundCosts
+from rapid.speculation.round_costs import Bucket, Line, RoundCosts
 
 
 @dataclass
@@ -114,6 +114,38 @@ def test_a_slow_drafter_is_given_up_after_two_rounds():
     machine.now = 0.0
     assert not any(machine.answer(costs, 50, 0.5))
     assert machine.now == pytest.approx(machine.plainly(50))
+
+
+def test_rounds_in_which_drafters_only_caught_up_are_no_measurement():
+    machine, costs = Machine(), RoundCosts()
+    is_read = False
+    answers = [
+        Controller(costs, 2000, 10, can_rest=True, is_read=lambda: is_read, clock=machine.clock)
+        for _ in range(2)
+    ]
+
+    def verdict(num_drafted: int) -> Verdict:
+        return Verdict("trace", 0, 0, (5,) * (num_drafted or 10), num_drafted, num_drafted, False)
+
+    for answer in answers * 2:  # the drafters read their prompts meanwhile
+        assert answer.next_length(10) == 0
+        machine.now += 10 * machine.plain
+        answer.observe(verdict(0))
+    is_read = True
+    for answer in answers:  # both drafters first read the twenty tokens that they missed
+        assert answer.next_length(10) == 4
+        machine.now += 0.5
+        answer.observe(verdict(4))
+    assert answers[0].next_length(10) == 4  # the first trial is still due
+
+
+def test_a_length_that_borrows_times_borrows_none_that_were_not_measured():
+    bucket = Bucket()
+    bucket.book_plain(10, 0.1)
+    longer = bucket.borrowed()
+    longer.book_plain(10, 0.2)
+    assert longer.plain.at(10) == 0.2
+    assert longer.drafted == Line()
 
 
 def test_the_length_is_the_one_with_the_most_tokens_a_second():

@@ -19,12 +19,16 @@ ROW_S, KEY_S = 1e-3, 1e-6
 TABLE = PageTable((), 16)
 
 
+class FakeLease:
+    def __init__(self, tenant: str) -> None:
+        self.request = SimpleNamespace(tenant=tenant, traceparent="")
+
+
 class FakeWork(Work):
     """Rows that are never computed: a prefill of `num_rows`, or `num_rows` in every step."""
 
     def __init__(self, kind: Any, num_rows: int, tenant: str = "local") -> None:
-        lease: Any = SimpleNamespace(request=SimpleNamespace(tenant=tenant, traceparent=""))
-        super().__init__(lease, (0,))
+        super().__init__(FakeLease(tenant), (0,))  # type: ignore[arg-type]
         self.kind = kind
         self.num_rows = num_rows
         self.num_fed = 0

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from rapid.config import SamplingConfig, SpeculationConfig
-from rapid.engines.attention.batch import Batch, Feed, assemble
+from rapid.engines.attention.batch import Batch, Feed, RowLists
 from rapid.engines.attention.ragged import attend_by_runs
 from rapid.engines.attention.rows import Kernels
 from rapid.engines.attention.triton_kernel import attend_by_blocks
 from rapid.engines.forward import cuda_graphs
+from rapid.engines.forward.buckets import Bucket, padding_pages
 from rapid.engines.forward.cuda_graphs import StepGraphs
 from rapid.engines.forward.loading import load_model
 from rapid.engines.forward.runner import Runner
@@ -66,24 +67,30 @@ def decode(
     capture: cuda_graphs.Capture, steps: range, rows: int = 1, device: torch.device = CPU
 ) -> None:
     """Feed both prompts, `rows` at a time from token 20 on, and check every logit."""
+    feed_all(capture, [{0: rows, 1: rows}] * len(steps), device)
+
+
+def feed_all(
+    capture: cuda_graphs.Capture, steps: list[dict[int, int]], device: torch.device = CPU
+) -> None:
+    """Feed so many rows of each prompt in each step, from token 20 on, and check every logit."""
     kernels = Kernels(attend_by_runs, attend_by_runs, attend_by_blocks)
     layout = replace(loaded().kv_layout, devices=(device,) * len(loaded().kv_layout.devices))
-    cache = KVCache(layout, 32, page_tokens=4)
+    cache = KVCache(layout, 32 + padding_pages(4), page_tokens=4)
     for tensor in itertools.chain(*cache.layers):
         tensor.zero_()  # a graph that is wrong reads what nobody wrote, and that must not overflow
     model = copy.deepcopy(loaded().model).to(device)
     runner = Runner(model, cache, device, loaded().vocab_size, kernels)
     runner.capture_steps(64, capture)
-    start = steps.start
-    runner.run([Feed(p[:start], 0, t, 0) for p, t in zip(PROMPTS, TABLES, strict=True)])
+    positions = [20] * len(PROMPTS)
+    runner.run([Feed(p[:20], 0, t, 0) for p, t in zip(PROMPTS, TABLES, strict=True)])
     expected = [reference_logits(prompt) for prompt in PROMPTS]
-    for position in steps:
-        own = slice(position, position + rows)
-        logits = runner.run(
-            [Feed(p[own], position, t, 1) for p, t in zip(PROMPTS, TABLES, strict=True)]
-        )
-        for got, want in zip(logits, expected, strict=True):
-            torch.testing.assert_close(got.cpu(), want[own][-1:], atol=1e-4, rtol=0)
+    for step in steps:
+        own = {index: slice(positions[index], positions[index] + step[index]) for index in step}
+        feeds = [Feed(PROMPTS[i][rows], rows.start, TABLES[i], 1) for i, rows in own.items()]
+        for got, (index, rows) in zip(runner.run(feeds), own.items(), strict=True):
+            torch.testing.assert_close(got.cpu(), expected[index][rows][-1:], atol=1e-4, rtol=0)
+            positions[index] = rows.stop
 
 
 @pytest.mark.usefixtures("_instant")
@@ -93,6 +100,15 @@ def test_recurring_steps_are_replayed_with_their_own_inputs(rows: int) -> None:
     decode(captures, range(20, 20 + 7 * rows, rows), rows)
     # two ordinary, the captured one, the tried one, three replayed
     assert (captures.num_captured, captures.num_replayed) == (1, 1 + 3)
+
+
+@pytest.mark.usefixtures("_instant")
+def test_steps_of_several_shapes_share_the_graph_of_their_bucket() -> None:
+    captures = Captures()
+    # plain rows beside a block, in either order, blocks that differ, and a sequence that is away
+    feed_all(captures, [{0: 1, 1: 3}, {0: 2, 1: 2}, {0: 4, 1: 1}, {0: 1, 1: 2}, {1: 2, 0: 1}])
+    # two ordinary, the captured one, the tried one, one replayed
+    assert (captures.num_captured, captures.num_replayed) == (1, 1 + 1)
 
 
 @pytest.mark.usefixtures("_instant")
@@ -110,7 +126,7 @@ def test_a_graph_that_keeps_old_inputs_is_refused(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING):
         decode(capture, range(20, 27))
     assert captures.num_replayed == 1
-    assert "graph for steps of shape (2, 1) refused" in caplog.text
+    assert "graph for steps of (2 sequences, 2 rows, at most 1 each) refused" in caplog.text
 
 
 @pytest.mark.usefixtures("_instant")
@@ -119,14 +135,17 @@ def test_a_graph_that_stores_keys_in_old_places_ends_the_step(
 ) -> None:
     fill = StepGraphs._fill
 
-    def forgets_the_slots(graphs: StepGraphs, graph: cuda_graphs._Graph, batch: Batch) -> bool:
-        slots = graph.inputs.rows.slots.clone()
-        filled = fill(graphs, graph, batch)
-        graph.inputs.rows.slots.copy_(slots)
+    def forgets_the_slots(
+        graphs: StepGraphs, graph: cuda_graphs._Graph, rows: RowLists, bucket: Bucket
+    ) -> torch.Tensor | None:
+        slots = slice(2 * bucket.rows, 3 * bucket.rows)
+        before = graph.inputs[slots].clone()
+        filled = fill(graphs, graph, rows, bucket)
+        graph.inputs[slots] = before
         return filled
 
     monkeypatch.setattr(StepGraphs, "_fill", forgets_the_slots)
-    with pytest.raises(EngineFailed, match=r"shape \(2, 1\) stored keys in wrong places"):
+    with pytest.raises(EngineFailed, match=r"2 rows, at most 1 each\) stored keys in wrong places"):
         decode(Captures(), range(20, 24))
 
 
@@ -146,7 +165,12 @@ def test_a_capture_that_fails_leaves_the_steps_ordinary(
 
     with caplog.at_level(logging.WARNING):
         decode(fails, range(20, 26))
-    assert caplog.text.count("no graph for steps of shape (2, 1), nor others: ") == 1
+    assert (
+        caplog.text.count(
+            "no graph for steps of (2 sequences, 2 rows, at most 1 each), nor others: "
+        )
+        == 1
+    )
 
 
 def test_after_a_capture_that_failed_there_is_no_other() -> None:
@@ -161,11 +185,11 @@ def test_after_a_capture_that_failed_there_is_no_other() -> None:
         return torch.ones(len(batch.wanted), 3)
 
     kernels = Kernels(attend_by_runs, attend_by_runs, attend_by_blocks)
-    graphs = StepGraphs(forward, kernels, 64, fails)
-    cache = KVCache(loaded().kv_layout, 32, page_tokens=4)
+    cache = KVCache(loaded().kv_layout, 36, page_tokens=4)
+    graphs = StepGraphs(forward, cache, CPU, kernels, 64, fails)
     for rows in (1, 2):
         for _ in range(4):
-            graphs.run(assemble([Feed(PROMPTS[0][:rows], 20, TABLES[0], 1)], cache, CPU))
+            graphs.run([Feed(PROMPTS[0][:rows], 20, TABLES[0], 1)])
     assert num_tried == 1
 
 
@@ -194,7 +218,7 @@ def test_a_graph_that_rounds_otherwise_is_refused_but_ends_nothing(
     with caplog.at_level(logging.WARNING):
         decode(captures, range(20, 26))
     assert captures.num_replayed == 1
-    assert "graph for steps of shape (2, 1) refused" in caplog.text
+    assert "graph for steps of (2 sequences, 2 rows, at most 1 each) refused" in caplog.text
 
 
 def test_a_capture_is_on_one_stream_of_its_own_which_it_leaves_when_it_fails(
@@ -255,7 +279,7 @@ def test_a_real_graph_gives_the_logits_of_every_step(
     with caplog.at_level(logging.INFO):
         steps = range(20, 20 + 8 * rows, rows)
         decode(cuda_graphs.GraphCapture(), steps, rows, torch.device("cuda:0"))
-    assert f"graph for steps of shape (2, {rows})" in caplog.text
+    assert f"graph for steps of (2 sequences, {2 if rows == 1 else 5} rows" in caplog.text
     assert "refused" not in caplog.text
     assert "no graph" not in caplog.text
 

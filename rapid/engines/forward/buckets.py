@@ -1,0 +1,109 @@
+"""Buckets of steps: few shapes that most steps fit into, once they are padded.
+
+The steps of a mixed load differ in their shape from one to the next: draft lengths follow what is
+measured, answers end, and plain rows stand beside blocks. A step is captured for a bucket instead,
+and padded to it:
+
+* a sequence is padded by rows behind its own, as if its text went on. Their keys lie in slots that
+  belong to no page, and no row of its own sees them, because they are later;
+* further sequences consist of such rows only.
+
+So a padded step is an ordinary one, for every kernel, and its own rows attend to the same keys in
+the same order. Which bucket a step falls into depends on its numbers of rows alone, so that all
+ranks of a model choose the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rapid.engines.attention.batch import RowLists
+from rapid.engines.attention.segments import MAX_STEP_ROWS, Segment
+
+MOST_ROWS = (1, 4, 16)  # of a bucket's longest sequence; the last is MAX_STEP_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A shape that steps are padded to.
+
+    Attributes:
+        sequences: number of sequences.
+        rows: number of rows of all of them.
+        most_rows: rows of the longest sequence.
+    """
+
+    sequences: int
+    rows: int
+    most_rows: int
+
+    def __str__(self) -> str:
+        return f"({self.sequences} sequences, {self.rows} rows, at most {self.most_rows} each)"
+
+
+def padding_pages(page_tokens: int) -> int:
+    """Return the pages behind those of the ledger whose slots hold the keys of padding."""
+    return -(-MAX_STEP_ROWS // page_tokens)
+
+
+def bucket_of(segments: Sequence[Segment]) -> Bucket | None:
+    """Return the bucket of a step; None where a sequence has the rows of a prefill chunk.
+
+    Numbers of sequences are powers of two and halfway between them. A bucket has room for one, two,
+    four, ... or all sequences of the most rows, beside others of one row: fewer products than in a
+    rectangle, where each sequence is padded to the longest.
+    """
+    lengths = [segment.stop - segment.start for segment in segments]
+    longest = max(lengths)
+    if longest > MAX_STEP_ROWS:
+        return None
+    most_rows = next(most for most in MOST_ROWS if most >= longest)
+    sequences = _power_or_halfway(len(lengths))
+    needed = sum(lengths) + sequences - len(lengths)
+    long = 1
+    while sequences + long * (most_rows - 1) < needed:
+        long *= 2
+    return Bucket(sequences, sequences + min(long, sequences) * (most_rows - 1), most_rows)
+
+
+def padded(rows: RowLists, bucket: Bucket, first_slot: int) -> tuple[RowLists, list[int]]:
+    """Pad a step to its bucket.
+
+    Args:
+        rows: the step.
+        bucket: from `bucket_of`.
+        first_slot: first of `MAX_STEP_ROWS` slots of the cache that belong to no page.
+
+    Returns:
+        The padded step, all of whose rows are wanted, and its own wanted rows among them.
+    """
+    missing = bucket.rows - len(rows.input_ids)
+    num_empty = bucket.sequences - len(rows.segments)
+    made = RowLists([], [], [], list(range(bucket.rows)), [])
+    moved = [0] * len(rows.input_ids)
+    for segment in [*rows.segments, *[Segment(0, 0, [], [])] * num_empty]:
+        first, own = len(made.input_ids), range(segment.start, segment.stop)
+        num_empty -= not own
+        num_padding = min(missing - num_empty, bucket.most_rows - len(own))
+        missing -= num_padding
+        for offset, row in enumerate(own):
+            moved[row] = first + offset
+        slots = range(first_slot, first_slot + num_padding)
+        made.input_ids.extend([*rows.input_ids[segment.start : segment.stop], *[0] * num_padding])
+        made.positions.extend([*rows.positions[segment.start : segment.stop], *[0] * num_padding])
+        made.slots.extend([*rows.slots[segment.start : segment.stop], *slots])
+        spans = [*segment.all_spans, *([(slots.start, slots.stop)] if slots else [])]
+        made.segments.append(Segment(first, len(made.input_ids), segment.past, spans))
+    return made, [moved[row] for row in rows.wanted]
+
+
+def example(bucket: Bucket, first_slot: int) -> RowLists:
+    """Return a step of padding alone that fills a bucket, with a sequence of the most rows."""
+    return padded(RowLists([], [], [], [], []), bucket, first_slot)[0]
+
+
+def _power_or_halfway(number: int) -> int:
+    """Round up to 1, 2, 3, 4, 6, 8, 12, 16, ..."""
+    power = 1 << (number - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and number <= power * 3 // 4 else power
