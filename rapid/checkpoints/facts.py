@@ -95,10 +95,15 @@ def text_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _check_setting(family: str, shape: ModelShape, config: EngineConfig, model: str) -> None:
     """Check that the model can be computed as the settings ask."""
-    if shape.experts and (config.deterministic or config.tensor_parallel > 1):
-        name = "deterministic" if config.deterministic else "tensor_parallel"
+    asked = {
+        "deterministic": config.deterministic,
+        "tensor_parallel": config.tensor_parallel > 1,
+        f"quantization: {config.quantization}": isinstance(config.quantization, str),
+    }
+    if shape.experts and any(asked.values()):
+        names = " and ".join(name for name, is_asked in asked.items() if is_asked)
         raise ConfigurationError(
-            f"{model} is a mixture of experts, which {name} is not built for: leave it out"
+            f"{model} is a mixture of experts, which is not built for {names}: leave that out"
         )
     if family == "phi3" and config.tensor_parallel > 1:
         raise ConfigurationError(

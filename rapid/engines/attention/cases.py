@@ -133,6 +133,15 @@ def checks(
     return [replace(case, expected=_specification(case.inputs)) for case in cases]
 
 
+def in_window(cases: Sequence[Case], window: int) -> list[Case]:
+    """Return the cases as in a layer with a sliding window, with what is expected then."""
+    found = []
+    for case in cases:
+        inputs = replace(case.inputs, window=window)
+        found.append(Case(f"{case.name}, in a window", inputs, _specification(inputs)))
+    return found
+
+
 def _first(runs: Sequence[Run], num_pages: int) -> list[Run]:
     """Return the runs of the first `num_pages` pages."""
     first: list[Run] = []

@@ -30,8 +30,10 @@ import numpy as np
 import torch
 
 from rapid.engines.attention.cases import (
+    Case,
     chunk_checks,
     chunk_timings,
+    in_window,
     step_checks,
     step_timings,
     tile_timings,
@@ -61,6 +63,7 @@ def choose_kernels(
     step_tokens: int,
     candidates: Sequence[Candidate] | None = None,
     measure: Measure | None = None,
+    window: int | None = None,
 ) -> Kernels:
     """Check and time candidates at the shapes of a cache, and log the findings.
 
@@ -72,6 +75,7 @@ def choose_kernels(
         step_tokens: rows of a prefill chunk.
         candidates: kernels to choose from; None takes `all_candidates`.
         measure: function that times a call in milliseconds; None takes `device_ms`.
+        window: number of last keys that rows of sliding layers attend to; None without such layers.
 
     Raises:
         ConfigurationError: no candidate is correct.
@@ -80,9 +84,13 @@ def choose_kernels(
     tolerance = TOLERANCES[keys.dtype]
     candidates = all_candidates(page_tokens) if candidates is None else candidates
     measure = measure or device_ms
+
+    def checked(cases: list[Case]) -> list[Case]:
+        return cases if window is None else cases + in_window(cases, window)
+
     steps = survey(
         candidates,
-        step_checks(keys, num_heads, page_tokens),
+        checked(step_checks(keys, num_heads, page_tokens)),
         step_timings(cache, num_heads, page_tokens, max_context),
         tolerance,
         measure,
@@ -90,7 +98,7 @@ def choose_kernels(
     )
     chunks = survey(
         [candidate for candidate in candidates if candidate.is_for_chunks],
-        chunk_checks(keys, num_heads, page_tokens),
+        checked(chunk_checks(keys, num_heads, page_tokens)),
         chunk_timings(cache, num_heads, page_tokens, max_context, step_tokens),
         tolerance,
         measure,

@@ -11,6 +11,7 @@ from rapid.engines.attention.cuda import CAPTURING, choose_kernels, float32_part
 from rapid.engines.attention.rows import Kernels
 from rapid.engines.forward.tiles import tile_kernels
 from rapid.engines.kv.cache import KVCache
+from rapid.planning.families import window_of
 
 if TYPE_CHECKING:
     from rapid.config import EngineConfig
@@ -36,13 +37,16 @@ def kernels_of(
     settings: Any = loaded.model.config
     num_heads = int(settings.num_attention_heads)
     page_tokens, step_tokens = config.page_tokens, config.step_tokens
+    window = window_of(settings.to_dict())
     # Engines of one shape and of about the same size reuse what the first of them found.
     alike = (
         *(layout.devices[0], layout.num_kv_heads, layout.head_dim, layout.dtype),
-        *(num_heads, page_tokens, max_context.bit_length(), step_tokens),
+        *(num_heads, page_tokens, max_context.bit_length(), step_tokens, window),
     )
     if alike not in _chosen:
         # Torch must not draw random numbers while another engine captures a graph.
         with CAPTURING, torch.cuda.device(layout.devices[0]):
-            _chosen[alike] = choose_kernels(cache, num_heads, page_tokens, max_context, step_tokens)
+            _chosen[alike] = choose_kernels(
+                cache, num_heads, page_tokens, max_context, step_tokens, window=window
+            )
     return _chosen[alike]

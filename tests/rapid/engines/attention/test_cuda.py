@@ -38,6 +38,20 @@ from tests.rapid.engines.attention.small_cases import (
 )
 
 
+def test_who_forgets_the_window_of_sliding_layers_is_not_chosen() -> None:
+    def forgetful(inputs: AttentionInputs) -> torch.Tensor:
+        return right(replace(inputs, window=None))
+
+    candidates = [Candidate("forgetful", lambda: forgetful), Candidate("right", lambda: right)]
+
+    def measure(run: Callable[[], object]) -> float:
+        return 1.0 if run.args == (forgetful,) else 2.0  # type: ignore[attr-defined]
+
+    for window, chosen in ((None, forgetful), (32, right)):
+        kernels = choose_kernels(cache_of(), HEADS, PAGE, 512, 100, candidates, measure, window)
+        assert (kernels.steps, kernels.chunks) == (chosen, chosen)
+
+
 def test_steps_and_prefill_choose_for_themselves(caplog: pytest.LogCaptureFixture) -> None:
     def for_steps(inputs: AttentionInputs) -> torch.Tensor:
         return right(inputs)

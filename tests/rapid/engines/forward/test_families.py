@@ -238,8 +238,17 @@ def test_two_ranks_compute_together_what_one_does(family: str) -> None:
 @pytest.mark.parametrize(
     ("family", "setting", "sentence"),
     [
-        ("qwen3_moe", {"tensor_parallel": 2}, "mixture of experts, which tensor_parallel is not"),
-        ("qwen3_moe", {"deterministic": True}, "mixture of experts, which deterministic is not"),
+        (
+            "qwen3_moe",
+            {"tensor_parallel": 2},
+            "mixture of experts, which is not built for tensor_parallel",
+        ),
+        (
+            "qwen3_moe",
+            {"deterministic": True},
+            "mixture of experts, which is not built for deterministic",
+        ),
+        ("qwen3_moe", {"quantization": "int8"}, "which is not built for quantization: int8"),
         ("phi3", {"tensor_parallel": 2}, "as one matrix, which tensor_parallel does not split"),
     ],
 )

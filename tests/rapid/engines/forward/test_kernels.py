@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from rapid.engines.attention.ragged import attend_by_runs
 from rapid.engines.attention.rows import Kernels
@@ -19,7 +20,7 @@ from tests.rapid.tiny_models import engine_config
 def kernels_for(device: str, max_context: int, **settings: object) -> Kernels | None:
     """The kernels of an engine on a device that need not be there."""
     layout = KVLayout(2, 16, torch.bfloat16, (torch.device(device),) * 2)
-    model = SimpleNamespace(config=SimpleNamespace(num_attention_heads=4))
+    model = SimpleNamespace(config=LlamaConfig(num_attention_heads=4))
     loaded = SimpleNamespace(kv_layout=layout, model=model)
     return kernels_of(loaded, None, max_context, engine_config(**settings))  # type: ignore[arg-type]
 
@@ -47,8 +48,11 @@ def test_engines_of_one_shape_and_about_one_size_choose_once(
 ) -> None:
     chosen: list[int] = []
 
-    def choose(cache: None, heads: int, page_tokens: int, max_context: int, _: int) -> Kernels:
+    def choose(
+        cache: None, heads: int, page_tokens: int, max_context: int, _: int, *, window: int | None
+    ) -> Kernels:
         assert kernels_module.CAPTURING.locked()  # no graph is captured meanwhile
+        assert window is None
         chosen.append(max_context)
         return Kernels(attend_by_runs, attend_by_runs)
 
