@@ -34,6 +34,7 @@ CONFIG = ServeConfig.model_validate(
 )
 OTHERS = {
     "node_labels": {"rapid-pool": "other"},
+    "quantization": "int8",
     "embedder": LexicalEmbedderConfig(),
     "store": LocalStoreConfig(),
     "canary": CanaryConfig(application="next", share=0.1),

@@ -133,7 +133,7 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
             lambda _, args: args["target"]["engine"].update(
                 rope_scaling={"type": "dynamic", "factor": 2.0}
             ),
-            "rope_type 'dynamic' changes stored keys",
+            "rope_type 'dynamic' changes the angles of stored keys",
         ),
         (
             lambda _, args: args["target"]["engine"].update(
