@@ -241,7 +241,7 @@ def _load_weights(
         raise ConfigurationError(
             f"model {config.model!r} cannot be loaded quantized: {_first_line(error)}"
         ) from error
-    if read["missing_keys"] and (weights is not None or "key_mapping" in settings):
+    if (weights is not None or "key_mapping" in settings) and read["missing_keys"]:
         raise ConfigurationError(
             f"model {config.model!r}: the file does not hold {min(read['missing_keys'])}"
         )
