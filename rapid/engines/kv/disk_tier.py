@@ -118,8 +118,11 @@ class DiskTier:
             self._to_write.put(_Use(names))
 
     def save(self, name: bytes, tenant: str) -> None:
-        """Have a page written that was computed, unless it is there."""
-        if name in self.files or self._is_full or self._is_off:
+        """Have a page written that was computed, unless it is there.
+
+        A page of no tenant is not kept: an engine computes such pages only to try its steps.
+        """
+        if not tenant or name in self.files or self._is_full or self._is_off:
             return
         self._unsaved[name] = tenant
         if len(self._unsaved) > _MOST_UNSAVED:

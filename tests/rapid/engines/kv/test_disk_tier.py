@@ -119,6 +119,14 @@ async def test_tenants_and_salts_do_not_find_each_others_files(tmp_path: Path) -
     engine.close()
 
 
+async def test_what_an_engine_reads_to_try_its_steps_is_not_kept(tmp_path: Path) -> None:
+    engine = tiny_engine(tmp_path)
+    await ask(engine, DOCUMENT, tenant="")
+    await until_idle(engine)
+    assert not tenants(tmp_path)
+    engine.close()
+
+
 async def test_a_tenant_whose_folder_was_removed_is_read_anew(tmp_path: Path) -> None:
     await read_once(tmp_path, DOCUMENT)
     engine = tiny_engine(tmp_path)
