@@ -28,7 +28,7 @@ from rapid.messages import LeaseRequest
 
 _SINGLES = 3  # replicas that are tried one by one before all others together
 _NEW_S = 2.0  # until Serve has told a router of the replicas that run
-_MOST_SENT = 4096  # leases of which a router remembers where they are
+_MOST_SENT = 4096  # requests of which a router remembers where they are
 _TRANSIT_S = 0.5  # from an assignment to the engine's count of it
 _TAKEN_S = 3.0  # in which a replica says that it has taken what it was sent
 
@@ -73,15 +73,18 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         need = _need_of(pending_request)
         candidate_replicas = BLAME.spared(self._moving(candidate_replicas))
         by_id = {each.replica_id.unique_id: each for each in candidate_replicas}
+        candidates = self._candidates(candidate_replicas)
         order = ranked(
             need,
-            self._candidates(candidate_replicas),
+            candidates,
             target_ongoing=self._target_ongoing_requests,
             first_token_goal_s=self._first_token_goal_s,
         )
         if pending_request is not None and order:  # until it is known who took it
             self._assign(pending_request, order[0], need)
-            self._note(pending_request, order[0], is_taken=False)
+            first = next(each for each in candidates if each.replica == order[0])
+            may_take = _may_take(by_id[order[0]], first)
+            self._note(pending_request, order[0], is_taken=False, may_take=may_take)
         replicas = [by_id[replica] for replica in order]
         rest = replicas[_SINGLES:]
         return [[each] for each in replicas[:_SINGLES]] + ([rest] if rest else [])
@@ -102,10 +105,10 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         """Return whether a request would begin at once elsewhere, but not where it was sent.
 
         There it waits in an engine's queue, or the replica reports no more, or has not said for
-        three seconds that it has taken the request. The network between it and this process may be
-        cut, while Serve's controller reaches both: such a replica is blamed. A replica that has
-        left the pool only finishes what it has: what waits there moves, too. Any thread may call
-        this.
+        three seconds that it has taken the request, though it has room. The network between it and
+        this process may be cut, while Serve's controller reaches both: such a replica is blamed. A
+        replica that has left the pool only finishes what it has: what waits there moves, too. Any
+        thread may call this.
 
         Args:
             request: The lease, or the first argument of the call that is no string.
@@ -118,6 +121,8 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         here = candidates.pop(sent.replica, None)
         is_silent = not sent.is_taken and self._clock() - sent.since > _TAKEN_S
         if here is not None:
+            running = {each.replica_id.unique_id: each for each in self._replicas_list}
+            is_silent = is_silent and _may_take(running[sent.replica], here)
             waits = sent.is_taken and here.report is not None and here.report.leases_waiting > 0
             is_moving = any(each.replica_id.unique_id == sent.replica for each in moving)
             if is_moving and not waits and not is_silent:
@@ -148,7 +153,8 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
 
     def _find(self, request: object) -> _Sent | None:
         name, sent = _name_of(request), [*self._sent.values()]
-        return next((each for each in sent if each.name == name), None)
+        # The newest: an older one may be of an argument that was at the same place in memory.
+        return next((each for each in reversed(sent) if each.name == name), None)
 
     @property
     def is_empty(self) -> bool:
@@ -159,14 +165,19 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
     def _assign(self, request: PendingRequest, replica: str, need: Need) -> None:
         self._assigned[request.metadata.internal_request_id] = (replica, need, time.time())
 
-    def _note(self, request: PendingRequest, replica: str, *, is_taken: bool) -> None:
-        """Remember where a request was sent; what is cancelled before that is never completed."""
+    def _note(
+        self, request: PendingRequest, replica: str, *, is_taken: bool, may_take: bool = True
+    ) -> None:
+        """Remember where a request was sent; what is cancelled before that is never completed.
+
+        While the replica is full, so that it may not take the request, the time does not run.
+        """
         name = _name_of(*request.args)
         if name is not None:
             request_id = request.metadata.internal_request_id
             before = self._sent.get(request_id)
             is_there = before is not None and before.replica == replica
-            since = before.since if before and is_there else self._clock()
+            since = before.since if before and is_there and may_take else self._clock()
             self._sent[request_id] = _Sent(name, replica, since, is_taken)
         while len(self._sent) > _MOST_SENT:
             self._sent.pop(next(iter(self._sent)))
@@ -211,6 +222,12 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
             )
             for each in replicas
         ]
+
+
+def _may_take(replica: RunningReplica, known: Candidate) -> bool:
+    """Return whether a replica could take one more request, for all that is known here."""
+    has_lease = known.report is None or known.report.leases_free > 0
+    return has_lease and (known.num_ongoing or 0) < replica.max_ongoing_requests
 
 
 def _name_of(*args: object) -> str | int | None:

@@ -331,6 +331,7 @@ async def _next(
         RapidError: `resting`, if that is given and the pool has no replica.
     """
     coming = asyncio.ensure_future(anext(stream))
+    coming.add_done_callback(lambda done: done.cancelled() or done.exception())
     look_s = _FIRST_LOOK_S
     try:
         while not (await asyncio.wait({coming}, timeout=look_s))[0]:

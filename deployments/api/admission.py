@@ -39,9 +39,10 @@ class Admission:
     differ, so that a crowd that came at once is not refused at once. A line is no longer than there
     is room for others.
 
-    Refusals say when a place becomes free, by the pace at which the requests before it ended; one
-    refusal names one place and the next the one after, so that a crowd does not come back all at
-    once. Who asks earlier than it was told takes the place of the refusal that it had.
+    Refusals say when a place becomes free, by the pace at which the requests before it ended. Those
+    of about one second name one place after the other, so that a crowd does not come back all at
+    once. A later one takes the place of the oldest: callers cannot be told apart, and those that
+    ask earlier than they were told would lengthen the line for ever.
 
     Attributes:
         shares: The tenants' shares, which other replicas of the ingress add to.

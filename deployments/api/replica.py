@@ -27,6 +27,8 @@ from rapid.errors import ConfigurationError, OrchestratorLost, Overloaded
 from rapid.messages import GenerateRequest, GenerationEvent
 
 _LOOK_S = 1.0
+_SILENT_LOOKS = 3  # as this process may have stood still itself, and hears the others one by one
+_MOST_MOVES = 2  # of a request; one that needs more than seconds to arrive would never be taken
 _MAX_GRPC_CHARS = 2**20  # up to 4 bytes each would pass gRPC's limit of 4 MiB
 
 logger = logging.getLogger(__name__)
@@ -59,10 +61,11 @@ class RemoteOrchestrator:
         )
         stream: Any = None
         try:
-            while True:
+            for num_left in reversed(range(_MOST_MOVES + 1)):
                 stream = generate.remote(request)
+                watched = self._watched(request, stream, may_move=num_left > 0)
                 try:
-                    async with aclosing(self._watched(request, stream)) as events:
+                    async with aclosing(watched) as events:
                         async for event in events:
                             self._readiness.note_progress()
                             yield event
@@ -87,24 +90,30 @@ class RemoteOrchestrator:
         if (router := routers.find(self._handle.deployment_id)) is not None:
             router.forget(request)
 
-    async def _watched(self, request: GenerateRequest, stream: Any) -> AsyncGenerator[Any]:
+    async def _watched(
+        self, request: GenerateRequest, stream: Any, *, may_move: bool
+    ) -> AsyncGenerator[Any]:
         """Yield the items of a stream, whose orchestrator is looked at while none comes.
 
         Raises:
             _BeginsElsewhere: No orchestrator has taken the request in time, and another one may.
             OrchestratorLost: The orchestrator that took it has fallen silent.
         """
+        num_silent = 0
         while True:
             coming = asyncio.ensure_future(anext(stream))
+            coming.add_done_callback(lambda done: done.cancelled() or done.exception())
             try:
                 while not (await asyncio.wait({coming}, timeout=_LOOK_S))[0]:
                     router = routers.find(self._handle.deployment_id)
                     if router is None:
                         continue
-                    if router.can_move(request):
+                    if may_move and router.can_move(request):
                         raise _BeginsElsewhere
                     replica = router.replica_of(request)
-                    if replica is not None and self._readiness.is_silent(replica):
+                    is_silent = replica is not None and self._readiness.is_silent(replica)
+                    num_silent = num_silent + 1 if is_silent else 0
+                    if replica is not None and num_silent == _SILENT_LOOKS:
                         BLAME.put(replica)
                         raise OrchestratorLost("The orchestrator is silent: ask again.")
                 try:
@@ -113,6 +122,7 @@ class RemoteOrchestrator:
                     return
             finally:
                 coming.cancel()
+            may_move = False  # an answer that has begun must not begin again
             yield item
 
     async def ready(self) -> dict[str, Any]:
@@ -185,4 +195,5 @@ async def reach(application: str) -> RemoteOrchestrator | None:
     if found is None or found.status != ApplicationStatus.RUNNING:
         return None
     handle = serve.get_deployment_handle("Orchestrator", application)
+    # Nobody asks its processes for signs of life: one that hangs ends when Serve replaces it.
     return RemoteOrchestrator(handle, Readiness(application))

@@ -74,6 +74,7 @@ class RayRetrieval:
     ) -> Found | None:
         """Return the answer to a call, or None if no replica takes it while another one may."""
         coming = asyncio.ensure_future(_awaited(response))
+        coming.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             while not (await asyncio.wait({coming}, timeout=_LOOK_S))[0]:
                 router = routers.find(self._handle.deployment_id)

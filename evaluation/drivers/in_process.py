@@ -85,8 +85,9 @@ class InProcess:
                 try:
                     engine.check_running()
                 except EngineFailed as closed:
+                    why = str(error).rstrip(".")
                     raise BackendLost(
-                        f"an engine of this run has closed: {error} Its log says why; the same "
+                        f"an engine of this run has closed: {why}. Its log says why; the same "
                         "command goes on with the answers that are left"
                     ) from closed
             raise

@@ -42,6 +42,7 @@ def blame(monkeypatch: pytest.MonkeyPatch) -> Blame:
 class Replica:
     replica_id: ReplicaID
     routing_stats: dict[str, Any] = field(default_factory=dict)
+    max_ongoing_requests: int = 8
 
 
 def replica(name: str, report: EngineReport | None = None, age_s: float = 0.0) -> Any:
@@ -176,7 +177,7 @@ async def test_a_lease_that_was_sent_to_a_replica_that_stands_still_can_move() -
 @pytest.mark.parametrize(
     ("waited_s", "is_taken", "leases_free", "moves"),
     [
-        (2.9, False, 16, False),
+        (2.0, False, 16, False),
         (3.1, False, 16, True),
         (3.1, True, 16, False),
         (3.1, False, 0, False),
@@ -208,6 +209,46 @@ async def test_who_has_just_failed_is_better_than_who_takes_nothing(blame: Blame
     assert not one.can_move(waits)
     pass_time(one, 4)
     assert one.can_move(waits)
+
+
+async def test_a_replica_that_is_full_is_not_blamed_for_what_waits(blame: Blame) -> None:
+    """What it cannot take stays, and does not go to one that has just failed a step."""
+    one, waits = router(), lease(100)
+    blame.put("b")
+    for _ in range(3):  # Serve tries again and again, and both report
+        full = replica("a", replace(EMPTY, leases_free=0))
+        one._replicas_list = [full, replica("b", EMPTY)]
+        assert not one.can_move(waits)
+        pass_time(one, 4)
+        assert not one.can_move(waits)
+        await one.choose_replicas([full], pending("1", waits))
+    one._replicas_list = [replica("a", EMPTY), replica("b", EMPTY)]  # it has room now
+    assert not one.can_move(waits)
+    pass_time(one, 4)
+    assert one.can_move(waits)
+
+
+async def test_orchestrators_at_their_limit_are_not_blamed(blame: Blame) -> None:
+    request = GenerateRequest("caller-7", "local", ())
+    one = router({"a": 8, "b": 1})
+    busy, other = replica("a"), replica("b")
+    one._replicas_list = [busy, other]
+    for _ in range(2):
+        await one.choose_replicas([busy], pending("1", request))
+        pass_time(one, 10)
+        assert not one.can_move(request)
+    assert blame.spared([busy, other]) == [busy, other]
+
+
+async def test_the_newest_of_two_notes_counts() -> None:
+    """The argument of a later call may lie where that of one that was given up has lain."""
+    one, request = router(), GenerateRequest("caller-7", "local", ())
+    one._replicas_list = [replica("a"), replica("b")]
+    await one.choose_replicas(one._replicas_list[:1], pending("given up", request))
+    pass_time(one, 60)
+    one.on_request_routed(pending("2", request), one._replicas_list[1].replica_id, None)
+    assert not one.can_move(request)
+    assert one.replica_of(request) == "b"
 
 
 async def test_a_request_that_no_orchestrator_takes_moves_and_is_forgotten() -> None:

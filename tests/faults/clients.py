@@ -24,7 +24,8 @@ from rapid.embedded.generator import generate_document
 MODES = ("auto", "plain", "lossless", "fused", "rag")
 NUM_QUESTIONS = 20
 PATIENCE_S = 60.0
-HEALTH_S = 1.0
+HEALTH_S = 1.0  # between two checks
+HEALTH_TIMEOUT_S = 1.0
 SILENCE_S = 15.0  # three of the server's heartbeats
 WITHOUT = ("the target went on alone", "retrieval did not answer", "still being indexed")
 
@@ -165,15 +166,17 @@ class Clients:
         watching = [
             asyncio.create_task(self._watch(http, url)) for url in self.urls if len(self.urls) > 1
         ]
-        yield
-        for task in watching:
-            task.cancel()
+        try:
+            yield
+        finally:
+            for task in watching:
+                task.cancel()
 
     async def _watch(self, http: httpx.AsyncClient, url: str) -> None:
         num_failed = 0
         while True:
             try:
-                reply = await http.get(f"{url}/-/healthz", timeout=HEALTH_S)
+                reply = await http.get(f"{url}/-/healthz", timeout=HEALTH_TIMEOUT_S)
                 num_failed = 0 if reply.status_code == 200 else num_failed + 1
             except httpx.HTTPError:
                 num_failed += 1

@@ -36,6 +36,7 @@ class Hostile:
         self._line, far = spawn.Pipe()
         self._process = spawn.Process(target=_run, args=(hostility, url, far), daemon=True)
         self._process.start()
+        far.close()  # so that a process that ends early is noticed below
         self._line.recv()
 
     def let_loose(self) -> None:

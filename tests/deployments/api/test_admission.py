@@ -206,8 +206,9 @@ def app_of(service: Any, **config: Any) -> Ingress:
 class TestCrowd:
     @pytest.mark.parametrize("is_streamed", [True, False])
     async def test_150_clients_of_one_tenant_leave_another_its_place(
-        self, is_streamed: bool
+        self, is_streamed: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr("deployments.api.admission._WAIT_S", 600.0)  # nobody gives up waiting
         busy = Busy()
         app = app_of(busy, max_requests_per_tenant=12)
         asked = ASK | {"stream": is_streamed}

@@ -196,6 +196,36 @@ async def test_a_request_that_no_orchestrator_takes_is_sent_to_another(
     assert (handle.num_cancelled, router.forgotten) == (3, [request] * 3)
 
 
+async def test_a_request_that_nobody_can_take_in_seconds_is_not_sent_round_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    router, handle = Router(moves=True, replica=None), StandStill(9)
+    routers.add("Orchestrator", router)
+    events = remote(handle).generate(GenerateRequest("r", "local", ()))
+    coming = asyncio.ensure_future(anext(events))
+    while handle.num_silent > 6:  # noqa: ASYNC110 (it is sent to two more)
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    assert (handle.num_silent, coming.done()) == (6, False)
+    coming.cancel()
+
+
+async def test_an_answer_that_has_begun_does_not_begin_again_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    router, handle = Router(moves=False, replica="a"), StandStill(0, "the first event")
+    routers.add("Orchestrator", router)
+    events = remote(handle).generate(GenerateRequest("r", "local", ()))
+    assert await anext(events) == "the first event"
+    router.moves = True
+    coming = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0.1)
+    assert (handle.num_silent, coming.done()) == (-1, False)  # one call
+    coming.cancel()
+
+
 async def test_an_orchestrator_that_falls_silent_amid_an_answer_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
