@@ -59,7 +59,7 @@ class Generation:
 
 
 def load(model: str, **settings: Any) -> LoadedModel:
-    """Load a Llama, Qwen2 or Qwen3 checkpoint.
+    """Load a checkpoint of a supported family (docs/models.md).
 
     Args:
         model: A directory, a hub name, ``embedded:target`` or ``embedded:drafter``.
@@ -245,7 +245,8 @@ def _engine(loaded: LoadedModel, num_prompt: int, terms: Terms, vocab_size: int 
         "max_leases": 1,
         "draft_ahead": False,
     }
-    return Engine(loaded, config.model_copy(update=room), vocab_size=vocab_size)
+    settings = config.model_copy(update=room)
+    return Engine(loaded, settings, vocab_size=vocab_size, is_watched=False)
 
 
 def _run(coroutine: Coroutine[Any, Any, Result]) -> Result:

@@ -299,7 +299,7 @@ def open_pair(
 def _pool(opening: ExitStack, model: LoadedModel, vocab_size: int | None) -> LocalPool:
     # Drafting ahead would compete with the target for this process's interpreter.
     config = model.config.model_copy(update={"draft_ahead": False})
-    engine = Engine(model, config, vocab_size=vocab_size)
+    engine = Engine(model, config, vocab_size=vocab_size, is_watched=False)
     opening.callback(engine.close)
     return LocalPool(engine)
 

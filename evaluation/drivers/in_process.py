@@ -249,7 +249,7 @@ class InProcess:
         return Terms(
             "/".join((trial.item.id, trial.system.name, trial.condition.name)),
             # A tenant reuses nothing of what another has read.
-            tenant="" if self._task.reuses_prefill else trial.system.name,
+            tenant="local" if self._task.reuses_prefill else trial.system.name,
             sampling=sampling,
             speculation=trial.system.speculation(trial.condition.eta),
             max_tokens=max_tokens or self._task.max_tokens,

@@ -82,6 +82,7 @@ class Engine:
         self._eos_ids = loaded.eos_ids
         self._config = config
         runner, host = open_leading_runner(loaded, config, self._vocab_size, self._close_lost)
+        self._host = host
         ledger = LeaseLedger(
             PagePool(num_pages),
             config.page_tokens,
@@ -357,6 +358,8 @@ class Engine:
         if self._disk is not None:
             self._disk.close()
         if not self._compute.is_stuck:
+            if self._host is not None:
+                self._host.wait()
             self._compute.runner.close()
 
     def _close_lost(self, why: str) -> None:

@@ -106,7 +106,9 @@ class ComputeThread:
                     self.num_turns += 1
                     continue
                 with self._state.guard:
-                    self.num_turns += not self._state.in_progress()
+                    # The disk tier itself gives up a disk that does not answer.
+                    is_reading = self._state.ledger.prefixes.is_reading
+                    self.num_turns += is_reading or not self._state.in_progress()
                     if not (self._state.is_due() or self._state.is_closed):
                         ttl_s, rest_s = self._config.lease_ttl_s, self._state.scheduler.rest_s
                         copying_s = _LOOK_S if self._state.ledger.prefixes.is_copying else 1.0

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -101,12 +102,14 @@ def _context(loaded: LoadedModel, config: EngineConfig, memo: Path) -> bytes:
     weights = [Path(source)] if is_one_file else weight_files(source)
     layout, device = loaded.kv_layout, loaded.device
     is_cuda = device.type == "cuda"
+    settings: Any = loaded.model.config
     facts = {
         "weights": digest_of_files(weights, memo),
         "settings": None if is_one_file else read_json(source, "config.json"),
         "layout": [len(layout.devices), layout.num_kv_heads, layout.head_dim, str(layout.dtype)],
         "device": torch.cuda.get_device_name(device) if is_cuda else device.type,
         "threads": torch.get_num_threads() if config.deterministic else None,
+        "rope": settings.rope_parameters,  # as resolved: of some, `max_context` decides
         "versions": [_version(package) for package in ("rapid-serve", "torch", "transformers")],
         "engine": config.model_dump(
             include={"dtype", "rope_scaling", "quantization", "page_tokens", "deterministic"}

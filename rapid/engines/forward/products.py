@@ -24,6 +24,7 @@ Method = Literal["fp8", "int8"]
 
 MOST_READ_ROWS = 12  # more rows are multiplied faster with weights that were converted before
 FP8_CAPABILITY = (9, 0)  # the least of a GPU whose scaled product has a scale for each row
+_WIDTH = 16  # numbers that the kernels for eight bits read at once
 _LEAST = 1e-12  # magnitude that a row of zeros is quantized for
 
 
@@ -46,9 +47,13 @@ class Product:
         if self.scale is None:
             return linear(rows, self.weight, self.bias)
         flat = rows.reshape(-1, rows.shape[-1])
-        if self.weight.dtype == torch.int8 and len(flat) <= MOST_READ_ROWS and not flat.is_cuda:
+        num_out, num_in = self.weight.shape
+        # Of other widths torch 2.13 reads beyond the end of a row in int8, and refuses fp8.
+        is_read = len(flat) <= MOST_READ_ROWS and not (num_in % _WIDTH or flat.is_cuda)
+        is_scaled = flat.is_cuda and not (num_in % _WIDTH or num_out % _WIDTH)
+        if self.weight.dtype == torch.int8 and is_read:
             product = torch._weight_int8pack_mm(flat, self.weight, self.scale)
-        elif self.weight.dtype == torch.float8_e4m3fn and flat.is_cuda:
+        elif self.weight.dtype == torch.float8_e4m3fn and is_scaled:
             product = _scaled(flat, self.weight, self.scale)
         else:
             product = product_of_numbers(flat, self.weight, self.scale)

@@ -132,8 +132,6 @@ class DiskTier:
         """Have a page read into the pool if it is there and reading is faster than computing."""
         if name in self.files and not self._is_off:
             if self.pace.is_restoring_faster:
-                if not self.is_reading:
-                    self._last_read_at = self._clock()
                 if name not in self._reads:
                     self._due[name] = None
             else:
@@ -208,7 +206,7 @@ class DiskTier:
 
     def _check_reads(self) -> None:
         """Give up if the disk does not answer: the prompts that wait are computed."""
-        if self.is_reading and self._clock() - self._last_read_at > _HANGS_S:
+        if self._reads and self._clock() - self._last_read_at > _HANGS_S:
             self._is_off = True
             self._due.clear()
             self._reads.clear()
@@ -227,6 +225,8 @@ class DiskTier:
                 host_page = self._host.borrow()
                 if host_page is None:
                     return
+                if not self._reads:
+                    self._last_read_at = self._clock()
                 self._reads[name] = host_page
                 self._to_read.put(_Job("read", name, "", host_page))
             del self._due[name]  # being read, or who wanted it has gone

@@ -212,6 +212,10 @@ class HostTier:
             layer = stop
         return self._lane.launch(pairs)
 
+    def wait(self) -> None:
+        """Wait until everything launched has landed, before the pool's memory is given back."""
+        self._lane.wait()
+
     def follow(self, cache: KVCache, pages: slice, host_pages: slice, *, is_restore: bool) -> None:
         """Launch a copy on a rank that does as told; `await_copies` is told as well."""
         mark = self.copy(cache, pages, host_pages, is_restore=is_restore)

@@ -31,6 +31,7 @@ _KEPT = 0.9  # share of the cap that is left after files had to give way
 _STALE_S = 600.0  # age at which an unfinished file has no writer any more
 _TOUCHED_S = 600.0  # between two notes that a file is in use
 _SUFFIX, _UNFINISHED = ".kv", ".part"
+_OUR_NAMES = rf"[0-9a-f]{{32}}({re.escape(_SUFFIX)}|{re.escape(_UNFINISHED)})"
 
 
 class PageFiles:
@@ -171,12 +172,11 @@ class PageFiles:
                 for entry in entries:
                     try:
                         status = entry.stat(follow_symlinks=False)
-                        if re.fullmatch(rf"[0-9a-f]{{32}}{re.escape(_SUFFIX)}", entry.name):
+                        if not re.fullmatch(_OUR_NAMES, entry.name):
+                            continue
+                        if entry.name.endswith(_SUFFIX):
                             yield Path(entry.path), status
-                        elif (
-                            entry.name.endswith(_UNFINISHED)
-                            and time.time() - status.st_mtime > _STALE_S
-                        ):
+                        elif time.time() - status.st_mtime > _STALE_S:
                             os.unlink(entry.path)
                     except FileNotFoundError:
                         continue  # another process removed it

@@ -173,6 +173,11 @@ class PrefixCache:
         return self._host.has_moves or (self._disk is not None and self._disk.is_due)
 
     @property
+    def is_reading(self) -> bool:
+        """Whether pages are due from disk."""
+        return self._disk is not None and self._disk.is_reading
+
+    @property
     def is_copying(self) -> bool:
         """Whether copies between the tiers are queued or on their way."""
         return self._host is not None and self._host.is_copying

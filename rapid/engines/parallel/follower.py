@@ -102,6 +102,9 @@ class Follower:
                 runner, host = open_runner(self._loaded, config, vocab_size)
                 self._open[engine] = runner, host, config.page_tokens
             case Close(engine):
+                host = self._open[engine][1]
+                if host is not None:
+                    host.wait()
                 del self._open[engine]
             case Forward(engine, feeds):
                 runner, _, page_tokens = self._open[engine]

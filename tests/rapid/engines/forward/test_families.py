@@ -17,6 +17,7 @@ from rapid.config import SamplingConfig
 from rapid.engines.attention.batch import Feed, assemble
 from rapid.engines.forward.decoder import decoder_of
 from rapid.engines.forward.loading import LoadedModel, load_model
+from rapid.engines.forward.opening import _context
 from rapid.engines.forward.runner import Runner
 from rapid.engines.forward.shards import Place, Shard
 from rapid.engines.forward.tiles import TiledRunner
@@ -183,6 +184,15 @@ def test_every_rope_scaling_gives_the_logits_of_transformers(
     with torch.no_grad():
         want = reference_of(path)(torch.tensor([ids]), use_cache=False).logits[0]
     torch.testing.assert_close(got, want, atol=5e-5, rtol=0)
+
+
+def test_pages_on_disk_are_of_the_factors_that_were_used(tmp_path: Path) -> None:
+    path = with_rope("phi3", {"rope_type": "longrope", "rope_theta": 1e4} | SCALINGS["longrope"])
+    contexts = []
+    for max_context in (50, 60, 200):
+        config = family_config(path, max_context=max_context)
+        contexts.append(_context(load_model(config), config, tmp_path / "memo"))
+    assert contexts[0] == contexts[1] != contexts[2]
 
 
 def test_a_scaling_of_the_settings_keeps_the_rope_of_sliding_layers_and_the_rotated_share() -> None:

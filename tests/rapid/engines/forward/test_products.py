@@ -36,6 +36,17 @@ def weights_and_rows(num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return weight.bfloat16(), rows.bfloat16()
 
 
+@pytest.mark.parametrize("width", [8, 24, 30, 33, 1000])
+def test_widths_that_the_kernel_of_int8_cannot_read_are_right_as_well(width: int) -> None:
+    """It reads beyond the end of the only row."""
+    for seed in range(5):
+        torch.manual_seed(seed)
+        weight, scale = quantized(torch.randn(40, width).bfloat16(), "int8")
+        row = torch.randn(1, width).bfloat16()
+        exact = row.float() @ (weight.float() * scale.float()[:, None]).T
+        assert far_off(Product(weight, scale)(row), exact) < 0.02
+
+
 def far_off(product: torch.Tensor, exact: torch.Tensor) -> float:
     """By how much a product is off, as a share of its row's size."""
     return float(((product.float() - exact).norm(dim=-1) / exact.norm(dim=-1)).max())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -246,6 +247,44 @@ def test_a_disk_that_does_not_answer_is_given_up(
     assert host.page_of(A) is None
     disk.restore(A)
     assert not disk.is_reading
+
+
+def test_a_long_step_before_a_read_begins_is_not_the_disks_fault(tmp_path: Path) -> None:
+    now = 0.0
+    _, disk = tier_of(tmp_path, A)
+    disk._clock = lambda: now
+    disk.restore(A)
+    now = 60.0
+    disk.go_on({A: 3}.get, {}.get)
+    now = 69.0
+    disk.go_on({A: 3}.get, {}.get)
+    assert disk.is_read(A)
+
+
+async def test_an_engine_that_waits_for_the_disk_makes_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its watchdog does not take it for one whose step does not end."""
+    await read_once(tmp_path, DOCUMENT)
+    engine = tiny_engine(tmp_path)
+    read, may_read = PageFiles.read, threading.Event()
+
+    def when_told(self: PageFiles, name: bytes, page: memoryview) -> bool:
+        may_read.wait()
+        return read(self, name, page)
+
+    monkeypatch.setattr(PageFiles, "read", when_told)
+    asking = asyncio.ensure_future(ask(engine, DOCUMENT))
+    assert engine._disk is not None
+    async with asyncio.timeout(60):
+        while not engine._disk._reads:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        num_turns = engine._compute.num_turns
+        while engine._compute.num_turns < num_turns + 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    may_read.set()
+    assert (await asking)[1] == 96
+    engine.close()
 
 
 def tier_of(tmp_path: Path, *names: bytes) -> tuple[HostTier, DiskTier]:

@@ -94,13 +94,18 @@ def test_a_page_that_vanishes_is_missing(tmp_path: Path) -> None:
 
 def test_what_was_not_finished_is_no_page_and_goes_in_the_end(tmp_path: Path) -> None:
     files(tmp_path).write(NAMES[0], "one", page(0))
-    fresh, stale = (path_of(tmp_path, 0).with_name(name) for name in ("a.part", "b.part"))
-    for part in (fresh, stale):
+    fresh, stale = (
+        path_of(tmp_path, 0).with_name(name) for name in ("a" * 32 + ".part", "b" * 32 + ".part")
+    )
+    others = path_of(tmp_path, 0).with_name("film.part")
+    for part in (fresh, stale, others):
         part.write_bytes(b"half")
-    os.utime(stale, (0, 0))
+    for part in (stale, others):
+        os.utime(part, (0, 0))
     assert len(files(tmp_path)) == 1
     assert fresh.exists()
     assert not stale.exists()
+    assert others.exists()
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
