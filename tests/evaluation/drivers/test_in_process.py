@@ -184,7 +184,7 @@ def test_without_a_drafter_the_target_is_its_own(results, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("reuses", "tenants"), [(False, {"plain", "sd"}), (True, {""})], ids=["apart", "reused"]
+    ("reuses", "tenants"), [(False, {"plain", "sd"}), (True, {"local"})], ids=["apart", "reused"]
 )
 def test_systems_read_apart_unless_the_task_reuses_what_was_read(
     monkeypatch, tmp_path, reuses, tenants
