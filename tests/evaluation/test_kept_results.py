@@ -33,7 +33,9 @@ PUBLIC = {
     "github.com",
     "huggingface.co",
     "matplotlib.org",
+    "mozilla.org",
     "purl.org",
+    "www.mozilla.org",
     "www.w3.org",
 }
 
