@@ -45,6 +45,8 @@ class Move:
 class HostTier:
     """Least-recently-used cache, in host memory, of pages of the engine's pool.
 
+    It has those that left the pool and, above a disk tier, all that pass through it to the disk.
+
     Like those of `PrefixCache`, its methods are called with the engine's lock held, except for
     `launch` and `landed`, which run on the compute thread between two forwards, so that a page is
     copied out before its next holder writes into it.

@@ -36,7 +36,8 @@ class Times:
         since: Time at which the call was handed in, in seconds of the performance counter.
         num_steps: Forwards with rows of the call.
         computed_s: Seconds of these forwards, with what follows on them, such as judging.
-        copied_s: Seconds for which the engine copied pages to or from host memory meanwhile.
+        copied_s: Seconds for which the compute thread copied pages, or launched their copies,
+            meanwhile. Waiting for copies on their way, or for a disk, is part of `waited_s`.
     """
 
     since: float = field(default_factory=time.perf_counter)
