@@ -37,7 +37,7 @@ class Times:
         num_steps: Forwards with rows of the call.
         computed_s: Seconds of these forwards, with what follows on them, such as judging.
         copied_s: Seconds for which the compute thread copied pages, or launched their copies,
-            meanwhile. Waiting for copies on their way, or for a disk, is part of `waited_s`.
+            meanwhile. What the call waits for copies on their way, or for a disk, is no part of it.
     """
 
     since: float = field(default_factory=time.perf_counter)
