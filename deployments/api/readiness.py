@@ -75,11 +75,17 @@ class Readiness:
         self._num_spared = 0
         self._pools: Pools = {}
         self._metrics: list[str] = []
+        self._is_stopped = threading.Event()
 
     def start(self) -> None:
-        """Start the threads, which end with the process."""
+        """Start the threads, which end with the process or after `stop`."""
         for look in (self.refresh_pools, self._signs.find, self._signs.ask):
-            threading.Thread(target=_repeat, args=(look,), name="rapid-ready", daemon=True).start()
+            args = (look, self._is_stopped)
+            threading.Thread(target=_repeat, args=args, name="rapid-ready", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the threads after their next look; what was seen stays."""
+        self._is_stopped.set()
 
     def state(self) -> dict[str, Any]:
         """Return the state; ``ready`` says whether a request would be answered."""
@@ -154,8 +160,8 @@ def pools_of(app: str) -> tuple[Pools, list[str]]:
     return pools, metrics
 
 
-def _repeat(look: Callable[[], None]) -> None:
-    """Look once a second, for ever; a look that fails leaves what was seen before."""
+def _repeat(look: Callable[[], None], is_stopped: threading.Event) -> None:
+    """Look once a second until stopped; a look that fails leaves what was seen before."""
     is_blind = False
     while True:
         try:
@@ -165,4 +171,5 @@ def _repeat(look: Callable[[], None]) -> None:
             if not is_blind:
                 _log.warning("the state of the application cannot be seen: %r", error)
             is_blind = True
-        time.sleep(_EVERY_S)
+        if is_stopped.wait(_EVERY_S):
+            return

@@ -265,6 +265,22 @@ async def test_the_models_card_says_whether_it_is_an_embedded_one(
     assert card["rapid"] == {"embedded": is_embedded}
 
 
+async def test_another_application_is_watched_like_this_one_until_it_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So an orchestrator of it that hangs is given up after seconds, as one of this application."""
+    looks: list[str] = []
+    monkeypatch.setattr(Readiness, "start", lambda self: looks.append("start"))
+    monkeypatch.setattr(Readiness, "stop", lambda self: looks.append("stop"))
+    handles = SimpleNamespace(get_deployment_handle=lambda *_, **__: ScriptedHandle())
+    monkeypatch.setattr(module, "serve", handles)
+    other = module.watch("next")
+    assert looks == ["start"]
+    assert not (await other.ready())["ready"]
+    other.close()
+    assert looks == ["start", "stop"]
+
+
 async def test_new_keys_and_limits_reach_a_replica_that_runs(nobody_looks: None) -> None:
     replica = IngressReplica(ApiConfig(), ScriptedHandle(), False)  # type: ignore[arg-type]
     transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
