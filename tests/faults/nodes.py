@@ -20,11 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from tests.faults.breakages import Fault
 from tests.faults.hosts import Host, Network
 from tests.faults.judgement import Allowed
 from tests.faults.qdrant import qdrant
-from tests.faults.service import Service, deployed, temporary
+from tests.faults.service import Service, deployed, is_healthy, temporary
 
 PORT, GCS_PORT, REDIS_PORT = 8000, 6390, 6391
 START_S = 60.0
@@ -160,6 +162,14 @@ class ServiceOnHosts(Service):
         if self._is_mended:
             self.hosts.start_all()
         return super().is_whole()
+
+    def _can_be_reached(self) -> bool:
+        """A node that has joined again has no proxy until it has a replica."""
+        healthy = []
+        for url in self.urls:
+            with suppress(httpx.HTTPError):
+                healthy.append(is_healthy(url))
+        return any(healthy)
 
     def kill_worker(self) -> None:
         """Pull a worker's plug."""

@@ -188,9 +188,7 @@ class Service:
 
         try:
             status = serve.status().applications[APP]
-            healthy = all(
-                httpx.get(f"{url}/-/healthz", timeout=2).status_code == 200 for url in self.urls
-            )
+            healthy = self._can_be_reached()
         except Exception:  # the controller or the proxy is away
             return False
         sizes = {name: pool.min_replicas for name, pool in self._deployed.pools.items()}
@@ -203,6 +201,9 @@ class Service:
                 for name, deployment in status.deployments.items()
             )
         )
+
+    def _can_be_reached(self) -> bool:
+        return all(map(is_healthy, self.urls))
 
     async def whole_again(self, since: float) -> float | None:
         """Wait until every replica is back; return how long that was after `since`."""
@@ -263,6 +264,11 @@ class Service:
 
 
 MANY_FDS = 64  # connections that are kept for reuse
+
+
+def is_healthy(url: str) -> bool:
+    """Whether Serve's proxy there answers that it is well."""
+    return httpx.get(f"{url}/-/healthz", timeout=2).status_code == 200
 
 
 def _is_alive(process: psutil.Process) -> bool:
