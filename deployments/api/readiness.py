@@ -59,7 +59,7 @@ class Readiness:
         signs: Signs | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        """Make the threads, which do not run before `start`.
+        """Make the snapshot, in which nothing is ready before the first look.
 
         Args:
             app: The application's name.
@@ -76,6 +76,11 @@ class Readiness:
         self._pools: Pools = {}
         self._metrics: list[str] = []
         self._is_stopped = threading.Event()
+
+    def look(self) -> None:
+        """Look at everything once, and block until then; what cannot be seen is left as it was."""
+        for look in (self.refresh_pools, self._signs.find, self._signs.ask):
+            _looked(look, is_blind=False)
 
     def start(self) -> None:
         """Start the threads, which end with the process or after `stop`."""
@@ -164,12 +169,17 @@ def _repeat(look: Callable[[], None], is_stopped: threading.Event) -> None:
     """Look once a second until stopped; a look that fails leaves what was seen before."""
     is_blind = False
     while True:
-        try:
-            look()
-            is_blind = False
-        except Exception as error:  # the controller is away, for example
-            if not is_blind:
-                _log.warning("the state of the application cannot be seen: %r", error)
-            is_blind = True
+        is_blind = not _looked(look, is_blind=is_blind)
         if is_stopped.wait(_EVERY_S):
             return
+
+
+def _looked(look: Callable[[], None], *, is_blind: bool) -> bool:
+    """Look; return whether that worked, and log why not, unless it did not work before."""
+    try:
+        look()
+    except Exception as error:  # the controller is away, for example
+        if not is_blind:
+            _log.warning("the state of the application cannot be seen: %r", error)
+        return False
+    return True

@@ -156,6 +156,7 @@ class IngressReplica:
         log_with_serve()
         self._name = name = orchestrator.app_name
         readiness = Readiness(name)
+        readiness.look()  # as Serve sends this replica requests, `/ready` among them, from now on
         readiness.start()
         self._service = WithCanary(RemoteOrchestrator(orchestrator, readiness), name, watch)
         # Serve's proxy adds x-request-id to every request and response.

@@ -156,11 +156,8 @@ class Service:
 
     def upgrade(self) -> None:
         """Roll the targets to new weights: the same ones at another path."""
-        model = self.folder / "upgraded"
-        if not model.exists():
-            shutil.copytree(checkpoint_source(self.config.target.engine.model), model)
-        engine = self.config.target.engine.model_copy(update={"model": str(model)})
-        self.change("target", engine=engine)
+        target = copied(self.config, self.folder / "upgraded").target
+        self.change("target", engine=target.engine)
 
     def mend(self) -> None:
         """Wake who was stopped, mend the engines, and deploy the first settings again."""
@@ -303,6 +300,17 @@ def settings(store: str) -> ServeConfig:
     return config.model_copy(update=sections)
 
 
+def copied(config: ServeConfig, folder: Path) -> ServeConfig:
+    """The same settings with the target's model in a folder of its own.
+
+    An embedded model is said to be one by every ingress, which upgrades of others do not concern.
+    """
+    if not folder.exists():
+        shutil.copytree(checkpoint_source(config.target.engine.model), folder)
+    engine = config.target.engine.model_copy(update={"model": str(folder)})
+    return config.model_copy(update={"target": config.target.model_copy(update={"engine": engine})})
+
+
 @contextmanager
 def served(port: int) -> Iterator[Service]:
     """Serve the application on a private Ray on loopback."""
@@ -349,7 +357,7 @@ def deployed(
     from ray import serve
     from ray.serve.context import _set_global_client
 
-    config = settings(store.url)
+    config = copied(settings(store.url), folder / "model")
     service = kind(urls, config, folder, store)
     try:
         service.deploy(config)

@@ -251,6 +251,7 @@ async def test_an_orchestrator_that_falls_silent_amid_an_answer_is_lost(
 
 @pytest.fixture
 def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Readiness, "look", lambda self: None)
     monkeypatch.setattr(Readiness, "start", lambda self: None)
 
 
