@@ -107,8 +107,8 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         There it waits in an engine's queue, or the replica reports no more, or has not said for
         three seconds that it has taken the request, though it has room. The network between it and
         this process may be cut, while Serve's controller reaches both: such a replica is blamed. A
-        replica that has left the pool only finishes what it has: what waits there moves, too. Any
-        thread may call this.
+        replica that has left the pool only finishes what it has: what waits there moves at once, as
+        does what it has not taken. Any thread may call this.
 
         Args:
             request: The lease, or the first argument of the call that is no string.
@@ -135,7 +135,8 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
             need = Need.of(request)
             begins = any(has_room(need, each, target) for each in others)
         else:
-            begins = is_silent and any(seems_free(each, target) for each in others)
+            is_left = here is None and not sent.is_taken
+            begins = (is_silent or is_left) and any(seems_free(each, target) for each in others)
         if begins and is_silent:
             BLAME.put(sent.replica)
         return begins

@@ -76,7 +76,7 @@ def out_of_date(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
 
 def failure(tests: Sequence[str], tree: Path) -> str | None:
     """What pytest says in a copy when a test fails; None when all pass."""
-    command = [sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider", "-m", "not ray"]
     try:
         done = subprocess.run(
             [*command, "--hypothesis-seed=0", *tests],

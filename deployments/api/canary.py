@@ -2,74 +2,73 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Protocol
 
 from deployments.api.ingress import GenerationService
 from deployments.config.serve_config import CanaryConfig
 from rapid.answering.affinity import affinity_of
 from rapid.errors import OrchestratorLost, Overloaded, TargetUnavailable
 from rapid.messages import Finished, GenerateRequest, GenerationEvent
-from rapid.ports import Clock
 
-Reach = Callable[[str], Awaitable[GenerationService | None]]
-"""Function from an application's name to its service, or to None while it does not run."""
 
-_REACHED_FOR_S = 2.0
+class Watched(GenerationService, Protocol):
+    """Another application, whose signs of life are looked at until it is closed."""
+
+    def close(self) -> None:
+        """Look no more."""
+        ...
+
+
+Watch = Callable[[str], Watched]
+"""Function from an application's name to its service; the application need not run."""
 
 
 class WithCanary:
     """A `GenerationService` that leaves a share of the requests to another application.
 
     Receipts name the application that answered while there are two. What the other one cannot
-    begin, because it does not run or is full, is answered by this one.
+    begin, because it is not ready or full, is answered by this one.
     """
 
-    def __init__(
-        self,
-        own: GenerationService,
-        own_name: str,
-        reach: Reach,
-        clock: Clock = time.monotonic,
-    ) -> None:
+    def __init__(self, own: GenerationService, own_name: str, watch: Watch) -> None:
         """Create the service.
 
         Args:
             own: The application that this ingress belongs to.
             own_name: Its name.
-            reach: Finds the other application; asked at most every 2 s.
-            clock: Monotonic seconds.
+            watch: Begins to look at another application, which is ready once it is seen to be.
         """
-        self._own, self._own_name, self._reach, self._clock = own, own_name, reach, clock
-        self.configure(None)
+        self._own, self._own_name, self._watch = own, own_name, watch
+        self._canary: CanaryConfig | None = None
+        self._other: Watched | None = None
 
     def configure(self, canary: CanaryConfig | None) -> None:
         """Take another application and its share, or none."""
+        name = canary.application if canary else None
+        if name != (self._canary.application if self._canary else None):
+            if self._other is not None:
+                self._other.close()
+            self._other = self._watch(name) if name else None
         self._canary = canary
-        self._other: GenerationService | None = None
-        self._reached_at = -math.inf
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
         """Yield the events of a request; closing the generator aborts it."""
-        canary = self._canary
-        if canary is not None and position(request) < canary.share:
-            other = await self._reached(canary.application)
-            if other is not None:
-                async with aclosing(other.generate(request)) as events:
-                    try:
-                        first = await anext(events)
-                    except (Overloaded, TargetUnavailable, OrchestratorLost):
-                        pass
-                    else:
-                        yield first
-                        async for event in events:
-                            yield _named(event, canary.application)
-                        return
+        canary, other = self._canary, self._other
+        if canary and other and position(request) < canary.share and (await other.ready())["ready"]:
+            async with aclosing(other.generate(request)) as events:
+                try:
+                    first = await anext(events)
+                except (Overloaded, TargetUnavailable, OrchestratorLost):
+                    pass
+                else:
+                    yield first
+                    async for event in events:
+                        yield _named(event, canary.application)
+                    return
         async with aclosing(self._own.generate(request)) as events:
             async for event in events:
                 yield _named(event, self._own_name) if canary else event
@@ -77,12 +76,6 @@ class WithCanary:
     async def ready(self) -> dict[str, Any]:
         """Return the state of this application, which answers whatever the other one cannot."""
         return await self._own.ready()
-
-    async def _reached(self, application: str) -> GenerationService | None:
-        if self._clock() - self._reached_at > _REACHED_FOR_S:
-            self._reached_at = self._clock()
-            self._other = await self._reach(application)
-        return self._other
 
 
 def position(request: GenerateRequest) -> float:

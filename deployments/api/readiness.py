@@ -59,7 +59,7 @@ class Readiness:
         signs: Signs | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        """Make the threads, which do not run before `start`.
+        """Make the snapshot, in which nothing is ready before the first look.
 
         Args:
             app: The application's name.
@@ -75,11 +75,22 @@ class Readiness:
         self._num_spared = 0
         self._pools: Pools = {}
         self._metrics: list[str] = []
+        self._is_stopped = threading.Event()
+
+    def look(self) -> None:
+        """Look at everything once, and block until then; what cannot be seen is left as it was."""
+        for look in (self.refresh_pools, self._signs.find, self._signs.ask):
+            _looked(look, is_blind=False)
 
     def start(self) -> None:
-        """Start the threads, which end with the process."""
+        """Start the threads, which end with the process or after `stop`."""
         for look in (self.refresh_pools, self._signs.find, self._signs.ask):
-            threading.Thread(target=_repeat, args=(look,), name="rapid-ready", daemon=True).start()
+            args = (look, self._is_stopped)
+            threading.Thread(target=_repeat, args=args, name="rapid-ready", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the threads after their next look; what was seen stays."""
+        self._is_stopped.set()
 
     def state(self) -> dict[str, Any]:
         """Return the state; ``ready`` says whether a request would be answered."""
@@ -154,15 +165,21 @@ def pools_of(app: str) -> tuple[Pools, list[str]]:
     return pools, metrics
 
 
-def _repeat(look: Callable[[], None]) -> None:
-    """Look once a second, for ever; a look that fails leaves what was seen before."""
+def _repeat(look: Callable[[], None], is_stopped: threading.Event) -> None:
+    """Look once a second until stopped; a look that fails leaves what was seen before."""
     is_blind = False
     while True:
-        try:
-            look()
-            is_blind = False
-        except Exception as error:  # the controller is away, for example
-            if not is_blind:
-                _log.warning("the state of the application cannot be seen: %r", error)
-            is_blind = True
-        time.sleep(_EVERY_S)
+        is_blind = not _looked(look, is_blind=is_blind)
+        if is_stopped.wait(_EVERY_S):
+            return
+
+
+def _looked(look: Callable[[], None], *, is_blind: bool) -> bool:
+    """Look; return whether that worked, and log why not, unless it did not work before."""
+    try:
+        look()
+    except Exception as error:  # the controller is away, for example
+        if not is_blind:
+            _log.warning("the state of the application cannot be seen: %r", error)
+        return False
+    return True

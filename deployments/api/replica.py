@@ -10,7 +10,6 @@ from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
-from ray.serve.schema import ApplicationStatus
 from starlette.types import ASGIApp
 
 from cluster import routers
@@ -129,6 +128,10 @@ class RemoteOrchestrator:
         """Return the state of pools and engines, as this process last saw it."""
         return self._readiness.state()
 
+    def close(self) -> None:
+        """Look no more at the application's state; answers that have begun go on."""
+        self._readiness.stop()
+
 
 def _num_chars(request: GenerateRequest) -> int:
     """Return the number of characters in all texts of a request."""
@@ -153,8 +156,9 @@ class IngressReplica:
         log_with_serve()
         self._name = name = orchestrator.app_name
         readiness = Readiness(name)
+        readiness.look()  # as Serve sends this replica requests, `/ready` among them, from now on
         readiness.start()
-        self._service = WithCanary(RemoteOrchestrator(orchestrator, readiness), name, reach)
+        self._service = WithCanary(RemoteOrchestrator(orchestrator, readiness), name, watch)
         # Serve's proxy adds x-request-id to every request and response.
         self._ingress = Ingress(
             self._service,
@@ -188,12 +192,9 @@ class IngressReplica:
         self._settings = taken
 
 
-async def reach(application: str) -> RemoteOrchestrator | None:
-    """Return the orchestrator of another application, or None unless all of it runs."""
-    status = await asyncio.to_thread(serve.status)
-    found = status.applications.get(application)
-    if found is None or found.status != ApplicationStatus.RUNNING:
-        return None
-    handle = serve.get_deployment_handle("Orchestrator", application)
-    # Nobody asks its processes for signs of life: one that hangs ends when Serve replaces it.
-    return RemoteOrchestrator(handle, Readiness(application))
+def watch(application: str) -> RemoteOrchestrator:
+    """Return the orchestrator of another application, which need not run yet, and watch it."""
+    readiness = Readiness(application)
+    readiness.start()
+    handle = serve.get_deployment_handle("Orchestrator", application, _check_exists=False)
+    return RemoteOrchestrator(handle, readiness)

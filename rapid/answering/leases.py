@@ -34,6 +34,7 @@ from rapid.messages import GenerateRequest
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 2.0
+_BEGUN_WAIT_S = 600.0  # of an answer that has begun, for another target: its model may be loading
 
 
 class Leases:
@@ -70,6 +71,9 @@ class Leases:
 
         If the mode depends on what can be retrieved, retrieval begins.
 
+        An answer that has begun waits for as long as an engine may take to load: nothing is worth
+        less to its client than an answer without its end.
+
         Raises:
             Overloaded: There was no room in time.
             RapidError: The pool cannot be reached, or it refused the prompt.
@@ -84,11 +88,12 @@ class Leases:
         pool = self._pools.target if role == "target" else self._pools.alone
         assert pool is not None
         committed = progress.committed
+        wait_s = self._config.target_wait_s
         return await session.take(
             pool,
             role,
             progress.record.prompts[role],
-            timeout_s=self._config.target_wait_s,
+            timeout_s=max(wait_s, _BEGUN_WAIT_S) if committed else wait_s,
             committed=committed,
             log_odds=[each.statistics.log_odds for each in progress.answers if committed],
             companion_tokens=progress.source.companion_tokens if progress.source else 0,

@@ -268,6 +268,19 @@ async def test_a_request_that_no_orchestrator_takes_moves_and_is_forgotten() -> 
     assert one.replica_of(namesake) == "b"
 
 
+async def test_a_request_that_a_leaving_replica_has_not_taken_moves_at_once(blame: Blame) -> None:
+    one, request, taken = router({"b": 1}), *(GenerateRequest(each, "local", ()) for each in "12")
+    leaving, other = replica("a"), replica("b")
+    one._replicas_list = [leaving, other]
+    await one.choose_replicas([leaving], pending("1", request))
+    one.on_request_routed(pending("2", taken), leaving.replica_id, None)
+    assert not one.can_move(request)  # it has three seconds
+    one._replicas_list = [other]
+    assert one.can_move(request)
+    assert not one.can_move(taken)  # which the replica finishes
+    assert blame.spared([leaving, other]) == [leaving, other]
+
+
 async def test_a_router_forgets_the_oldest_of_the_leases_that_were_never_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

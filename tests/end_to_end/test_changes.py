@@ -230,15 +230,20 @@ def test_a_new_engine_has_loaded_before_the_old_one_leaves(running: Running) -> 
 def test_two_versions_answer_by_share(running: Running, fakes: Fakes) -> None:
     """The application of fakes takes all, then nothing, then is not there."""
 
-    def answering(application: str, share: float) -> str:
+    def change(application: str, share: float) -> None:
         canary = {"application": application, "share": share}
         running.apply(lambda args: args["api"].update(canary=canary))
         assert running.settled() == "RUNNING"
+
+    def answering() -> str:
         name: str = running.ask(max_tokens=4).json()["rapid"]["application"]
         return name
 
     before = running.replicas()
-    assert answering(FAKES, 1.0) == FAKES
-    assert answering(FAKES, 0.0) == APP
-    assert answering("gone", 1.0) == APP
+    change(FAKES, 1.0)
+    wait_until(lambda: answering() == FAKES, 30)  # once the ingress has seen that it is ready
+    change(FAKES, 0.0)
+    assert answering() == APP
+    change("gone", 1.0)
+    assert answering() == APP
     assert running.replicas() == before

@@ -13,7 +13,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -135,8 +135,9 @@ class Clients:
     """Clients with one key, of one server or of several as behind a load balancer.
 
     They take turns with the servers, and go to the next where nobody takes the connection or where
-    it broke. The load balancer asks every server for its health once a second, and breaks the
-    connections of one that has failed twice: a host that is gone does not say so.
+    it broke. The load balancer asks every server for its health once a second, and sends nothing
+    new to one that has failed twice. If nothing was said at all, it also breaks the connections: a
+    host that is gone does not close them, while one that is drained finishes what it has.
     """
 
     urls: Sequence[str]
@@ -147,6 +148,7 @@ class Clients:
     _attempts: dict[str, set[asyncio.Future[bool]]] = field(
         default_factory=lambda: defaultdict(set), init=False
     )
+    _out: set[str] = field(default_factory=set, init=False)
 
     async def run(self, load: Sequence[Arrival]) -> list[Outcome]:
         """Send every request when it is due, and return what became of each."""
@@ -175,13 +177,15 @@ class Clients:
     async def _watch(self, http: httpx.AsyncClient, url: str) -> None:
         num_failed = 0
         while True:
-            try:
-                reply = await http.get(f"{url}/-/healthz", timeout=HEALTH_TIMEOUT_S)
-                num_failed = 0 if reply.status_code == 200 else num_failed + 1
-            except httpx.HTTPError:
-                num_failed += 1
-            if num_failed >= 2:
-                for attempt in [*self._attempts[url]]:
+            status = 0
+            with suppress(httpx.HTTPError):
+                status = (await http.get(f"{url}/-/healthz", timeout=HEALTH_TIMEOUT_S)).status_code
+            num_failed = 0 if status == 200 else num_failed + 1
+            if num_failed == 0:
+                self._out.discard(url)
+            elif num_failed >= 2:
+                self._out.add(url)
+                for attempt in [*self._attempts[url]] if status == 0 else ():
                     attempt.cancel()
             await asyncio.sleep(HEALTH_S)
 
@@ -200,6 +204,8 @@ class Clients:
         content = self.bodies[outcome.arrival.question]
         headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
         for url in itertools.islice(itertools.cycle(self.urls), outcome.arrival.question, None):
+            if url in self._out and not self._out.issuperset(self.urls):
+                continue
             attempt = asyncio.ensure_future(self._attempt(http, url, content, headers, outcome))
             self._attempts[url].add(attempt)
             attempt.add_done_callback(self._attempts[url].discard)

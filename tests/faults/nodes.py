@@ -20,14 +20,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from tests.faults.breakages import Fault
 from tests.faults.hosts import Host, Network
 from tests.faults.judgement import Allowed
 from tests.faults.qdrant import qdrant
-from tests.faults.service import Service, deployed, temporary
+from tests.faults.service import Service, deployed, is_healthy, temporary
 
 PORT, GCS_PORT, REDIS_PORT = 8000, 6390, 6391
 START_S = 60.0
+NOTICE_S = 30
 REDIS = "redis-server"
 ROOT = Path(__file__).resolve().parents[2]
 _RAY = [sys.executable, "-m", "ray.scripts.scripts"]
@@ -102,6 +105,26 @@ class Hosts:
             if not host.is_on:
                 self.start(host)
 
+    def drain(self, host: Host, notice_s: int) -> None:
+        """Tell Ray, as a provider's notice would be passed on, that a host is taken away."""
+        import ray
+
+        (node,) = (
+            each["NodeID"]
+            for each in ray.nodes()
+            if each["Alive"] and each["NodeManagerAddress"] == host.address
+        )
+        options = {
+            "address": f"{self.head.address}:{GCS_PORT}",
+            "node-id": node,
+            "reason": "DRAIN_NODE_REASON_PREEMPTION",
+            "reason-message": "the machine is taken away",
+            "deadline-remaining-seconds": notice_s,
+        }
+        words = [f"--{name}={value}" for name, value in options.items()]
+        environment = os.environ | ENVIRONMENT
+        subprocess.run([*_RAY, "drain-node", *words], env=environment, check=True)
+
     def _run(self, command: list[str]) -> None:
         log = self._own.enter_context((self.folder / "hosts.log").open("ab"))
         process = subprocess.Popen(
@@ -140,6 +163,14 @@ class ServiceOnHosts(Service):
             self.hosts.start_all()
         return super().is_whole()
 
+    def _can_be_reached(self) -> bool:
+        """A node that has joined again has no proxy until it has a replica."""
+        healthy = []
+        for url in self.urls:
+            with suppress(httpx.HTTPError):
+                healthy.append(is_healthy(url))
+        return any(healthy)
+
     def kill_worker(self) -> None:
         """Pull a worker's plug."""
         self.hosts.left.kill()
@@ -149,6 +180,12 @@ class ServiceOnHosts(Service):
         self.hosts.head.kill()
         await asyncio.sleep(10.0)
         await asyncio.to_thread(self.hosts.start, self.hosts.head)
+
+    async def drain_worker(self) -> None:
+        """Tell Ray that a worker goes in half a minute, and pull its plug then."""
+        await asyncio.to_thread(self.hosts.drain, self.hosts.left, NOTICE_S)
+        await asyncio.sleep(NOTICE_S)
+        self.hosts.left.kill()
 
     def cut_workers(self) -> None:
         """Cut the workers from each other; both still reach the head."""
@@ -171,6 +208,9 @@ def faults_of_nodes() -> dict[str, Fault]:
         "disk full": Fault(ServiceOnHosts.fill_disk, behind, lasts_s=10.0),
         "cut between workers": Fault(ServiceOnHosts.cut_workers, behind, lasts_s=20.0),
         "cut off worker": Fault(ServiceOnHosts.cut_off_worker, breaks, lasts_s=20.0, spends=True),
+        "drain worker": Fault(
+            ServiceOnHosts.drain_worker, Allowed(slows=3.0, share=0.99), lasts_s=40.0, spends=True
+        ),
         "kill worker": Fault(ServiceOnHosts.kill_worker, breaks, lasts_s=30.0, spends=True),
         "kill head": Fault(
             ServiceOnHosts.replace_head, behind, lasts_s=40.0, spends=True, needs=REDIS

@@ -156,11 +156,8 @@ class Service:
 
     def upgrade(self) -> None:
         """Roll the targets to new weights: the same ones at another path."""
-        model = self.folder / "upgraded"
-        if not model.exists():
-            shutil.copytree(checkpoint_source(self.config.target.engine.model), model)
-        engine = self.config.target.engine.model_copy(update={"model": str(model)})
-        self.change("target", engine=engine)
+        target = copied(self.config, self.folder / "upgraded").target
+        self.change("target", engine=target.engine)
 
     def mend(self) -> None:
         """Wake who was stopped, mend the engines, and deploy the first settings again."""
@@ -188,9 +185,7 @@ class Service:
 
         try:
             status = serve.status().applications[APP]
-            healthy = all(
-                httpx.get(f"{url}/-/healthz", timeout=2).status_code == 200 for url in self.urls
-            )
+            healthy = self._can_be_reached()
         except Exception:  # the controller or the proxy is away
             return False
         sizes = {name: pool.min_replicas for name, pool in self._deployed.pools.items()}
@@ -203,6 +198,9 @@ class Service:
                 for name, deployment in status.deployments.items()
             )
         )
+
+    def _can_be_reached(self) -> bool:
+        return all(map(is_healthy, self.urls))
 
     async def whole_again(self, since: float) -> float | None:
         """Wait until every replica is back; return how long that was after `since`."""
@@ -265,6 +263,11 @@ class Service:
 MANY_FDS = 64  # connections that are kept for reuse
 
 
+def is_healthy(url: str) -> bool:
+    """Whether Serve's proxy there answers that it is well."""
+    return httpx.get(f"{url}/-/healthz", timeout=2).status_code == 200
+
+
 def _is_alive(process: psutil.Process) -> bool:
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
@@ -295,6 +298,17 @@ def settings(store: str) -> ServeConfig:
         for name in ("target", "drafter", "retriever", "orchestrator", "api")
     }
     return config.model_copy(update=sections)
+
+
+def copied(config: ServeConfig, folder: Path) -> ServeConfig:
+    """The same settings with the target's model in a folder of its own.
+
+    An embedded model is said to be one by every ingress, which upgrades of others do not concern.
+    """
+    if not folder.exists():
+        shutil.copytree(checkpoint_source(config.target.engine.model), folder)
+    engine = config.target.engine.model_copy(update={"model": str(folder)})
+    return config.model_copy(update={"target": config.target.model_copy(update={"engine": engine})})
 
 
 @contextmanager
@@ -343,7 +357,7 @@ def deployed(
     from ray import serve
     from ray.serve.context import _set_global_client
 
-    config = settings(store.url)
+    config = copied(settings(store.url), folder / "model")
     service = kind(urls, config, folder, store)
     try:
         service.deploy(config)

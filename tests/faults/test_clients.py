@@ -12,8 +12,8 @@ from deployments.api.ingress import Ingress
 from deployments.config.serve_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
 from rapid.errors import EngineFailed, Overloaded
-from rapid.messages import TextDelta
-from tests.deployments.scripted import STARTED, ScriptedOrchestrator
+from rapid.messages import Finished, TextDelta
+from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
 from tests.deployments.serving import served
 from tests.faults.clients import NUM_QUESTIONS, Arrival, Clients, Outcome, body
 from tests.faults.hostile import hostile_bodies
@@ -93,6 +93,32 @@ async def test_the_connections_of_a_server_that_is_down_are_broken(
         outcomes = await clients.run([Arrival(0.0, "standard", each) for each in (STREAMED, WHOLE)])
         is_over.set()
     assert [(each.end, each.num_broken) for each in outcomes] == [("answered", 1), ("answered", 0)]
+
+
+async def test_a_server_that_is_drained_finishes_what_it_has_and_gets_nothing_new(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.faults.clients.HEALTH_S", 0.05)
+    is_over = asyncio.Event()
+    slow = ScriptedOrchestrator(
+        STARTED, is_over, TextDelta(0, TEXT, finish_reason="stop"), Finished(receipt())
+    )
+    here, there = ingress(slow), ScriptedOrchestrator()
+    elsewhere = ingress(there)
+
+    def healthy(app: ASGIApp, status: int) -> ASGIApp:
+        async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+            is_check = scope["path"] == "/-/healthz"
+            await (PlainTextResponse("", status) if is_check else app)(scope, receive, send)
+
+        return checked
+
+    async with served(healthy(here, 503)) as first, served(healthy(elsewhere, 200)) as second:
+        asyncio.get_running_loop().call_later(1.0, is_over.set)
+        load = [Arrival(0.0, "standard", STREAMED), Arrival(0.6, "standard", STREAMED)]
+        outcomes = await Clients([first, second], "sk-1").run(load)
+    assert [(each.end, each.num_broken) for each in outcomes] == [("answered", 0)] * 2
+    assert (len(slow.requests), len(there.requests)) == (1, 1)
 
 
 async def test_a_proxys_own_words_are_no_error_of_ours() -> None:

@@ -15,18 +15,27 @@ from rapid.messages import Document, Finished, GenerateRequest, Message
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator
 
 
+class Other(ScriptedOrchestrator):
+    """Another application, which is watched until it is closed."""
+
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 class Versions:
     """The service, with its own version and one other that is named `next`."""
 
     def __init__(self, *script: Any, share: float = 1.0) -> None:
-        self.own, self.other = ScriptedOrchestrator(), ScriptedOrchestrator(*script)
-        self.runs, self.now, self.asked = True, 0.0, 0
-        self.service = WithCanary(self.own, "rapid", self.reach, clock=lambda: self.now)
+        self.own, self.other = ScriptedOrchestrator(), Other(*script)
+        self.watched: list[str] = []
+        self.service = WithCanary(self.own, "rapid", self.watch)
         self.service.configure(CanaryConfig(application="next", share=share))
 
-    async def reach(self, application: str) -> ScriptedOrchestrator | None:
-        self.asked += 1
-        return self.other if self.runs and application == "next" else None
+    def watch(self, application: str) -> Other:
+        self.watched.append(application)
+        return self.other
 
     async def answered(self, request: GenerateRequest | None = None) -> str | None:
         """The application that the receipt names."""
@@ -75,15 +84,24 @@ async def test_other_errors_are_the_callers_and_nothing_is_answered_twice(
     assert versions.own.requests == []
 
 
-async def test_a_version_that_does_not_run_gets_nothing() -> None:
+async def test_a_version_that_is_not_ready_gets_nothing_until_it_is() -> None:
     versions = Versions()
-    versions.runs = False
+    versions.other.state = {"ready": False}
     assert await versions.answered() == "rapid"
-    versions.runs = True
-    assert await versions.answered() == "rapid"  # known for 2 s
-    assert versions.asked == 1
-    versions.now = 2.1
+    assert versions.other.requests == []
+    versions.other.state = {"ready": True}
     assert await versions.answered() == "next"
+
+
+def test_a_version_is_watched_for_as_long_as_it_is_configured() -> None:
+    versions = Versions(share=0.1)
+    versions.service.configure(CanaryConfig(application="next", share=0.5))
+    assert (versions.watched, versions.other.is_closed) == (["next"], False)
+    versions.service.configure(CanaryConfig(application="later", share=0.5))
+    assert (versions.watched, versions.other.is_closed) == (["next", "later"], True)
+    versions.other.is_closed = False
+    versions.service.configure(None)
+    assert (versions.watched, versions.other.is_closed) == (["next", "later"], True)
 
 
 async def test_who_leaves_is_noticed_by_the_version_that_answers() -> None:

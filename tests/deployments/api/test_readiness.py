@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -129,6 +130,34 @@ def test_a_whole_application_is_looked_at_less_often() -> None:
     parts.silent = {"target engine"}
     readiness.refresh_pools()
     assert num_looks == 6
+
+
+def test_one_look_is_enough_to_be_ready_and_what_cannot_be_seen_is_no_error() -> None:
+    def broken(app: str) -> Any:
+        raise KeyError(app)
+
+    signs: Any = Parts()
+    ready = Readiness(
+        "rapid", look_at_pools=lambda app: (pools(target=1, orchestrator=1), []), signs=signs
+    )
+    ready.look()
+    assert ready.state()["ready"]
+    blind = Readiness("rapid", look_at_pools=broken, signs=signs)
+    blind.look()
+    assert not blind.state()["ready"]
+
+
+def test_nobody_looks_any_more_after_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_EVERY_S", 0.001)
+    before = {*threading.enumerate()}
+    readiness = Readiness("rapid", look_at_pools=lambda app: ({}, []), signs=Parts())  # type: ignore[arg-type]
+    readiness.start()
+    looking = {*threading.enumerate()} - before
+    assert len(looking) == 3
+    readiness.stop()
+    for thread in looking:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in looking)
 
 
 def test_an_application_that_serve_calls_unhealthy_is_seen_by_its_replicas(

@@ -251,6 +251,7 @@ async def test_an_orchestrator_that_falls_silent_amid_an_answer_is_lost(
 
 @pytest.fixture
 def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Readiness, "look", lambda self: None)
     monkeypatch.setattr(Readiness, "start", lambda self: None)
 
 
@@ -263,6 +264,22 @@ async def test_the_models_card_says_whether_it_is_an_embedded_one(
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
         (card,) = (await http.get("/v1/models")).json()["data"]
     assert card["rapid"] == {"embedded": is_embedded}
+
+
+async def test_another_application_is_watched_like_this_one_until_it_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So an orchestrator of it that hangs is given up after seconds, as one of this application."""
+    looks: list[str] = []
+    monkeypatch.setattr(Readiness, "start", lambda self: looks.append("start"))
+    monkeypatch.setattr(Readiness, "stop", lambda self: looks.append("stop"))
+    handles = SimpleNamespace(get_deployment_handle=lambda *_, **__: ScriptedHandle())
+    monkeypatch.setattr(module, "serve", handles)
+    other = module.watch("next")
+    assert looks == ["start"]
+    assert not (await other.ready())["ready"]
+    other.close()
+    assert looks == ["start", "stop"]
 
 
 async def test_new_keys_and_limits_reach_a_replica_that_runs(nobody_looks: None) -> None:

@@ -93,6 +93,26 @@ async def test_an_answer_that_goes_on_without_drafter_keeps_no_room_for_one() ->
     assert receipt(events).failovers == ("target lost",)
 
 
+async def test_an_answer_that_has_begun_waits_longer_for_a_target_than_a_new_request() -> None:
+    """The only target died, and its replacement is ready long after new requests are refused."""
+    app = LocalApplication(target_wait_s=0.3)
+    begun = app.generate(question("r1", mode="plain", seed=5, max_tokens=60))
+    await anext(begun)
+    await anext(begun)
+    app.target.engine.kill()
+    rest = asyncio.ensure_future(_all(begun))
+    with pytest.raises(TargetUnavailable):
+        await app.answered(question("r2", mode="plain", seed=5, max_tokens=24))
+    await asyncio.sleep(0.5)
+    app.target.start()
+    async with asyncio.timeout(10):
+        assert receipt(await rest).failovers == ("target lost",)
+
+
+async def _all(events: Any) -> list[GenerationEvent]:
+    return [event async for event in events]
+
+
 class CannotReadForDrafting(QueueingEngine):
     """Fails to read what a second lease is for."""
 
