@@ -2,10 +2,10 @@
 
     python benchmarks/lost_ranks.py [--repeats 3]
 
-The application is that of `cluster/configs/two-processes.yaml` with two targets, on a private Ray
-on loopback. Each row kills or stops one process of a target, its second (a follower) or its first
-(the engine's actor), while it is idle or in the middle of an answer. Measured from the signal on,
-on the clock of this process:
+The application has the targets of `cluster/configs/two-processes.yaml`, two of them and no drafter,
+on a private Ray on loopback. Each row kills or stops one process of a target, its second (a
+follower) or its first (the engine's actor), while it is idle or in the middle of an answer.
+Measured from the signal on, on the clock of this process:
 
     leases    until a lease on that engine has ended, as its holder hears it
     gone      until no process of that engine is left
@@ -38,6 +38,7 @@ from reporting import spread, table
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from deployments.cli.server_process import LOCAL_RAY  # noqa: E402
 from rapid.config import SamplingConfig, SpeculationConfig  # noqa: E402
 from rapid.embedded.generator import generate_document  # noqa: E402
 from rapid.messages import LeaseRequest, as_prompt  # noqa: E402
@@ -178,6 +179,8 @@ def lose(who: str, number: signal.Signals, asking: Asking | None) -> dict[str, f
 def served() -> Iterator[str]:
     """Serve the application with two targets on a private Ray; its address."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for name, value in LOCAL_RAY.items():
+        os.environ.setdefault(name, value)
     import ray
     from ray import serve
 
@@ -185,7 +188,7 @@ def served() -> Iterator[str]:
 
     config = check(ROOT / "cluster/configs/two-processes.yaml")
     two = config.target.pool.model_copy(update={"min_replicas": 2})
-    target = config.target.model_copy(update={"pool": two})
+    pools = {"target": config.target.model_copy(update={"pool": two}), "drafter": "prompt_lookup"}
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="rapid-", dir="/tmp") as folder:
         try:
@@ -197,7 +200,7 @@ def served() -> Iterator[str]:
                 _node_ip_address="127.0.0.1",
             )
             serve.start(http_options={"host": "127.0.0.1", "port": port})
-            serve.run(compose(config.model_copy(update={"target": target})), name=APP)
+            serve.run(compose(config.model_copy(update=pools)), name=APP)
             wait_until(lambda: len(targets()) == 2, PATIENCE_S, 0.1)
             yield f"http://127.0.0.1:{port}"
         finally:
