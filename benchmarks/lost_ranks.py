@@ -33,6 +33,7 @@ from typing import Any
 
 import httpx
 import psutil
+import yaml
 from reporting import spread, table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,6 +46,7 @@ from rapid.messages import LeaseRequest, as_prompt  # noqa: E402
 from tests.ray_cluster import free_port, wait_until  # noqa: E402
 
 APP = "rapid"
+CONFIG = ROOT / "cluster/configs/two-processes.yaml"
 FOLLOWER = "rapid.engines.parallel.follower"
 PATIENCE_S = 180.0
 LOSSES = {
@@ -184,11 +186,13 @@ def served() -> Iterator[str]:
     import ray
     from ray import serve
 
-    from deployments.app import check, compose
+    from deployments.app import build
+    from deployments.config.serve_config import ServeConfig
 
-    config = check(ROOT / "cluster/configs/two-processes.yaml")
-    two = config.target.pool.model_copy(update={"min_replicas": 2})
-    pools = {"target": config.target.model_copy(update={"pool": two}), "drafter": "prompt_lookup"}
+    (shipped,) = yaml.safe_load(CONFIG.read_text())["applications"]
+    settings = {name: shipped["args"][name] for name in ("target", "orchestrator", "api")}
+    settings["target"]["pool"]["min_replicas"] = 2
+    config = ServeConfig.model_validate(settings | {"drafter": "prompt_lookup"})
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="rapid-", dir="/tmp") as folder:
         try:
@@ -200,7 +204,7 @@ def served() -> Iterator[str]:
                 _node_ip_address="127.0.0.1",
             )
             serve.start(http_options={"host": "127.0.0.1", "port": port})
-            serve.run(compose(config.model_copy(update=pools)), name=APP)
+            serve.run(build(config), name=APP)
             wait_until(lambda: len(targets()) == 2, PATIENCE_S, 0.1)
             yield f"http://127.0.0.1:{port}"
         finally:
