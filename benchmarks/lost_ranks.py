@@ -49,6 +49,7 @@ APP = "rapid"
 CONFIG = ROOT / "cluster/configs/two-processes.yaml"
 FOLLOWER = "rapid.engines.parallel.follower"
 PATIENCE_S = 180.0
+SEEDS = 8  # of answers, of which the longest is asked for
 LOSSES = {
     "follower killed": ("follower", signal.SIGKILL),
     "first killed": ("first", signal.SIGKILL),
@@ -113,8 +114,8 @@ def targets() -> list[Target]:
 class Asking:
     """An answer that is being streamed, in a thread."""
 
-    def __init__(self, url: str) -> None:
-        self.text, self.heard = "", [time.monotonic()]
+    def __init__(self, url: str, seed: int) -> None:
+        self.text, self.heard, self.seed = "", [time.monotonic()], seed
         self._url = url
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -125,7 +126,7 @@ class Asking:
             "model": "rapid-embedded",
             "messages": [{"role": "user", "content": document.questions[0].question}],
             "temperature": 1.5,
-            "seed": 11,
+            "seed": self.seed,
             "max_tokens": 400,
             "stream": True,
             "rapid": {"mode": "plain", "documents": [{"name": "a", "text": document.text}]},
@@ -141,7 +142,7 @@ class Asking:
                         self.heard.append(time.monotonic())
 
     def wait_until_busy(self) -> None:
-        wait_until(lambda: len(self.heard) > 5, PATIENCE_S, 0.001)
+        wait_until(lambda: len(self.heard) > 1, PATIENCE_S, 0.001)
 
     def finished(self) -> str:
         self._thread.join()
@@ -220,13 +221,14 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     with served() as url:
-        undisturbed = Asking(url).finished()
+        tried = [Asking(url, seed) for seed in range(SEEDS)]
+        longest = max(tried, key=lambda each: len(each.finished()))
         for (name, (who, number)), is_busy in itertools.product(LOSSES.items(), (False, True)):
             found = []
             for _ in range(options.repeats):
-                asking = Asking(url) if is_busy else None
+                asking = Asking(url, longest.seed) if is_busy else None
                 found.append(lose(who, number, asking))
-                if asking is not None and asking.text != undisturbed:
+                if asking is not None and asking.text != longest.text:
                     raise SystemExit(f"{name}: another text")
             row: list[object] = [name, "answering" if is_busy else "idle"]
             for what in ("leases", "gone", "pause", "back"):
