@@ -249,11 +249,6 @@ class EngineConfig(Frozen):
                 "disk_cache_folder: pages pass through host memory on their way to the disk and "
                 "back: set host_cache_tokens too, or leave disk_cache_folder out"
             )
-        if self.tensor_parallel > 1:
-            raise ValueError(
-                "disk_cache_folder keeps the KV of a model in one process: leave it out, or leave "
-                "tensor_parallel out"
-            )
         return self
 
     @model_validator(mode="after")

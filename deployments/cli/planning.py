@@ -160,6 +160,11 @@ def plan(
         drafter_gpus = next(iter(group_sizes(drafts, batch)), GROUP_SIZES[-1])
     drafts = replace(drafts, num_gpus=drafter_gpus)
     for role, replica in (("target", reads), ("drafter", drafts)):
+        if replica.num_gpus > GROUP_SIZES[-1]:
+            fail(
+                f"a replica is on one machine, and {replica.num_gpus} GPUs are planned for the "
+                f"{role}: lower --{role}-gpus to {GROUP_SIZES[-1]} and --{role}-bits until it fits"
+            )
         if what := replica.shape.undivided(replica.num_at_once):
             fail(f"the {role} has {what}, which {replica.num_gpus} GPUs do not divide")
     out.print(

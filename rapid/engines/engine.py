@@ -22,10 +22,9 @@ from rapid.engines.execution.scheduling import Scheduler
 from rapid.engines.execution.state import Ending, EngineState
 from rapid.engines.execution.tracing import traced
 from rapid.engines.forward.loading import LoadedModel
-from rapid.engines.forward.opening import open_disk_tier
 from rapid.engines.kv.cache import PagePool
 from rapid.engines.kv.leases import Lease, LeaseLedger
-from rapid.engines.parallel.leading import open_leading_runner
+from rapid.engines.parallel.leading import open_disk_tier, open_leading_runner
 from rapid.engines.work.base import Commit, Work
 from rapid.engines.work.drafting import Decode, Draft
 from rapid.engines.work.prefill import Prefill
@@ -81,7 +80,7 @@ class Engine:
         self._num_rows = loaded.embedding_rows
         self._eos_ids = loaded.eos_ids
         self._config = config
-        runner, host = open_leading_runner(loaded, config, self._vocab_size, self._close_lost)
+        runner, host = open_leading_runner(loaded, config, self._vocab_size)
         self._host = host
         ledger = LeaseLedger(
             PagePool(num_pages),
@@ -98,6 +97,7 @@ class Engine:
         scheduler = Scheduler(config.step_tokens, config.prefill_slowdown, joins=joins)
         self._state = EngineState(ledger, scheduler, draft_ahead=config.draft_ahead)
         self._compute = ComputeThread(self._state, runner, host, config, is_watched=is_watched)
+        runner.watch(self._compute.close_lost)
         self._compute.start()
         self._disk = disk
         if disk is not None:
@@ -361,6 +361,3 @@ class Engine:
             if self._host is not None:
                 self._host.wait()
             self._compute.runner.close()
-
-    def _close_lost(self, why: str) -> None:
-        self._compute.close_lost(why)

@@ -1,9 +1,13 @@
-"""The application of `cluster/configs/two-processes.yaml`, whose engines are two processes each."""
+"""The application of `cluster/configs/two-processes.yaml`, whose engines are two processes each.
+
+The texts are those of the shipped configuration, whose engines are one process each.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +21,39 @@ from tests.ray_cluster import wait_until
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-APP = "ranks"
 
 
-@pytest.fixture(scope="module")
-def url(ray_cluster: str) -> Iterator[str]:
+@contextmanager
+def served(server: str, target: int, drafter: int, num_targets: int = 1) -> Iterator[str]:
+    """The application with engines of so many processes, which always drafts; its address."""
     from ray import serve
 
     from deployments.app import check, compose
 
     config = check(ROOT / "cluster/configs/two-processes.yaml")
-    two = config.target.pool.model_copy(update={"min_replicas": 2})
-    target = config.target.model_copy(update={"pool": two})
-    serve.run(
-        compose(config.model_copy(update={"target": target})), name=APP, route_prefix=f"/{APP}"
-    )
-    yield f"{ray_cluster}/{APP}"
-    serve.delete(APP)
+    pools = {}
+    for name, pool, size in (
+        ("target", config.target, target),
+        ("drafter", config.drafter_pool, drafter),
+    ):
+        engine = pool.engine.model_copy(update={"tensor_parallel": size})
+        pools[name] = pool.model_copy(update={"engine": engine})
+    several = pools["target"].pool.model_copy(update={"min_replicas": num_targets})
+    pools["target"] = pools["target"].model_copy(update={"pool": several})
+    drafting = config.orchestrator.model_copy(update={"draft_length": "fixed"})
+    changed = config.model_copy(update=pools | {"orchestrator": drafting})
+    name = f"ranks-{target}-{drafter}"
+    serve.run(compose(changed), name=name, route_prefix=f"/{name}")
+    try:
+        yield f"{server}/{name}"
+    finally:
+        serve.delete(name)
+
+
+@pytest.fixture(scope="module")
+def url(ray_cluster: str) -> Iterator[str]:
+    with served(ray_cluster, target=2, drafter=2, num_targets=2) as url:
+        yield url
 
 
 def body(number: int, mode: str, temperature: float, **fields: Any) -> dict[str, Any]:
@@ -103,3 +123,16 @@ def test_an_answer_outlives_a_process_of_its_target(url: str) -> None:
     wait_until(lambda: len(followers()) == len(before), 180)
     assert not before & followers()
     assert text_of(url, request) == undisturbed
+
+
+@pytest.mark.parametrize(("target", "drafter"), [(1, 2), (2, 1)])
+def test_target_and_drafter_may_be_of_different_degrees(
+    ray_cluster: str, application: str, target: int, drafter: int
+) -> None:
+    others = len(followers())
+    with served(ray_cluster, target, drafter) as url:
+        assert len(followers()) == others + 1
+        for mode in ("plain", "lossless", "fused", "paper", "rag"):
+            for temperature in (0.0, 1.0) if mode != "paper" else (1.0,):
+                request = body(5, mode, temperature)
+                assert text_of(url, request) == text_of(application, request), request

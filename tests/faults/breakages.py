@@ -75,6 +75,15 @@ def _faults() -> Iterator[tuple[str, Fault]]:
                 f"{how} {pool} engine",
                 Fault(partial(_break_engine, pool, how), Allowed(leaves_s=leaves_s)),
             )
+    for verb, number in (("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)):
+        yield (
+            f"{verb} Target follower",
+            Fault(
+                partial(_signal, "Target follower", number),
+                Allowed(pause_s=15.0),
+                prepare=Service.split_targets,
+            ),
+        )
     yield "30 % hang up", Fault(share_leaving=0.3)
     yield "live change", Fault(lambda service: service.change("api", max_choices=7))
     for section in ("target", "drafter"):

@@ -22,10 +22,10 @@ def load_breakable(config: EngineConfig, directory: str) -> Any:
     first forward that this met, and of every lease that the engine was asked for later.
     """
     from rapid.engines.engine import Engine
-    from rapid.engines.forward.loading import load_model
+    from rapid.engines.parallel.leading import load_replica
     from rapid.engines.warming import warmed
 
-    engine = warmed(Engine(load_model(config, with_pools=True), config), config)
+    engine = warmed(Engine(load_replica(config, with_pools=True), config), config)
     order = Path(directory) / str(os.getpid())
     told = told_by(order)
     runner = engine._compute.runner

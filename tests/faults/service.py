@@ -31,6 +31,7 @@ from tests.faults.qdrant import Qdrant, qdrant
 APP = "rapid"
 KEY = "sk-clients"
 POOLS = ("Target", "Drafter", "Retriever", "Orchestrator", "Ingress")
+FOLLOWER = "rapid.engines.parallel.follower"
 WAIT_S = 120.0
 
 AService = TypeVar("AService", bound="Service")
@@ -79,6 +80,8 @@ class Service:
                 title = " ".join(process.cmdline()[:1])
                 if process.pid in engines:
                     found[f"{engines[process.pid]} engine"].append(process)
+                elif process.ppid() in engines and FOLLOWER in process.cmdline():
+                    found[f"{engines[process.ppid()]} follower"].append(process)
                 elif title.startswith("ray::ProxyActor"):
                     found["proxy"].append(process)
                 elif title.startswith("ray::ServeController"):
@@ -140,6 +143,16 @@ class Service:
                 raise TimeoutError("the drafters do not come to rest")
             time.sleep(1.0)
         self.change("drafter", pool=pool)
+
+    def split_targets(self) -> None:
+        """Let two processes compute each target, and wait until they do."""
+        engine = self.config.target.engine.model_copy(update={"tensor_parallel": 2})
+        self.change("target", engine=engine)
+        deadline = time.monotonic() + WAIT_S
+        while not (len(self.processes().get("Target follower", ())) == 2 and self.is_whole()):
+            if time.monotonic() > deadline:
+                raise TimeoutError("the targets do not become two processes each")
+            time.sleep(1.0)
 
     def prepare_hostile(self, hostility: Hostility) -> None:
         """Start the process of a hostile tenant, which waits."""

@@ -36,15 +36,6 @@ def test_a_temperature_too_low_to_divide_by_is_greedy() -> None:
         ({"disk_cache_folder": "kv"}, "belong together"),
         ({"disk_cache_gib": 1.0}, "belong together"),
         ({"disk_cache_folder": "kv", "disk_cache_gib": 1.0}, "set host_cache_tokens too"),
-        (
-            {
-                "disk_cache_folder": "kv",
-                "disk_cache_gib": 1.0,
-                "host_cache_tokens": 64,
-                "tensor_parallel": 2,
-            },
-            "or leave tensor_parallel out",
-        ),
     ],
 )
 def test_a_disk_tier_that_cannot_be_is_refused(setting: dict[str, Any], told: str) -> None:

@@ -4,6 +4,9 @@ Each of them holds a part of every layer's heads and of its MLP (`rapid.engines.
 a layer has two sums over all ranks: after attention and after the MLP (Shoeybi et al.,
 "Megatron-LM", arXiv 1909.08053, section 3). The embedding table and the output matrix are split by
 vocabulary: a lookup is one more sum, and the logits of all parts are gathered.
+
+What ranks agree on travels beside these, from host to host. So a rank that has failed alone sends
+nothing that others could take for a part of their sums.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import distributed as _distributed
+
+from rapid.errors import EngineFailed
 
 TIMEOUT_S = 120.0  # for a rank that does not come; with gloo, one that dies is noticed at once
 _LOOPBACK = "lo"
@@ -41,12 +46,16 @@ class Group:
             RuntimeError: Not all ranks came in time.
         """
         self.rank, self.size = rank, size
+        self._num_launched = 0
         store = distributed.FileStore(str(meeting), size)
-        self._backend = _connected(store, rank, size, device)
-        self.all(True, device)  # NCCL connects at the first collective
+        connect = _nccl if device.type == "cuda" else _gloo
+        self._backend = connect(distributed.PrefixStore("sums", store), rank, size)
+        self._beside = _gloo(distributed.PrefixStore("agreements", store), rank, size)
+        self.sum(torch.zeros(1, device=device)).item()  # NCCL connects at the first collective
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Replace a tensor by its sum over all ranks, and return it."""
+        self._num_launched += 1
         self._backend.allreduce([tensor]).wait()
         return tensor
 
@@ -56,29 +65,44 @@ class Group:
         num_rows, num_columns = columns.shape
         parts = columns.new_empty(self.size * num_rows, num_columns)
         if num_rows:
+            self._num_launched += 1
             self._backend._allgather_base(parts, columns).wait()
         by_row = parts.view(self.size, num_rows, num_columns).transpose(0, 1)
         return by_row.reshape(num_rows, self.size * num_columns)
 
-    def all(self, claim: bool, device: torch.device) -> bool:
+    def all(self, claim: bool) -> bool:
         """Return whether every rank claims it, such as that a graph is correct and faster.
 
         What is found by timing may differ between ranks, and those that then take different ways
         would wait for each other for ever.
+
+        Raises:
+            EngineFailed: The ranks have not launched the same sums, as where one has failed alone:
+                what they would compute from now on is not the model's.
         """
-        disagreeing = torch.tensor([0.0 if claim else 1.0], device=device)
-        return not self.sum(disagreeing).item()
+        launched = self._num_launched
+        said = torch.tensor([not claim, launched, -launched], dtype=torch.int64)
+        options = distributed.AllreduceOptions()
+        options.reduceOp = distributed.ReduceOp.MAX
+        self._beside.allreduce([said], options).wait()
+        is_denied, most, least = said.tolist()
+        if most != -least:
+            raise EngineFailed("a part of the model failed alone: its ranks are out of step")
+        return not is_denied
 
 
-def _connected(store: Any, rank: int, size: int, device: torch.device) -> Any:
-    """Return a backend of torch that belongs to nobody else, unlike its process-wide groups."""
-    timeout = timedelta(seconds=TIMEOUT_S)
-    if device.type == "cuda":
-        options = distributed.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        return distributed.ProcessGroupNCCL(store, rank, size, options)
+# Backends of torch that belong to nobody else, unlike its process-wide groups.
+
+
+def _nccl(store: Any, rank: int, size: int) -> Any:
+    options = distributed.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=TIMEOUT_S)
+    return distributed.ProcessGroupNCCL(store, rank, size, options)
+
+
+def _gloo(store: Any, rank: int, size: int) -> Any:
     gloo = distributed.ProcessGroupGloo
     options = gloo._Options()
-    options._timeout = timeout
+    options._timeout = timedelta(seconds=TIMEOUT_S)
     options._devices = [gloo.create_device(interface=_LOOPBACK)]
     return gloo(store, rank, size, options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Callable
 from hashlib import blake2b
@@ -24,11 +23,8 @@ from rapid.engines.forward.runner import Runner
 from rapid.engines.forward.shards import weight_files
 from rapid.engines.forward.tiles import TiledRunner
 from rapid.engines.kv.cache import KVCache, KVLayout
-from rapid.engines.kv.disk_tier import DiskTier
 from rapid.engines.kv.host_tier import HostTier
 from rapid.engines.kv.page_files import PageFiles
-
-logger = logging.getLogger(__name__)
 
 
 def open_runner(
@@ -67,36 +63,46 @@ def open_runner(
     return runner, host
 
 
-def open_disk_tier(
-    loaded: LoadedModel, config: EngineConfig, host: HostTier | None
-) -> DiskTier | None:
-    """Open the third tier of an engine's KV; None without one, or where its folder fails.
+def open_page_files(
+    loaded: LoadedModel, config: EngineConfig, host: HostTier, context: bytes
+) -> PageFiles:
+    """Open the files of the pages of a model, or of this rank's part of it.
 
-    The reason is logged: an engine that computes what it could have read is better than none.
+    Args:
+        loaded: The model.
+        config: Settings of the engine, which name a folder.
+        host: Second tier of the KV.
+        context: What `page_context` returned, on the first rank.
+
+    Raises:
+        OSError: The folder cannot be used.
     """
-    if config.disk_cache_folder is None or config.disk_cache_gib is None or host is None:
-        return None
-    root = Path(os.path.expanduser(config.disk_cache_folder))
-    try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        context = _context(loaded, config, root / "weights.json")
-        files = PageFiles(root, context, len(host.memory_of(0)), config.disk_cache_gib * 2**30)
-    except OSError as error:
-        logger.error(
-            "disk_cache_folder: %s cannot be used (%s): the engine goes on without it",
-            root,
-            error.strerror or error,
-        )
-        return None
-    logger.info("disk_cache_folder: %d pages found in %s", len(files), files.folder)
-    return DiskTier(host, files)
+    assert config.disk_cache_gib is not None
+    if loaded.place is not None:
+        shard = loaded.place.shard
+        part = f"{shard.rank} of {shard.size}"
+        context = blake2b(part.encode(), digest_size=len(context), key=context).digest()
+    cap_bytes = config.disk_cache_gib * 2**30
+    return PageFiles(folder_of_pages(config), context, len(host.memory_of(0)), cap_bytes)
 
 
-def _context(loaded: LoadedModel, config: EngineConfig, memo: Path) -> bytes:
+def folder_of_pages(config: EngineConfig) -> Path:
+    """Return the folder of the files of all models' pages."""
+    assert config.disk_cache_folder is not None
+    return Path(os.path.expanduser(config.disk_cache_folder))
+
+
+def page_context(loaded: LoadedModel, config: EngineConfig) -> bytes:
     """Return a digest of all that the numbers of a page depend on, beside its tokens.
 
     Software and device belong to it, as they may change the last bits or more.
+
+    Raises:
+        OSError: The folder of the files cannot be used.
     """
+    root = folder_of_pages(config)
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    memo = root / "weights.json"
     source = checkpoint_source(config.model)
     is_one_file = Path(source).is_file()
     weights = [Path(source)] if is_one_file else weight_files(source)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -74,7 +74,7 @@ class Runner:
 
     def _all(self, claim: bool) -> bool:
         """Return whether every rank claims it; a model in one process has one."""
-        return claim if self._group is None else self._group.all(claim, self.device)
+        return claim if self._group is None else self._group.all(claim)
 
     @torch.inference_mode()
     def run(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
@@ -91,6 +91,12 @@ class Runner:
         else:
             logits = self._graphs.run(feeds)
         return list(torch.split(logits.float(), [feed.num_wanted for feed in feeds]))
+
+    def watch(self, on_lost: Callable[[str], None]) -> None:
+        """Have a function called, on any thread, with what happened when ranks are lost.
+
+        In one process there are none.
+        """
 
     def close(self) -> None:
         """Free what other processes hold for this runner; in one process there is nothing."""

@@ -29,7 +29,7 @@ from rapid.ports import Clock
 
 logger = logging.getLogger(__name__)
 
-_NUM_READERS = 4
+NUM_READERS = 4
 _MOST_UNSAVED = 2**16  # pages that wait for the writer
 _MOST_WRITES = 64  # pages on their way to the writer at once
 _HANGS_S = 10.0  # without a finished read, while some are due
@@ -39,7 +39,7 @@ PageOf = Callable[[bytes], int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class Job:
     """A page to write or to read, in a held page of host memory."""
 
     kind: Literal["write", "read"]
@@ -74,16 +74,16 @@ class DiskTier:
         self._most_held = max(len(host.blocks) // 2, 1)
         self._most_writes = min(_MOST_WRITES, max(self._most_held // 2, 1))
         self._unsaved: dict[bytes, str] = {}
-        self._copied: dict[bytes, _Job] = {}  # to be written once they are in host memory
+        self._copied: dict[bytes, Job] = {}  # to be written once they are in host memory
         self._writes: set[bytes] = set()
         self._due: dict[bytes, None] = {}  # to be read, in this order
         self._reads: dict[bytes, int] = {}  # being read, with the page in host memory
         self._last_read_at = 0.0
         self._is_full = False
         self._is_off = False
-        self._to_write: queue.SimpleQueue[_Job | _Use | None] = queue.SimpleQueue()
-        self._to_read: queue.SimpleQueue[_Job | _Use | None] = queue.SimpleQueue()
-        self._finished: deque[tuple[_Job, bool, float]] = deque()
+        self._to_write: queue.SimpleQueue[Job | _Use | None] = queue.SimpleQueue()
+        self._to_read: queue.SimpleQueue[Job | _Use | None] = queue.SimpleQueue()
+        self._finished: deque[tuple[Job, bool, float]] = deque()
         self._threads: list[threading.Thread] = []
         self._wake: Callable[[], None] = lambda: None
 
@@ -94,7 +94,7 @@ class DiskTier:
             wake: Called on any of them when `go_on` has something to do.
         """
         self._wake = wake
-        queues = [self._to_write, *[self._to_read] * _NUM_READERS]
+        queues = [self._to_write, *[self._to_read] * NUM_READERS]
         self._threads = [
             threading.Thread(target=self._work, args=[jobs], name="rapid-disk", daemon=True)
             for jobs in queues
@@ -105,7 +105,7 @@ class DiskTier:
     def close(self) -> None:
         """End the threads, after the pages that were handed to the writer, if they take seconds."""
         self._to_write.put(None)
-        for _ in range(_NUM_READERS):
+        for _ in range(NUM_READERS):
             self._to_read.put(None)
         if self._threads:
             self._threads[0].join(_CLOSING_S)
@@ -184,7 +184,7 @@ class DiskTier:
     def _has_room(self) -> bool:
         return self._num_writes + len(self._reads) < self._most_held
 
-    def _use(self, job: _Job, is_good: bool, seconds: float, uncomputed: PageOf) -> None:
+    def _use(self, job: Job, is_good: bool, seconds: float, uncomputed: PageOf) -> None:
         if job.kind == "write":
             self._writes.discard(job.name)
             self._host.let_go(job.host_page)
@@ -198,7 +198,7 @@ class DiskTier:
         if not is_good:
             self._host.let_go(job.host_page)
             return
-        self.pace.observe_restored(1, seconds / _NUM_READERS)
+        self.pace.observe_restored(1, seconds / NUM_READERS)
         self._host.adopt(job.name, job.host_page)
         page = uncomputed(job.name)
         if page is not None:
@@ -228,7 +228,7 @@ class DiskTier:
                 if not self._reads:
                     self._last_read_at = self._clock()
                 self._reads[name] = host_page
-                self._to_read.put(_Job("read", name, "", host_page))
+                self._to_read.put(Job("read", name, "", host_page))
             del self._due[name]  # being read, or who wanted it has gone
 
     def _begin_writes(self, computed: PageOf) -> None:
@@ -242,9 +242,9 @@ class DiskTier:
             host_page = self._host.page_of(name)
             if host_page is not None:
                 self._host.hold(host_page)
-                self._copied[name] = _Job("write", name, tenant, host_page)
+                self._copied[name] = Job("write", name, tenant, host_page)
 
-    def _write_copied(self, name: bytes, job: _Job) -> None:
+    def _write_copied(self, name: bytes, job: Job) -> None:
         if self._host.is_here(name):
             self._writes.add(name)
             self._to_write.put(job)
@@ -254,31 +254,39 @@ class DiskTier:
             self._host.let_go(job.host_page)  # its copy failed
         del self._copied[name]
 
-    def _work(self, jobs: queue.SimpleQueue[_Job | _Use | None]) -> None:
+    def _work(self, jobs: queue.SimpleQueue[Job | _Use | None]) -> None:
         """Do the jobs of a queue; runs on the threads."""
         while (job := jobs.get()) is not None:
             self._do(job)
 
-    def _do(self, job: _Job | _Use) -> None:
+    def _do(self, job: Job | _Use) -> None:
         if isinstance(job, _Use):
-            for name in reversed(job.names):
-                self.files.use(name)
+            self._note_use(job.names[::-1])
             return
         began = time.perf_counter()
         try:
-            if job.kind == "read":
-                is_good = self.files.read(job.name, self._host.memory_of(job.host_page))
-            else:
-                is_good = self._written(job)
+            is_good = self._read(job) if job.kind == "read" else self._written(job)
         except Exception:
             logger.exception("disk_cache_folder: a page could not be used")
             is_good = False
         self._finished.append((job, is_good, time.perf_counter() - began))
         self._wake()
 
-    def _written(self, job: _Job) -> bool:
+    def _note_use(self, names: Sequence[bytes]) -> None:
+        for name in names:
+            self.files.use(name)
+
+    def _read(self, job: Job) -> bool:
+        """Read a page; return whether it was there and right."""
+        return self.files.read(job.name, self._host.memory_of(job.host_page))
+
+    def _write(self, job: Job) -> None:
+        """Write a page, or raise OSError."""
+        self.files.write(job.name, job.tenant, self._host.memory_of(job.host_page))
+
+    def _written(self, job: Job) -> bool:
         try:
-            self.files.write(job.name, job.tenant, self._host.memory_of(job.host_page))
+            self._write(job)
         except OSError as error:
             if not self._is_full:
                 self._is_full = True

@@ -108,8 +108,7 @@ class PageFiles:
             "disk_cache_folder: %s is broken or foreign: it is removed and the page is computed",
             path.name,  # its folder names the tenant
         )
-        self._lose(name)
-        path.unlink(missing_ok=True)
+        self.remove(name)
         return False
 
     def write(self, name: bytes, tenant: str, page: memoryview) -> None:
@@ -137,6 +136,13 @@ class PageFiles:
         self._total += _HEADER.size + len(page)
         if self._total > self._cap_bytes:
             self._make_room()
+
+    def remove(self, name: bytes) -> None:
+        """Remove a page's file, if there is one."""
+        path = self._paths.get(name)
+        self._lose(name)
+        if path is not None:
+            path.unlink(missing_ok=True)
 
     def _header(self, name: bytes, page: memoryview) -> bytes:
         head = _HEADER.pack(_FORMAT, self._context, name, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -14,10 +15,16 @@ from rapid.checkpoints.files import checkpoint_source
 from rapid.config import EngineConfig
 from rapid.engines.attention.batch import Feed
 from rapid.engines.forward.loading import LoadedModel, load_model
-from rapid.engines.forward.opening import open_runner
+from rapid.engines.forward.opening import (
+    folder_of_pages,
+    open_page_files,
+    open_runner,
+    page_context,
+)
 from rapid.engines.forward.runner import Runner
 from rapid.engines.forward.shards import Place, Shard, fingerprint
 from rapid.engines.kv.cache import KVCache, KVLayout
+from rapid.engines.kv.disk_tier import DiskTier
 from rapid.engines.kv.host_tier import HostTier, Move
 from rapid.engines.kv.lanes import Mark
 from rapid.engines.parallel.gang import Gang
@@ -28,9 +35,13 @@ from rapid.engines.parallel.orders import (
     CopySlots,
     Forward,
     Open,
+    OpenFiles,
     PackedFeed,
 )
+from rapid.engines.parallel.pages import LeadingDiskTier
 from rapid.errors import ConfigurationError, EngineFailed
+
+logger = logging.getLogger(__name__)
 
 
 def load_replica(config: EngineConfig, *, with_pools: bool = False) -> LoadedModel:
@@ -67,19 +78,9 @@ def _check_devices(config: EngineConfig) -> None:
 
 
 def open_leading_runner(
-    loaded: LoadedModel,
-    config: EngineConfig,
-    vocab_size: int,
-    on_lost: Callable[[str], None],
+    loaded: LoadedModel, config: EngineConfig, vocab_size: int
 ) -> tuple[Runner, HostTier | None]:
-    """Open a runner on every rank of a model (see `open_runner`); return the first rank's.
-
-    Args:
-        loaded: The model.
-        config: Settings of the engine.
-        vocab_size: Number of token ids that logits are returned for.
-        on_lost: Called, on any thread, with what happened when the ranks are no longer in step.
-    """
+    """Open a runner on every rank of a model (see `open_runner`); return the first rank's."""
     gang = loaded.followers
     if gang is None:
         return open_runner(loaded, config, vocab_size)
@@ -88,8 +89,37 @@ def open_leading_runner(
     with gang.told(Open(engine, config, vocab_size)):
         make_host = functools.partial(LeadingHostTier, gang, engine)
         runner, host = open_runner(loaded, config, vocab_size, make_host)
-    gang.watch(engine, on_lost)
     return LeadingRunner(runner, gang, engine), host
+
+
+def open_disk_tier(
+    loaded: LoadedModel, config: EngineConfig, host: HostTier | None
+) -> DiskTier | None:
+    """Open the third tier of an engine's KV, on every rank of its model.
+
+    There is none where the settings name no folder, or where it fails. The reason is logged: an
+    engine that computes what it could have read is better than none.
+    """
+    if config.disk_cache_folder is None or host is None:
+        return None
+    try:
+        context = page_context(loaded, config)
+        files = open_page_files(loaded, config, host, context)
+        logger.info("disk_cache_folder: %d pages found in %s", len(files), files.folder)
+        if not isinstance(host, LeadingHostTier):
+            return DiskTier(host, files)
+        gang, engine = host.gang, host.engine
+        if gang.ask(lambda number: OpenFiles(engine, number, context)).result():
+            return LeadingDiskTier(host, files, gang, engine)
+        why = "another process of the model cannot"
+    except OSError as error:
+        why = error.strerror or str(error)
+    logger.error(
+        "disk_cache_folder: %s cannot be used (%s): the engine goes on without it",
+        folder_of_pages(config),
+        why,
+    )
+    return None
 
 
 class LeadingRunner(Runner):
@@ -106,6 +136,10 @@ class LeadingRunner(Runner):
     def run(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
         with self._gang.told(Forward(self._engine, [PackedFeed.of(feed) for feed in feeds])):
             return self._own.run(feeds)
+
+    @override
+    def watch(self, on_lost: Callable[[str], None]) -> None:
+        self._gang.watch(self._engine, on_lost)
 
     @override
     def close(self) -> None:
@@ -131,18 +165,23 @@ class LeadingCache(KVCache):
 
 
 class LeadingHostTier(HostTier):
-    """The first rank's second tier, whose copies all ranks make."""
+    """The first rank's second tier, whose copies all ranks make.
+
+    Attributes:
+        gang: The ranks.
+        engine: Number of the engine.
+    """
 
     def __init__(
         self, gang: Gang, engine: int, layout: KVLayout, num_pages: int, page_tokens: int
     ) -> None:
         super().__init__(layout, num_pages, page_tokens)
-        self._gang = gang
-        self._engine = engine
+        self.gang = gang
+        self.engine = engine
 
     @override
     def copy(self, cache: KVCache, pages: slice, host_pages: slice, *, is_restore: bool) -> Mark:
-        with self._gang.told(CopyPages(self._engine, pages, host_pages, is_restore)):
+        with self.gang.told(CopyPages(self.engine, pages, host_pages, is_restore)):
             return super().copy(cache, pages, host_pages, is_restore=is_restore)
 
     @override
@@ -150,6 +189,6 @@ class LeadingHostTier(HostTier):
         num_launched = len(self._launched)
         landed = super().landed()
         if number := num_launched - len(self._launched):
-            with self._gang.told(AwaitCopies(self._engine, number)):
+            with self.gang.told(AwaitCopies(self.engine, number)):
                 pass
         return landed

@@ -1,4 +1,4 @@
-"""What the first rank tells the others, and how a forward's inputs travel to them.
+"""What the first rank tells the others and they answer, and how a forward's inputs travel.
 
 Only what touches the model or its KV is told: forwards, and copies of pages. Which tokens were
 accepted is not: a sequence that discards tokens only stops counting them.
@@ -14,6 +14,8 @@ from rapid.engines.attention.batch import Feed
 from rapid.engines.forward.shards import Shard
 from rapid.engines.kv.cache import PageTable, Run
 from rapid.messages import Int32Array, as_prompt
+
+BEAT_S = 0.5  # without anything to say, after which a rank says that it lives
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,4 +127,74 @@ class AwaitCopies:
     number: int
 
 
-Order = Load | Meet | Open | Close | End | Forward | CopySlots | CopyPages | AwaitCopies
+@dataclass(frozen=True, slots=True)
+class OpenFiles:
+    """Find the files of the rank's pages; answered by whether their folder can be used.
+
+    Attributes:
+        context: The first rank's digest of what pages must have in common.
+    """
+
+    engine: int
+    number: int
+    context: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WritePage:
+    """Write the file of a page that is in host memory; answered by whether it was written."""
+
+    engine: int
+    number: int
+    name: bytes
+    tenant: str
+    host_page: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPage:
+    """Read the file of a page into host memory; answered by whether it was there, and right."""
+
+    engine: int
+    number: int
+    name: bytes
+    host_page: int
+
+
+@dataclass(frozen=True, slots=True)
+class UsePages:
+    """Note that a prompt has these pages, so that other files give way before theirs."""
+
+    engine: int
+    names: Sequence[bytes]
+
+
+Order = (
+    Load | Meet | Open | Close | End
+    | Forward | CopySlots | CopyPages | AwaitCopies
+    | OpenFiles | WritePage | ReadPage | UsePages
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A rank has loaded its part, of files with this fingerprint, or met an error."""
+
+    fingerprint: str | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A rank has carried out the order of this number, which went well or did not."""
+
+    number: int
+    is_good: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A rank lives."""
+
+
+Answer = Loaded | Done | Beat

@@ -69,6 +69,12 @@ class TestPlan:
         assert "--drafter-bits 8" in result.stderr
         assert rapid("plan", *options, "--drafter-bits", "8").exit_code == 0
 
+    def test_a_replica_over_two_machines_is_refused(self):
+        result = rapid("plan", *self.EIGHT, "--drafter", "llama-3.1-70b", "--drafter-gpus", "16")
+        assert result.exit_code == 1
+        assert "a replica is on one machine" in result.stderr
+        assert "lower --drafter-gpus to 8" in result.stderr
+
     def test_a_target_that_drafts_itself_has_its_weights_once(self):
         own = (*self.EIGHT, "--drafter", "llama-3.1-8b", "--drafter-gpus", "0", "--batch", "6")
         shown = rapid("plan", *own).stdout

@@ -46,7 +46,7 @@ class ThreadGroup:
     def gathered(self, columns: torch.Tensor) -> torch.Tensor:
         return torch.cat(self._exchanged(columns), dim=1)
 
-    def all(self, claim: bool, device: torch.device) -> bool:
+    def all(self, claim: bool) -> bool:
         return all(self._exchanged(torch.tensor(claim)))
 
 

@@ -26,7 +26,7 @@ from rapid.engines.engine import Engine
 from rapid.engines.execution.compute import ComputeThread
 from rapid.engines.execution.scheduling import Scheduled
 from rapid.engines.kv.cache import KVCache, KVLayout, PageTable
-from rapid.engines.kv.disk_tier import DiskTier, _Job
+from rapid.engines.kv.disk_tier import DiskTier, Job
 from rapid.engines.kv.host_tier import HostTier, Move, RestorePace
 from rapid.engines.kv.lanes import Landed, Lane, Mark, Pairs
 from rapid.engines.kv.prefix_cache import page_names
@@ -310,7 +310,7 @@ class Walk:
                 job = jobs.get()
                 assert job is not None
                 self._disk._do(job)
-                self.num_read += isinstance(job, _Job) and job.kind == "read"
+                self.num_read += isinstance(job, Job) and job.kind == "read"
 
     def _forward(self, scheduled: Scheduled) -> list[torch.Tensor]:
         """Read what the rows attend to, write the rows; once in a while fail amid it."""

@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +19,14 @@ import torch
 from rapid.config import EngineConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel
-from rapid.engines.parallel import leading
+from rapid.engines.parallel import followers, leading
 from rapid.engines.parallel.gang import Gang
 from rapid.engines.parallel.leading import load_replica
 from rapid.errors import ConfigurationError, EngineFailed
+from tests.rapid.engines.parallel.conftest import followers_of
 from tests.rapid.tiny_models import engine_config, lease_request, loaded, random_prompt
 
 PATIENCE_S = 60.0  # for what a busy machine takes long for
-
-
-@pytest.fixture(scope="module")
-def in_two() -> Iterator[LoadedModel]:
-    """A tiny model in two processes."""
-    model = load_replica(engine_config(tensor_parallel=2))
-    yield model
-    assert model.followers is not None
-    model.followers.close()
-    assert not followers_of(os.getpid())
-
-
-def followers_of(pid: int) -> list[psutil.Process]:
-    """The processes that hold parts of models for a process."""
-    found = []
-    for child in psutil.Process(pid).children(recursive=True):
-        with suppress(psutil.Error):  # of another test, and about to end
-            if "rapid.engines.parallel.follower" in " ".join(child.cmdline()):
-                found.append(child)
-    return found
 
 
 async def answers(model: LoadedModel, **settings: Any) -> list[tuple[int, ...]]:
@@ -102,12 +83,16 @@ async def with_lease() -> AsyncIterator[tuple[Engine, psutil.Process]]:
         assert not follower.is_running()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_a_lost_process_ends_every_lease(number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+async def test_a_lost_process_ends_every_lease(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that was stopped while nothing is computed: it is no longer heard."""
     async with with_lease() as (engine, follower):
         await engine.prefill("a")
         ends = asyncio.gather(engine.until_closed(), engine.wait_closed("a"))
         await asyncio.sleep(0)
+        monkeypatch.setattr(followers, "_MOST_SILENT", 1)  # instead of ten
         follower.send_signal(number)
         async with asyncio.timeout(PATIENCE_S):
             await ends
@@ -130,6 +115,7 @@ async def test_a_step_that_fails_here_closes_the_engine_as_the_other_process_wai
 
 
 def test_the_end_of_the_first_process_ends_the_others() -> None:
+    """Also one that was stopped, and cannot read that its orders have ended."""
     config = engine_config(tensor_parallel=2).model_dump_json()
     code = (
         "import time; from rapid.config import EngineConfig;"
@@ -141,6 +127,7 @@ def test_the_end_of_the_first_process_ends_the_others() -> None:
         assert first.stdout is not None
         assert first.stdout.readline() == b"ready\n"
         (follower,) = followers_of(first.pid)
+        follower.suspend()
         first.kill()
     follower.wait(PATIENCE_S)
 

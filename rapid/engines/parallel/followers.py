@@ -1,0 +1,206 @@
+"""The processes of the other ranks, as the first one starts, tells, hears and ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe, wait
+
+from rapid.engines.parallel.orders import BEAT_S, Answer, Done, End, Loaded, Order
+from rapid.errors import EngineFailed
+
+logger = logging.getLogger(__name__)
+
+_END_S = 5.0  # for a follower to end by itself
+_MOST_SILENT = 10  # beats that a follower may leave out, while this process gets to listen
+_ENDED = "a process that holds a part of its model has ended"
+_SILENT = "a process that holds a part of its model does not answer"
+
+OnLost = Callable[[str], None]
+
+
+@dataclass(eq=False, slots=True)
+class _Member:
+    """A follower.
+
+    Attributes:
+        process: Its process.
+        pipe: What it reads orders from, and answers through.
+        loaded: What it has loaded.
+        num_silent: Beats since it was heard, counted once it has loaded.
+    """
+
+    process: subprocess.Popen[bytes]
+    pipe: Connection
+    loaded: Future[Loaded] = field(default_factory=Future)
+    num_silent: int = 0
+
+
+class Followers:
+    """The followers of one model, and a thread that starts them and hears what they say.
+
+    A follower dies with the thread that started it, so that thread stays until all have ended.
+
+    Attributes:
+        on_lost: Called with what happened when one is lost, by the number of the engine.
+        is_broken: Whether the ranks may no longer be in step, so that nothing more is computed.
+    """
+
+    def __init__(self, number: int) -> None:
+        """Start `number` processes."""
+        self.on_lost: dict[int, OnLost] = {}
+        self.is_broken = False
+        self._members: list[_Member] = []
+        self._is_ending = False
+        self._sending = threading.Lock()
+        self._guard = threading.Lock()
+        self._asked: dict[int, tuple[Future[bool], list[bool]]] = {}
+        started: Future[None] = Future()
+        threading.Thread(
+            target=self._run, args=[number, started], name="rapid-followers", daemon=True
+        ).start()
+        started.result()
+
+    @property
+    def loaded(self) -> list[Future[Loaded]]:
+        """What each has loaded, by its rank less one."""
+        return [member.loaded for member in self._members]
+
+    def tell(self, orders: Sequence[Order]) -> None:
+        """Give each follower an order.
+
+        Raises:
+            EngineFailed: One is gone.
+        """
+        try:
+            with self._sending:
+                for member, order in zip(self._members, orders, strict=True):
+                    member.pipe.send(order)
+        except OSError as error:
+            raise EngineFailed("A process that holds a part of the model is gone.") from error
+
+    def tell_all(self, order: Order) -> None:
+        """Give every follower the same order; see `tell`."""
+        self.tell([order] * len(self._members))
+
+    def ask(self, number: int, order: Order) -> Future[bool]:
+        """Give all an order that each answers with `Done(number, ...)`.
+
+        Returns:
+            Whether it goes well on all of them; it does not where one is lost.
+        """
+        answer: Future[bool] = Future()
+        with self._guard:
+            if self.is_broken:
+                answer.set_result(False)
+                return answer
+            self._asked[number] = answer, []
+        with contextlib.suppress(EngineFailed):  # who hears that it is gone gives the answer
+            self.tell_all(order)
+        return answer
+
+    def lose(self, why: str) -> None:
+        """Close the engines of the model."""
+        with self._guard:
+            self.is_broken = True
+            asked = list(self._asked.values())
+            self._asked.clear()
+        for answer, _ in asked:
+            answer.set_result(False)
+        for on_lost in list(self.on_lost.values()):
+            on_lost(why)
+
+    def end(self) -> None:
+        """Tell the followers to end, and kill those that do not, or that may not read any more."""
+        self._is_ending = True
+        if not self.is_broken:
+            with contextlib.suppress(EngineFailed):
+                self.tell_all(End())
+        for member in self._members:
+            if self.is_broken:
+                member.process.kill()
+            try:
+                member.process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                member.process.kill()
+                member.process.wait()
+
+    # --- on the thread ----------------------------------------------------------------------------
+
+    def _run(self, number: int, started: Future[None]) -> None:
+        try:
+            for _ in range(number):
+                self._members.append(_Member(*_started()))
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        started.set_result(None)
+        why = self._hear()
+        if not self._is_ending:
+            self.lose(why)
+        for member in self._members:
+            member.process.wait()
+            member.pipe.close()
+
+    def _hear(self) -> str:
+        """Take what the followers say, until one is lost; return what happened.
+
+        Beats are counted by this thread's own ticks. So a process that was stopped and goes on, or
+        that gets no processor, does not take the others for silent.
+        """
+        members = {member.pipe: member for member in self._members}
+        tick_at = time.monotonic() + BEAT_S
+        while True:
+            for pipe in wait(list(members), BEAT_S):
+                member = members[pipe]  # type: ignore[index]
+                try:
+                    self._take(member, member.pipe.recv())
+                except (EOFError, OSError):
+                    if not member.loaded.done():
+                        member.loaded.set_result(
+                            Loaded(None, "its process ended; the log says why")
+                        )
+                    return _ENDED
+            if time.monotonic() < tick_at:
+                continue
+            tick_at = time.monotonic() + BEAT_S
+            for member in members.values():
+                member.num_silent += member.loaded.done()
+                if member.num_silent > _MOST_SILENT:
+                    return _SILENT
+
+    def _take(self, member: _Member, answer: Answer) -> None:
+        member.num_silent = 0
+        if isinstance(answer, Loaded):
+            member.loaded.set_result(answer)
+        elif isinstance(answer, Done):
+            with self._guard:
+                done, said = self._asked.get(answer.number, (None, []))
+                said.append(answer.is_good)
+                if done is None or len(said) < len(self._members):
+                    return
+                del self._asked[answer.number]
+            done.set_result(all(said))
+
+
+def _started() -> tuple[subprocess.Popen[bytes], Connection]:
+    """Start a follower; return it with the pipe that it reads."""
+    ours, theirs = Pipe()
+    paths: Sequence[str] = [path or os.getcwd() for path in sys.path]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rapid.engines.parallel.follower", str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the first rank, whose end they follow
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+    )
+    theirs.close()
+    return process, ours
