@@ -21,6 +21,7 @@ import torch
 from rapid.messages import Float32Array, Int32Array
 from rapid.speculation import weights as fast
 from rapid.speculation.acceptance import Judgement, decode_token, draft_purpose, propose
+from rapid.speculation.contenders import drawn
 from rapid.speculation.draw import Draw
 from rapid.speculation.judging import (
     decided_together,
@@ -158,14 +159,15 @@ def _begun(questions: Sequence[Question]) -> _Answering:
 
 def _alone(question: Question) -> Answer:
     """Answer one question row by row: on a CPU, or where it joins no batch."""
-    is_long = question.logits.shape[-1] >= _LONG
+    logits = question.logits
+    is_long = logits.shape[-1] >= _LONG and logits.dtype == torch.float32
     if isinstance(question, ToPropose):
         return _proposed(*proposal(question.logits, question.draw), question.draw)
     if isinstance(question, ToDecode):
         if question.num_logprobs is None and is_long:
-            tokens, sure = _drawn([question])
-            if sure:
-                return Decoded(int(tokens))
+            token, is_sure = drawn(question.logits, question.draw)
+            if is_sure:
+                return Decoded(token)
         return _decoded_by_rule(question)
     if is_long and is_within_reach(question):
         return judged_by_rows(question)
