@@ -47,7 +47,7 @@ _OF_PEAK = 1e-15  # rounding of logits over T, in shares of the highest
 _MOST_ERROR = 1e-3  # relative; above it nothing is sure
 _MANY = 64.0  # times the mean probability, from which a token is likely
 _LATE = 7.0  # mean times of a race, before which it ends but for one in 1,100
-_SLICE = 64  # logits, of which the highest is compared
+_SLICE = 64  # parts of a row, of whose logits the highest at each place are compared
 _MOST_DRAWN = 512  # tokens whose random numbers alone are drawn
 _PART = 2**15  # numbers that are drawn at once; a multiple of the four of a counter
 

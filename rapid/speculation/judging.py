@@ -59,11 +59,8 @@ def judged_by_rows(question: ToJudge) -> Judgement:
         token, is_accepted = outcome.token, outcome.is_accepted
         if not outcome.is_sure:
             alone = question.by_specification(row, log_odds, num_rows=1)
-            (token,), is_accepted, log_odds = (
-                alone.token_ids,
-                alone.num_accepted == 1,
-                alone.log_odds,
-            )
+            token, is_accepted = alone.token_ids[0], alone.num_accepted == 1
+            log_odds = alone.log_odds
         elif draw.speculation.is_witnessed:
             log_odds = observed(log_odds, outcome.target_prob, outcome.told_prob)
         token_ids.append(token)
