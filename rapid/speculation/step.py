@@ -42,7 +42,8 @@ from rapid.speculation.questions import (
 )
 from rapid.speculation.sampling import as_sent, candidates, proposal
 
-_LONG = 50_000  # tokens of a vocabulary from which a CPU gains; shorter ones are all overhead
+_LONG = 30_000  # tokens of a vocabulary from which a CPU gains; shorter ones are all overhead
+_SPARSE = 50_000  # the same for the numbers of a proposal's candidates alone
 _MOST_ROWS = 64  # of a batch, in which each takes 48 bytes a token of the vocabulary
 _MOST_DRAWN = 1024  # candidates whose numbers alone are drawn
 
@@ -187,7 +188,7 @@ def _received(ids: Int32Array, probs: Float32Array, draw: Draw) -> Proposed:
 
 def _proposed(ids: Int32Array, probs: Float32Array, draw: Draw) -> Proposed:
     """Draw a token as `propose` does; from a long vocabulary with the candidates' numbers alone."""
-    if draw.is_greedy or ids.max() < _LONG or len(ids) > _MOST_DRAWN:
+    if draw.is_greedy or ids.max() < _SPARSE or len(ids) > _MOST_DRAWN:
         return Proposed(propose(ids, probs, draw), ids, probs)
     noise = uniforms_at(keys_of([draw], draft_purpose(draw)), ids[None])[0]
     return Proposed(int(ids[race(probs.astype(np.float64), noise)]), ids, probs)

@@ -43,6 +43,7 @@ def vocabularies_count_as_long() -> Iterator[None]:
     """A CPU leaves short ones to the specification, as it takes no longer."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rapid.speculation.step._LONG", 0)
+        patch.setattr("rapid.speculation.step._SPARSE", 0)
         yield
 
 
@@ -231,7 +232,7 @@ def test_from_a_long_vocabulary_only_the_candidates_numbers_are_drawn():
 def test_a_cpu_leaves_short_vocabularies_to_the_specification(monkeypatch):
     monkeypatch.setattr("rapid.speculation.step._LONG", 51)
     monkeypatch.setattr("rapid.speculation.step.judged_by_rows", None)
-    monkeypatch.setattr("rapid.speculation.step._drawn", None)
+    monkeypatch.setattr("rapid.speculation.step.drawn", None)
     draw = Draw(SamplingConfig(), SpeculationConfig(), 0, 0)
     (question,) = blocks(np.random.default_rng(0), [draw], 50)
     decoding = ToDecode(question.logits[0], draw)
