@@ -6,9 +6,9 @@ computed only of *contenders*: the proposed tokens, and those that a bound does 
 
 - Sum. It is taken in float32 where only its ratio to a proposal matters. Rounding an exponent ``a``
   by a share d of it changes the sum by a share of ``d * E[a]``, whose mean is that of the softmax
-  and at most the logarithm of the vocabulary's size, because the entropy is. `_COARSE` covers that
-  and the addition, which torch does in cascades. For `top_p`, and for `adaptive`, whose odds carry
-  p from block to block, the sum is taken in float64.
+  and at most the logarithm of the vocabulary's size, because the entropy is. `Row.error` covers
+  that and the addition, which torch does in cascades. For `top_p`, and for `adaptive`, whose odds
+  carry p from block to block, the sum is taken in float64.
 - Race (`rapid.speculation.noise.race`). A token is likely if its weight is at least `_MANY` times
   the mean weight, so at most ``vocab / _MANY`` tokens are. It is early if its time is below ``_LATE
   * _MANY / vocab``. A token that is neither finishes after the quotient of both limits, which is
@@ -25,7 +25,6 @@ specification, so that all tokens are the specification's, bit for bit.
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,20 +37,12 @@ from rapid.speculation.draw import Draw
 from rapid.speculation.fusion import retrieved_weight
 from rapid.speculation.noise import Float64Array, Purpose, Words, numbers
 from rapid.speculation.philox import keys_of, uniforms_at
+from rapid.speculation.rows import FINE, MOST_ERROR, OF_PEAK, Ids, Row
 
-Ids = npt.NDArray[np.int64]
-
-_COARSE = 2e-5  # relative error of a sum of float32 weights
-_FINE = 1e-12  # the same in float64, and of two quotients that are compared
-_OF_PEAK = 1e-15  # rounding of logits over T, in shares of the highest
-_MOST_ERROR = 1e-3  # relative; above it nothing is sure
 _MANY = 64.0  # times the mean probability, from which a token is likely
 _LATE = 7.0  # mean times of a race, before which it ends but for one in 1,100
-_SLICE = 64  # parts of a row, of whose logits the highest at each place are compared
 _MOST_DRAWN = 512  # tokens whose random numbers alone are drawn
 _PART = 2**15  # numbers that are drawn at once; a multiple of the four of a counter
-
-_memory = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,81 +54,6 @@ class Outcome:
     is_sure: bool
     target_prob: float = 0.0
     told_prob: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The target's distribution p at one position, of which a token's probability is asked for.
-
-    Attributes:
-        logits: z [vocab].
-        temperature: T of p.
-        peak: The highest logit.
-        total: Sum of ``exp((z - peak) / T)``.
-        error: Bound of the relative error of p.
-        rounding: Bound of the relative error of quotients of two probabilities.
-    """
-
-    logits: Float32Array
-    temperature: float
-    peak: float
-    total: float
-    error: float
-    rounding: float
-
-    @classmethod
-    def read(cls, logits: torch.Tensor, temperature: float, *, is_fine: bool) -> Row:
-        """Read a row; if its logits are not numbers, its error is infinite.
-
-        Args:
-            logits: float32, on the CPU [vocab].
-            temperature: T.
-            is_fine: Whether p is wanted to the precision of float64.
-        """
-        array: Float32Array = logits.numpy()
-        best = int(array.argmax())
-        peak = float(array[best])
-        rounding = _FINE + _OF_PEAK * abs(peak) / temperature
-        if not math.isfinite(peak):
-            return cls(array, temperature, peak, 1.0, math.inf, rounding)
-        weights = torch.from_numpy(_room(len(array), np.float64 if is_fine else np.float32))
-        if is_fine:
-            weights.copy_(logits)
-            if temperature != 1:  # rounded as in the specification
-                weights /= temperature
-            weights -= peak / temperature
-        else:
-            torch.sub(logits, peak, out=weights)
-            if temperature != 1:
-                weights /= temperature
-        total = float(weights.exp_().sum())
-        error = rounding if is_fine else _COARSE + rounding
-        return cls(array, temperature, peak, total, error, rounding)
-
-    def probs(self, ids: Ids) -> Float64Array:
-        """Return p of some tokens, whose quotients are the specification's up to rounding."""
-        scaled = self.logits[ids].astype(np.float64) / self.temperature
-        scaled -= self.peak / self.temperature
-        weights: Float64Array = np.exp(scaled, out=scaled)
-        weights /= self.total
-        return weights
-
-    def logit_of(self, prob: float) -> np.float32:
-        """Return a logit just below that of a token whose p is `prob`."""
-        above = self.temperature * (math.log(max(prob * self.total, 1e-300)) - _MOST_ERROR)
-        return np.float32(self.peak + above - 1e-6 * abs(self.peak + above))
-
-    def at_least(self, prob: float) -> Ids:
-        """Return all tokens whose p is at least `prob`, and a few just below it, by their ids."""
-        return np.flatnonzero(self.logits >= self.logit_of(prob))
-
-    def highest(self, count: int) -> Ids:
-        """Return tokens among which the `count` highest logits are, by their ids."""
-        width = len(self.logits) // _SLICE
-        if count >= width:
-            return np.arange(len(self.logits))
-        slices = self.logits[: width * _SLICE].reshape(_SLICE, width).max(axis=0)
-        return np.flatnonzero(self.logits >= np.partition(slices, -count)[-count])
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +121,7 @@ def decided(
         return Outcome(token, token == drafted, is_sure)
     is_fine = speculation.is_witnessed or (draw.sampling.top_p < 1 and not draw.is_greedy)
     row = Row.read(logits, draw.temperature, is_fine=is_fine)
-    if not row.error < _MOST_ERROR:
+    if not row.error < MOST_ERROR:
         return Outcome(drafted, False, False)
     fused = _fused(row, ids, draft, draw, log_odds)
     token, is_accepted, is_sure = _settled(fused, ids, draft, drafted, draw)
@@ -224,7 +140,7 @@ def drawn(logits: torch.Tensor, draw: Draw) -> tuple[int, bool]:
     if draw.is_greedy:
         return best_logit(logits.numpy(), draw.temperature)
     row = Row.read(logits, draw.temperature, is_fine=draw.sampling.top_p < 1)
-    if not row.error < _MOST_ERROR:
+    if not row.error < MOST_ERROR:
         return 0, False
     none = np.zeros(0)
     kept, is_sure = _filtered(Fused(row, none.astype(np.int64), none, none), draw)
@@ -238,7 +154,7 @@ def best_logit(logits: Float32Array, temperature: float) -> tuple[int, bool]:
     peak = float(logits[token])
     before, after = logits[:token], logits[token + 1 :]
     second = max(float(part.max(initial=-np.inf)) for part in (before, after))
-    is_alone = second < peak - temperature * _FINE - _OF_PEAK * abs(peak)
+    is_alone = second < peak - temperature * FINE - OF_PEAK * abs(peak)
     return token, math.isfinite(peak) and is_alone
 
 
@@ -374,14 +290,14 @@ def _residual(fused: Fused, ids: Ids, draft: Float64Array) -> Fused:
     slack = fused.slack + (wanted + fused.weights) * fused.error
     slack = np.where(wanted > 0, slack, fused.slack)
     others = max(fused.total - float(fused.weights.sum()), 0.0)
-    mass = max(others + float(excess.sum()), _FINE * fused.total)
+    mass = max(others + float(excess.sum()), FINE * fused.total)
     return replace(fused, weights=excess, slack=slack, total=mass)
 
 
 def _best(fused: Fused) -> tuple[int, bool]:
     """Return the token with the highest weight, and whether it is sure to have it."""
     row = fused.row
-    least = float((fused.weights - fused.slack).max()) * (1 - _MOST_ERROR) / fused.share
+    least = float((fused.weights - fused.slack).max()) * (1 - MOST_ERROR) / fused.share
     others = fused.without_own(row.at_least(min(least, 1 / row.total)))
     ids = np.concatenate([fused.ids, others])
     weights = np.concatenate([fused.weights, fused.share * row.probs(others)])
@@ -407,7 +323,7 @@ def _raced(fused: Fused, draw: Draw, purpose: Purpose) -> tuple[int, bool]:
         may_win = np.zeros(vocab, dtype=np.bool_)
         if not fused.is_all:
             late = _LATE * _MANY / vocab
-            limit = late / float(fused.others(most)) * (1 - _MOST_ERROR)
+            limit = late / float(fused.others(most)) * (1 - MOST_ERROR)
             np.greater_equal(row.logits, row.logit_of(most), out=may_win)
         may_win[ids] = True
         contenders, words = _drawn_words(draw.generator(purpose), may_win, math.exp(-late))
@@ -441,12 +357,3 @@ def _drawn_words(
         ids.append(chosen + start)
         words.append(drawn[chosen])
     return np.concatenate(ids), np.concatenate(words)
-
-
-def _room(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return memory of this thread to compute in; touching new pages takes longer than summing."""
-    rooms: dict[Any, npt.NDArray[Any]] = _memory.__dict__
-    name = np.dtype(dtype).name
-    if name not in rooms or len(rooms[name]) < size:
-        rooms[name] = np.empty(size, dtype)
-    return rooms[name][:size]

@@ -18,7 +18,6 @@ from rapid.messages import DraftBlock
 from rapid.planning import shapes
 from rapid.speculation import step
 from rapid.speculation.acceptance import Judgement, decode_token, propose
-from rapid.speculation.contenders import Row
 from rapid.speculation.draw import Draw
 from rapid.speculation.judging import is_within_reach
 from rapid.speculation.questions import (
@@ -30,6 +29,7 @@ from rapid.speculation.questions import (
     ToJudge,
     ToPropose,
 )
+from rapid.speculation.rows import Row
 from rapid.speculation.sampling import proposal
 from rapid.speculation.step import answered, answered_together, judged
 from rapid.speculation.weights import softmax
