@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rapid.speculation.noise import Float64Array, Purpose, uniforms
+import numpy as np
+
+from rapid.speculation.noise import Float64Array, Purpose, generator, uniforms
 
 if TYPE_CHECKING:
     from rapid.config import SamplingConfig, SpeculationConfig
@@ -51,3 +53,7 @@ class Draw:
     def noise(self, purpose: Purpose, count: int) -> Float64Array:
         """Return uniform numbers in (0, 1) for one decision, one per token id [count]."""
         return uniforms(self.sampling.seed, self.choice, self.position, purpose, count)
+
+    def generator(self, purpose: Purpose) -> np.random.Philox:
+        """Return the generator of the words that these numbers are made of."""
+        return generator(self.sampling.seed, self.choice, self.position, purpose)

@@ -8,13 +8,14 @@ and all after it, are left to the specification.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 
 from rapid.messages import DraftBlock
+from rapid.speculation import contenders
 from rapid.speculation import weights as fast
 from rapid.speculation.acceptance import Judgement
 from rapid.speculation.draw import Draw
@@ -25,17 +26,6 @@ from rapid.speculation.questions import ToJudge
 from rapid.speculation.weights import Rows
 
 _MOST_CANDIDATES = 1024  # of a proposal; with more there is little of a row to leave out
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What is decided about a position; the probabilities are for the odds of `adaptive`."""
-
-    token: int
-    is_accepted: bool
-    is_sure: bool
-    target_prob: float
-    told_prob: float
 
 
 def is_within_reach(question: ToJudge) -> bool:
@@ -53,8 +43,32 @@ def is_within_reach(question: ToJudge) -> bool:
 
 
 def judged_by_rows(question: ToJudge) -> Judgement:
-    """Judge a block row by row up to the first rejection; `is_within_reach` must hold."""
-    return _judgement(question, _outcomes_in_turn(question))
+    """Judge a block on a CPU up to the first rejection; `is_within_reach` must hold."""
+    block, draw, log_odds = question.block, question.draw, question.log_odds
+    if draw.speculation.is_witnessed and question.witness is not None:
+        return _judgement(question, _outcomes_in_turn(question))
+    all_ids = block.candidate_ids.astype(np.int64)
+    probs = block.candidate_probs.astype(np.float64)
+    token_ids: list[int] = []
+    for row, drafted in enumerate(block.token_ids.tolist()):
+        is_real = all_ids[row] >= 0
+        draft = (probs[row] / float(torch.from_numpy(probs[row]).sum()))[is_real]
+        outcome = contenders.decided(
+            question.logits[row], all_ids[row][is_real], draft, drafted, draw.after(row), log_odds
+        )
+        token, is_accepted = outcome.token, outcome.is_accepted
+        if not outcome.is_sure:
+            alone = question.by_specification(row, log_odds, num_rows=1)
+            token, is_accepted = alone.token_ids[0], alone.num_accepted == 1
+            log_odds = alone.log_odds
+        elif draw.speculation.is_witnessed:
+            log_odds = observed(log_odds, outcome.target_prob, outcome.told_prob)
+        token_ids.append(token)
+        is_finished = token in question.eos_ids
+        if not is_accepted or is_finished or len(token_ids) == len(question.logits):
+            num_accepted = row + is_accepted
+            return Judgement(tuple(token_ids), num_accepted, is_finished, log_odds=log_odds)
+    return _continued(question, token_ids, len(block), log_odds)
 
 
 def decided_together(questions: Sequence[ToJudge]) -> torch.Tensor:
@@ -86,7 +100,7 @@ def judged_together(
     ]
 
 
-def _judgement(question: ToJudge, outcomes: Iterable[_Outcome]) -> Judgement:
+def _judgement(question: ToJudge, outcomes: Iterable[contenders.Outcome]) -> Judgement:
     """Commit outcomes up to a rejection; from one that is not sure on, ask the specification."""
     token_ids: list[int] = []
     num_accepted, log_odds = 0, question.log_odds
@@ -100,6 +114,13 @@ def _judgement(question: ToJudge, outcomes: Iterable[_Outcome]) -> Judgement:
         is_finished = outcome.token in question.eos_ids
         if not outcome.is_accepted or is_finished or len(token_ids) == len(question.logits):
             return Judgement(tuple(token_ids), num_accepted, is_finished, log_odds=log_odds)
+    return _continued(question, token_ids, num_accepted, log_odds)
+
+
+def _continued(
+    question: ToJudge, token_ids: list[int], num_accepted: int, log_odds: float
+) -> Judgement:
+    """Return the judgement that begins with some tokens; the specification gives the rest."""
     rest = question.by_specification(len(token_ids), log_odds)
     return replace(
         rest,
@@ -108,30 +129,26 @@ def _judgement(question: ToJudge, outcomes: Iterable[_Outcome]) -> Judgement:
     )
 
 
-def _outcomes(rows: Float64Array, correction: Float64Array, draw: Draw) -> Iterator[_Outcome]:
+def _outcomes(
+    rows: Float64Array, correction: Float64Array, draw: Draw
+) -> Iterator[contenders.Outcome]:
     """Yield the outcomes of a block's rows [k, 5], with the correction [5] for a rejected one."""
     for row in rows:
         is_accepted = bool(row[1])
         values = row if is_accepted or not (row[2] and _has_residual(draw)) else correction
-        yield _Outcome(
+        yield contenders.Outcome(
             int(values[0]), is_accepted, bool(values[2]), float(values[3]), float(values[4])
         )
 
 
-def _outcomes_in_turn(question: ToJudge) -> Iterator[_Outcome]:
-    """Yield the outcomes of a block as they are asked for.
-
-    Rows are computed one by one where their results depend on each other or take long.
-    """
+def _outcomes_in_turn(question: ToJudge) -> Iterator[contenders.Outcome]:
+    """Yield the outcomes of a block with a witness one by one, each by the odds before it."""
     rows, log_odds, draw = _rows([question]), question.log_odds, question.draw
-    is_witnessed = draw.speculation.is_witnessed
-    size = len(question.block) if _has_residual(draw) and not is_witnessed else 1
-    for start in range(0, len(question.block), size):
-        some = rows.at(slice(start, start + size))
-        decided, instead = _decided(some, draw, [size], [log_odds])
+    for row in range(len(question.block)):
+        some = rows.at(slice(row, row + 1))
+        decided, instead = _decided(some, draw, [1], [log_odds])
         for outcome in _outcomes(decided.T.numpy(), instead[:, 0].numpy(), draw):
-            if is_witnessed:
-                log_odds = observed(log_odds, outcome.target_prob, outcome.told_prob)
+            log_odds = observed(log_odds, outcome.target_prob, outcome.told_prob)
             yield outcome
 
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from rapid.errors import EngineFailed
 
 Float64Array = npt.NDArray[np.float64]
+Words = npt.NDArray[np.uint64]
 
 NOT_NUMBERS = "the logits are not numbers: no token can be chosen by them"
 
@@ -38,16 +39,24 @@ class Purpose(IntEnum):
 
 def uniforms(seed: int, choice: int, position: int, purpose: Purpose, count: int) -> Float64Array:
     """Return numbers in (0, 1), one per token id [count], of 53 random bits each."""
-    generator = np.random.Philox(
+    return numbers(generator(seed, choice, position, purpose).random_raw(count))
+
+
+def generator(seed: int, choice: int, position: int, purpose: Purpose) -> np.random.Philox:
+    """Return the generator of the words that numbers are made of, in the order of token ids."""
+    return np.random.Philox(
         key=np.array([seed & _MASK_64, choice << 8 | purpose], dtype=np.uint64),
         counter=np.array([0, position, 0, 0], dtype=np.uint64),
     )
-    raw: npt.NDArray[np.uint64] = generator.random_raw(count)
+
+
+def numbers(raw: Words) -> Float64Array:
+    """Return the numbers of some words, whose memory they may use."""
     raw >>= np.uint64(11)  # in place: with a long vocabulary memory traffic takes most of the time
-    numbers = raw.astype(np.float64)
-    numbers += 0.5
-    numbers *= 2.0**-53
-    return numbers
+    result = raw.astype(np.float64)
+    result += 0.5
+    result *= 2.0**-53
+    return result
 
 
 def accepts(probability: float, uniform: float) -> bool:

@@ -57,9 +57,18 @@ class ToJudge:
     log_odds: float = 0.0
     witness: torch.Tensor | None = None
 
-    def by_specification(self, num_settled: int = 0, log_odds: float | None = None) -> Judgement:
-        """Return what `judge` says of the block, or of its tokens after some that are settled."""
-        block, rest = self.block, slice(num_settled, None)
+    def by_specification(
+        self, num_settled: int = 0, log_odds: float | None = None, num_rows: int | None = None
+    ) -> Judgement:
+        """Return what `judge` says of the block, or of its tokens after some that are settled.
+
+        Args:
+            num_settled: Drafted tokens that are accepted already.
+            log_odds: Those after the settled tokens; None for those before the block.
+            num_rows: Rows of logits that are judged; None for all.
+        """
+        end = None if num_rows is None else num_settled + num_rows
+        block, rest = self.block, slice(num_settled, end)
         return judge(
             replace(
                 block,

@@ -21,6 +21,7 @@ import torch
 from rapid.messages import Float32Array, Int32Array
 from rapid.speculation import weights as fast
 from rapid.speculation.acceptance import Judgement, decode_token, draft_purpose, propose
+from rapid.speculation.contenders import drawn
 from rapid.speculation.draw import Draw
 from rapid.speculation.judging import (
     decided_together,
@@ -41,7 +42,8 @@ from rapid.speculation.questions import (
 )
 from rapid.speculation.sampling import as_sent, candidates, proposal
 
-_LONG = 50_000  # tokens of a vocabulary from which a CPU gains; shorter ones are all overhead
+_LONG = 30_000  # tokens of a vocabulary from which a CPU gains; shorter ones are all overhead
+_SPARSE = 50_000  # the same for the numbers of a proposal's candidates alone
 _MOST_ROWS = 64  # of a batch, in which each takes 48 bytes a token of the vocabulary
 _MOST_DRAWN = 1024  # candidates whose numbers alone are drawn
 
@@ -158,14 +160,15 @@ def _begun(questions: Sequence[Question]) -> _Answering:
 
 def _alone(question: Question) -> Answer:
     """Answer one question row by row: on a CPU, or where it joins no batch."""
-    is_long = question.logits.shape[-1] >= _LONG
+    logits = question.logits
+    is_long = logits.shape[-1] >= _LONG and logits.dtype == torch.float32
     if isinstance(question, ToPropose):
         return _proposed(*proposal(question.logits, question.draw), question.draw)
     if isinstance(question, ToDecode):
         if question.num_logprobs is None and is_long:
-            tokens, sure = _drawn([question])
-            if sure:
-                return Decoded(int(tokens))
+            token, is_sure = drawn(question.logits, question.draw)
+            if is_sure:
+                return Decoded(token)
         return _decoded_by_rule(question)
     if is_long and is_within_reach(question):
         return judged_by_rows(question)
@@ -185,7 +188,7 @@ def _received(ids: Int32Array, probs: Float32Array, draw: Draw) -> Proposed:
 
 def _proposed(ids: Int32Array, probs: Float32Array, draw: Draw) -> Proposed:
     """Draw a token as `propose` does; from a long vocabulary with the candidates' numbers alone."""
-    if draw.is_greedy or ids.max() < _LONG or len(ids) > _MOST_DRAWN:
+    if draw.is_greedy or ids.max() < _SPARSE or len(ids) > _MOST_DRAWN:
         return Proposed(propose(ids, probs, draw), ids, probs)
     noise = uniforms_at(keys_of([draw], draft_purpose(draw)), ids[None])[0]
     return Proposed(int(ids[race(probs.astype(np.float64), noise)]), ids, probs)

@@ -29,10 +29,11 @@ from rapid.speculation.questions import (
     ToJudge,
     ToPropose,
 )
+from rapid.speculation.rows import Row
 from rapid.speculation.sampling import proposal
 from rapid.speculation.step import answered, answered_together, judged
 from rapid.speculation.weights import softmax
-from tests.rapid.speculation.drafted import drafted
+from tests.rapid.speculation.drafted import ROWS, blocks, drafted
 
 WAYS = {"one by one": answered, "together": answered_together}
 
@@ -42,12 +43,13 @@ def vocabularies_count_as_long() -> Iterator[None]:
     """A CPU leaves short ones to the specification, as it takes no longer."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rapid.speculation.step._LONG", 0)
+        patch.setattr("rapid.speculation.step._SPARSE", 0)
         yield
 
 
 SAMPLINGS = st.builds(
     SamplingConfig,
-    temperature=st.sampled_from([0, 1, 1, 0.7, 1.5, 0.05, 1e-4]),
+    temperature=st.sampled_from([0, 1, 1, 0.7, 2, 0.05, 1e-4]),
     top_k=st.sampled_from([None, None, None, 1, 2, 50]),
     top_p=st.sampled_from([1, 1, 1, 0.9, 0.5, 0.1]),
     seed=st.integers(-(2**63), 2**63 - 1),
@@ -61,33 +63,6 @@ SPECULATIONS = st.builds(
     draft_top_k=st.sampled_from([1, 3, 64, 64, None]),
     transfer_temperature=st.sampled_from([1, 0.7]),
 )
-
-
-def blocks(
-    numbers: np.random.Generator,
-    draws: Sequence[Draw],
-    vocab: int,
-    *,
-    is_witnessed: bool = False,
-    rounds_to: torch.dtype = torch.bfloat16,
-) -> list[ToJudge]:
-    """Blocks of random lengths whose drafter is more or less like the target; few real ties."""
-    questions = []
-    for draw in draws:
-        shape = (numbers.choice([1, 2, 4, 8]), vocab)
-        target = numbers.normal(size=shape) * numbers.choice([0.5, 3, 10])
-        draft, witness = (
-            target + numbers.normal(size=shape) * numbers.choice([0, 0.1, 1, 3]) for _ in range(2)
-        )
-        rows, drafts, told = (
-            torch.tensor(part, dtype=rounds_to).float() for part in (target, draft, witness)
-        )
-        block = drafted(drafts, draw)
-        eos_ids = {int(numbers.choice(block.token_ids))} if numbers.random() < 0.2 else set()
-        log_odds = float(numbers.choice([0, 1.3, -8, 40]))
-        seen = told if is_witnessed else None
-        questions.append(ToJudge(block, rows, draw, eos_ids, None, log_odds, seen))
-    return questions
 
 
 def specified(question: Question) -> Answer | type[Exception]:
@@ -124,11 +99,12 @@ def assert_specified(questions: Sequence[Question]) -> None:
     st.sampled_from([torch.bfloat16, torch.float32]),
     st.booleans(),
     st.sampled_from([None, None, None, 2]),
+    st.sampled_from(["usual", *ROWS]),
     st.integers(0, 2**32),
 )
 @settings(max_examples=150, deadline=None)
 def test_whatever_is_asked_the_answers_are_the_specifications(
-    asked, vocab, dtype, is_witnessed, num_logprobs, seed
+    asked, vocab, dtype, is_witnessed, num_logprobs, kind, seed
 ):
     numbers = np.random.default_rng(seed)
     draws = [
@@ -136,7 +112,7 @@ def test_whatever_is_asked_the_answers_are_the_specifications(
         for sampling, speculation in asked
         for _ in range(2)  # two of each, which are answered together
     ]
-    judging = blocks(numbers, draws, vocab, is_witnessed=is_witnessed, rounds_to=dtype)
+    judging = blocks(numbers, draws, vocab, is_witnessed=is_witnessed, rounds_to=dtype, kind=kind)
     judging = [replace(question, num_logprobs=num_logprobs) for question in judging]
     rows = [(question.logits[0], question.draw) for question in judging]
     plain = [ToDecode(*row, num_logprobs) for row in rows]
@@ -150,6 +126,8 @@ def test_a_long_flat_tail_is_not_lost_beside_one_likely_token(above):
     exact = torch.softmax(logits.double(), dim=-1)
     found = softmax(logits, Draw(SamplingConfig(), SpeculationConfig(), 0, 0)).double()
     assert ((found - exact).abs() <= 1e-6 * exact).all()
+    row = Row.read(logits[0], 1.0, is_fine=False)
+    np.testing.assert_allclose(row.probs(np.arange(2**17)), exact[0].numpy(), rtol=row.error / 5)
 
 
 @pytest.mark.parametrize("coupling", get_args(Coupling))
@@ -163,11 +141,13 @@ def test_nearly_all_rows_of_usual_settings_need_no_specification(transfer, coupl
     asked = []
     plain = ToJudge.by_specification
     monkeypatch.setattr(
-        ToJudge, "by_specification", lambda self, *rest: asked.append(1) or plain(self, *rest)
+        ToJudge,
+        "by_specification",
+        lambda self, *rest, **rows: asked.append(1) or plain(self, *rest, **rows),
     )
     for answer in WAYS.values():
         asked.clear()
-        assert answer(questions) == expected
+        assert [told(one) for one in answer(questions)] == [told(one) for one in expected]
         assert len(asked) <= len(questions) // 4
 
 
@@ -203,7 +183,7 @@ def test_logits_that_are_not_numbers_end_their_own_answer_only(way):
         bad, ToDecode(bad.logits[0], draw), ToPropose(bad.logits[0], draw)
     ]  # fmt: skip
     first, *others, last = WAYS[way]([good, *broken, good])
-    assert first == last == good.by_specification()
+    assert told(first) == told(last) == told(good.by_specification())
     assert all(isinstance(other, EngineFailed) for other in others)
     with pytest.raises(EngineFailed, match="not numbers"):
         judged(bad)
@@ -252,7 +232,7 @@ def test_from_a_long_vocabulary_only_the_candidates_numbers_are_drawn():
 def test_a_cpu_leaves_short_vocabularies_to_the_specification(monkeypatch):
     monkeypatch.setattr("rapid.speculation.step._LONG", 51)
     monkeypatch.setattr("rapid.speculation.step.judged_by_rows", None)
-    monkeypatch.setattr("rapid.speculation.step._drawn", None)
+    monkeypatch.setattr("rapid.speculation.step.drawn", None)
     draw = Draw(SamplingConfig(), SpeculationConfig(), 0, 0)
     (question,) = blocks(np.random.default_rng(0), [draw], 50)
     decoding = ToDecode(question.logits[0], draw)
