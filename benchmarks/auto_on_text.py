@@ -13,10 +13,16 @@ Retrieval is as found; `missed`, where the chunks with the evidence are passed o
 `unrelated`, where all chunks are from another document (their cosines are computed anew). With
 `--thresholds`, meant for runs on `dev`, a last table has the score for other least cosines.
 
-    python benchmarks/auto_on_text.py --target TARGET.gguf --drafter DRAFTER.gguf --check 12
+    python benchmarks/auto_on_text.py --target TARGET.gguf --cosines
+
+tabulates for *dev*, without any answers, how well the best cosine tells whether the evidence is
+among what was retrieved: the most that a threshold, or a prior made of it, could know.
+
+    python benchmarks/auto_on_text.py --target TARGET.gguf --check 12
 
 asks some of the questions of the product itself, in this process: `auto` has to choose what was
-kept, and to give the text of the mode that it chose.
+kept, and to give the text of the mode that it chose. The target drafts for itself there, unless
+there is a `--drafter`.
 """
 
 from __future__ import annotations
@@ -29,9 +35,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from reporting import RESULTS, keep, settings, table
+from sklearn.metrics import roc_auc_score
 
-from evaluation.drivers.prompting import Prompter, open_prompter, retrieval_config
+from evaluation.drivers.prompting import Prompter, ShortContext, open_prompter, retrieval_config
 from evaluation.items import Item
 from evaluation.loaders import load_items
 from evaluation.reports.statistics import mean, paired_difference
@@ -43,6 +51,7 @@ from rapid.pair import open_pair
 from retrieval import Embedder, RetrievedChunk, make_embedder
 
 RUNS = (RESULTS / "real-text/real-text", RESULTS / "real-text/real-text-wrong")
+LEAST_COSINE = 0.39  # of the product (`retrieval.embedding`)
 CHECKED_CONTEXT = 16_384  # tokens of the longest document, and room for retrieved text
 HALVES = ("plain", "rapid-adaptive")
 OTHERS = ("plain", "rapid-adaptive", "rag-drafter")
@@ -103,26 +112,38 @@ async def decided(run: Path, text: ChatText) -> list[Chosen]:
 async def _decided(
     item: Item, condition: Condition, answers: Answers, prompter: Prompter, embedder: Embedder
 ) -> Chosen:
-    found = await prompter.retrieve(item, condition)
+    found = await retrieved(item, condition, prompter, embedder)
     now, then = len(prompter.encode(found, True)), answers["rapid-adaptive"].retrieved_tokens
     if now != then:
         raise ValueError(
             f"{item.id}, {condition.name}: {now} tokens are retrieved, and were {then}"
         )
-    question, chunks = item.messages[-1].content, found.chunks
-    if condition.corruption == "unrelated":
-        chunks = with_cosines(question, chunks, embedder)
-    fuses = embedder.is_evidence(question, chunks)
+    fuses = embedder.is_evidence(item.messages[-1].content, found.chunks)
     return Chosen(
         item=item.id,
         condition=condition.name,
         kind=item.groups["kind"],
         length=int(item.groups["length"]),
-        cosine=round(max(chunk.cosine or 0.0 for chunk in chunks), 4),
+        cosine=round(best_cosine(found.chunks), 4),
         fuses=fuses,
         scores=composed(answers, "contains", fuses=fuses),
         f1=composed(answers, "f1", fuses=fuses),
     )
+
+
+async def retrieved(
+    item: Item, condition: Condition, prompter: Prompter, embedder: Embedder
+) -> ShortContext:
+    """Return what is retrieved for an item, with cosines of the texts that are shown."""
+    found = await prompter.retrieve(item, condition)
+    if condition.corruption != "unrelated":
+        return found
+    chunks = with_cosines(item.messages[-1].content, found.chunks, embedder)
+    return replace(found, chunks=chunks)
+
+
+def best_cosine(chunks: Sequence[RetrievedChunk]) -> float:
+    return max(chunk.cosine or 0.0 for chunk in chunks)
 
 
 def with_cosines(
@@ -210,6 +231,44 @@ def _difference(ours: Sequence[float], theirs: Sequence[float]) -> str:
     return f"{gap.value:+.3f} ({gap.low:+.3f} to {gap.high:+.3f})"
 
 
+async def cosines(text: ChatText) -> str:
+    """Tabulate the best cosines on `dev` by what was retrieved."""
+    values: dict[str, list[float]] = {}
+    for name in ("real-text", "real-text-wrong"):
+        task = load_task(name)
+        task = task.model_copy(update={"source": task.source.model_copy(update={"split": "dev"})})
+        items = load_items(task)
+        prompter = await open_prompter(task, items, text, text)
+        embedder = make_embedder(retrieval_config(task.retrieval).embedder)
+        for item in items:
+            for condition in task.conditions:
+                found = await retrieved(item, condition, prompter, embedder)
+                state = condition.name
+                if condition.corruption == "none":
+                    state = {True: "found", False: "in part or not", None: "unanswerable"}[
+                        found.evidence_found
+                    ]
+                values.setdefault(state, []).append(best_cosine(found.chunks))
+        await prompter.close()
+    good = values["found"]
+    rows = []
+    for state, bad in values.items():
+        area = roc_auc_score([1] * len(good) + [0] * len(bad), good + bad)
+        low, middle, high = np.quantile(bad, [0.25, 0.5, 0.75])
+        fused = np.mean([value >= LEAST_COSINE for value in bad])
+        rows.append(
+            (
+                state,
+                len(bad),
+                f"{middle:.2f} ({low:.2f} to {high:.2f})",
+                f"{fused:.2f}",
+                "" if state == "found" else f"{area:.2f}",
+            )
+        )
+    heads = ["evidence", "questions", "best cosine: median (quartiles)", "fused", "area under ROC"]
+    return table(heads, rows)
+
+
 def check(options: argparse.Namespace) -> None:
     """Ask the product itself, and compare its decisions with the kept ones, and its texts."""
     kept = json.loads((RESULTS / f"{options.name}.json").read_text())["decisions"]
@@ -221,8 +280,10 @@ def check(options: argparse.Namespace) -> None:
     models = [
         EngineConfig(model=model, dtype="bfloat16", max_context=CHECKED_CONTEXT, max_leases=4)
         for model in (options.target, options.drafter)
+        if model is not None
     ]
-    with open_pair(models[0], drafter=models[1], retrieval=retrieval) as pair:
+    drafter = models[1] if len(models) > 1 else None
+    with open_pair(models[0], drafter=drafter, retrieval=retrieval) as pair:
         for item in items[: options.check]:
             texts, modes = {}, {}
             for mode in ("auto", "plain", "fused"):
@@ -252,12 +313,18 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, nargs="+", default=list(RUNS))
     parser.add_argument("--thresholds", type=float, nargs="*", default=[])
     parser.add_argument("--name", default="auto-on-text", help="of the kept result")
+    parser.add_argument("--cosines", action="store_true", help="of the split dev, no answers")
     parser.add_argument("--drafter", help="for --check")
     parser.add_argument("--check", type=int, default=0, help="ask so many questions of the product")
     options = parser.parse_args()
     if options.check:
         return check(options)
     text = ChatText.load(options.target)
+    if options.cosines:
+        told = settings(argparse.Namespace(target=options.target))
+        title = "The best cosine and the evidence that was retrieved (dev split)"
+        report = {"settings": told}
+        return keep(f"{options.name}-cosines", title, asyncio.run(cosines(text)), report)
     files = [next(run.glob("results.jsonl*")) for run in options.runs]
     chosen = [each for file in files for each in asyncio.run(decided(file, text))]
     pages = [
