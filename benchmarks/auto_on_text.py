@@ -51,6 +51,7 @@ from rapid.pair import open_pair
 from retrieval import Embedder, RetrievedChunk, make_embedder
 
 RUNS = (RESULTS / "real-text/real-text", RESULTS / "real-text/real-text-wrong")
+EVIDENCE = {True: "found", False: "in part or not", None: "there is none"}
 LEAST_COSINE = 0.39  # of the product (`retrieval.embedding`)
 CHECKED_CONTEXT = 16_384  # tokens of the longest document, and room for retrieved text
 HALVES = ("plain", "rapid-adaptive")
@@ -68,6 +69,7 @@ class Chosen:
         condition: Name of the condition.
         kind: The kind of question.
         length: The document's length in tokens, rounded.
+        evidence: Whether all of its evidence was retrieved.
         cosine: The best cosine of a chunk that the drafter reads.
         fuses: Whether `auto` is `fused`; else it is `plain`.
         scores: `contains` of each system, and of `auto` as composed.
@@ -78,6 +80,7 @@ class Chosen:
     condition: str
     kind: str
     length: int
+    evidence: str
     cosine: float
     fuses: bool
     scores: dict[str, float]
@@ -124,6 +127,7 @@ async def _decided(
         condition=condition.name,
         kind=item.groups["kind"],
         length=int(item.groups["length"]),
+        evidence=EVIDENCE[found.evidence_found],
         cosine=round(best_cosine(found.chunks), 4),
         fuses=fuses,
         scores=composed(answers, "contains", fuses=fuses),
@@ -245,9 +249,7 @@ async def cosines(text: ChatText) -> str:
                 found = await retrieved(item, condition, prompter, embedder)
                 state = condition.name
                 if condition.corruption == "none":
-                    state = {True: "found", False: "in part or not", None: "unanswerable"}[
-                        found.evidence_found
-                    ]
+                    state = EVIDENCE[found.evidence_found]
                 values.setdefault(state, []).append(best_cosine(found.chunks))
         await prompter.close()
     good = values["found"]
@@ -332,6 +334,7 @@ def main() -> None:
         f"{by_condition(chosen)}",
         f"## By length\n\n{by_group(chosen, 'length')}",
         f"## By kind\n\n{by_group(chosen, 'kind')}",
+        f"## By evidence\n\n{by_group(chosen, 'evidence')}",
     ]
     if options.thresholds:
         pages.append(

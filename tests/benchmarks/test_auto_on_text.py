@@ -37,7 +37,8 @@ def test_auto_has_the_score_of_the_half_that_it_chose(script: ModuleType) -> Non
 def chosen(script: ModuleType, cosine: float, plain: float, fused: float):
     scores = {"plain": plain, "rapid-adaptive": fused, "rag-drafter": fused}
     scores["auto"] = fused if cosine >= 0.39 else plain
-    return script.Chosen("a", "as is", "one place", 1000, cosine, cosine >= 0.39, scores, scores)
+    told = ("a", "as is", "one place", 1000, "found")
+    return script.Chosen(*told, cosine, cosine >= 0.39, scores, scores)
 
 
 def test_other_thresholds_choose_anew(script: ModuleType) -> None:
