@@ -1,0 +1,71 @@
+"""`benchmarks/auto_on_text.py`: the answer of `auto` is that of one of its two halves."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from evaluation.results import Result
+from retrieval import Embedding, RetrievedChunk
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    sys.path.insert(0, str(FOLDER))  # for `reporting`
+    try:
+        return importlib.import_module("auto_on_text")
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+def test_auto_has_the_score_of_the_half_that_it_chose(script: ModuleType) -> None:
+    answers = {
+        name: Result(item="a", system=name, scores={"contains": score})
+        for name, score in {"plain": 0.0, "rapid-adaptive": 1.0, "rag-drafter": 0.0}.items()
+    }
+    assert script.composed(answers, "contains", fuses=True)["auto"] == 1.0
+    assert script.composed(answers, "contains", fuses=False)["auto"] == 0.0
+
+
+def chosen(script: ModuleType, cosine: float, plain: float, fused: float):
+    scores = {"plain": plain, "rapid-adaptive": fused, "rag-drafter": fused}
+    scores["auto"] = fused if cosine >= 0.39 else plain
+    told = ("a", "as is", "one place", 1000, "found")
+    return script.Chosen(*told, cosine, cosine >= 0.39, scores, scores)
+
+
+def test_other_thresholds_choose_anew(script: ModuleType) -> None:
+    some = [chosen(script, 0.5, plain=1, fused=0), chosen(script, 0.7, plain=0, fused=1)]
+    lines = script.by_threshold(some, [0.4, 0.6, 0.8]).splitlines()[2:]
+    assert [line.split(" | ")[1] for line in lines] == [
+        "0.500 (1.00)",
+        "1.000 (0.50)",
+        "0.500 (0.00)",
+    ]
+
+
+def test_the_table_has_the_difference_from_each_half(script: ModuleType) -> None:
+    some = [chosen(script, 0.3, plain=1, fused=0), chosen(script, 0.7, plain=0, fused=1)]
+    row = script.by_condition(some).splitlines()[2]
+    assert row.startswith("| as is | 2 | 0.50 | right | 1.000 | 0.500 | 0.500 | 0.500 | +0.500")
+
+
+def test_chunks_of_another_document_get_the_cosines_of_their_own_texts(script: ModuleType) -> None:
+    chunk = RetrievedChunk("id", "book", 0, 4, "text", 1, score=0.9, cosine=0.9)
+
+    class Told:
+        def embed_query(self, text: str) -> Embedding:
+            return Embedding(np.array([1.0, 0.0], dtype=np.float32), None)
+
+        def embed_passages(self, texts: list[str]) -> list[Embedding]:
+            return [Embedding(np.array([0.25, 0.5], dtype=np.float32), None) for _ in texts]
+
+    (again,) = script.with_cosines("a question", [chunk], Told())
+    assert (again.cosine, again.text) == (0.25, "text")
