@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Protocol, TypeVar, cast
@@ -13,6 +13,7 @@ from rapid.engines.attention.segments import Partial, Segment
 from rapid.engines.attention.shared_prefixes import SharedPrefix, shared_prefixes
 from rapid.engines.attention.windows import within
 from rapid.engines.kv.cache import KVCache
+from rapid.engines.kv.fp8 import FP8, from_fp8, numbers_at_once
 
 Made = TypeVar("Made")
 
@@ -151,6 +152,25 @@ class AttentionInputs:
     rows: RaggedRows
     scale: float
     window: int | None = None
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the keys and values of spans of slots, [1, kv_heads, keys, head_dim].
+
+        They are views of the cache, or, if that is in fp8, copies of a part of a span at a time.
+        """
+        num_kv_heads, _, head_dim = self.keys.shape
+        for start, stop in spans:
+            step = stop - start
+            if self.keys.dtype == FP8:
+                step = max(1, numbers_at_once(self.keys.device) // (num_kv_heads * head_dim))
+            for first in range(start, stop, step):
+                own = slice(first, min(first + step, stop))
+                key, value = self.keys[None, :, own], self.values[None, :, own]
+                yield self.as_numbers(key), self.as_numbers(value)
+
+    def as_numbers(self, stored: torch.Tensor) -> torch.Tensor:
+        """Return keys or values of the cache as kernels take them: fp8 in the queries' dtype."""
+        return from_fp8(stored, self.query.dtype) if stored.dtype == FP8 else stored
 
     def stretches(self) -> list[AttentionInputs]:
         """Split the inputs into steps and prefill chunks, as `RaggedRows.stretches` does."""

@@ -155,9 +155,9 @@ def attend_in_tile(inputs: AttentionInputs, kernel: PartialKernel) -> torch.Tens
         lambda: torch.cat([torch.arange(a, b, device=keys.device) for a, b in segment.all_spans]),
     )
     num_before = len(slots) - segment.stop
-    own = keys.new_zeros(2, num_kv_heads, num_rows, head_dim)
-    own[0, :, : segment.stop] = keys[:, slots[num_before:]]
-    own[1, :, : segment.stop] = values[:, slots[num_before:]]
+    own = query.new_zeros(2, num_kv_heads, num_rows, head_dim)
+    own[0, :, : segment.stop] = inputs.as_numbers(keys[:, slots[num_before:]])
+    own[1, :, : segment.stop] = inputs.as_numbers(values[:, slots[num_before:]])
     parts = [attend_to_self(query, own[:1], own[1:], inputs.scale, kernel)]
     packed = query.reshape(1, num_kv_heads, -1, head_dim)
     left_by_first = left_by_last = 0  # keys that have left the window of the first, the last row
@@ -166,11 +166,11 @@ def attend_in_tile(inputs: AttentionInputs, kernel: PartialKernel) -> torch.Tens
         left_by_last = max(0, num_before + num_rows - inputs.window)
     if left_by_first < left_by_last:
         edge = slots[left_by_first:left_by_last]
-        of_edge = keys[None, :, edge], values[None, :, edge]
+        of_edge = [inputs.as_numbers(each[None, :, edge]) for each in (keys, values)]
         parts.append(edge_partial(packed, *of_edge, inputs.scale, num_rows))
     if left_by_last < num_before:
         before = slots[left_by_last:num_before]
-        seen = keys[None, :, before], values[None, :, before]
+        seen = [inputs.as_numbers(each[None, :, before]) for each in (keys, values)]
         parts.insert(0, kernel(packed, *seen, inputs.scale, is_causal=False))
     output, _ = merge(parts)
     by_head = output.to(query.dtype).reshape(1, num_heads, num_rows, head_dim)
