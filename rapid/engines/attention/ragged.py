@@ -148,9 +148,8 @@ def _parts(inputs: AttentionInputs, segment: Segment, kernel: PartialKernel) -> 
     spans = segment.all_spans if num_rows == 1 else segment.past
     parts = _over_spans(packed, inputs, spans, kernel)
     if segment.edge:
-        key, value = (
-            torch.cat(parts, dim=2) for parts in zip(*inputs.read(segment.edge), strict=True)
-        )
+        read = zip(*inputs.read(segment.edge), strict=True)
+        key, value = (torch.cat(tensors, dim=2) for tensors in read)
         parts.append(edge_partial(packed, key, value, inputs.scale, num_rows))
     if num_rows > 1:
         key, value = inputs.key[:, :, own], inputs.value[:, :, own]

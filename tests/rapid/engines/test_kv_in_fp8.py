@@ -35,7 +35,7 @@ async def test_no_bit_depends_on_what_is_computed_together(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 async def test_other_engines_differ_by_what_the_last_digit_rounds_to(family: str) -> None:
-    """In float32 few numbers are so near a border of fp8 that another order of adding moves them."""
+    """In float32 few numbers lie where another order of adding rounds them to another one."""
     model = load_model(engine_config(family))
     exact = await scored(model, block=10, deterministic=False)
     kept = await scored(model, block=10, deterministic=False, kv_cache_dtype="fp8")
