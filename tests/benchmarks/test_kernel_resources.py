@@ -13,6 +13,7 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kernel_resources.py"
 MAX_REGISTERS = {16: 128, 32: 128, 64: 192, 128: 255}
+MORE_REGISTERS = {16: 168, 32: 192, 64: 192, 128: 255}  # where keys and values are converted
 MAX_SHARED_BYTES = {80: 163 * 2**10, 90: 227 * 2**10}  # of a program, from the CUDA manual
 
 
@@ -39,4 +40,6 @@ def test_a_block_is_loaded_while_the_one_before_is_computed(compiled: list[dict[
 
 def test_nothing_is_spilled_and_registers_are_bounded(compiled: list[dict[str, Any]]) -> None:
     assert [one["spilled_bytes"] for one in compiled] == [0] * len(compiled)
-    assert all(one["registers"] <= MAX_REGISTERS[one["packed"]] for one in compiled)
+    for one in compiled:
+        most = MAX_REGISTERS if one["keys"] == "bf16" else MORE_REGISTERS
+        assert one["registers"] <= most[one["packed"]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,17 @@ import pytest
 
 from rapid.config import EngineConfig
 from rapid.engines.forward.loading import load_model
-from rapid.messages import Message
 from rapid.pair import Pair, open_pair
 from tests.rapid.engines.forward.test_tiles import WAYS, bfloat16_model, scored
 from tests.rapid.tiny_models import engine_config
 
-FACTS = "The banner of Tezawe is sozo sema 40. The well of Ruki is dry. " * 6
-QUESTIONS = ("What is the banner of Tezawe?", "What is the well of Ruki?")
-WAYS_OF_ASKING: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0, "seed": 7}]
+FACTS = {
+    "What is the banner of Tezawe?": "The banner of Tezawe is sozo sema 40.",
+    "What is the well of Ruki?": "The well of Ruki is dry.",
+}
+ASKED: dict[str, dict[str, Any]] = dict(
+    zip(FACTS, ({"temperature": 0.0}, {"temperature": 1.0, "seed": 7}), strict=True)
+)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
@@ -46,57 +48,42 @@ async def test_other_engines_differ_by_what_the_last_digit_rounds_to(family: str
         assert np.median(moved) < 1e-3 * np.median(lost), name
 
 
-@pytest.fixture(params=["in the pool alone", "over host memory and disk"])
-def pairs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    """Opens embedded models with KV in fp8, one pair after another."""
-    opened: list[Pair] = []
-    more: dict[str, Any] = {}
-    if request.param != "in the pool alone":
-        more = {"kv_cache_tokens": 1024, "max_context": 1024, "host_cache_tokens": 1024}
-        more |= {"disk_cache_folder": str(tmp_path), "disk_cache_gib": 0.5}
-
-    def again() -> Pair:
-        if opened:
-            opened.pop().close()
-        target, drafter = (
-            EngineConfig(
-                model=f"embedded:{role}",
-                kv_cache_dtype="fp8",
-                deterministic=True,
-                **(more if role == "target" else {}),
-            )
-            for role in ("target", "drafter")
-        )
-        opened.append(open_pair(target, drafter=drafter))
-        return opened[0]
-
-    yield again
-    opened.pop().close()
+def opened(folder: Path) -> Pair:
+    """Models with KV in fp8, whose pool holds one of two documents at a time."""
+    kept: dict[str, Any] = {"kv_cache_dtype": "fp8", "deterministic": True, "max_context": 512}
+    tiers = {"host_cache_tokens": 1024, "disk_cache_folder": str(folder), "disk_cache_gib": 0.5}
+    return open_pair(
+        EngineConfig(model="embedded:target", kv_cache_tokens=512, **kept, **tiers),
+        drafter=EngineConfig(model="embedded:drafter", kv_cache_tokens=512, **kept),
+    )
 
 
-def test_lossless_says_what_plain_says(pairs: Any) -> None:
-    """Greedy and seeded, after rejections, found in the pool or not, and by a later process."""
-    pair = pairs()
-    said: dict[tuple[int, str], str] = {}
-    for _ in range(2):
-        for mode in ("plain", "lossless", "plain"):
-            for question in QUESTIONS:
-                for number, way in enumerate(WAYS_OF_ASKING):
+def test_lossless_says_what_plain_says(tmp_path: Path) -> None:
+    """Greedy and seeded, after rejections, from the pool, host memory, and an earlier process."""
+    said: dict[str, str] = {}
+    for modes in (("plain", "lossless"), ("lossless",)):
+        with opened(tmp_path) as pair:
+            for mode in modes:
+                for asked, way in ASKED.items():
                     answer = pair.answer(
-                        question, documents=[FACTS], mode=mode, max_tokens=24, **way
+                        asked, documents=[f"{FACTS[asked]} " * 12], mode=mode, max_tokens=24, **way
                     )
-                    assert said.setdefault((number, question), answer.text) == answer.text
+                    is_known = asked in said
+                    assert said.setdefault(asked, answer.text) == answer.text
+                    assert (answer.receipt.cached_tokens > 100) == is_known
                     assert answer.receipt.kv_cache_dtype["target"] == "fp8"
-        pair = pairs()
-    assert len(set(said.values())) > 1
+    assert len(set(said.values())) == 2
 
 
 def test_receipts_say_nothing_of_engines_that_keep_their_dtype() -> None:
+    (question, fact), *_ = FACTS.items()
     with open_pair(
         EngineConfig(model="embedded:target"),
         drafter=EngineConfig(model="embedded:drafter", kv_cache_dtype="fp8"),
     ) as pair:
-        fused = pair.answer([Message("user", QUESTIONS[0])], documents=[FACTS], mode="fused")
-        plain = pair.answer([Message("user", QUESTIONS[0])], documents=[FACTS], mode="plain")
+        fused, plain = (
+            pair.answer(question, documents=[fact], mode=mode, max_tokens=4)
+            for mode in ("fused", "plain")
+        )
     assert fused.receipt.kv_cache_dtype == {"drafter": "fp8"}
     assert plain.receipt.kv_cache_dtype == {}

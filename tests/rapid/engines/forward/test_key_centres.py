@@ -18,11 +18,12 @@ from tests.rapid.tiny_models import engine_config, loaded, random_prompt
 CPU = torch.device("cpu")
 PROMPT = random_prompt(120, seed=5).tolist()
 SLOWEST = [6, 7, 14, 15]  # dimensions of a head of 16 that rotate least
+SLOW = {"rope_type": "linear", "factor": 64.0}  # as slow as those of large models
 
 
 def with_biases(size: float) -> LoadedModel:
     """A tiny Qwen2 with biases of keys, as large ones have them, where keys rotate least."""
-    model = load_model(engine_config("qwen2"))
+    model = load_model(engine_config("qwen2", rope_scaling=SLOW))
     for layer in model.model.get_submodule("model.layers").children():
         bias = layer.get_submodule("self_attn.k_proj").bias
         assert isinstance(bias, torch.Tensor)
