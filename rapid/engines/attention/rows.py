@@ -165,12 +165,17 @@ class AttentionInputs:
                 step = max(1, numbers_at_once(self.keys.device) // (num_kv_heads * head_dim))
             for first in range(start, stop, step):
                 own = slice(first, min(first + step, stop))
-                key, value = self.keys[None, :, own], self.values[None, :, own]
-                yield self.as_numbers(key), self.as_numbers(value)
+                yield (
+                    self._numbers(self.keys[None, :, own]),
+                    self._numbers(self.values[None, :, own]),
+                )
 
-    def as_numbers(self, stored: torch.Tensor) -> torch.Tensor:
-        """Return keys or values of the cache as kernels take them: fp8 in the queries' dtype."""
-        return from_fp8(stored, self.query.dtype) if stored.dtype == FP8 else stored
+    def gather(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return copies of the keys and values of slots, [1, kv_heads, len(slots), head_dim]."""
+        return self._numbers(self.keys[None, :, slots]), self._numbers(self.values[None, :, slots])
+
+    def _numbers(self, kept: torch.Tensor) -> torch.Tensor:
+        return from_fp8(kept, self.query.dtype) if kept.dtype == FP8 else kept
 
     def stretches(self) -> list[AttentionInputs]:
         """Split the inputs into steps and prefill chunks, as `RaggedRows.stretches` does."""

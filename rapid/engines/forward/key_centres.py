@@ -37,4 +37,5 @@ def _centre(attention: Any, rotary: Any) -> torch.Tensor | None:
     cos, sin = (angles[0].float().mean(0) for angles in rotary(heads[None], positions))
     half = len(cos) // 2
     turned = torch.cat((-heads[:, half:], heads[:, :half]), dim=-1)
-    return (heads * cos + turned * sin).to(bias.dtype)
+    centre: torch.Tensor = heads * cos + turned * sin
+    return centre.to(bias.dtype)
