@@ -28,6 +28,7 @@ from rapid.engines.attention.ragged import attend_by_runs, plain_partial
 from rapid.engines.attention.rows import AttentionInputs, PartialKernel
 from rapid.engines.attention.survey import TOLERANCES, Candidate, device_ms, survey
 from rapid.engines.kv.cache import KVCache, KVLayout
+from rapid.engines.kv.fp8 import CAPABILITY
 from tests.rapid.engines.attention.small_cases import (
     HEADS,
     PAGE,
@@ -178,14 +179,19 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 def test_what_a_device_chooses_is_right_there(
     heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> None:
-    layout = KVLayout(kv_heads, head_dim, dtype, (torch.device("cuda"),))
+    for is_fp8 in (False, torch.cuda.get_device_capability() >= CAPABILITY):
+        layout = KVLayout(kv_heads, head_dim, dtype, (torch.device("cuda"),), is_fp8)
+        check_choice(layout, heads)
+
+
+def check_choice(layout: KVLayout, heads: int) -> None:
     kernels = choose_kernels(KVCache(layout, 512, PAGE), heads, PAGE, 4096, 512)
     assert kernels.captured is not None, "ours is wrong here: see the log"
     for case in step_checks(layout, heads, PAGE):
         assert case.expected is not None
         for attend in (kernels.steps, kernels.captured):
             difference = (case.run(attend).float() - case.expected).abs().max()
-            assert difference < TOLERANCES[dtype]
+            assert difference < TOLERANCES[layout.dtype]
 
 
 @pytest.mark.gpu
