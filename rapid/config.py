@@ -169,8 +169,7 @@ class EngineConfig(Frozen):
             quantized needs no setting.
         max_context: Longest prompt plus answer of one sequence, in tokens; None takes the model's.
         kv_cache_dtype: ``auto`` keeps keys and values in `dtype`; ``fp8`` (e4m3) in eight bits,
-            which changes answers a little and holds twice the tokens of bfloat16 in the same
-            memory.
+            which changes answers and holds twice the tokens of bfloat16 in the same memory.
         kv_cache_tokens: Size of the KV pool, in tokens, shared by all sequences.
         host_cache_tokens: Size, in tokens, of the cache in host memory for the KV of prompts that
             were evicted from the pool. Long documents are restored from it instead of being
