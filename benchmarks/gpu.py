@@ -313,14 +313,14 @@ def layout_of(bench: Bench, shape: str, num_layers: int | None = None) -> KVLayo
 def correctness(bench: Bench) -> None:
     """Check every candidate; those that are wrong or missing leave `bench.candidates`."""
     candidates, bench.candidates = bench.candidates, []  # empty until each is found right
-    keys = KVCache(layout_of(bench, "8B", 1), 1, PAGE).layers[0][0]
+    layout = layout_of(bench, "8B", 1)
     heads = bench.plan.shapes["8B"]["num_attention_heads"]
     tolerance = TOLERANCES[bench.dtype]
-    found = survey(candidates, step_checks(keys, heads, PAGE), [], tolerance, device_ms)
+    found = survey(candidates, step_checks(layout, heads, PAGE), [], tolerance, device_ms)
     able = [one for one in candidates if one.is_for_chunks]
-    chunks = survey(able, chunk_checks(keys, heads, PAGE), [], tolerance, device_ms)
+    chunks = survey(able, chunk_checks(layout, heads, PAGE), [], tolerance, device_ms)
     large = [one for one in all_candidates(256) if one.name == "pages, flash-attn 2"]
-    paged = survey(large, step_checks(keys, heads, 256), [], tolerance, device_ms)
+    paged = survey(large, step_checks(layout, heads, 256), [], tolerance, device_ms)
     for kind, findings in (("steps", found), ("prefill", chunks), ("pages of 256", paged)):
         for finding in findings:
             bench.say(f"{kind}: {finding.candidate.name}", verdict_of(finding, tolerance))

@@ -3,7 +3,8 @@
 It needs no GPU and takes about a minute. For compute capabilities 8.0 (A100) and 9.0 (H100, H200),
 every number format and every size of tile, the table shows the registers of a thread, the bytes
 that it spills, the shared memory of a program, and into how many buffers the loop loads keys and
-values. Two buffers mean that a block is loaded while the one before is computed.
+values. Two buffers mean that a block is loaded while the one before is computed. KV in fp8 is
+compiled for 9.0, with queries in bfloat16.
 
     python benchmarks/kernel_resources.py [--json] [--quick] [--head-dim 128] [--group 4]
 """
@@ -34,18 +35,34 @@ from rapid.engines.attention.triton_kernel import (
 from rapid.engines.attention.work_items import BLOCK_KEYS
 
 CAPABILITIES = (80, 90)
+FP8 = "fp8e4nv"  # Triton's name of e4m3
 FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 ALIGNED = {"query", "keys", "values", "table", "parts", "lses"}
 ALIGNED |= {"query_head_stride", "query_row_stride", "kv_head_stride"}  # Triton finds that out
 
 
 def resources(
-    capability: int, dtype: torch.dtype, packed: int, launch: Launch, group: int, head_dim: int
+    capability: int,
+    dtype: torch.dtype,
+    kept: str,
+    packed: int,
+    launch: Launch,
+    group: int,
+    head_dim: int,
 ) -> dict[str, Any]:
-    """Compile the kernel and return what the compiler says about it."""
-    name = FORMATS[dtype]
+    """Compile the kernel and return what the compiler says about it.
+
+    Args:
+        capability: of the GPU, times 10.
+        dtype: of the queries.
+        kept: Triton's name of the format of keys and values.
+        packed: rows of a tile.
+        launch: warps and stages.
+        group: query heads of a KV head.
+        head_dim: numbers of a head.
+    """
     constants = constants_of(dtype, 8 * group, group, head_dim, packed, is_windowed=False)
-    pointers = dict.fromkeys(("query", "keys", "values"), f"*{name}")
+    pointers = {"query": f"*{FORMATS[dtype]}", "keys": f"*{kept}", "values": f"*{kept}"}
     pointers |= {"table": "*i32", "parts": "*fp32", "lses": "*fp32", "scale": "fp32"}
     arguments = _attend_to_items.arg_names
     signature = {
@@ -61,7 +78,8 @@ def resources(
     )
     return {
         "capability": capability,
-        "format": name,
+        "format": FORMATS[dtype],
+        "keys": kept,
         "packed": packed,
         "warps": launch.num_warps,
         "stages": launch.num_stages,
@@ -102,15 +120,20 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--group", type=int, default=4, help="query heads of a KV head")
     arguments = parser.parse_args()
+    formats = [torch.bfloat16] if arguments.quick else FORMATS
+    cases = [
+        (dtype, FORMATS[dtype], capability) for dtype in formats for capability in CAPABILITIES
+    ]
     found = []
-    for dtype in [torch.bfloat16] if arguments.quick else FORMATS:
+    for dtype, kept, capability in [*cases, (torch.bfloat16, FP8, 90)]:
         is_float32 = dtype == torch.float32
         launches = [first_launch(dtype)] if is_float32 or arguments.quick else LAUNCHES
-        sizes = [one for one in TILES if not is_float32 or one <= MAX_PACKED_FLOAT32]
-        for capability in CAPABILITIES:
-            for packed in sizes:
+        for packed in TILES:
+            if not is_float32 or packed <= MAX_PACKED_FLOAT32:
                 found += [
-                    resources(capability, dtype, packed, one, arguments.group, arguments.head_dim)
+                    resources(
+                        capability, dtype, kept, packed, one, arguments.group, arguments.head_dim
+                    )
                     for one in launches
                 ]
     if arguments.json:

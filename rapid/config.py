@@ -12,6 +12,7 @@ Transfer = Literal["distill", "boost", "adaptive", "mixture"]
 Coupling = Literal["maximal", "shared_noise"]
 Rule = Literal["exact", "paper"]
 Contract = Literal["target", "fused", "paper", "drafter"]
+KVCacheDtype = Literal["auto", "fp8"]
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -153,7 +154,8 @@ class EngineConfig(Frozen):
     Attributes:
         model: A checkpoint directory, a GGUF file (``*.gguf``), a hub name, a name that
             ``rapid models list`` shows, ``embedded:target`` or ``embedded:drafter``.
-        dtype: Data type of weights and KV; ``auto`` is bfloat16 on CUDA and float32 on a CPU.
+        dtype: Data type of weights, and of KV unless `kv_cache_dtype` is set; ``auto`` is bfloat16
+            on CUDA and float32 on a CPU.
         device: ``cpu``, ``cuda`` or an index such as ``cuda:1``. ``auto`` takes CUDA when present;
             ``balanced`` spreads the layers with accelerate, which computes them in turn.
         tensor_parallel: Processes that compute every layer together, each with its share of the
@@ -166,6 +168,8 @@ class EngineConfig(Frozen):
             example ``load_in_4bit: true`` (bitsandbytes), computed by its. A checkpoint stored
             quantized needs no setting.
         max_context: Longest prompt plus answer of one sequence, in tokens; None takes the model's.
+        kv_cache_dtype: ``auto`` keeps keys and values in `dtype`; ``fp8`` (e4m3) in eight bits,
+            which changes answers and holds twice the tokens of bfloat16 in the same memory.
         kv_cache_tokens: Size of the KV pool, in tokens, shared by all sequences.
         host_cache_tokens: Size, in tokens, of the cache in host memory for the KV of prompts that
             were evicted from the pool. Long documents are restored from it instead of being
@@ -196,6 +200,7 @@ class EngineConfig(Frozen):
     rope_scaling: dict[str, object] | None = None
     quantization: Literal["fp8", "int8"] | dict[str, object] | None = None
     max_context: int | None = Field(None, ge=16)
+    kv_cache_dtype: KVCacheDtype = "auto"
     kv_cache_tokens: int = Field(32768, ge=16)
     host_cache_tokens: int = Field(0, ge=0)
     disk_cache_folder: str | None = Field(None, min_length=1)

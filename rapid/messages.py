@@ -15,7 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:  # `benchmarks/gpu.py` runs without pydantic
-    from rapid.config import Contract, Coupling, Mode, SamplingConfig, SpeculationConfig, Transfer
+    from rapid.config import (
+        Contract,
+        Coupling,
+        KVCacheDtype,
+        Mode,
+        SamplingConfig,
+        SpeculationConfig,
+        Transfer,
+    )
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
@@ -162,11 +170,13 @@ class PrefillReceipt:
     Attributes:
         num_tokens: Length of the prompt, in tokens.
         num_cached_tokens: Tokens of it whose KV was found in a cache.
+        kv_cache_dtype: The engine's setting: ``fp8`` where it keeps KV in eight bits.
     """
 
     lease_id: str
     num_tokens: int
     num_cached_tokens: int
+    kv_cache_dtype: KVCacheDtype = "auto"
 
 
 # --- drafter -> target --------------------------------------------------------------------------
@@ -391,6 +401,7 @@ class Receipt:
     Attributes:
         witness_tokens: Length of the retrieved text that the target read beside its own prompt,
             for `adaptive`; 0 if it did not.
+        kv_cache_dtype: That of the engines that keep KV in eight bits, by role.
         timings_ms: Milliseconds by phase: queue, retrieval, target_prefill, drafter_prefill,
             witness_prefill (where there is a witness), draft and verify.
         plain_from: Per choice, the position from which the drafter was lost, or None.
@@ -420,6 +431,7 @@ class Receipt:
     failovers: tuple[Failover, ...] = ()
     is_fallback: bool = False
     witness_tokens: int = 0
+    kv_cache_dtype: dict[str, KVCacheDtype] = field(default_factory=dict)
     explanation: Explanation | None = None
     application: str | None = None
 

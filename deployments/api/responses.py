@@ -193,6 +193,8 @@ def rapid_receipt(receipt: Receipt) -> Json:
         "chunks": [asdict(chunk) for chunk in receipt.chunks],
         "timings_ms": dict(receipt.timings_ms),
     }
+    if receipt.kv_cache_dtype:
+        body["kv_cache_dtype"] = dict(receipt.kv_cache_dtype)
     if receipt.application is not None:
         body["application"] = receipt.application
     if receipt.explanation is not None:

@@ -65,7 +65,12 @@ def plan(
     ] = 16,
     drafter_bits: Annotated[float, _who(help="Likewise.", min=1, max=32)] = 16,
     kv_bits: Annotated[
-        float, _who(help="Of a number in keys and values, of both; 8 in fp8.", min=1, max=32)
+        float,
+        _who(
+            help="Of a number in keys and values, of both; 8 with kv_cache_dtype: fp8.",
+            min=1,
+            max=32,
+        ),
     ] = 16,
     shared: Annotated[
         int,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rapid.answering.resolution import FUSING, Decision
 from rapid.answering.session import Role, Terms
+from rapid.config import KVCacheDtype
 from rapid.messages import (
     ChunkUsed,
     Explanation,
@@ -52,6 +53,7 @@ def receipt_of(
     record: Record,
     timings_ms: Mapping[str, float],
     counters: Sequence[RoundStatistics],
+    kv_cache_dtype: Mapping[str, KVCacheDtype],
 ) -> Receipt:
     """Build a request's receipt; its eta is 0 if nothing was fused, whatever was requested.
 
@@ -62,6 +64,7 @@ def receipt_of(
         record: Prompts, chunks and failovers.
         timings_ms: Timings of the session, in milliseconds.
         counters: Statistics of each choice.
+        kv_cache_dtype: See `Receipt`.
     """
     speculation, prefill = terms.speculation, record.prefill
     timings = {
@@ -92,6 +95,7 @@ def receipt_of(
         failovers=tuple(record.failovers),
         is_fallback=decision.is_fallback,
         witness_tokens=len(record.prompts.get("witness", ())),
+        kv_cache_dtype=dict(kv_cache_dtype),
         explanation=_explanation(record, counters) if request.explain else None,
     )
 

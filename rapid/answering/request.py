@@ -135,6 +135,7 @@ class RequestRun:
                     progress.record,
                     session.timings_ms,
                     [answer.statistics for answer in progress.answers],
+                    session.kv_cache_dtype,
                 )
             )
 

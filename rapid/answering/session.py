@@ -30,7 +30,7 @@ from rapid.speculation.refreshing import RefreshTrigger
 from rapid.tracing import current_traceparent, span
 
 if TYPE_CHECKING:
-    from rapid.config import SamplingConfig, SpeculationConfig
+    from rapid.config import KVCacheDtype, SamplingConfig, SpeculationConfig
 
 Result = TypeVar("Result")
 Role = Literal["target", "drafter", "witness"]
@@ -172,10 +172,12 @@ class Session:
     Attributes:
         timings_ms: Total milliseconds waited for leases (``queue``) and for the prefills of each
             role.
+        kv_cache_dtype: That of the engines that keep KV in eight bits, by role.
     """
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
+        self.kv_cache_dtype: dict[str, KVCacheDtype] = {}
         self.timings_ms = {"queue": 0.0, "target_prefill": 0.0, "drafter_prefill": 0.0}
         self._held = AsyncExitStack()
 
@@ -300,6 +302,8 @@ class Session:
         name = f"{role}_prefill"
         taken_ms = 1e3 * (time.monotonic() - began)
         self.timings_ms[name] = self.timings_ms.get(name, 0.0) + taken_ms
+        if receipt.kv_cache_dtype != "auto":
+            self.kv_cache_dtype[role] = receipt.kv_cache_dtype
         return receipt
 
 

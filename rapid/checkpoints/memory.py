@@ -71,7 +71,8 @@ def memory_needs(
     width = _DTYPE_BYTES.get(config.dtype, 2 if on_gpu else 4)
     num_parts = config.tensor_parallel if on_gpu else 1
     shape = facts.shape.part_of(num_parts)
-    whole_per_token = facts.shape.kv_bytes_per_token(width) if with_pools else 0
+    kv_width = 1 if config.kv_cache_dtype == "fp8" else width
+    whole_per_token = facts.shape.kv_bytes_per_token(kv_width) if with_pools else 0
     host = MemoryNeed(host_cache=config.host_cache_tokens * whole_per_token)
     device = MemoryNeed(
         weights=_weight_bytes(config, facts, width) / num_parts,

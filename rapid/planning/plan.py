@@ -139,7 +139,7 @@ class Replica:
         num_gpus: number of GPUs that hold it.
         layer_bits: bits of a weight in the layers' matrices.
         other_bits: bits of a weight in embeddings and logits, which quantization does not change.
-        kv_bytes: bytes of a number in keys and values.
+        kv_bytes: bytes of a number in keys and values; 1 with ``kv_cache_dtype: fp8``.
         bandwidth_share: share of the GPU's bandwidth that reading weights reaches.
         kv_share: the same of reading keys and values; None takes that of weights.
         host: what a step takes beside reading and computing.

@@ -68,7 +68,7 @@ class Rows:
     shared: int = 0
 
 
-def step_checks(keys: torch.Tensor, num_heads: int, page_tokens: int) -> list[Case]:
+def step_checks(layout: KVLayout, num_heads: int, page_tokens: int) -> list[Case]:
     """Return step batches of 2 to 5 sequences with 1 to 16 rows each.
 
     Lengths are odd, and in some batches one sequence is far longer than the others.
@@ -85,22 +85,22 @@ def step_checks(keys: torch.Tensor, num_heads: int, page_tokens: int) -> list[Ca
         f"{rows} rows": [Rows(61 * rows, rows), Rows(300 + rows, rows)]
         for rows in range(1, MAX_STEP_ROWS + 1)
     }
-    return checks(shapes, keys, num_heads, page_tokens)
+    return checks(shapes, layout, num_heads, page_tokens)
 
 
-def chunk_checks(keys: torch.Tensor, num_heads: int, page_tokens: int) -> list[Case]:
+def chunk_checks(layout: KVLayout, num_heads: int, page_tokens: int) -> list[Case]:
     """Return prefill chunks at the start of a sequence and after odd lengths."""
     shapes = {
         "first chunks": [Rows(0, 300), Rows(0, 17)],
         "later chunks": [Rows(2001, 130), Rows(33, 97), Rows(512, 64)],
     }
-    return checks(shapes, keys, num_heads, page_tokens)
+    return checks(shapes, layout, num_heads, page_tokens)
 
 
 def checks(
-    shapes: dict[str, list[Rows]], keys: torch.Tensor, num_heads: int, page_tokens: int
+    shapes: dict[str, list[Rows]], layout: KVLayout, num_heads: int, page_tokens: int
 ) -> list[Case]:
-    """Return cases with their float32 outputs, in a small cache of the shape of `keys`.
+    """Return cases with their float32 outputs, in a small cache of one layer.
 
     Slots that belong to no sequence hold NaN, so that a kernel that reads them returns NaN.
     """
@@ -115,8 +115,7 @@ def checks(
             rest = scattered(num_left, page_tokens, start)
             tables[name].append(PageTable([*runs, *rest.runs], page_tokens))
             start = max(run.stop for run in rest.runs) + 1
-    layout = KVLayout(keys.shape[0], keys.shape[2], keys.dtype, (keys.device,))
-    cache = KVCache(layout, start, page_tokens)
+    cache = KVCache(replace(layout, devices=layout.devices[:1]), start, page_tokens)
     for tensor in cache.layers[0]:
         tensor.fill_(math.nan)
     cases = [
@@ -125,11 +124,11 @@ def checks(
     ]
     for case in cases:
         inputs = case.inputs
-        for tensor, own in ((inputs.keys, inputs.key), (inputs.values, inputs.value)):
+        for tensor in cache.layers[0]:
             for segment in inputs.rows.segments:
                 for first, stop in segment.all_spans:
-                    tensor[:, first:stop].normal_()
-            tensor.index_copy_(1, inputs.rows.slots, own[0])
+                    randomise(tensor[:, first:stop])
+        cache.store(0, inputs.rows.slots, inputs.key, inputs.value)
     return [replace(case, expected=_specification(case.inputs)) for case in cases]
 
 
@@ -211,8 +210,14 @@ def _timed(
         for table in tables
     ]
     for tensor in cache.layers[0]:
-        tensor[:, : each * page_tokens * len(tables)].normal_()
+        randomise(tensor[:, : each * page_tokens * len(tables)])
     return make_case(name, cache, batch, tables, num_heads)
+
+
+def randomise(tensor: torch.Tensor) -> None:
+    """Fill a tensor with random numbers, a head at a time: fp8 has no generator of its own."""
+    for head in tensor:
+        head.copy_(torch.randn(head.shape, device=head.device))
 
 
 def make_case(
@@ -237,11 +242,11 @@ def make_case(
 
     def drawn(heads: int) -> torch.Tensor:  # as models pass it: heads and rows transposed
         shape = (1, num_rows, heads, head_dim)
-        return torch.randn(shape, device=keys.device).to(keys.dtype).transpose(1, 2)
+        return torch.randn(shape, device=keys.device).to(cache.layout.dtype).transpose(1, 2)
 
-    query = (drawn(num_heads) * sharpness).to(keys.dtype)
+    query = (drawn(num_heads) * sharpness).to(cache.layout.dtype)
     rows = assemble(feeds, cache, keys.device).rows
-    key, value = drawn(num_kv_heads), drawn(num_kv_heads)
+    key, value = cache.as_read(drawn(num_kv_heads)), cache.as_read(drawn(num_kv_heads))
     return Case(name, AttentionInputs(query, key, value, keys, values, rows, head_dim**-0.5))
 
 

@@ -50,6 +50,7 @@ from rapid.engines.attention.survey import (
     survey,
 )
 from rapid.engines.kv.cache import KVCache
+from rapid.engines.kv.fp8 import FP8
 from rapid.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -80,8 +81,8 @@ def choose_kernels(
     Raises:
         ConfigurationError: no candidate is correct.
     """
-    keys = cache.layers[0][0]
-    tolerance = TOLERANCES[keys.dtype]
+    layout = cache.layout
+    tolerance = TOLERANCES[layout.dtype]
     candidates = all_candidates(page_tokens) if candidates is None else candidates
     measure = measure or device_ms
 
@@ -90,7 +91,7 @@ def choose_kernels(
 
     steps = survey(
         candidates,
-        checked(step_checks(keys, num_heads, page_tokens)),
+        checked(step_checks(layout, num_heads, page_tokens)),
         step_timings(cache, num_heads, page_tokens, max_context),
         tolerance,
         measure,
@@ -98,7 +99,7 @@ def choose_kernels(
     )
     chunks = survey(
         [candidate for candidate in candidates if candidate.is_for_chunks],
-        checked(chunk_checks(keys, num_heads, page_tokens)),
+        checked(chunk_checks(layout, num_heads, page_tokens)),
         chunk_timings(cache, num_heads, page_tokens, max_context, step_tokens),
         tolerance,
         measure,
@@ -236,6 +237,8 @@ def attend_by_pages(
         page: tokens of a page.
     """
     keys, values, rows = inputs.keys, inputs.values, inputs.rows
+    if keys.dtype == FP8:
+        raise ConfigurationError("it does not read fp8 with queries of another dtype")
     pages = rows.once(("pages", keys.device), lambda: _pages(rows.segments, page, keys.device))
     if pages is None:
         return attend_by_runs(inputs, kernel=flash_partial)

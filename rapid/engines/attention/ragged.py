@@ -65,16 +65,16 @@ def ragged_attention(
     Returns:
         [1, rows, heads, head_dim].
     """
-    keys, values = ragged.cache.layers[int(module.layer_idx)]  # type: ignore[arg-type]
-    slots = ragged.slots_on(keys.device)
-    keys.index_copy_(1, slots, key[0])
-    values.index_copy_(1, slots, value[0])
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    keys, values = ragged.cache.layers[layer]
+    key, value = ragged.cache.store(layer, ragged.slots_on(keys.device), key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     inputs = AttentionInputs(query, key, value, keys, values, ragged, scale, sliding_window)
     kernels = ragged.kernels
     if kernels is None:
         inputs = inputs.within_window()
-        if keys.device.type == "cpu" and (spans := inputs.rows.single_spans()):
+        is_read_in_place = keys.device.type == "cpu" and keys.dtype == query.dtype
+        if is_read_in_place and (spans := inputs.rows.single_spans()):
             return cpu_attention.attend_single_rows(inputs, spans), None
         return attend_by_runs(inputs), None
     outputs = [
@@ -148,10 +148,8 @@ def _parts(inputs: AttentionInputs, segment: Segment, kernel: PartialKernel) -> 
     spans = segment.all_spans if num_rows == 1 else segment.past
     parts = _over_spans(packed, inputs, spans, kernel)
     if segment.edge:
-        key, value = (
-            torch.cat([tensor[None, :, a:b] for a, b in segment.edge], dim=2)
-            for tensor in (inputs.keys, inputs.values)
-        )
+        read = zip(*inputs.read(segment.edge), strict=True)
+        key, value = (torch.cat(tensors, dim=2) for tensors in read)
         parts.append(edge_partial(packed, key, value, inputs.scale, num_rows))
     if num_rows > 1:
         key, value = inputs.key[:, :, own], inputs.value[:, :, own]
@@ -166,10 +164,9 @@ def _over_spans(
     kernel: PartialKernel,
 ) -> list[Partial]:
     """Return partial attention of packed rows over each span of slots, without a mask."""
-    keys, values = inputs.keys[None], inputs.values[None]
     return [
-        kernel(packed, keys[:, :, a:b], values[:, :, a:b], inputs.scale, is_causal=False)
-        for a, b in spans
+        kernel(packed, key, value, inputs.scale, is_causal=False)
+        for key, value in inputs.read(spans)
     ]
 
 

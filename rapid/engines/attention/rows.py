@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Protocol, TypeVar, cast
@@ -13,6 +13,7 @@ from rapid.engines.attention.segments import Partial, Segment
 from rapid.engines.attention.shared_prefixes import SharedPrefix, shared_prefixes
 from rapid.engines.attention.windows import within
 from rapid.engines.kv.cache import KVCache
+from rapid.engines.kv.fp8 import FP8, from_fp8, numbers_at_once
 
 Made = TypeVar("Made")
 
@@ -151,6 +152,30 @@ class AttentionInputs:
     rows: RaggedRows
     scale: float
     window: int | None = None
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the keys and values of spans of slots, [1, kv_heads, keys, head_dim].
+
+        They are views of the cache, or, if that is in fp8, copies of a part of a span at a time.
+        """
+        num_kv_heads, _, head_dim = self.keys.shape
+        for start, stop in spans:
+            step = stop - start
+            if self.keys.dtype == FP8:
+                step = max(1, numbers_at_once(self.keys.device) // (num_kv_heads * head_dim))
+            for first in range(start, stop, step):
+                own = slice(first, min(first + step, stop))
+                yield (
+                    self._numbers(self.keys[None, :, own]),
+                    self._numbers(self.values[None, :, own]),
+                )
+
+    def gather(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return copies of the keys and values of slots, [1, kv_heads, len(slots), head_dim]."""
+        return self._numbers(self.keys[None, :, slots]), self._numbers(self.values[None, :, slots])
+
+    def _numbers(self, kept: torch.Tensor) -> torch.Tensor:
+        return from_fp8(kept, self.query.dtype) if kept.dtype == FP8 else kept
 
     def stretches(self) -> list[AttentionInputs]:
         """Split the inputs into steps and prefill chunks, as `RaggedRows.stretches` does."""

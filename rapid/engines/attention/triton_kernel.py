@@ -280,12 +280,12 @@ def _attend_to_items(
                 keys + slots[None, :] * HEAD_DIM + dim[:, None],
                 mask=is_key[None, :] & is_dim[:, None],
                 other=0.0,
-            )
+            ).to(tile.dtype)
             tile_values = tl.load(
                 values + slots[:, None] * HEAD_DIM + dim[None, :],
                 mask=is_key[:, None] & is_dim[None, :],
                 other=0.0,
-            )
+            ).to(tile.dtype)
             following = blocks + tl.minimum(block + 1, num_blocks - 1) * BLOCK
             slot, first, count = tl.load(following), tl.load(following + 1), tl.load(following + 2)
             scores = tl.dot(tile, tile_keys, input_precision=PRECISION) * scale

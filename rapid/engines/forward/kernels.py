@@ -41,7 +41,14 @@ def kernels_of(
     # Engines of one shape and of about the same size reuse what the first of them found.
     alike = (
         *(layout.devices[0], layout.num_kv_heads, layout.head_dim, layout.dtype),
-        *(num_heads, page_tokens, max_context.bit_length(), step_tokens, window),
+        *(
+            config.kv_cache_dtype,
+            num_heads,
+            page_tokens,
+            max_context.bit_length(),
+            step_tokens,
+            window,
+        ),
     )
     if alike not in _chosen:
         # Torch must not draw random numbers while another engine captures a graph.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +34,7 @@ from rapid.engines.forward.products import Method, check_method, quantize
 from rapid.engines.forward.quantization import quantization_config
 from rapid.engines.forward.shards import Place, Shard, read_shard, sharded
 from rapid.engines.kv.cache import KVLayout
+from rapid.engines.kv.fp8 import check_device
 from rapid.errors import ConfigurationError
 from rapid.planning.plan import MemoryNeed
 
@@ -63,7 +64,7 @@ class LoadedModel:
         max_context: positions that the model supports, after `rope_scaling`.
         device: device of the input ids.
         dtype: dtype of the KV, and of weights that are not quantized.
-        kv_layout: shape, dtype and devices of the keys and values.
+        kv_layout: shape, dtype and devices of the keys and values, as they are computed.
         place: the rank, if this is one rank's part of a model that several processes compute.
         followers: those that hold the other parts, for the first rank.
     """
@@ -112,6 +113,8 @@ def load_model(
         _check_own_method(config, own_method, facts, device, dtype)
     elif isinstance(config.quantization, dict) and config.quantization:
         quantization = quantization_config(config.quantization)
+    if config.kv_cache_dtype == "fp8":
+        check_device(device)
     if shard is None or not shard.rank:
         check_memory(config, with_pools=with_pools)
     own = copy.deepcopy(model_config)
@@ -332,6 +335,18 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [error.__class__.__name__])[0]
 
 
+def kv_layout_of(loaded: LoadedModel, config: EngineConfig) -> KVLayout:
+    """Return the layout of an engine's KV.
+
+    Raises:
+        ConfigurationError: The device does not read KV in fp8.
+    """
+    if config.kv_cache_dtype == "auto":
+        return loaded.kv_layout
+    check_device(loaded.device)
+    return replace(loaded.kv_layout, is_fp8=True)
+
+
 def plan_kv_pages(loaded: LoadedModel, config: EngineConfig) -> tuple[int, int]:
     """Return the longest sequence and the number of pages that `plan_pages` plans for a model.
 
@@ -340,7 +355,7 @@ def plan_kv_pages(loaded: LoadedModel, config: EngineConfig) -> tuple[int, int]:
     """
     max_context, num_pages = plan_pages(config, loaded.max_context)
     room = num_pages * config.page_tokens
-    num_bytes = room * loaded.kv_layout.bytes_per_token
+    num_bytes = room * kv_layout_of(loaded, config).bytes_per_token
     if len(set(loaded.kv_layout.devices)) == 1:
         device = str(loaded.device)
         free = free_bytes(device)

@@ -18,7 +18,8 @@ from rapid.config import EngineConfig
 from rapid.engines.forward.buckets import padding_pages
 from rapid.engines.forward.cuda_graphs import GraphCapture
 from rapid.engines.forward.kernels import kernels_of
-from rapid.engines.forward.loading import LoadedModel, plan_kv_pages
+from rapid.engines.forward.key_centres import key_centres
+from rapid.engines.forward.loading import LoadedModel, kv_layout_of, plan_kv_pages
 from rapid.engines.forward.runner import Runner
 from rapid.engines.forward.shards import weight_files
 from rapid.engines.forward.tiles import TiledRunner
@@ -26,6 +27,9 @@ from rapid.engines.kv.cache import KVCache, KVLayout
 from rapid.engines.kv.host_tier import HostTier
 from rapid.engines.kv.page_files import PageFiles
 
+# Settings that decide the numbers of a page.
+_DECIDING = {"dtype", "rope_scaling", "quantization", "kv_cache_dtype", "page_tokens"}
+_DECIDING |= {"deterministic"}
 
 def open_runner(
     loaded: LoadedModel,
@@ -50,16 +54,18 @@ def open_runner(
     max_context, num_pages = plan_kv_pages(loaded, config)
     has_padding = config.deterministic or loaded.device.type == "cuda"
     num_extra = padding_pages(config.page_tokens) if has_padding else 0
-    cache = KVCache(loaded.kv_layout, num_pages + num_extra, config.page_tokens)
+    layout = kv_layout_of(loaded, config)
+    centres = key_centres(loaded.model) if layout.is_fp8 else ()
+    cache = KVCache(layout, num_pages + num_extra, config.page_tokens, centres)
     kernels = kernels_of(loaded, cache, max_context, config)
     runner_class = TiledRunner if config.deterministic else Runner
     runner = runner_class(loaded.model, cache, loaded.device, vocab_size, kernels, loaded.place)
-    if len(set(loaded.kv_layout.devices)) == 1:
+    if len(set(layout.devices)) == 1:
         runner.capture_steps(max_context, GraphCapture())
     num_host_pages = config.host_cache_tokens // config.page_tokens
     host = None
     if num_host_pages:
-        host = make_host(loaded.kv_layout, num_host_pages, config.page_tokens)
+        host = make_host(layout, num_host_pages, config.page_tokens)
     return runner, host
 
 
@@ -117,9 +123,7 @@ def page_context(loaded: LoadedModel, config: EngineConfig) -> bytes:
         "threads": torch.get_num_threads() if config.deterministic else None,
         "rope": settings.rope_parameters,  # as resolved: of some, `max_context` decides
         "versions": [_version(package) for package in ("rapid-serve", "torch", "transformers")],
-        "engine": config.model_dump(
-            include={"dtype", "rope_scaling", "quantization", "page_tokens", "deterministic"}
-        ),
+        "engine": config.model_dump(include=_DECIDING),
     }
     return blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=32).digest()
 

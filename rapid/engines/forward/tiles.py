@@ -146,7 +146,7 @@ def attend_in_tile(inputs: AttentionInputs, kernel: PartialKernel) -> torch.Tens
     Returns:
         [1, TILE_ROWS, heads, head_dim]; the rows of padding have no meaning.
     """
-    query, keys, values, rows = inputs.query, inputs.keys, inputs.values, inputs.rows
+    query, keys, rows = inputs.query, inputs.keys, inputs.rows
     (segment,) = rows.segments
     _, num_heads, num_rows, head_dim = query.shape
     num_kv_heads = keys.shape[0]
@@ -155,9 +155,9 @@ def attend_in_tile(inputs: AttentionInputs, kernel: PartialKernel) -> torch.Tens
         lambda: torch.cat([torch.arange(a, b, device=keys.device) for a, b in segment.all_spans]),
     )
     num_before = len(slots) - segment.stop
-    own = keys.new_zeros(2, num_kv_heads, num_rows, head_dim)
-    own[0, :, : segment.stop] = keys[:, slots[num_before:]]
-    own[1, :, : segment.stop] = values[:, slots[num_before:]]
+    own = query.new_zeros(2, num_kv_heads, num_rows, head_dim)
+    key, value = inputs.gather(slots[num_before:])
+    own[0, :, : segment.stop], own[1, :, : segment.stop] = key[0], value[0]
     parts = [attend_to_self(query, own[:1], own[1:], inputs.scale, kernel)]
     packed = query.reshape(1, num_kv_heads, -1, head_dim)
     left_by_first = left_by_last = 0  # keys that have left the window of the first, the last row
@@ -166,11 +166,10 @@ def attend_in_tile(inputs: AttentionInputs, kernel: PartialKernel) -> torch.Tens
         left_by_last = max(0, num_before + num_rows - inputs.window)
     if left_by_first < left_by_last:
         edge = slots[left_by_first:left_by_last]
-        of_edge = keys[None, :, edge], values[None, :, edge]
-        parts.append(edge_partial(packed, *of_edge, inputs.scale, num_rows))
+        parts.append(edge_partial(packed, *inputs.gather(edge), inputs.scale, num_rows))
     if left_by_last < num_before:
         before = slots[left_by_last:num_before]
-        seen = keys[None, :, before], values[None, :, before]
+        seen = inputs.gather(before)
         parts.insert(0, kernel(packed, *seen, inputs.scale, is_causal=False))
     output, _ = merge(parts)
     by_head = output.to(query.dtype).reshape(1, num_heads, num_rows, head_dim)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rapid.engines.kv.fp8 import FP8, from_fp8, to_fp8
 from rapid.errors import RapidError
 
 
@@ -187,17 +188,31 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Shape and dtype of a model's keys and values, and the device of each layer's attention."""
+    """Shape and dtype of a model's keys and values, and the device of each layer's attention.
+
+    Attributes:
+        num_kv_heads: heads of keys and values.
+        head_dim: numbers of a head.
+        dtype: dtype that they are computed in.
+        devices: device of each layer.
+        is_fp8: whether they are kept in fp8 (see `rapid.engines.kv.fp8`) instead of in `dtype`.
+    """
 
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
     devices: tuple[torch.device, ...]
+    is_fp8: bool = False
+
+    @property
+    def kept_dtype(self) -> torch.dtype:
+        """Dtype that keys and values are kept in."""
+        return FP8 if self.is_fp8 else self.dtype
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token's keys and values over all layers."""
-        return 2 * len(self.devices) * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * len(self.devices) * self.num_kv_heads * self.head_dim * self.kept_dtype.itemsize
 
 
 class KVCache:
@@ -206,20 +221,59 @@ class KVCache:
     With the slots in the middle dimension, a run of pages is a plain slice of every head.
 
     Attributes:
+        layout: Shape and dtype of the keys and values.
         page_tokens: Slots of a page.
         stacks: Keys and values of neighbouring layers on one device, each
             [layers, 2, kv_heads, num_slots, head_dim].
         layers: The keys and the values of each layer, both [kv_heads, num_slots, head_dim].
+        centres: Vector [kv_heads, head_dim] of each layer that is subtracted from keys in fp8, or
+            None (see `rapid.engines.kv.fp8`).
     """
 
-    def __init__(self, layout: KVLayout, num_pages: int, page_tokens: int) -> None:
+    def __init__(
+        self,
+        layout: KVLayout,
+        num_pages: int,
+        page_tokens: int,
+        centres: Sequence[torch.Tensor | None] = (),
+    ) -> None:
+        self.layout = layout
         self.page_tokens = page_tokens
+        self.centres = list(centres) or [None] * len(layout.devices)
         shape = (2, layout.num_kv_heads, num_pages * page_tokens, layout.head_dim)
         self.stacks = [
-            torch.empty((len(list(layers)), *shape), dtype=layout.dtype, device=device)
+            torch.empty((len(list(layers)), *shape), dtype=layout.kept_dtype, device=device)
             for device, layers in groupby(layout.devices)
         ]
         self.layers = [(layer[0], layer[1]) for stack in self.stacks for layer in stack]
+
+    def store(
+        self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the keys and values of rows, and return them as they will be read.
+
+        Args:
+            layer: Layer of the model.
+            slots: Slot of each row, int64 [rows].
+            key: [1, kv_heads, rows, head_dim].
+            value: As `key`.
+        """
+        keys, values = self.layers[layer]
+        if not self.layout.is_fp8:
+            keys.index_copy_(1, slots, key[0])
+            values.index_copy_(1, slots, value[0])
+            return key, value
+        centre = self.centres[layer]
+        if centre is not None:
+            key = key - centre[:, None]
+        for tensor, rows in ((keys, key), (values, value)):
+            # Torch copies the rows of bytes, but not of fp8.
+            tensor.view(torch.uint8).index_copy_(1, slots, to_fp8(rows)[0].view(torch.uint8))
+        return self.as_read(key), self.as_read(value)
+
+    def as_read(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return what numbers become when they are kept and read again."""
+        return from_fp8(to_fp8(numbers), numbers.dtype) if self.layout.is_fp8 else numbers
 
     def blocks(self, pages: slice) -> list[torch.Tensor]:
         """Return neighbouring pages as a view of each stack.

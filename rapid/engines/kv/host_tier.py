@@ -60,7 +60,7 @@ class HostTier:
 
     def __init__(self, layout: KVLayout, num_pages: int, page_tokens: int) -> None:
         shape = (len(layout.devices), 2, layout.num_kv_heads, page_tokens, layout.head_dim)
-        self.blocks = torch.empty((num_pages, *shape), dtype=layout.dtype)
+        self.blocks = torch.empty((num_pages, *shape), dtype=layout.kept_dtype)
         if layout.devices[0].type == "cuda":
             pin(self.blocks, self)
         self._lane = lane_for(set(layout.devices), self.blocks[:1])

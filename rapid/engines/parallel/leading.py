@@ -152,7 +152,8 @@ class LeadingCache(KVCache):
     """The first rank's KV, whose copies all ranks make."""
 
     def __init__(self, own: KVCache, gang: Gang, engine: int) -> None:
-        self.page_tokens, self.stacks, self.layers = own.page_tokens, own.stacks, own.layers
+        self.layout, self.page_tokens, self.centres = own.layout, own.page_tokens, own.centres
+        self.stacks, self.layers = own.stacks, own.layers
         self._gang = gang
         self._engine = engine
 

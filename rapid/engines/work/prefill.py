@@ -107,6 +107,7 @@ class Prefill(Work):
                     lease_id=request.lease_id,
                     num_tokens=len(request.prompt_ids),
                     num_cached_tokens=self._num_cached,
+                    kv_cache_dtype="fp8" if self._cache.layout.is_fp8 else "auto",
                 )
             )
 

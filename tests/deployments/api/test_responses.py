@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
-from deployments.api.responses import GrowingChoice, ReplyFrame, Timing, metrics
+from deployments.api.responses import GrowingChoice, ReplyFrame, Timing, metrics, rapid_receipt
 from rapid.messages import TextDelta, TokenText
 from tests.deployments.scripted import receipt
 
@@ -25,6 +26,12 @@ def test_minus_infinity_is_a_json_number():
     delta = TextDelta(0, "a", (TokenText("a", -0.1, (("b", float("-inf")),)),))
     chunk = FRAME.delta_chunk(delta)
     assert '"logprob": -9999.0' in json.dumps(chunk, allow_nan=False)
+
+
+def test_a_receipt_names_the_engines_that_keep_kv_in_fp8():
+    assert "kv_cache_dtype" not in rapid_receipt(receipt())
+    kept = replace(receipt(), kv_cache_dtype={"target": "fp8"})
+    assert rapid_receipt(kept)["kv_cache_dtype"] == {"target": "fp8"}
 
 
 def test_times_are_what_the_caller_saw():

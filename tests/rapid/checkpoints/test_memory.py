@@ -23,6 +23,7 @@ from rapid.engines.attention.cases import chunk_checks, step_checks
 from rapid.engines.engine import Engine
 from rapid.engines.forward import cuda_graphs, loading
 from rapid.engines.forward.loading import check_memory, load_model
+from rapid.engines.kv.cache import KVLayout
 from rapid.errors import ConfigurationError
 from rapid.planning import shapes
 from rapid.planning.plan import MemoryNeed
@@ -81,6 +82,14 @@ class TestNeed:
         assert planned.kv_pool == 512 * loaded().kv_layout.bytes_per_token
         assert need(engine_config()).kv_pool == 0
 
+    def test_a_pool_in_fp8_takes_a_byte_a_number(self):
+        config = engine_config(kv_cache_tokens=512, host_cache_tokens=100)
+        planned = need(config, with_pools=True)
+        in_fp8 = need(config.model_copy(update={"kv_cache_dtype": "fp8"}), with_pools=True)
+        assert in_fp8.kv_pool == planned.kv_pool / 4  # of float32
+        assert in_fp8.host_cache == planned.host_cache / 4
+        assert in_fp8.weights == planned.weights
+
     def test_the_host_cache_is_in_the_host_s_memory(self):
         config = engine_config(host_cache_tokens=100)
         num_bytes = 100 * loaded().kv_layout.bytes_per_token
@@ -107,10 +116,10 @@ class TestNeed:
 
     def test_the_plan_knows_what_checks_and_graphs_take(self):
         assert shapes.GRAPHS == cuda_graphs.MAX_SHAPES
-        keys = torch.empty(1, 16, 1)
+        layout = KVLayout(1, 1, torch.float32, (torch.device("cpu"),))
         for make in (step_checks, chunk_checks):
             for page in (16, 256):
-                (case, *_) = make(keys, 1, page)
+                (case, *_) = make(layout, 1, page)
                 assert case.inputs.rows.cache.layers[0][0].shape[1] <= shapes.CHECK_SLOTS
 
     def test_auto_is_bfloat16_on_a_gpu_only(self):

@@ -19,7 +19,7 @@ def cache_of(dtype: torch.dtype = torch.float32) -> KVCache:
 
 def step_cases(page: int = PAGE) -> list[Case]:
     torch.manual_seed(0)
-    return step_checks(cache_of().layers[0][0], HEADS, page)
+    return step_checks(cache_of().layout, HEADS, page)
 
 
 def right(inputs: AttentionInputs) -> torch.Tensor:

@@ -28,6 +28,7 @@ from rapid.engines.attention.ragged import attend_by_runs, plain_partial
 from rapid.engines.attention.rows import AttentionInputs, PartialKernel
 from rapid.engines.attention.survey import TOLERANCES, Candidate, device_ms, survey
 from rapid.engines.kv.cache import KVCache, KVLayout
+from rapid.engines.kv.fp8 import CAPABILITY
 from tests.rapid.engines.attention.small_cases import (
     HEADS,
     PAGE,
@@ -155,7 +156,7 @@ def test_flash_attention_3_is_called_as_torch_registers_it(monkeypatch: pytest.M
     monkeypatch.setattr(_fa3, name, forward)
     kernel = partial(attend_by_runs, kernel=flash_3_partial)
     torch.manual_seed(0)
-    cases = chunk_checks(cache_of().layers[0][0], HEADS, PAGE)
+    cases = chunk_checks(cache_of().layout, HEADS, PAGE)
     (found,) = survey([Candidate("flash 3", lambda: kernel)], cases, [], 1e-4, device_ms)
     assert found.problem == ""
 
@@ -178,21 +179,25 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 def test_what_a_device_chooses_is_right_there(
     heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> None:
-    layout = KVLayout(kv_heads, head_dim, dtype, (torch.device("cuda"),))
+    for is_fp8 in (False, torch.cuda.get_device_capability() >= CAPABILITY):
+        layout = KVLayout(kv_heads, head_dim, dtype, (torch.device("cuda"),), is_fp8)
+        check_choice(layout, heads)
+
+
+def check_choice(layout: KVLayout, heads: int) -> None:
     kernels = choose_kernels(KVCache(layout, 512, PAGE), heads, PAGE, 4096, 512)
     assert kernels.captured is not None, "ours is wrong here: see the log"
-    keys = KVCache(layout, 1, PAGE).layers[0][0]
-    for case in step_checks(keys, heads, PAGE):
+    for case in step_checks(layout, heads, PAGE):
         assert case.expected is not None
         for attend in (kernels.steps, kernels.captured):
             difference = (case.run(attend).float() - case.expected).abs().max()
-            assert difference < TOLERANCES[dtype]
+            assert difference < TOLERANCES[layout.dtype]
 
 
 @pytest.mark.gpu
 @NEEDS_GPU
 def test_every_candidate_that_runs_on_a_device_is_right_there() -> None:
-    keys = torch.empty(8, 16, 128, dtype=torch.bfloat16, device="cuda")
+    layout = KVLayout(8, 128, torch.bfloat16, (torch.device("cuda"),))
     tolerance = TOLERANCES[torch.bfloat16]
-    found = survey(all_candidates(256), step_checks(keys, 32, 256), [], tolerance, device_ms)
+    found = survey(all_candidates(256), step_checks(layout, 32, 256), [], tolerance, device_ms)
     assert not [str(finding) for finding in found if "is wrong" in finding.problem]

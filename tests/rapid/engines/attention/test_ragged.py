@@ -10,6 +10,7 @@ import torch
 
 from rapid.engines.attention import cpu as cpu_attention
 from rapid.engines.attention import ragged as attention
+from rapid.engines.attention import rows as rows_module
 from rapid.engines.attention import shared_prefixes
 from rapid.engines.attention.batch import Feed, assemble
 from rapid.engines.attention.ragged import (
@@ -67,32 +68,34 @@ def causal_attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tens
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("group", [1, 2, 4])
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("kernel", ["chosen", "split", "plain", "blockwise"])
+@pytest.mark.parametrize("kernel", ["chosen", "split", "plain", "blockwise", "fp8"])
 def test_every_row_equals_the_textbook(
     batch: str, group: int, dtype: torch.dtype, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kernel == "split":
         monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
         monkeypatch.setattr(cpu_attention, "MIN_SPLIT_KEYS", 5)
+    elif kernel == "fp8":
+        monkeypatch.setattr(rows_module, "numbers_at_once", lambda _: 5 * 2 * HEAD_DIM)
     elif kernel != "chosen":
         kernels = {"plain": plain_partial, "blockwise": blockwise_partial}
         monkeypatch.setattr(attention, "partial", kernels[kernel])
         monkeypatch.setattr(attention, "MAX_SCORES", 200)
     torch.manual_seed(group)
     kv_heads = 2
-    cache = KVCache(KVLayout(kv_heads, HEAD_DIM, dtype, (CPU,)), num_pages=256, page_tokens=PAGE)
-    keys, values = cache.layers[0]
-    keys.fill_(float("nan"))  # slots nobody wrote must never be read
-    values.fill_(float("nan"))
+    layout = KVLayout(kv_heads, HEAD_DIM, dtype, (CPU,), is_fp8=kernel == "fp8")
+    cache = KVCache(layout, num_pages=256, page_tokens=PAGE)
+    for tensor in cache.layers[0]:
+        tensor.fill_(float("nan"))  # slots nobody wrote must never be read
     feeds, histories, start = [], [], 0
     for past, new in BATCHES[batch]:
         runs = scattered(past + new, start)
         start = max(run.stop for run in runs) + 1
         table = PageTable(runs, PAGE)
-        history = torch.randn(2, kv_heads, past, HEAD_DIM).to(dtype)
+        history = torch.randn(2, 1, kv_heads, past, HEAD_DIM).to(dtype)
         slots = [slot for span in table.spans(0, past) for slot in range(*span)]
-        keys[:, slots], values[:, slots] = history[0], history[1]
-        histories.append(history)
+        kept = cache.store(0, torch.tensor(slots, dtype=torch.long), *history)
+        histories.append([each[0] for each in kept])
         feeds.append(Feed([0] * new, past, table, 0))
     rows = sum(new for _, new in BATCHES[batch])
     query = torch.randn(1, kv_heads * group, rows, HEAD_DIM).to(dtype)
@@ -111,8 +114,8 @@ def test_every_row_equals_the_textbook(
         mine = slice(first, first + new)
         expected = causal_attention(
             query[0, :, mine],
-            torch.cat([history[0], key[0, :, mine]], 1),
-            torch.cat([history[1], value[0, :, mine]], 1),
+            torch.cat([history[0], cache.as_read(key[0, :, mine])], 1),
+            torch.cat([history[1], cache.as_read(value[0, :, mine])], 1),
         )
         got = output[0, mine].transpose(0, 1)
         torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype], rtol=0)

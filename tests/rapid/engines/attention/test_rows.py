@@ -79,7 +79,7 @@ def test_a_batch_of_steps_and_prefill_is_split_between_their_kernels() -> None:
 
     torch.manual_seed(0)
     shape = [Rows(40, 1), Rows(7, MAX_STEP_ROWS), Rows(30, MAX_STEP_ROWS + 1), Rows(0, 50)]
-    (case,) = checks({"mixed": shape}, cache_of().layers[0][0], HEADS, PAGE)
+    (case,) = checks({"mixed": shape}, cache_of().layout, HEADS, PAGE)
     new, rows = (case.inputs.query, case.inputs.key, case.inputs.value), case.inputs.rows
     rows.kernels = Kernels(noting("steps"), noting("chunks"))
     layer = SimpleNamespace(layer_idx=0)

@@ -72,7 +72,7 @@ def test_a_single_key_left_out_is_found_in_bfloat16_too() -> None:
     cache = cache_of(torch.bfloat16)
     tolerance = TOLERANCES[torch.bfloat16]
     candidates = [Candidate("blind", lambda: blind_to_the_last_key)]
-    chunks = chunk_checks(cache.layers[0][0], HEADS, 128)  # long spans
+    chunks = chunk_checks(cache.layout, HEADS, 128)  # long spans
     (found,) = survey(candidates, chunks, [], tolerance, timer())
     assert "is wrong" in found.problem
 

@@ -53,6 +53,8 @@ def batch_of(
     group: int,
     head_dim: int,
     dtype: torch.dtype = torch.float32,
+    *,
+    is_fp8: bool = False,
 ) -> AttentionInputs:
     """Random rows over random keys of sequences given as (spans of slots, new rows)."""
     segments: list[Segment] = []
@@ -64,18 +66,19 @@ def batch_of(
         segments.append(Segment(first, first + rows, past, spans))
         slots += range(stop - rows, stop)
     last = max(stop for spans, _ in sequences for _, stop in spans)
-    layout = KVLayout(kv_heads, head_dim, dtype, (DEVICE,))
+    layout = KVLayout(kv_heads, head_dim, dtype, (DEVICE,), is_fp8)
     cache = KVCache(layout, num_pages=last + BLOCK_KEYS, page_tokens=1)
     for tensor in cache.layers[0]:
         tensor.fill_(float("nan"))  # slots nobody wrote must never count
         for segment in segments:
             for start, stop in segment.all_spans:
-                tensor[:, start:stop] = torch.randn(kv_heads, stop - start, head_dim).to(dtype)
+                numbers = torch.randn(kv_heads, stop - start, head_dim)
+                tensor[:, start:stop] = numbers.to(layout.kept_dtype)
     shape = (1, len(slots), kv_heads * group, head_dim)
     query = (3 * torch.randn(shape)).to(DEVICE, dtype).transpose(1, 2)
     rows = RaggedRows(cache, segments, torch.tensor(slots, device=DEVICE))
     keys, values = cache.layers[0]
-    own = keys[None, :, rows.slots], values[None, :, rows.slots]
+    own = keys[None, :, rows.slots].to(dtype), values[None, :, rows.slots].to(dtype)
     return AttentionInputs(query, *own, keys, values, rows, head_dim**-0.5)
 
 
@@ -120,6 +123,16 @@ def test_steps_equal_the_textbook_however_many_programs_share_them(
 def test_half_precision_is_rounded_once(dtype: torch.dtype, error: float) -> None:
     torch.manual_seed(0)
     inputs = batch_of([(runs(90, 9, first=0), 3), (runs(40, first=110), 1)], 2, 2, 16, dtype)
+    got = attend(inputs)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.float(), textbook(inputs), atol=error, rtol=0)
+
+
+@pytest.mark.usefixtures("_bfloat16_products")
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])
+def test_keys_in_fp8_are_read_as_the_numbers_they_are(dtype: torch.dtype, error: float) -> None:
+    torch.manual_seed(0)
+    inputs = batch_of([*VERIFY, (runs(90, 9, first=200), 3)], 2, 2, 16, dtype, is_fp8=True)
     got = attend(inputs)
     assert got.dtype == dtype
     torch.testing.assert_close(got.float(), textbook(inputs), atol=error, rtol=0)

@@ -148,6 +148,18 @@ async def test_another_model_finds_nothing(tmp_path: Path) -> None:
     engine.close()
 
 
+async def test_pages_of_another_precision_are_other_pages(tmp_path: Path) -> None:
+    await read_once(tmp_path, DOCUMENT)
+    engine = tiny_engine(tmp_path, kv_cache_dtype="fp8")
+    assert (await ask(engine, DOCUMENT))[1] == 0
+    await until_idle(engine)
+    engine.close()
+    for kv_cache_dtype in ("auto", "fp8"):
+        engine = tiny_engine(tmp_path, kv_cache_dtype=kv_cache_dtype)
+        assert (await ask(engine, DOCUMENT))[1] == 96
+        engine.close()
+
+
 async def test_reading_that_was_measured_to_be_slower_is_not_done(tmp_path: Path) -> None:
     await read_once(tmp_path, DOCUMENT)
     engine = tiny_engine(tmp_path)

@@ -53,7 +53,15 @@ async def answers(model: LoadedModel, **settings: Any) -> list[tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize("settings", [{}, {"host_cache_tokens": 512}, {"deterministic": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"host_cache_tokens": 512},
+        {"deterministic": True},
+        {"host_cache_tokens": 512, "kv_cache_dtype": "fp8"},
+    ],
+)
 async def test_two_processes_say_what_one_says(
     in_two: LoadedModel, settings: dict[str, Any]
 ) -> None:
