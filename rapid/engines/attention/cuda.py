@@ -68,7 +68,7 @@ def choose_kernels(
     """Check and time candidates at the shapes of a cache, and log the findings.
 
     Args:
-        cache: KV cache whose first layer is used for timing; the content of that layer is lost.
+        cache: KV cache of which one layer is used for timing; the content of that layer is lost.
         num_heads: number of query heads.
         page_tokens: tokens of a page of the cache.
         max_context: tokens of the longest sequence.
@@ -80,7 +80,7 @@ def choose_kernels(
     Raises:
         ConfigurationError: no candidate is correct.
     """
-    keys = cache.layers[0][0]
+    keys = cache.longest[0]
     tolerance = TOLERANCES[keys.dtype]
     candidates = all_candidates(page_tokens) if candidates is None else candidates
     measure = measure or device_ms

@@ -65,7 +65,9 @@ def ragged_attention(
     Returns:
         [1, rows, heads, head_dim].
     """
-    keys, values = ragged.cache.layers[int(module.layer_idx)]  # type: ignore[arg-type]
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    keys, values = ragged.cache.layers[layer]
+    ragged = ragged.of_layer(layer)
     slots = ragged.slots_on(keys.device)
     keys.index_copy_(1, slots, key[0])
     values.index_copy_(1, slots, value[0])

@@ -19,7 +19,7 @@ from rapid.config import EngineConfig
 from rapid.engines.forward.buckets import padding_pages
 from rapid.engines.forward.cuda_graphs import GraphCapture
 from rapid.engines.forward.kernels import kernels_of
-from rapid.engines.forward.loading import LoadedModel, plan_kv_pages
+from rapid.engines.forward.loading import LoadedModel, plan_kv_pages, plan_rings
 from rapid.engines.forward.runner import Runner
 from rapid.engines.forward.shards import weight_files
 from rapid.engines.forward.tiles import TiledRunner
@@ -52,9 +52,16 @@ def open_runner(
         ConfigurationError: The KV pool cannot hold one sequence.
     """
     max_context, num_pages = plan_kv_pages(loaded, config)
-    has_padding = config.deterministic or loaded.device.type == "cuda"
+    rings = plan_rings(loaded, config)
+    if rings is None and any(loaded.kv_layout.sliding):
+        why = "rings would take as much as kv_cache_tokens"
+        if config.host_cache_tokens:
+            why = "host_cache_tokens keeps pages"
+        logger.info("layers with a sliding window have pages for all tokens: %s", why)
+    has_padding = config.deterministic or rings is not None or loaded.device.type == "cuda"
     num_extra = padding_pages(config.page_tokens) if has_padding else 0
-    cache = KVCache(loaded.kv_layout, num_pages + num_extra, config.page_tokens)
+    num_ring_slots = rings.num_tokens + num_extra * config.page_tokens if rings else 0
+    cache = KVCache(loaded.kv_layout, num_pages + num_extra, config.page_tokens, num_ring_slots)
     kernels = kernels_of(loaded, cache, max_context, config)
     runner_class = TiledRunner if config.deterministic else Runner
     runner = runner_class(loaded.model, cache, loaded.device, vocab_size, kernels, loaded.place)

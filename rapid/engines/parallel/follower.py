@@ -109,8 +109,8 @@ class Follower:
             case Forward(engine, feeds):
                 runner, _, page_tokens = self._open[engine]
                 runner.run([feed.feed(page_tokens) for feed in feeds])
-            case CopySlots(engine, sources, destinations):
-                self._open[engine][0].cache.copy(sources, destinations)
+            case CopySlots(engine, sources, destinations, of_rings):
+                self._open[engine][0].cache.copy(sources, destinations, of_rings=of_rings)
             case CopyPages(engine, pages, host_pages, is_restore):
                 runner, host, _ = self._open[engine]
                 assert host is not None
