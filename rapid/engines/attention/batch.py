@@ -85,8 +85,8 @@ class RowLists:
     def batch(self, packed: torch.Tensor, cache: KVCache, kernels: Kernels | None) -> Batch:
         """Return the batch whose tensors are views of `packed`, on the device of the inputs."""
         num_rows = len(self.input_ids)
-        ids, positions, slots, *more = packed.split(
-            [num_rows] * 3 + [num_rows] * bool(self.ring_slots) + [len(self.wanted)]
+        ids, positions, slots, *more = torch.split(
+            packed, [num_rows] * 3 + [num_rows] * bool(self.ring_slots) + [len(self.wanted)]
         )
         rows = RaggedRows(cache, self.segments, slots, kernels)
         if self.ring_slots:
