@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from rapid.checkpoints.facts import read_model_facts
+from rapid.checkpoints.memory import memory_needs
 from rapid.config import SpeculationConfig, WindowDrafting
 from rapid.engines.engine import Engine
+from rapid.engines.forward.buckets import padding_pages
 from rapid.engines.forward.loading import LoadedModel
 from rapid.errors import BadRequest, LeaseNotFound
 from rapid.messages import DraftBlock, Int32Array, Verdict, as_prompt
@@ -270,3 +274,23 @@ async def test_a_deterministic_engine_gives_the_same_bits_with_rings() -> None:
         await engine.decode("a", 0, 20)
         close(engine)
     assert np.array_equal(answers[0], answers[1])
+
+
+async def test_the_plan_of_memory_is_what_the_engine_allocates() -> None:
+    path, engine = family_checkpoint("gemma3_text"), engine_of("gemma3_text")
+    config = family_config(path, **SETTINGS)
+    planned, _ = memory_needs(config, read_model_facts(config), on_gpu=False, with_pools=True)
+    padding = padding_pages(8) * 8 * family_model(path).kv_layout.bytes_per_token
+    assert kv_bytes(engine) == planned.kv_pool + padding
+    close(engine)
+
+
+async def test_an_engine_with_a_host_cache_keeps_every_page(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO):
+        engine = engine_of("gemma3_text", host_cache_tokens=64)
+    assert engine._state.ledger.rings is None
+    assert "have pages for all tokens: host_cache_tokens keeps pages" in caplog.text
+    await read(engine, random_prompt(100))
+    close(engine)
