@@ -332,8 +332,8 @@ def test_steps_of_a_model_with_rings_are_replayed_as_well() -> None:
             reference_of(path)(torch.tensor([ids]), use_cache=False).logits[0, :, :VOCAB]
             for ids in prompts
         ]
-    for position in range(80, 100):
+    for position in range(80, 88):
         feeds = [Feed(ids[position : position + 1], position, t, 1, ring=r) for ids, t, r in places]
         for got, want in zip(runner.run(feeds), expected, strict=True):
             torch.testing.assert_close(got[0], want[position], atol=1e-4, rtol=0)
-    assert captures.num_replayed > 10
+    assert captures.num_replayed == 1 + 4
