@@ -19,6 +19,7 @@ from rapid.checkpoints.files import checkpoint_source, read_json
 from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError
 from rapid.planning.plan import MemoryNeed
+from rapid.planning.rings import ring_plan
 
 STAGED_BYTES = 2**26  # on a GPU, through which pages pass to and from the host cache
 ALL_GPUS = "all GPUs together"  # where the layers of `device: balanced` go
@@ -73,10 +74,14 @@ def memory_needs(
     shape = facts.shape.part_of(num_parts)
     kv_width = 1 if config.kv_cache_dtype == "fp8" else width
     whole_per_token = facts.shape.kv_bytes_per_token(kv_width) if with_pools else 0
+    rings = ring_plan(config, facts.shape.window or None)
+    pool_tokens = facts.shape.kept_tokens(
+        config.kv_cache_tokens, None if rings is None else rings.num_tokens
+    )
     host = MemoryNeed(host_cache=config.host_cache_tokens * whole_per_token)
     device = MemoryNeed(
         weights=_weight_bytes(config, facts, width) / num_parts,
-        kv_pool=config.kv_cache_tokens * whole_per_token / num_parts,
+        kv_pool=pool_tokens * whole_per_token / num_parts,
         workspace=shape.workspace_bytes(
             config.step_tokens, config.max_leases, width, on_gpu=on_gpu
         ),

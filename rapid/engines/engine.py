@@ -21,9 +21,10 @@ from rapid.engines.execution.replies import Reply
 from rapid.engines.execution.scheduling import Scheduler
 from rapid.engines.execution.state import Ending, EngineState
 from rapid.engines.execution.tracing import traced
-from rapid.engines.forward.loading import LoadedModel
+from rapid.engines.forward.loading import LoadedModel, plan_rings
 from rapid.engines.kv.cache import PagePool
 from rapid.engines.kv.leases import Lease, LeaseLedger
+from rapid.engines.kv.rings import KeptWindows, RingPool
 from rapid.engines.parallel.leading import open_disk_tier, open_leading_runner
 from rapid.engines.work.base import Commit, Work
 from rapid.engines.work.drafting import Decode, Draft
@@ -82,6 +83,8 @@ class Engine:
         self._config = config
         runner, host = open_leading_runner(loaded, config, self._vocab_size)
         self._host = host
+        rings = plan_rings(loaded, config)
+        self._kept = None if rings is None else KeptWindows(rings, runner.cache)
         ledger = LeaseLedger(
             PagePool(num_pages),
             config.page_tokens,
@@ -91,6 +94,7 @@ class Engine:
             clock,
             host,
             disk := open_disk_tier(loaded, config, host),
+            None if rings is None else RingPool(rings),
         )
         # On a CPU it was not measured whether waiting for others gains anything.
         joins = loaded.device.type == "cuda" and not config.deterministic
@@ -202,7 +206,7 @@ class Engine:
         cache, ledger = self._compute.runner.cache, self._state.ledger
         return await self._call(
             lease_id,
-            lambda lease: Prefill(lease, cache, ledger.prefixes, ledger.page_tokens),
+            lambda lease: Prefill(lease, cache, ledger.prefixes, ledger.page_tokens, self._kept),
             PrefillReceipt,
         )
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from rapid.planning.rings import tokens_in_rings
+
 if TYPE_CHECKING:
     from rapid.planning.shapes import ModelShape
 
@@ -22,6 +24,7 @@ COMPUTE_SHARE = 0.5  # share of the peak that large matrix products reach
 MAX_TARGETS = 32  # targets of one drafter, which all lose their drafts if it fails
 GROUP_SIZES = (1, 2, 4, 8)  # numbers of GPUs of one machine that a model may be split over
 STEP_TOKENS = 4096  # tokens of the largest step, as in cluster/configs
+PAGE_TOKENS = 16  # tokens of a page, which is what engines take by default
 FP8_BITS = 8  # of the weights that `quantization: fp8` makes, which ranks can share
 REDUCE_S = 9e-6  # seconds of a small sum over GPUs of one machine (NVLink); an estimate
 
@@ -166,12 +169,17 @@ class Replica:
     @property
     def kv_per_sequence(self) -> float:
         """Bytes of KV of one sequence."""
-        return self.context * self.shape.kv_bytes_per_token(self.kv_bytes)
+        return self.kv_of(1)
 
     def kv_of(self, num_sequences: float) -> float:
         """Return the bytes of KV of that many sequences together."""
         num_tokens = self.shared + num_sequences * (self.context - self.shared)
-        return num_tokens * self.shape.kv_bytes_per_token(self.kv_bytes)
+        in_rings = None
+        if self.shape.sliding_layers:
+            each = tokens_in_rings(self.shape.window, self.context, PAGE_TOKENS, STEP_TOKENS)
+            in_rings = None if each is None else num_sequences * each
+        kept = self.shape.kept_tokens(num_tokens, in_rings)
+        return kept * self.shape.kv_bytes_per_token(self.kv_bytes)
 
     @property
     def usable(self) -> float:

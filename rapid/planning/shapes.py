@@ -57,8 +57,7 @@ class ModelShape(Frozen):
         mlp_biases: whether the three projections of the gated MLP have biases.
         query_key_norms: whether queries and keys of each head have norms, as in Qwen3.
         layer_norms: norms of a layer beside those.
-        sliding_layers: layers that attend to the last `window` tokens only. Their keys and values
-            are kept for all tokens, as pages hold those of every layer.
+        sliding_layers: layers that attend to the last `window` tokens only.
         window: see `sliding_layers`; 0 where there are none.
         expert_layers: layers whose MLP is a mixture of experts.
         experts: experts of such a layer.
@@ -223,8 +222,18 @@ class ModelShape(Frozen):
         return context - unseen
 
     def kv_bytes_per_token(self, bytes_per_number: float = 2) -> float:
-        """Return the bytes of keys and values that are kept of one token, over all layers."""
+        """Return the bytes of keys and values of one token, over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_number
+
+    def kept_tokens(self, num_tokens: float, in_rings: float | None) -> float:
+        """Return the tokens that are kept, on average over the layers.
+
+        Args:
+            num_tokens: tokens that have pages.
+            in_rings: tokens that sliding layers keep in rings; None where they have pages.
+        """
+        unkept = 0.0 if in_rings is None else (num_tokens - in_rings) * self.sliding_layers
+        return num_tokens - unkept / self.layers
 
     def workspace_bytes(
         self,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from rapid.engines.attention.rows import Kernels, RaggedRows
 from rapid.engines.attention.segments import Segment
 from rapid.engines.kv.cache import KVCache, PageTable
+from rapid.engines.kv.rings import Ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,9 @@ class Feed:
         table: pages that hold the sequence's keys and values.
         num_wanted: number of last rows that need logits; 0 for a prefill chunk.
         unseen: earlier positions [a, b) that the rows do not attend to.
+        ring: slots of the sequence in layers that have rings; None where all have pages.
+        scratch: slot for the rows' keys and values, where their pages hold them already and only
+            those of the ring are missing.
     """
 
     token_ids: Sequence[int]
@@ -29,6 +34,8 @@ class Feed:
     table: PageTable
     num_wanted: int
     unseen: tuple[int, int] = (0, 0)
+    ring: Ring | None = None
+    scratch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,8 @@ class RowLists:
         slots: slot of the cache that each row's key and value go to.
         wanted: indices of the rows whose logits are computed.
         segments: one per sequence, together covering all rows.
+        ring_slots: as `slots`, in layers that have rings; empty where all have pages.
+        ring_segments: as `segments`, in layers that have rings.
     """
 
     input_ids: list[int]
@@ -65,19 +74,24 @@ class RowLists:
     slots: list[int]
     wanted: list[int]
     segments: list[Segment]
+    ring_slots: list[int] = field(default_factory=list)
+    ring_segments: list[Segment] = field(default_factory=list)
 
     def packed(self) -> torch.Tensor:
         """Return ids, positions, slots and wanted rows side by side, to be copied at once."""
-        return torch.tensor(self.input_ids + self.positions + self.slots + self.wanted)
+        slots = self.slots + self.ring_slots
+        return torch.tensor(self.input_ids + self.positions + slots + self.wanted)
 
     def batch(self, packed: torch.Tensor, cache: KVCache, kernels: Kernels | None) -> Batch:
         """Return the batch whose tensors are views of `packed`, on the device of the inputs."""
         num_rows = len(self.input_ids)
-        ids, positions, slots = packed[: 3 * num_rows].view(3, num_rows)
-        wanted = packed[3 * num_rows :]
-        return Batch(
-            ids[None], positions[None], wanted, RaggedRows(cache, self.segments, slots, kernels)
+        ids, positions, slots, *more = torch.split(
+            packed, [num_rows] * 3 + [num_rows] * bool(self.ring_slots) + [len(self.wanted)]
         )
+        rows = RaggedRows(cache, self.segments, slots, kernels)
+        if self.ring_slots:
+            rows.rings = RaggedRows(cache, self.ring_segments, more[0], kernels)
+        return Batch(ids[None], positions[None], more[-1], rows)
 
 
 def assemble(
@@ -93,28 +107,32 @@ def assemble(
 
 def rows_of(feeds: Sequence[Feed]) -> RowLists:
     """Concatenate the rows of all feeds."""
-    input_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    wanted: list[int] = []
-    segments: list[Segment] = []
+    made = RowLists([], [], [], [], [])
     for feed in feeds:
-        first, position = len(input_ids), feed.position
+        first, position = len(made.input_ids), feed.position
         stop = position + len(feed.token_ids)
-        input_ids += feed.token_ids
-        positions += range(position, stop)
-        for span in feed.table.spans(position, stop):
-            slots += range(*span)
-        end = len(input_ids)
-        wanted += range(end - feed.num_wanted, end)
+        made.input_ids.extend(feed.token_ids)
+        made.positions.extend(range(position, stop))
+        made.slots.extend(slots_of(feed.table, position, stop, feed.scratch))
+        end = len(made.input_ids)
+        made.wanted.extend(range(end - feed.num_wanted, end))
         before, after = feed.unseen
         sinks = feed.table.spans(0, before)
-        segments.append(
-            Segment(
-                first,
-                end,
-                sinks + feed.table.spans(after, position),
-                sinks + feed.table.spans(after, stop),
-            )
-        )
-    return RowLists(input_ids, positions, slots, wanted, segments)
+        past, own = feed.table.spans(after, position), feed.table.spans(after, stop)
+        made.segments.append(Segment(first, end, sinks + past, sinks + own))
+        if (ring := feed.ring) is not None:
+            made.ring_slots.extend(slots_of(ring, position, stop))
+            start = ring.plan.first_seen(position)
+            sinks, after = ring.spans(start, before), max(start, after)
+            past, own = ring.spans(after, position), ring.spans(after, stop)
+            made.ring_segments.append(Segment(first, end, sinks + past, sinks + own))
+    return made
+
+
+def slots_of(
+    table: PageTable | Ring, start: int, stop: int, scratch: int | None = None
+) -> Iterable[int]:
+    """Return the slot that each row at positions [start, stop) is written to."""
+    if scratch is not None:
+        return [scratch] * (stop - start)
+    return itertools.chain.from_iterable(range(*span) for span in table.spans(start, stop))

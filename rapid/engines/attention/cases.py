@@ -26,7 +26,7 @@ SHARPNESS = 3.0  # scale of the checks' queries: a few keys carry each output, s
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One attention call over layer 0 of a cache.
+    """One attention call over the longest layer of a cache.
 
     Attributes:
         name: name in messages.
@@ -115,7 +115,8 @@ def checks(
             rest = scattered(num_left, page_tokens, start)
             tables[name].append(PageTable([*runs, *rest.runs], page_tokens))
             start = max(run.stop for run in rest.runs) + 1
-    cache = KVCache(replace(layout, devices=layout.devices[:1]), start, page_tokens)
+    layout = replace(layout, devices=layout.devices[:1], sliding=())
+    cache = KVCache(layout, start, page_tokens)
     for tensor in cache.layers[0]:
         tensor.fill_(math.nan)
     cases = [
@@ -173,7 +174,7 @@ def step_timings(cache: KVCache, num_heads: int, page_tokens: int, max_context: 
 
 def tile_timings(cache: KVCache, num_heads: int, page_tokens: int, max_context: int) -> list[Case]:
     """Return cases of one long sequence each, with the rows that fill a tile of each size."""
-    group = num_heads // cache.layers[0][0].shape[0]
+    group = num_heads // cache.longest[0].shape[0]
     return [
         _timed(f"tiles of {packed}", cache, num_heads, page_tokens, max_context, Rows(0, rows), 1)
         for packed in TILES
@@ -199,7 +200,7 @@ def _timed(
     num_sequences: int,
 ) -> Case:
     """Return a case with the rows at the end of equally long sequences, each in one run."""
-    num_pages = cache.layers[0][0].shape[1] // page_tokens
+    num_pages = cache.longest[0].shape[1] // page_tokens
     each = max(1, min(num_pages // num_sequences, max_context // page_tokens))
     tables = [
         PageTable([Run(i * each, (i + 1) * each)], page_tokens)
@@ -209,7 +210,7 @@ def _timed(
         Rows(max(0, table.num_tokens - rows.num_rows), min(rows.num_rows, table.num_tokens))
         for table in tables
     ]
-    for tensor in cache.layers[0]:
+    for tensor in cache.longest:
         randomise(tensor[:, : each * page_tokens * len(tables)])
     return make_case(name, cache, batch, tables, num_heads)
 
@@ -232,7 +233,7 @@ def make_case(
 
     The queries are scaled by `sharpness`.
     """
-    keys, values = cache.layers[0]
+    keys, values = cache.longest
     num_kv_heads, _, head_dim = keys.shape
     feeds = [
         Feed([0] * one.num_rows, one.past, table, num_wanted=0, unseen=one.unseen)

@@ -69,7 +69,7 @@ def choose_kernels(
     """Check and time candidates at the shapes of a cache, and log the findings.
 
     Args:
-        cache: KV cache whose first layer is used for timing; the content of that layer is lost.
+        cache: KV cache of which one layer is used for timing; the content of that layer is lost.
         num_heads: number of query heads.
         page_tokens: tokens of a page of the cache.
         max_context: tokens of the longest sequence.

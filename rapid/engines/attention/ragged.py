@@ -67,6 +67,7 @@ def ragged_attention(
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     keys, values = ragged.cache.layers[layer]
+    ragged = ragged.of_layer(layer)
     key, value = ragged.cache.store(layer, ragged.slots_on(keys.device), key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     inputs = AttentionInputs(query, key, value, keys, values, ragged, scale, sliding_window)

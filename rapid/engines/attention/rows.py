@@ -65,6 +65,7 @@ class RaggedRows:
         segments: one per sequence, together covering all rows.
         slots: slot of the cache that each row's key and value go to, int64 [rows].
         kernels: attention kernels; None computes each run of keys with `partial`.
+        rings: the same rows over the slots of the layers that have rings; None without such layers.
         memo: values computed once per batch and shared by its layers (see `once`).
     """
 
@@ -72,7 +73,14 @@ class RaggedRows:
     segments: list[Segment]
     slots: torch.Tensor
     kernels: Kernels | None = None
+    rings: RaggedRows | None = None
     memo: dict[Hashable, object] = field(default_factory=dict)
+
+    def of_layer(self, layer: int) -> RaggedRows:
+        """Return the rows over the slots that a layer has."""
+        if self.rings is not None and self.cache.in_rings[layer]:
+            return self.rings
+        return self
 
     def once(self, name: Hashable, make: Callable[[], Made]) -> Made:
         """Return the result of `make`, which is called once per name and shared by all layers."""

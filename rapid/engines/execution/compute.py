@@ -192,6 +192,9 @@ class ComputeThread:
         A forward of prefill rows alone is timed, to compare restoring from host memory with it.
         """
         feeds = [feed for _, feed in scheduled]
+        for feed in feeds:
+            if feed.ring is not None:
+                feed.ring.write(feed.position, feed.position + len(feed.token_ids))
         if self.host is None or not all(work.kind == "prefill" for work, _ in scheduled):
             return self.runner.run(feeds)
         num_rows = sum(len(feed.token_ids) for feed in feeds)

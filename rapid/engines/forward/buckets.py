@@ -67,13 +67,16 @@ def bucket_of(segments: Sequence[Segment]) -> Bucket | None:
     return Bucket(sequences, sequences + min(long, sequences) * (most_rows - 1), most_rows)
 
 
-def padded(rows: RowLists, bucket: Bucket, first_slot: int) -> tuple[RowLists, list[int]]:
+def padded(
+    rows: RowLists, bucket: Bucket, first_slot: int, first_ring_slot: int | None = None
+) -> tuple[RowLists, list[int]]:
     """Pad a step to its bucket.
 
     Args:
         rows: the step.
         bucket: from `bucket_of`.
         first_slot: first of `MAX_STEP_ROWS` slots of the cache that belong to no page.
+        first_ring_slot: first of as many that belong to no ring; None without rings.
 
     Returns:
         The padded step, all of whose rows are wanted, and its own wanted rows among them.
@@ -82,25 +85,33 @@ def padded(rows: RowLists, bucket: Bucket, first_slot: int) -> tuple[RowLists, l
     num_empty = bucket.sequences - len(rows.segments)
     made = RowLists([], [], [], list(range(bucket.rows)), [])
     moved = [0] * len(rows.input_ids)
-    for segment in [*rows.segments, *[Segment(0, 0, [], [])] * num_empty]:
+    empty = Segment(0, 0, [], [])
+    in_rings = rows.ring_segments or [empty] * len(rows.segments)
+    of_sequences = [*zip(rows.segments, in_rings, strict=True), *[(empty, empty)] * num_empty]
+    for segment, in_ring in of_sequences:
         first, own = len(made.input_ids), range(segment.start, segment.stop)
         num_empty -= not own
         num_padding = min(missing - num_empty, bucket.most_rows - len(own))
         missing -= num_padding
         for offset, row in enumerate(own):
             moved[row] = first + offset
-        slots = range(first_slot, first_slot + num_padding)
         made.input_ids.extend([*rows.input_ids[segment.start : segment.stop], *[0] * num_padding])
         made.positions.extend([*rows.positions[segment.start : segment.stop], *[0] * num_padding])
-        made.slots.extend([*rows.slots[segment.start : segment.stop], *slots])
-        spans = [*segment.all_spans, *([(slots.start, slots.stop)] if slots else [])]
-        made.segments.append(Segment(first, len(made.input_ids), segment.past, spans))
+        for slots, segments, source, own_slots, padding in (
+            (made.slots, made.segments, segment, rows.slots, first_slot),
+            (made.ring_slots, made.ring_segments, in_ring, rows.ring_slots, first_ring_slot),
+        ):
+            if padding is not None:
+                more = range(padding, padding + num_padding)
+                slots.extend([*own_slots[segment.start : segment.stop], *more])
+                spans = [*source.all_spans, *([(more.start, more.stop)] if more else [])]
+                segments.append(Segment(first, len(made.input_ids), source.past, spans))
     return made, [moved[row] for row in rows.wanted]
 
 
-def example(bucket: Bucket, first_slot: int) -> RowLists:
+def example(bucket: Bucket, first_slot: int, first_ring_slot: int | None = None) -> RowLists:
     """Return a step of padding alone that fills a bucket, with a sequence of the most rows."""
-    return padded(RowLists([], [], [], [], []), bucket, first_slot)[0]
+    return padded(RowLists([], [], [], [], []), bucket, first_slot, first_ring_slot)[0]
 
 
 def _power_or_halfway(number: int) -> int:

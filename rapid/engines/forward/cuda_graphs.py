@@ -52,12 +52,14 @@ class _Graph:
     Attributes:
         inputs: ids, positions, slots and wanted rows, in the memory that the graph reads.
         tables: tables of keys in the memory that the graph reads.
+        ring_tables: the same of the layers that have rings; None without rings.
         replay: function that runs the graph and returns the logits of all rows.
         is_trusted: whether the graph was found correct and faster than the ordinary forward.
     """
 
     inputs: torch.Tensor
     tables: KeyTables
+    ring_tables: KeyTables | None
     replay: Callable[[], torch.Tensor]
     is_trusted: bool = False
 
@@ -79,7 +81,7 @@ class StepGraphs:
 
         Args:
             forward: function that returns the logits of a batch's wanted rows, [num_wanted, vocab].
-            cache: KV cache, whose last `MAX_STEP_ROWS` slots are padding's.
+            cache: KV cache, whose last `MAX_STEP_ROWS` slots are padding's, also those of rings.
             device: device of the inputs.
             kernels: attention kernels, with one that can be captured.
             max_context: tokens of the longest sequence.
@@ -94,7 +96,11 @@ class StepGraphs:
         self._device = device
         self._ordinary = kernels
         self._kernels = Kernels(kernels.captured, kernels.captured, kernels.captured)
-        self._first_slot = cache.layers[0][0].shape[1] - MAX_STEP_ROWS
+        has_rings = cache.num_ring_slots > 0
+        self._padding = (
+            cache.num_slots - MAX_STEP_ROWS,
+            cache.num_ring_slots - MAX_STEP_ROWS if has_rings else None,
+        )
         self._max_context = max_context
         self._capture = capture
         self._agreed = agreed
@@ -131,14 +137,18 @@ class StepGraphs:
         self._graphs[bucket] = graph if self._may_capture else None
 
     def _captured(self, bucket: Bucket) -> _Graph | None:
-        rows = example(bucket, self._first_slot)
+        rows = example(bucket, *self._padding)
         tables = KeyTables(self._max_context)
         inputs = rows.packed().to(self._device)
         batch = rows.batch(inputs, self._cache, self._kernels)
         batch.rows.memo["key tables"] = tables
+        ring_tables = None
+        if batch.rows.rings is not None:
+            batch.rows.rings.memo["key tables"] = ring_tables = KeyTables(self._max_context)
         try:
             with on_device_of(inputs):
-                return _Graph(inputs, tables, self._capture(lambda: self._forward(batch)))
+                replay = self._capture(lambda: self._forward(batch))
+                return _Graph(inputs, tables, ring_tables, replay)
         except Exception as cause:  # would stop all captures: a sync in the model, no memory
             logger.warning("no graph for steps of %s, nor others: %s", bucket, cause)
             return None
@@ -149,8 +159,10 @@ class StepGraphs:
         Returns:
             The wanted rows among those of the bucket; None if the keys are in too many blocks.
         """
-        made, wanted = padded(rows, bucket, self._first_slot)
+        made, wanted = padded(rows, bucket, *self._padding)
         if not graph.tables.refill(made.segments):
+            return None
+        if graph.ring_tables is not None and not graph.ring_tables.refill(made.ring_segments):
             return None
         graph.inputs.copy_(made.packed())
         return torch.tensor(wanted, device=self._device)
@@ -209,7 +221,9 @@ def _timed(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:
 
 def _stored(batch: Batch) -> torch.Tensor:
     """Return the keys and values of the last layer in the slots of the batch's rows."""
-    return torch.stack([tensor[:, batch.rows.slots] for tensor in batch.rows.cache.layers[-1]])
+    layers = batch.rows.cache.layers
+    slots = batch.rows.of_layer(len(layers) - 1).slots
+    return torch.stack([tensor[:, slots] for tensor in layers[-1]])
 
 
 def _difference(found: torch.Tensor, wanted: torch.Tensor) -> float:

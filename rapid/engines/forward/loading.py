@@ -36,7 +36,9 @@ from rapid.engines.forward.shards import Place, Shard, read_shard, sharded
 from rapid.engines.kv.cache import KVLayout
 from rapid.engines.kv.fp8 import check_device
 from rapid.errors import ConfigurationError
+from rapid.planning.families import sliding_layers, window_of
 from rapid.planning.plan import MemoryNeed
+from rapid.planning.rings import RingPlan, ring_plan
 
 # Names of the text model's weights in Gemma 3 checkpoints that read images as well.
 _TEXT_NAMES = {r"^(model\.)?language_model\.(model\.)?": "model."}
@@ -147,6 +149,8 @@ def load_model(
             head_dim=_head_dim(model_config),
             dtype=dtype,
             devices=tuple(_layer_device(layer) for layer in model.model.layers),
+            window=window_of(model_config.to_dict()),
+            sliding=tuple(sliding_layers(model_config.to_dict())),
         ),
     )
 
@@ -347,6 +351,12 @@ def kv_layout_of(loaded: LoadedModel, config: EngineConfig) -> KVLayout:
     return replace(loaded.kv_layout, is_fp8=True)
 
 
+def plan_rings(loaded: LoadedModel, config: EngineConfig) -> RingPlan | None:
+    """Return the rings of an engine; None where its pages hold the KV of all layers."""
+    layout = loaded.kv_layout
+    return ring_plan(config, layout.window if any(layout.sliding) else None)
+
+
 def plan_kv_pages(loaded: LoadedModel, config: EngineConfig) -> tuple[int, int]:
     """Return the longest sequence and the number of pages that `plan_pages` plans for a model.
 
@@ -355,7 +365,9 @@ def plan_kv_pages(loaded: LoadedModel, config: EngineConfig) -> tuple[int, int]:
     """
     max_context, num_pages = plan_pages(config, loaded.max_context)
     room = num_pages * config.page_tokens
-    num_bytes = room * kv_layout_of(loaded, config).bytes_per_token
+    rings = plan_rings(loaded, config)
+    layout = kv_layout_of(loaded, config)
+    num_bytes = layout.num_bytes(room, rings.num_tokens if rings else 0)
     if len(set(loaded.kv_layout.devices)) == 1:
         device = str(loaded.device)
         free = free_bytes(device)

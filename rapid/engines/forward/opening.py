@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from hashlib import blake2b
@@ -19,7 +20,7 @@ from rapid.engines.forward.buckets import padding_pages
 from rapid.engines.forward.cuda_graphs import GraphCapture
 from rapid.engines.forward.kernels import kernels_of
 from rapid.engines.forward.key_centres import key_centres
-from rapid.engines.forward.loading import LoadedModel, kv_layout_of, plan_kv_pages
+from rapid.engines.forward.loading import LoadedModel, kv_layout_of, plan_kv_pages, plan_rings
 from rapid.engines.forward.runner import Runner
 from rapid.engines.forward.shards import weight_files
 from rapid.engines.forward.tiles import TiledRunner
@@ -27,9 +28,12 @@ from rapid.engines.kv.cache import KVCache, KVLayout
 from rapid.engines.kv.host_tier import HostTier
 from rapid.engines.kv.page_files import PageFiles
 
+logger = logging.getLogger(__name__)
+
 # Settings that decide the numbers of a page.
 _DECIDING = {"dtype", "rope_scaling", "quantization", "kv_cache_dtype", "page_tokens"}
 _DECIDING |= {"deterministic"}
+
 
 def open_runner(
     loaded: LoadedModel,
@@ -52,11 +56,19 @@ def open_runner(
         ConfigurationError: The KV pool cannot hold one sequence.
     """
     max_context, num_pages = plan_kv_pages(loaded, config)
-    has_padding = config.deterministic or loaded.device.type == "cuda"
+    rings = plan_rings(loaded, config)
+    if rings is None and any(loaded.kv_layout.sliding):
+        why = "rings would take as much as kv_cache_tokens"
+        if config.host_cache_tokens:
+            why = "host_cache_tokens keeps pages"
+        logger.info("layers with a sliding window have pages for all tokens: %s", why)
+    has_padding = config.deterministic or rings is not None or loaded.device.type == "cuda"
     num_extra = padding_pages(config.page_tokens) if has_padding else 0
+    num_ring_slots = rings.num_tokens + num_extra * config.page_tokens if rings else 0
     layout = kv_layout_of(loaded, config)
     centres = key_centres(loaded.model) if layout.is_fp8 else ()
-    cache = KVCache(layout, num_pages + num_extra, config.page_tokens, centres)
+    num_pages += num_extra
+    cache = KVCache(layout, num_pages, config.page_tokens, centres, num_ring_slots)
     kernels = kernels_of(loaded, cache, max_context, config)
     runner_class = TiledRunner if config.deterministic else Runner
     runner = runner_class(loaded.model, cache, loaded.device, vocab_size, kernels, loaded.place)

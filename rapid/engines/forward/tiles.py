@@ -19,14 +19,15 @@ from collections.abc import Iterator, Sequence
 import torch
 from typing_extensions import override
 
-from rapid.engines.attention.batch import Batch, Feed
+from rapid.engines.attention.batch import Batch, Feed, slots_of
 from rapid.engines.attention.ragged import attend_to_self, merge, partial
 from rapid.engines.attention.rows import AttentionInputs, Kernels, PartialKernel, RaggedRows
 from rapid.engines.attention.segments import Segment
 from rapid.engines.attention.windows import edge_partial
 from rapid.engines.forward.runner import Runner
 from rapid.engines.forward.shards import Place
-from rapid.engines.kv.cache import KVCache
+from rapid.engines.kv.cache import KVCache, PageTable
+from rapid.engines.kv.rings import Ring
 from rapid.errors import ConfigurationError
 
 TILE_ROWS = 16  # in bfloat16 on a CPU a product of 16 rows takes about as long as one of 1
@@ -62,7 +63,6 @@ class TiledRunner(Runner):
                 f"deterministic needs sliding windows of at least {TILE_ROWS} tokens, not "
                 f"{min(windows)}: leave deterministic out"
             )
-        self._padding_slot = cache.layers[0][0].shape[1] - 1
 
     @override
     @torch.inference_mode()
@@ -91,26 +91,25 @@ class TiledRunner(Runner):
         """Return the batch of one tile: its rows in their places, and padding in the others."""
         start, stop = position - position % TILE_ROWS, position + len(token_ids)
         before, after = position - start, start + TILE_ROWS - stop
-        own_slots = [slot for span in feed.table.spans(position, stop) for slot in range(*span)]
-        slots = [
-            *[self._padding_slot] * before,
-            *own_slots,
-            *[self._padding_slot] * after,
-        ]
-        segment = Segment(
-            before,
-            before + len(token_ids),
-            feed.table.spans(0, position),
-            feed.table.spans(0, stop),
-        )
         device = self.device
+
+        def rows(table: PageTable | Ring, first: int, padding: int) -> RaggedRows:
+            slots = slots_of(table, position, stop, feed.scratch if table is feed.table else None)
+            padded = [*[padding] * before, *slots, *[padding] * after]
+            past, own = table.spans(first, position), table.spans(first, stop)
+            segment = Segment(before, before + len(token_ids), past, own)
+            slots_there = torch.tensor(padded, device=device)
+            return RaggedRows(self.cache, [segment], slots_there, self._kernels)
+
+        all_rows = rows(feed.table, 0, self.cache.num_slots - 1)
+        if feed.ring is not None:
+            first = feed.ring.plan.first_seen(start)
+            all_rows.rings = rows(feed.ring, first, self.cache.num_ring_slots - 1)
         return Batch(
             input_ids=torch.tensor([[0] * before + list(token_ids) + [0] * after], device=device),
             position_ids=torch.arange(start, start + TILE_ROWS, device=device)[None],
             wanted=torch.arange(TILE_ROWS if is_wanted else 0, device=device),
-            rows=RaggedRows(
-                self.cache, [segment], torch.tensor(slots, device=device), self._kernels
-            ),
+            rows=all_rows,
         )
 
 

@@ -196,6 +196,8 @@ class KVLayout:
         dtype: dtype that they are computed in.
         devices: device of each layer.
         is_fp8: whether they are kept in fp8 (see `rapid.engines.kv.fp8`) instead of in `dtype`.
+        window: last tokens that rows of sliding layers attend to; None without such layers.
+        sliding: whether each layer slides; empty where none does.
     """
 
     num_kv_heads: int
@@ -203,6 +205,8 @@ class KVLayout:
     dtype: torch.dtype
     devices: tuple[torch.device, ...]
     is_fp8: bool = False
+    window: int | None = None
+    sliding: tuple[bool, ...] = ()
 
     @property
     def kept_dtype(self) -> torch.dtype:
@@ -214,18 +218,29 @@ class KVLayout:
         """Bytes of one token's keys and values over all layers."""
         return 2 * len(self.devices) * self.num_kv_heads * self.head_dim * self.kept_dtype.itemsize
 
+    def num_bytes(self, num_slots: int, num_ring_slots: int = 0) -> int:
+        """Return the bytes of a cache of so many slots of pages and, if any, of rings."""
+        per_layer = self.bytes_per_token // max(len(self.devices), 1)
+        in_rings = sum(self.sliding) if num_ring_slots else 0
+        in_pages = len(self.devices) - in_rings
+        return per_layer * (in_pages * num_slots + in_rings * num_ring_slots)
+
 
 class KVCache:
     """Key and value tensors of all slots.
 
-    With the slots in the middle dimension, a run of pages is a plain slice of every head.
+    With the slots in the middle dimension, a run of pages is a plain slice of every head. Sliding
+    layers have slots of pages like the others, or slots of rings (`rapid.engines.kv.rings`).
 
     Attributes:
         layout: Shape and dtype of the keys and values.
         page_tokens: Slots of a page.
-        stacks: Keys and values of neighbouring layers on one device, each
-            [layers, 2, kv_heads, num_slots, head_dim].
-        layers: The keys and the values of each layer, both [kv_heads, num_slots, head_dim].
+        num_slots: Slots of all pages.
+        num_ring_slots: Slots of all rings and kept windows; 0 where all layers have pages.
+        in_rings: Whether each layer's slots are those of rings.
+        stacks: Keys and values of neighbouring layers on one device with the same slots, each
+            [layers, 2, kv_heads, slots, head_dim].
+        layers: The keys and the values of each layer, both [kv_heads, slots, head_dim].
         centres: Vector [kv_heads, head_dim] of each layer that is subtracted from keys in fp8, or
             None (see `rapid.engines.kv.fp8`).
     """
@@ -236,16 +251,26 @@ class KVCache:
         num_pages: int,
         page_tokens: int,
         centres: Sequence[torch.Tensor | None] = (),
+        num_ring_slots: int = 0,
     ) -> None:
         self.layout = layout
         self.page_tokens = page_tokens
         self.centres = list(centres) or [None] * len(layout.devices)
-        shape = (2, layout.num_kv_heads, num_pages * page_tokens, layout.head_dim)
-        self.stacks = [
-            torch.empty((len(list(layers)), *shape), dtype=layout.kept_dtype, device=device)
-            for device, layers in groupby(layout.devices)
-        ]
+        self.num_slots = num_pages * page_tokens
+        self.num_ring_slots = num_ring_slots
+        all_pages = (False,) * len(layout.devices)
+        self.in_rings = layout.sliding if num_ring_slots else all_pages
+        self.stacks = []
+        for (device, in_rings), group in groupby(zip(layout.devices, self.in_rings, strict=True)):
+            num_slots = num_ring_slots if in_rings else self.num_slots
+            shape = (len(list(group)), 2, layout.num_kv_heads, num_slots, layout.head_dim)
+            self.stacks.append(torch.empty(shape, dtype=layout.kept_dtype, device=device))
         self.layers = [(layer[0], layer[1]) for stack in self.stacks for layer in stack]
+
+    @property
+    def longest(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the first layer of those with the most slots."""
+        return max(self.layers, key=lambda layer: layer[0].shape[1])
 
     def store(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -288,11 +313,21 @@ class KVCache:
         ]
 
     def copy(
-        self, sources: Sequence[tuple[int, int]], destinations: Sequence[tuple[int, int]]
+        self,
+        sources: Sequence[tuple[int, int]],
+        destinations: Sequence[tuple[int, int]],
+        *,
+        of_rings: bool = False,
     ) -> None:
-        """Copy the slots of `sources` into the leading slots of `destinations`, in all layers."""
+        """Copy the slots of `sources` into the leading slots of `destinations`.
+
+        Args:
+            sources: Slot ranges to read.
+            destinations: Slot ranges to write.
+            of_rings: Whether to copy in all layers that have rings, instead of in all others.
+        """
         read = [slot for span in sources for slot in range(*span)]
         write = [slot for span in destinations for slot in range(*span)][: len(read)]
-        for layer in self.layers:
-            for tensor in layer:
+        for layer, in_rings in zip(self.layers, self.in_rings, strict=True):
+            for tensor in layer if in_rings == of_rings else ():
                 tensor[:, write] = tensor[:, read]

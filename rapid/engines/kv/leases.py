@@ -33,6 +33,7 @@ from rapid.engines.kv.cache import PagePool, PageTable, Run
 from rapid.engines.kv.disk_tier import DiskTier
 from rapid.engines.kv.host_tier import HostTier
 from rapid.engines.kv.prefix_cache import Pages, PrefixCache, as_runs, page_names, pages_of
+from rapid.engines.kv.rings import Ring, RingPool
 from rapid.engines.kv.sequences import Sequence
 from rapid.errors import BadRequest, LeaseNotFound, OutOfStep, PromptTooLong
 from rapid.messages import EngineStatus, LeaseRequest
@@ -50,6 +51,7 @@ class Lease:
         sequences: The sequence of each choice.
         runs: The pages that each choice holds, as the pool counts them.
         prompt_pages: The full pages of the prompt, which other leases may share.
+        page_names: Their names.
         last_used: Time of the last use or renewal, in seconds of the ledger's clock.
         expects_companion: Whether room is kept for a second lease of the same request.
         busy: Choices with a call in progress; a busy lease does not expire.
@@ -60,6 +62,7 @@ class Lease:
     sequences: list[Sequence]
     runs: list[tuple[Run, ...]]
     prompt_pages: Pages
+    page_names: list[bytes]
     last_used: float
     expects_companion: bool
     busy: set[int] = field(default_factory=set)
@@ -117,6 +120,8 @@ class LeaseLedger:
         clock: Monotonic clock in seconds.
         host: Second tier of the prefix cache, in host memory, if any.
         disk: Third tier, below `host`, if any.
+        rings: The rings of layers with a sliding window, one for each choice of a lease; None where
+            all layers have pages.
         prefixes: The prefix cache over the pool.
     """
 
@@ -128,6 +133,7 @@ class LeaseLedger:
     clock: Clock
     host: HostTier | None = None
     disk: DiskTier | None = None
+    rings: RingPool | None = None
     prefixes: PrefixCache = field(init=False)
     _open: dict[str, Lease] = field(default_factory=dict)
     _lines: dict[str | None, deque[Waiter]] = field(default_factory=dict)  # in the order of turns
@@ -220,6 +226,9 @@ class LeaseLedger:
         if lease is not None:
             for runs in lease.runs:
                 self.prefixes.free(runs)
+            for ring in _rings_of(lease):
+                assert self.rings is not None
+                self.rings.free(ring)
             self.admit()
         return lease
 
@@ -267,6 +276,8 @@ class LeaseLedger:
         lease may wait although it fits.
         """
         self.prefixes.check_integrity(runs for lease in self._open.values() for runs in lease.runs)
+        if self.rings is not None:
+            self.rings.check_integrity(r for each in self._open.values() for r in _rings_of(each))
         if len(self._open) > self.max_leases:
             raise AssertionError("lease ledger: more leases open than allowed")
         if not all(self._lines.values()):
@@ -335,6 +346,12 @@ class LeaseLedger:
             raise BadRequest("`committed` needs one entry per choice", "n")
         if request.log_odds and len(request.log_odds) != request.num_choices:
             raise BadRequest("`log_odds` needs one entry per choice", "n")
+        if self.rings is not None and request.num_choices > self.rings.plan.num_rings:
+            raise BadRequest(
+                f"{request.num_choices} answers are asked; this model's layers with a sliding "
+                f"window have room for {self.rings.plan.num_rings} at once (max_leases)",
+                "n",
+            )
         if any(len(ids) > request.max_tokens for ids in request.committed):
             raise BadRequest("more tokens are committed than max_tokens allows", "max_tokens")
         over = num_prompt + request.max_tokens - self.max_context
@@ -354,14 +371,17 @@ class LeaseLedger:
     def _fits(self, waiter: Waiter) -> bool:
         """Return whether a lease fits, beside the room kept for expected companions."""
         request = waiter.request
-        num_leases, num_kept = 1, 0
+        num_leases, num_kept, num_choices = 1, 0, request.num_choices
         if request.beside is None and self._open:  # an empty engine opens any lease that can fit
             kept = [each.request for each in self._open.values() if each.expects_companion]
             for each in (request, *kept):
                 if each.companion_tokens:
                     num_leases += 1
+                    num_choices += each.num_choices
                     num_kept += self._num_pages(each, each.companion_tokens)
         is_place_left = len(self._open) + num_leases <= self.max_leases
+        if self.rings is not None and num_choices > self.rings.num_free:
+            return False
         num_pages = self._num_pages(request, len(request.prompt_ids))
         return is_place_left and self.prefixes.fits(waiter.page_names, num_pages, num_kept)
 
@@ -398,9 +418,28 @@ class LeaseLedger:
         committed = request.committed or ((),) * request.num_choices
         log_odds = request.log_odds or (0.0,) * request.num_choices
         sequences = [
-            Sequence(prompt_ids, ids, PageTable(runs, self.page_tokens), capacity, odds)
+            Sequence(
+                prompt_ids,
+                ids,
+                PageTable(runs, self.page_tokens),
+                capacity,
+                odds,
+                None if self.rings is None else self.rings.take(),
+            )
             for runs, ids, odds in zip(held, committed, log_odds, strict=True)
         ]
         expects_companion = request.companion_tokens > 0
         prompt_pages = pages_of(first, len(waiter.page_names))
-        return Lease(request, sequences, held, prompt_pages, self.clock(), expects_companion)
+        return Lease(
+            request,
+            sequences,
+            held,
+            prompt_pages,
+            waiter.page_names,
+            self.clock(),
+            expects_companion,
+        )
+
+
+def _rings_of(lease: Lease) -> list[Ring]:
+    return [sequence.ring for sequence in lease.sequences if sequence.ring is not None]

@@ -6,6 +6,7 @@ from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
 
 from rapid.engines.kv.cache import PageTable
+from rapid.engines.kv.rings import Ring
 from rapid.estimators import RunningMean
 from rapid.messages import Float32Array, Int32Array
 
@@ -41,6 +42,7 @@ class Sequence:
         num_computed: Number of leading tokens whose KV is valid.
         gap: Measured time between a block and the next call.
         log_odds: Result of judging so far, under `adaptive` (`rapid.speculation.fusion.observed`).
+        ring: Where the last tokens lie in layers that have rings; None where all have pages.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Sequence:
         table: PageTable,
         capacity: int,
         log_odds: float = 0.0,
+        ring: Ring | None = None,
     ) -> None:
         self.table = table
         self.capacity = capacity
@@ -61,6 +64,7 @@ class Sequence:
         self.num_computed = 0
         self.gap = Gap()
         self.log_odds = log_odds
+        self.ring = ring
 
     @property
     def num_generated(self) -> int:
@@ -81,6 +85,16 @@ class Sequence:
     def is_prefilled(self) -> bool:
         """Whether only the last committed token and the speculation may be left to compute."""
         return self.num_computed >= len(self.token_ids) - 1
+
+    @property
+    def room(self) -> int:
+        """Number of tokens that may be drafted, judged or decoded at once."""
+        room = self.capacity - len(self.token_ids) + 1
+        return room if self.ring is None else min(room, self.ring.plan.room)
+
+    def most_rows(self, limit: int) -> int:
+        """Return `limit`, lowered to the committed tokens that one step may compute."""
+        return limit if self.ring is None else min(limit, self.ring.plan.max_rows)
 
     def pending(self, limit: int | None = None) -> list[int]:
         """Return the tokens whose KV is missing, in order, at most `limit` of them."""

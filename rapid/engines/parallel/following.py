@@ -157,8 +157,9 @@ class Follower:
             case Forward(engine, feeds):
                 opened = self._open[engine]
                 opened.runner.run([feed.feed(opened.config.page_tokens) for feed in feeds])
-            case CopySlots(engine, sources, destinations):
-                self._open[engine].runner.cache.copy(sources, destinations)
+            case CopySlots(engine, sources, destinations, of_rings):
+                cache = self._open[engine].runner.cache
+                cache.copy(sources, destinations, of_rings=of_rings)
             case CopyPages(engine, pages, host_pages, is_restore):
                 cache = self._open[engine].runner.cache
                 self._host(engine).follow(cache, pages, host_pages, is_restore=is_restore)

@@ -154,15 +154,21 @@ class LeadingCache(KVCache):
     def __init__(self, own: KVCache, gang: Gang, engine: int) -> None:
         self.layout, self.page_tokens, self.centres = own.layout, own.page_tokens, own.centres
         self.stacks, self.layers = own.stacks, own.layers
+        self.num_slots, self.num_ring_slots = own.num_slots, own.num_ring_slots
+        self.in_rings = own.in_rings
         self._gang = gang
         self._engine = engine
 
     @override
     def copy(
-        self, sources: Sequence[tuple[int, int]], destinations: Sequence[tuple[int, int]]
+        self,
+        sources: Sequence[tuple[int, int]],
+        destinations: Sequence[tuple[int, int]],
+        *,
+        of_rings: bool = False,
     ) -> None:
-        with self._gang.told(CopySlots(self._engine, sources, destinations)):
-            super().copy(sources, destinations)
+        with self._gang.told(CopySlots(self._engine, sources, destinations, of_rings)):
+            super().copy(sources, destinations, of_rings=of_rings)
 
 
 class LeadingHostTier(HostTier):

@@ -13,6 +13,7 @@ from rapid.config import EngineConfig
 from rapid.engines.attention.batch import Feed
 from rapid.engines.forward.shards import Shard
 from rapid.engines.kv.cache import PageTable, Run
+from rapid.engines.kv.rings import Ring
 from rapid.messages import Int32Array, as_prompt
 
 BEAT_S = 0.5  # without anything to say, after which a rank says that it lives
@@ -67,6 +68,8 @@ class PackedFeed:
     pages: Int32Array
     num_wanted: int
     unseen: tuple[int, int]
+    ring: Ring | None
+    scratch: int | None
 
     @classmethod
     def of(cls, feed: Feed) -> PackedFeed:
@@ -78,6 +81,8 @@ class PackedFeed:
             as_prompt(pages),
             feed.num_wanted,
             feed.unseen,
+            feed.ring,
+            feed.scratch,
         )
 
     def feed(self, page_tokens: int) -> Feed:
@@ -89,6 +94,8 @@ class PackedFeed:
             PageTable(runs, page_tokens),
             self.num_wanted,
             self.unseen,
+            self.ring,
+            self.scratch,
         )
 
 
@@ -107,6 +114,7 @@ class CopySlots:
     engine: int
     sources: Sequence[tuple[int, int]]
     destinations: Sequence[tuple[int, int]]
+    of_rings: bool
 
 
 @dataclass(frozen=True, slots=True)

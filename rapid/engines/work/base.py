@@ -148,15 +148,18 @@ class SequenceWork(Work):
     @override
     def feed(self, limit: int) -> Feed:
         sequence, num_wanted = self.sequence, self._num_wanted()
+        limit = sequence.most_rows(max(limit, MIN_CHUNK_TOKENS))
         num_behind = sequence.num_pending - num_wanted
-        self._is_behind = num_behind > 0 and sequence.num_pending > max(limit, MIN_CHUNK_TOKENS)
+        self._is_behind = num_behind > 0 and sequence.num_pending > limit
         if self._is_behind:
             num_wanted = 0
-            token_ids = sequence.pending(min(num_behind, max(limit, MIN_CHUNK_TOKENS)))
+            token_ids = sequence.pending(min(num_behind, limit))
         else:
             token_ids = sequence.pending()
         self._num_fed = len(token_ids)
-        return Feed(token_ids, sequence.num_computed, sequence.table, num_wanted)
+        return Feed(
+            token_ids, sequence.num_computed, sequence.table, num_wanted, ring=sequence.ring
+        )
 
     @override
     def take(self, logits: torch.Tensor) -> Question | None:

@@ -50,7 +50,7 @@ class Drafting(SequenceWork):
         Raises:
             OutOfStep: Not one token may be drafted.
         """
-        room = self.sequence.capacity - len(self.sequence.token_ids) + 1
+        room = self.sequence.room
         if min(num_tokens, room) < 1:
             raise OutOfStep(f"lease {self.lease.lease_id!r} has no room to draft in")
         return min(num_tokens, room)
@@ -126,7 +126,7 @@ class Draft(Drafting):
             return None
         num_more = sequence.gap.num_steps(step_s, at_most=self._num_asked)
         num_left = request.max_tokens - sequence.num_generated
-        num_tokens = min(sequence.num_offered + num_more, num_left)
+        num_tokens = min(sequence.num_offered + num_more, num_left, sequence.room)
         work = DraftAhead(self.lease, self.choice, num_tokens, self._eos_ids)
         return None if work.is_far_enough() else work
 
@@ -194,7 +194,7 @@ class Decode(SequenceWork):
         super().begin()
         self.sequence.drop_speculation()
         left = self.lease.request.max_tokens - self.sequence.num_generated
-        self._num_tokens = min(self._num_tokens, left)
+        self._num_tokens = min(self._num_tokens, left, self.sequence.room)
         if self._num_tokens < 1:
             raise OutOfStep(f"lease {self.lease.lease_id!r} has no token left to decode")
 

@@ -9,8 +9,10 @@ from rapid.engines.attention.batch import Feed
 from rapid.engines.kv.cache import KVCache
 from rapid.engines.kv.leases import Lease
 from rapid.engines.kv.prefix_cache import PrefixCache
+from rapid.engines.kv.rings import KeptWindows
 from rapid.engines.kv.sequences import Sequence
 from rapid.engines.work.base import Work
+from rapid.errors import OutOfStep
 from rapid.messages import PrefillReceipt
 from rapid.speculation.questions import Question
 
@@ -22,12 +24,20 @@ class Prefill(Work):
     computes the prompt, except for pages whose KV is cached or that another prefill computes first;
     the other choices share its full pages and get a copy of the partly filled one. Then each choice
     computes the tokens it had committed elsewhere.
+
+    Where layers have rings, cached pages are used as far as a window was kept that ends with one of
+    them (`rapid.engines.kv.rings`). The rows of further ones are computed for the ring alone.
     """
 
     kind = "prefill"
 
     def __init__(
-        self, lease: Lease, cache: KVCache, prefixes: PrefixCache, page_tokens: int
+        self,
+        lease: Lease,
+        cache: KVCache,
+        prefixes: PrefixCache,
+        page_tokens: int,
+        kept: KeptWindows | None = None,
     ) -> None:
         super().__init__(lease, tuple(range(len(lease.sequences))))
         self._cache = cache
@@ -35,10 +45,17 @@ class Prefill(Work):
         self._page_tokens = page_tokens
         self._num_prompt = lease.sequences[0].num_prompt - 1
         self._num_cached = 0
+        self._kept = kept
+        self._indices: dict[bytes, int] = {}
+        self._points: set[int] = set()  # numbers of pages after which the window is kept
+        if kept is not None:
+            self._indices = {name: index for index, name in enumerate(lease.page_names)}
+            self._points = kept.points(len(lease.page_names))
 
     @override
     def begin(self) -> None:
         super().begin()
+        self._check_fork()
         for runs in self.lease.runs:
             self._prefixes.will_write(runs)
         first = self.lease.sequences[0]
@@ -56,35 +73,77 @@ class Prefill(Work):
         """Use the pages that other prefills have computed since; may finish the work."""
         first, pages = self.lease.sequences[0], self.lease.prompt_pages
         page = first.num_computed // self._page_tokens
-        page += self._prefixes.num_in_a_row(pages, page, computed=True)
-        num_known = page * self._page_tokens
+        cached = page + self._prefixes.num_in_a_row(pages, page, computed=True)
+        num_known = self._resume(first, page, cached) * self._page_tokens
         if num_known > first.num_computed:
             self._num_cached += num_known - first.num_computed
             first.num_computed = num_known
         self.lease.num_read = min(first.num_computed, self._num_prompt)
-        self.next_page = int(pages[page]) if page < len(pages) else None
+        self.next_page = int(pages[cached]) if cached < len(pages) else None
         self._fork_or_finish()
 
     @override
     def feed(self, limit: int) -> Feed:
         sequence = self._current()
-        is_prompt = sequence.num_computed < self._num_prompt
-        stop = self._end_of_gap() if is_prompt else len(sequence.token_ids) - 1
+        is_prompt, scratch = sequence.num_computed < self._num_prompt, None
+        stop = len(sequence.token_ids) - 1
+        if is_prompt:
+            stop, scratch = self._end_of_gap()
+        limit = sequence.most_rows(limit)
         token_ids = sequence.pending(min(limit, stop - sequence.num_computed))
         self._num_fed = len(token_ids)
-        return Feed(token_ids, sequence.num_computed, sequence.table, num_wanted=0)
+        ring = sequence.ring
+        return Feed(token_ids, sequence.num_computed, sequence.table, 0, ring=ring, scratch=scratch)
 
     @override
     def take(self, logits: torch.Tensor) -> Question | None:
-        self._current().num_computed += self._num_fed
+        sequence = self._current()
+        read = sequence.num_computed
+        sequence.num_computed += self._num_fed
+        if read < self._num_prompt:
+            self._keep(sequence, read)
         return None
 
-    def _end_of_gap(self) -> int:
-        """Return the token at which the next computed page begins, or the end of the prompt."""
+    def _end_of_gap(self) -> tuple[int, int | None]:
+        """Return the token at which the next computed page begins, or the end of the prompt.
+
+        Where the next page is computed, and only the ring's part of it is missing, return the end
+        of such pages and the slot for what they hold already.
+        """
         pages = self.lease.prompt_pages
         page = self.lease.sequences[0].num_computed // self._page_tokens
+        cached = page + self._prefixes.num_in_a_row(pages, page, computed=True)
+        if cached > page:
+            assert self._kept is not None
+            self._points.add(cached)
+            return cached * self._page_tokens, self._kept.scratch
         page += self._prefixes.num_in_a_row(pages, page, computed=False)
-        return page * self._page_tokens if page < len(pages) else self._num_prompt
+        return page * self._page_tokens if page < len(pages) else self._num_prompt, None
+
+    def _resume(self, first: Sequence, page: int, cached: int) -> int:
+        """Return the page from which on the prompt is to be computed.
+
+        Args:
+            first: The first choice.
+            page: Page of its next row.
+            cached: First page after that whose KV is missing.
+        """
+        if self._kept is None or first.ring is None:
+            return cached
+        found = self._kept.last(self._indices, page, cached)
+        if found > page:
+            name = self.lease.page_names[found - 1]
+            self._kept.restore(name, first.ring, found * self._page_tokens)
+        return found
+
+    def _keep(self, first: Sequence, read: int) -> None:
+        """Keep the windows at the points that the last rows have passed, after `read` tokens."""
+        if self._kept is None or first.ring is None:
+            return
+        for point in sorted(self._points):
+            position = point * self._page_tokens
+            if read < position <= first.num_computed:
+                self._kept.keep(self.lease.page_names[point - 1], first.ring, position)
 
     @property
     @override
@@ -111,9 +170,23 @@ class Prefill(Work):
                 )
             )
 
+    def _check_fork(self) -> None:
+        """Check that choices which lack the prompt can have the first one's window of it."""
+        first, *others = self.lease.sequences
+        if self._kept is None or first.ring is None or first.num_computed <= self._num_prompt:
+            return
+        is_missing = any(other.num_computed < self._num_prompt for other in others)
+        if is_missing and not first.ring.holds(self._kept.first_kept(self._num_prompt)):
+            raise OutOfStep(
+                f"the first choice of lease {self.lease.lease_id!r} went on before the others had "
+                "the prompt: take a new lease"
+            )
+
     def _fork(self, first: Sequence, other: Sequence) -> None:
         start = self._num_prompt // self._page_tokens * self._page_tokens
         self._cache.copy(
             first.table.spans(start, self._num_prompt), other.table.spans(start, self._num_prompt)
         )
+        if self._kept is not None and first.ring is not None and other.ring is not None:
+            self._kept.fork(first.ring, other.ring, self._num_prompt)
         other.num_computed = self._num_prompt

@@ -36,7 +36,7 @@ class Judging(SequenceWork):
         super().begin()
         block, sequence = self._block, self.sequence
         self._check_position("block", block.position, block.choice)
-        if self._num_wanted() > sequence.capacity - len(sequence.token_ids) + 1:
+        if self._num_wanted() > sequence.room:
             raise OutOfStep(f"a block of {len(block)} tokens does not fit the lease's room")
         token_ids = block.token_ids.tolist()
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._num_ids:

@@ -59,7 +59,7 @@ class WindowDraft(Drafting):
         position = len(sequence.token_ids) - 1 + len(self._token_ids)
         before, after = self._window.num_sinks, position + 1 - self._window.window
         unseen = (before, after) if before < after else (0, 0)
-        return Feed([last], position, sequence.table, num_wanted=1, unseen=unseen)
+        return Feed([last], position, sequence.table, 1, unseen, sequence.ring)
 
     @override
     def take(self, logits: torch.Tensor) -> ToPropose:

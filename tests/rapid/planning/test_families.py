@@ -83,9 +83,8 @@ def test_a_mixture_is_computed_by_one_gpu_at_a_time() -> None:
     assert Replica(MIXTURE, GPUS["h100-sxm"], 8192, num_gpus=4).num_at_once == 1
 
 
-def test_sliding_layers_read_and_attend_to_their_window_only_but_keep_everything() -> None:
+def test_sliding_layers_read_and_attend_to_their_window_only() -> None:
     full = SLIDING.model_copy(update={"sliding_layers": 0, "window": 0})
-    assert SLIDING.kv_bytes_per_token() == full.kv_bytes_per_token()
     assert SLIDING.kv_read_bytes(512) == full.kv_read_bytes(512)
     read = (4 * 131072 + 22 * 512) / (26 * 131072)
     assert SLIDING.kv_read_bytes(131072) == pytest.approx(read * full.kv_read_bytes(131072))
@@ -101,3 +100,15 @@ def test_prefill_counts_the_pairs_within_the_window() -> None:
     work = 4 * small.heads * small.head_dim * (22 * pairs["sliding"] + 4 * pairs["full"])
     weights = 2 * (5 * small.layer_weights + small.head_weights)
     assert small.prefill_flops(5) == pytest.approx(weights + work)
+
+
+def test_sliding_layers_keep_a_ring_for_each_sequence_however_long_it_is() -> None:
+    full = SLIDING.model_copy(update={"sliding_layers": 0, "window": 0})
+    kept = []
+    for context in (1024, 8192, 32768, 131072):
+        slides, pages = (Replica(shape, GPUS["h200"], context) for shape in (SLIDING, full))
+        kept.append(slides.kv_of(3) / pages.kv_of(3))
+        assert slides.kv_of(3) == pytest.approx(3 * slides.kv_per_sequence)
+        assert slides.max_sequences >= pages.max_sequences
+    assert kept[0] == 1.0
+    assert kept[1:] == pytest.approx([0.370, 0.238, 0.175], abs=1e-3)

@@ -24,9 +24,12 @@ from rapid.engines.forward.cuda_graphs import StepGraphs
 from rapid.engines.forward.loading import load_model
 from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.cache import KVCache, PageTable, Run
+from rapid.engines.kv.rings import RingPool
 from rapid.errors import EngineFailed
 from rapid.generation import generate
-from tests.rapid.tiny_models import engine_config, loaded, random_prompt, reference_logits
+from rapid.planning.rings import RingPlan
+from tests.rapid.tiny_families import family_checkpoint, family_model, reference_of
+from tests.rapid.tiny_models import VOCAB, engine_config, loaded, random_prompt, reference_logits
 
 CPU = torch.device("cpu")
 PROMPTS = [random_prompt(40, seed).tolist() for seed in (1, 2)]
@@ -303,3 +306,35 @@ def test_answers_on_a_device_are_those_of_the_cpu() -> None:
     plain = answer("cpu", is_lossless=False)
     assert answer("cuda", is_lossless=False) == plain
     assert answer("cuda", is_lossless=True) == plain
+
+
+@pytest.mark.usefixtures("_instant")
+def test_steps_of_a_model_with_rings_are_replayed_as_well() -> None:
+    """Beyond its window, where the slots of a ring are used anew."""
+    path = family_checkpoint("gemma3_text")
+    model = family_model(path)
+    plan = RingPlan(window=24, page_tokens=4, max_rows=16, num_rings=2, num_kept=1)
+    num_extra = padding_pages(4)
+    num_ring_slots = plan.num_tokens + 4 * num_extra
+    cache = KVCache(model.kv_layout, 60 + num_extra, 4, num_ring_slots=num_ring_slots)
+    for tensor in itertools.chain(*cache.layers):
+        tensor.zero_()
+    captures, pool = Captures(), RingPool(plan)
+    kernels = Kernels(attend_by_runs, attend_by_runs, attend_by_blocks)
+    runner = Runner(model.model, cache, CPU, model.vocab_size, kernels)
+    runner.capture_steps(128, captures)
+    prompts = [random_prompt(100, seed).tolist() for seed in (1, 2)]
+    tables = [PageTable([Run(30 * i, 30 * i + 30)], 4) for i in range(2)]
+    places = [*zip(prompts, tables, [pool.take(), pool.take()], strict=True)]
+    for start in range(0, 80, 16):
+        runner.run([Feed(ids[start : start + 16], start, t, 0, ring=r) for ids, t, r in places])
+    with torch.no_grad():
+        expected = [
+            reference_of(path)(torch.tensor([ids]), use_cache=False).logits[0, :, :VOCAB]
+            for ids in prompts
+        ]
+    for position in range(80, 88):
+        feeds = [Feed(ids[position : position + 1], position, t, 1, ring=r) for ids, t, r in places]
+        for got, want in zip(runner.run(feeds), expected, strict=True):
+            torch.testing.assert_close(got[0], want[position], atol=1e-4, rtol=0)
+    assert captures.num_replayed == 1 + 4

@@ -23,7 +23,9 @@ from rapid.engines.parallel import followers, leading
 from rapid.engines.parallel.gang import Gang
 from rapid.engines.parallel.leading import load_replica
 from rapid.errors import ConfigurationError, EngineFailed
+from rapid.messages import as_prompt
 from tests.rapid.engines.parallel.conftest import followers_of
+from tests.rapid.tiny_families import family_checkpoint, family_config
 from tests.rapid.tiny_models import engine_config, lease_request, loaded, random_prompt
 
 PATIENCE_S = 60.0  # for what a busy machine takes long for
@@ -170,3 +172,29 @@ def test_more_processes_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch
 def test_settings_that_split_the_model_otherwise_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="tensor_parallel gives each process a device"):
         EngineConfig(model="embedded:target", tensor_parallel=2, **setting)
+
+
+@pytest.mark.slow
+async def test_rings_are_kept_and_copied_on_every_rank() -> None:
+    """Two questions on one document go on from a kept window; choices have copies of it."""
+    path = family_checkpoint("gemma3_text")
+    document = random_prompt(250, seed=1).tolist()
+    found = []
+    for num_ranks in (1, 2):
+        config = family_config(path, tensor_parallel=num_ranks, kv_cache_tokens=4096, max_leases=4)
+        model = load_replica(config)
+        engine = Engine(model, config)
+        assert engine._kept is not None
+        for seed in (2, 3):
+            prompt = as_prompt([*document, *random_prompt(20, seed=seed).tolist()])
+            await engine.open(lease_request("a", prompt, max_tokens=100, num_choices=2))
+            cached = (await engine.prefill("a")).num_cached_tokens
+            answers = [(await engine.decode("a", choice, 60)).token_ids for choice in (0, 1)]
+            found.append((cached > 200, *answers))
+            engine.release("a")
+        engine.check_integrity()
+        engine.close()
+        if model.followers is not None:
+            model.followers.close()
+    assert found[:2] == found[2:]
+    assert [is_cached for is_cached, *_ in found] == [False, True] * 2

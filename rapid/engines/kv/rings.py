@@ -1,0 +1,169 @@
+"""Rings of slots for layers with a sliding window, and the windows kept for later prompts.
+
+A sequence has pages for the layers that attend to all tokens and, beside them, one **ring** for
+those that slide (`rapid.planning.rings` says how long it is and why). A ring is never shared. What
+its sequence no longer reads is overwritten by what it computes next, so nothing is freed in between
+and nothing waits for room.
+
+Pages of a prompt are found again by their names, rings are not. So where a prompt's end is read,
+and at some points before it, the window is copied to a place of its own under the name of the page
+that ends there (**kept**). A later prompt that begins in the same way copies the last of them into
+its ring and goes on from there. Where its cached pages reach further than the last kept window, it
+computes the rows between for the ring alone, and then keeps the window at which the two part.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from rapid.engines.kv.cache import KVCache, PagePool, Run
+from rapid.planning.rings import RingPlan
+
+_GROWTH = 8  # of the distances from a prompt's end at which its windows are kept
+
+
+@dataclass(eq=False, slots=True)
+class Ring:
+    """The slots of one sequence: the token at position p lies in slot ``first + p % num_tokens``.
+
+    Attributes:
+        first: First slot.
+        num_tokens: Number of slots.
+        plan: Sizes of all rings.
+        start: First position that was written or copied here.
+        stop: Position after the last one; it stays where it is when tokens are discarded.
+    """
+
+    first: int
+    num_tokens: int
+    plan: RingPlan
+    start: int = 0
+    stop: int = 0
+
+    def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Return the slot ranges [a, b) of the tokens at positions [start, stop), in order."""
+        if start >= stop:
+            return []
+        low = self.first + start % self.num_tokens
+        high, end = low + stop - start, self.first + self.num_tokens
+        return [(low, high)] if high <= end else [(low, end), (self.first, high - self.num_tokens)]
+
+    def write(self, start: int, stop: int) -> None:
+        """Count the rows at [start, stop) as written.
+
+        Raises:
+            AssertionError: Tokens that these rows read are not here, or are written over.
+        """
+        self.stop = max(self.stop, stop)
+        if not self.holds(self.plan.first_seen(start)):
+            raise AssertionError(f"a ring was left behind: rows {start} to {stop}, {self}")
+
+    def holds(self, position: int) -> bool:
+        """Return whether the tokens from a position on are here."""
+        return position >= max(self.start, self.stop - self.num_tokens)
+
+
+class RingPool:
+    """Ledger of the rings of an engine: each is free or has one holder."""
+
+    def __init__(self, plan: RingPlan) -> None:
+        self.plan = plan
+        self._rings = PagePool(plan.num_rings)
+
+    @property
+    def num_free(self) -> int:
+        """Number of rings without a holder."""
+        return self._rings.num_free
+
+    def take(self) -> Ring:
+        """Take a free ring, whose content is of no use.
+
+        Raises:
+            OutOfPages: There is none.
+        """
+        (run,) = self._rings.allocate(1)
+        return Ring(run.start * self.plan.ring_tokens, self.plan.ring_tokens, self.plan)
+
+    def free(self, ring: Ring) -> None:
+        """Give back a ring."""
+        self._rings.free([self._run(ring)])
+
+    def check_integrity(self, held: Iterable[Ring]) -> None:
+        """Raise AssertionError unless exactly the rings of `held` have a holder, one each."""
+        self._rings.check_integrity([self._run(ring)] for ring in held)
+
+    def _run(self, ring: Ring) -> Run:
+        index = ring.first // self.plan.ring_tokens
+        return Run(index, index + 1)
+
+
+class KeptWindows:
+    """Windows of prompts, by the name of the page that each ends with; the least used leave first.
+
+    They lie behind the rings, and belong to the compute thread like these.
+    """
+
+    def __init__(self, plan: RingPlan, cache: KVCache) -> None:
+        self.plan = plan
+        self._cache = cache
+        first, size = plan.num_rings * plan.ring_tokens, plan.kept_tokens
+        self._free = [Ring(first + i * size, size, plan) for i in range(plan.num_kept)]
+        self._places: OrderedDict[bytes, Ring] = OrderedDict()  # least recently used first
+
+    @property
+    def scratch(self) -> int:
+        """Slot of the pages' tensors for the keys of rows that are computed for a ring alone."""
+        return self._cache.num_slots - 1
+
+    def points(self, num_pages: int) -> set[int]:
+        """Return after how many of a prompt's pages its window is kept.
+
+        A later prompt has all of them, as the next turn of a conversation, or parts from this one
+        near its end, as another question on the same document.
+        """
+        points, distance = {num_pages}, -(-self.plan.window // self.plan.page_tokens)
+        while distance < num_pages:
+            points.add(num_pages - distance)
+            distance *= _GROWTH
+        return points - {0}
+
+    def last(self, indices: Mapping[bytes, int], start: int, stop: int) -> int:
+        """Return after how many pages a prompt can go on: `start`, or up to `stop` where one is.
+
+        Args:
+            indices: Index of each of the prompt's pages, by its name.
+            start: Number of pages that were read.
+            stop: Number of pages that are cached.
+        """
+        ends = (indices[name] + 1 for name in self._places if name in indices)
+        return max((end for end in ends if start < end <= stop), default=start)
+
+    def keep(self, name: bytes, ring: Ring, position: int) -> None:
+        """Copy the window of a ring before a position, the end of the page of this name."""
+        if name not in self._places:
+            place = self._free.pop() if self._free else self._places.popitem(last=False)[1]
+            self._copy(ring, place, position)
+            self._places[name] = place
+        self._places.move_to_end(name)
+
+    def restore(self, name: bytes, ring: Ring, position: int) -> None:
+        """Copy a kept window into a ring, as if the rows up to a position were computed."""
+        self._copy(self._places[name], ring, position)
+        self._places.move_to_end(name)
+
+    def fork(self, source: Ring, ring: Ring, position: int) -> None:
+        """Copy the window before a position from one ring to another."""
+        self._copy(source, ring, position)
+
+    def first_kept(self, position: int) -> int:
+        """Return the first position of the window that is kept before a position."""
+        return max(0, position - self.plan.kept_tokens)
+
+    def _copy(self, source: Ring, destination: Ring, stop: int) -> None:
+        start = self.first_kept(stop)
+        if not source.holds(start):
+            raise AssertionError(f"the window before {stop} is not in {source}")
+        self._cache.copy(source.spans(start, stop), destination.spans(start, stop), of_rings=True)
+        destination.start, destination.stop = start, stop
