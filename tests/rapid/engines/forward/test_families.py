@@ -17,7 +17,7 @@ from rapid.config import SamplingConfig
 from rapid.engines.attention.batch import Feed, assemble
 from rapid.engines.forward.decoder import decoder_of
 from rapid.engines.forward.loading import LoadedModel, load_model
-from rapid.engines.forward.opening import _context
+from rapid.engines.forward.opening import page_context
 from rapid.engines.forward.runner import Runner
 from rapid.engines.forward.shards import Place, Shard
 from rapid.engines.forward.tiles import TiledRunner
@@ -188,10 +188,11 @@ def test_every_rope_scaling_gives_the_logits_of_transformers(
 
 def test_pages_on_disk_are_of_the_factors_that_were_used(tmp_path: Path) -> None:
     path = with_rope("phi3", {"rope_type": "longrope", "rope_theta": 1e4} | SCALINGS["longrope"])
+    on_disk = {"host_cache_tokens": 1024, "disk_cache_folder": str(tmp_path), "disk_cache_gib": 1}
     contexts = []
     for max_context in (50, 60, 200):
-        config = family_config(path, max_context=max_context)
-        contexts.append(_context(load_model(config), config, tmp_path / "memo"))
+        config = family_config(path, max_context=max_context, **on_disk)
+        contexts.append(page_context(load_model(config), config))
     assert contexts[0] == contexts[1] != contexts[2]
 
 
