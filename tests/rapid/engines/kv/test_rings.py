@@ -21,7 +21,7 @@ def slots(ring: Ring, start: int, stop: int) -> list[int]:
 
 def cache_of(plan: RingPlan = PLAN) -> KVCache:
     """Layers of which the second has rings, where a slot's keys are its number."""
-    layout = KVLayout(1, 1, torch.float32, (CPU,) * 2, plan.window, (False, True))
+    layout = KVLayout(1, 1, torch.float32, (CPU,) * 2, window=plan.window, sliding=(False, True))
     cache = KVCache(layout, 4, plan.page_tokens, num_ring_slots=plan.num_tokens)
     for keys, values in cache.layers:
         for tensor in (keys, values):
