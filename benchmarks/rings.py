@@ -50,7 +50,7 @@ def main() -> None:
     for name, (layers, sliding, window, heads, head_dim, most) in MODELS.items():
         slides = tuple(index < sliding for index in range(layers))
         devices = (torch.device("meta"),) * layers
-        layout = KVLayout(heads, head_dim, torch.bfloat16, devices, window, slides)
+        layout = KVLayout(heads, head_dim, torch.bfloat16, devices, window=window, sliding=slides)
         cells = []
         for context in CONTEXTS:
             if context > most:
