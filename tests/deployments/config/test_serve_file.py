@@ -28,8 +28,8 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
     ("change", "message"),
     [
         (
-            lambda _, args: args["target"]["engine"].update(kv_cache=5),
-            "target.engine.kv_cache: unknown key; did you mean kv_cache_tokens?",
+            lambda _, args: args["target"]["engine"].update(kv_cache_token=5),
+            "target.engine.kv_cache_token: unknown key; did you mean kv_cache_tokens?",
         ),
         (
             lambda _, args: args["drafter"]["engine"].update(page_tokens=0),
