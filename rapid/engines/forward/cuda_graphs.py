@@ -111,7 +111,9 @@ class StepGraphs:
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         """Return the logits of the wanted rows, as `forward` does, [num_wanted, vocab]."""
         rows = rows_of(feeds)
-        bucket = bucket_of(rows.segments) if rows.wanted else None
+        # Rows that are computed for a ring alone share one slot, where nothing can be compared.
+        is_ordinary = bool(rows.wanted) and all(feed.scratch is None for feed in feeds)
+        bucket = bucket_of(rows.segments) if is_ordinary else None
         if bucket is None or (bucket not in self._graphs and len(self._graphs) == MAX_SHAPES):
             return self._forward(self._batch(rows))
         if bucket not in self._graphs:

@@ -34,7 +34,8 @@ def _centre(attention: Any, rotary: Any) -> torch.Tensor | None:
         return None
     heads = bias.view(-1, attention.head_dim).float()
     positions = torch.arange(POSITIONS, device=heads.device)[None]
-    cos, sin = (angles[0].float().mean(0) for angles in rotary(heads[None], positions))
+    angles = rotary(heads[None], positions)  # on the rotary's device, where layers are spread
+    cos, sin = (each[0].float().mean(0).to(heads.device) for each in angles)
     half = len(cos) // 2
     turned = torch.cat((-heads[:, half:], heads[:, :half]), dim=-1)
     centre: torch.Tensor = heads * cos + turned * sin

@@ -96,12 +96,15 @@ def open_page_files(
         OSError: The folder cannot be used.
     """
     assert config.disk_cache_gib is not None
+    num_writers = 1
     if loaded.place is not None:
         shard = loaded.place.shard
+        num_writers = shard.size
         part = f"{shard.rank} of {shard.size}"
         context = blake2b(part.encode(), digest_size=len(context), key=context).digest()
     cap_bytes = config.disk_cache_gib * 2**30
-    return PageFiles(folder_of_pages(config), context, len(host.memory_of(0)), cap_bytes)
+    page_bytes = len(host.memory_of(0))
+    return PageFiles(folder_of_pages(config), context, page_bytes, cap_bytes, num_writers)
 
 
 def folder_of_pages(config: EngineConfig) -> Path:

@@ -328,6 +328,14 @@ class KVCache:
         """
         read = [slot for span in sources for slot in range(*span)]
         write = [slot for span in destinations for slot in range(*span)][: len(read)]
+        places: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         for layer, in_rings in zip(self.layers, self.in_rings, strict=True):
             for tensor in layer if in_rings == of_rings else ():
-                tensor[:, write] = tensor[:, read]
+                if tensor.device not in places:
+                    places[tensor.device] = (
+                        torch.tensor(read, device=tensor.device, dtype=torch.int64),
+                        torch.tensor(write, device=tensor.device, dtype=torch.int64),
+                    )
+                source, destination = places[tensor.device]
+                numbers = tensor.view(torch.uint8) if self.layout.is_fp8 else tensor
+                numbers.index_copy_(1, destination, numbers.index_select(1, source))

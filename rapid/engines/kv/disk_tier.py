@@ -33,6 +33,7 @@ NUM_READERS = 4
 _MOST_UNSAVED = 2**16  # pages that wait for the writer
 _MOST_WRITES = 64  # pages on their way to the writer at once
 _HANGS_S = 10.0  # without a finished read, while some are due
+_LOOK_S = 1.0  # most of it that counts between two looks: a long step is not the disk's fault
 _CLOSING_S = 5.0  # for the writes that were handed to the writer
 
 PageOf = Callable[[bytes], int | None]
@@ -78,7 +79,8 @@ class DiskTier:
         self._writes: set[bytes] = set()
         self._due: dict[bytes, None] = {}  # to be read, in this order
         self._reads: dict[bytes, int] = {}  # being read, with the page in host memory
-        self._last_read_at = 0.0
+        self._silent_s = 0.0  # since the last read ended, in looks
+        self._last_look_at = 0.0
         self._is_full = False
         self._is_off = False
         self._to_write: queue.SimpleQueue[Job | _Use | None] = queue.SimpleQueue()
@@ -194,7 +196,7 @@ class DiskTier:
         if self._reads.get(job.name) != job.host_page:
             return  # given up; the page in host memory is never used again
         del self._reads[job.name]
-        self._last_read_at = self._clock()
+        self._silent_s = 0.0
         if not is_good:
             self._host.let_go(job.host_page)
             return
@@ -206,7 +208,10 @@ class DiskTier:
 
     def _check_reads(self) -> None:
         """Give up if the disk does not answer: the prompts that wait are computed."""
-        if self._reads and self._clock() - self._last_read_at > _HANGS_S:
+        now = self._clock()
+        self._silent_s += min(now - self._last_look_at, _LOOK_S)
+        self._last_look_at = now
+        if self._reads and self._silent_s > _HANGS_S:
             self._is_off = True
             self._due.clear()
             self._reads.clear()
@@ -226,7 +231,7 @@ class DiskTier:
                 if host_page is None:
                     return
                 if not self._reads:
-                    self._last_read_at = self._clock()
+                    self._silent_s = 0.0
                 self._reads[name] = host_page
                 self._to_read.put(Job("read", name, "", host_page))
             del self._due[name]  # being read, or who wanted it has gone

@@ -329,8 +329,7 @@ class LeaseLedger:
         lease_id = request.lease_id
         if lease_id in self._open or any(w.request.lease_id == lease_id for w in self._waiting()):
             raise OutOfStep(f"lease {lease_id!r} is open already")
-        if request.beside is not None:
-            self.get(request.beside)
+        first = None if request.beside is None else self.get(request.beside).request
         num_prompt = len(request.prompt_ids)
         if num_prompt == 0:
             raise BadRequest("the prompt is empty", "messages")
@@ -351,6 +350,13 @@ class LeaseLedger:
                 f"{request.num_choices} answers are asked; this model's layers with a sliding "
                 f"window have room for {self.rings.plan.num_rings} at once (max_leases)",
                 "n",
+            )
+        num_rings = request.num_choices + (first.num_choices if first is not None else 0)
+        if self.rings is not None and num_rings > self.rings.plan.num_rings:
+            raise PromptTooLong(
+                f"{num_rings} sequences, of an answer and of what drafts or witnesses it on this "
+                f"engine, need as many rings of sliding layers; it has "
+                f"{self.rings.plan.num_rings} (max_leases)"
             )
         if any(len(ids) > request.max_tokens for ids in request.committed):
             raise BadRequest("more tokens are committed than max_tokens allows", "max_tokens")

@@ -42,7 +42,9 @@ class PageFiles:
         page_bytes: Bytes of a page.
     """
 
-    def __init__(self, root: Path, context: bytes, page_bytes: int, cap_bytes: float) -> None:
+    def __init__(
+        self, root: Path, context: bytes, page_bytes: int, cap_bytes: float, num_writers: int = 1
+    ) -> None:
         """Make the folder, readable by its owner alone, and find the files that are there.
 
         Args:
@@ -50,6 +52,7 @@ class PageFiles:
             context: Digest of what pages must have in common, 32 bytes.
             page_bytes: Bytes of a page.
             cap_bytes: Most bytes of all files under `root`.
+            num_writers: Processes that write as much as this one at the same time.
 
         Raises:
             OSError: The folder cannot be written.
@@ -59,6 +62,7 @@ class PageFiles:
         self._root = root
         self._context = context
         self._cap_bytes = cap_bytes
+        self._num_writers = num_writers
         self._paths: dict[bytes, Path] = {}
         self._used: dict[bytes, float] = {}
         self._total = 0.0
@@ -133,7 +137,7 @@ class PageFiles:
             raise
         self._paths[name] = path
         self._used[name] = time.time()
-        self._total += _HEADER.size + len(page)
+        self._total += self._num_writers * (_HEADER.size + len(page))
         if self._total > self._cap_bytes:
             self._make_room()
 

@@ -143,9 +143,10 @@ class KeptWindows:
     def keep(self, name: bytes, ring: Ring, position: int) -> None:
         """Copy the window of a ring before a position, the end of the page of this name."""
         if name not in self._places:
-            place = self._free.pop() if self._free else self._places.popitem(last=False)[1]
-            self._copy(ring, place, position)
-            self._places[name] = place
+            if not self._free:
+                self._free.append(self._places.popitem(last=False)[1])
+            self._copy(ring, self._free[-1], position)
+            self._places[name] = self._free.pop()
         self._places.move_to_end(name)
 
     def restore(self, name: bytes, ring: Ring, position: int) -> None:

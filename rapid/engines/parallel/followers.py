@@ -99,7 +99,7 @@ class Followers:
         """
         answer: Future[bool] = Future()
         with self._guard:
-            if self.is_broken:
+            if self.is_broken or self._is_ending:
                 answer.set_result(False)
                 return answer
             self._asked[number] = answer, []
@@ -111,16 +111,14 @@ class Followers:
         """Close the engines of the model."""
         with self._guard:
             self.is_broken = True
-            asked = list(self._asked.values())
-            self._asked.clear()
-        for answer, _ in asked:
-            answer.set_result(False)
+        self._answer_asked()
         for on_lost in list(self.on_lost.values()):
             on_lost(why)
 
     def end(self) -> None:
         """Tell the followers to end, and kill those that do not, or that may not read any more."""
-        self._is_ending = True
+        with self._guard:
+            self._is_ending = True
         if not self.is_broken:
             with contextlib.suppress(EngineFailed):
                 self.tell_all(End())
@@ -146,9 +144,24 @@ class Followers:
         why = self._hear()
         if not self._is_ending:
             self.lose(why)
+        self._answer_all(why)
         for member in self._members:
             member.process.wait()
             member.pipe.close()
+
+    def _answer_all(self, why: str) -> None:
+        """Answer for the followers, whom nobody hears any more."""
+        for member in self._members:
+            if not member.loaded.done():
+                member.loaded.set_result(Loaded(None, why))
+        self._answer_asked()
+
+    def _answer_asked(self) -> None:
+        with self._guard:
+            asked = list(self._asked.values())
+            self._asked.clear()
+        for answer, _ in asked:
+            answer.set_result(False)
 
     def _hear(self) -> str:
         """Take what the followers say, until one is lost; return what happened.
@@ -164,10 +177,6 @@ class Followers:
                 try:
                     self._take(member, member.pipe.recv())
                 except (EOFError, OSError):
-                    if not member.loaded.done():
-                        member.loaded.set_result(
-                            Loaded(None, "its process ended; the log says why")
-                        )
                     return _ENDED
             if time.monotonic() < tick_at:
                 continue

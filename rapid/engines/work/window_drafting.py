@@ -21,6 +21,7 @@ from rapid.config import WindowDrafting
 from rapid.engines.attention.batch import Feed
 from rapid.engines.kv.leases import Lease
 from rapid.engines.kv.sequences import Proposal
+from rapid.engines.work.base import MIN_CHUNK_TOKENS
 from rapid.engines.work.drafting import Drafting, draft_block
 from rapid.speculation.questions import Answer, Proposed, ToPropose
 
@@ -29,7 +30,8 @@ class WindowDraft(Drafting):
     """Call for a block whose rows attend only to the sinks and to the last `window` tokens.
 
     The committed sequence does not change, and its last token stays left to compute: the KV that
-    these rows write is of no use to other work, and is not counted as computed.
+    these rows write is of no use to other work, and is not counted as computed. Tokens before it
+    that were committed elsewhere are computed first, as the drafted rows read them.
     """
 
     def __init__(
@@ -55,6 +57,14 @@ class WindowDraft(Drafting):
     @override
     def feed(self, limit: int) -> Feed:
         sequence = self.sequence
+        num_behind = sequence.num_pending - 1
+        self._is_behind = num_behind > 0
+        if self._is_behind:
+            most = sequence.most_rows(max(limit, MIN_CHUNK_TOKENS))
+            token_ids = sequence.pending(min(num_behind, most))
+            self._num_fed = len(token_ids)
+            position = sequence.num_computed
+            return Feed(token_ids, position, sequence.table, 0, ring=sequence.ring)
         last = (self._token_ids or sequence.token_ids)[-1]
         position = len(sequence.token_ids) - 1 + len(self._token_ids)
         before, after = self._window.num_sinks, position + 1 - self._window.window
@@ -62,7 +72,10 @@ class WindowDraft(Drafting):
         return Feed([last], position, sequence.table, 1, unseen, sequence.ring)
 
     @override
-    def take(self, logits: torch.Tensor) -> ToPropose:
+    def take(self, logits: torch.Tensor) -> ToPropose | None:
+        if self._is_behind:
+            self.sequence.num_computed += self._num_fed
+            return None
         return self._after(len(self._token_ids), logits)
 
     @override

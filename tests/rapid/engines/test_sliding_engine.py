@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from rapid.config import SpeculationConfig, WindowDrafting
 from rapid.engines.engine import Engine
 from rapid.engines.forward.buckets import padding_pages
 from rapid.engines.forward.loading import LoadedModel
-from rapid.errors import BadRequest, LeaseNotFound
+from rapid.errors import BadRequest, LeaseNotFound, PromptTooLong
 from rapid.messages import DraftBlock, Int32Array, Verdict, as_prompt
 from rapid.planning import rings
 from tests.rapid.tiny_families import family_checkpoint, family_config, family_model, reference_of
@@ -42,7 +43,10 @@ def engine_of(family: str, *, in_pages: bool = False, **settings: Any) -> Engine
     if in_pages:
         layout = replace(loaded.kv_layout, window=None, sliding=())
         loaded = replace(loaded, kv_layout=layout)
-    return Engine(loaded, family_config(path, **SETTINGS | settings), is_watched=False)
+    engine = Engine(loaded, family_config(path, **SETTINGS | settings), is_watched=False)
+    for stack in engine._compute.runner.cache.stacks:
+        stack.fill_(math.nan)  # so that a slot that was not written is never read
+    return engine
 
 
 def reference_logits(path: Path, token_ids: list[int]) -> torch.Tensor:
@@ -222,6 +226,8 @@ async def test_every_choice_has_the_window_of_the_prompt() -> None:
     assert engine.status().leases_waiting == 1  # for a ring: three of four are taken
     engine.release("a")
     await second
+    with pytest.raises(PromptTooLong, match="5 sequences"):
+        await engine.open(lease_request("b draft", prompt, num_choices=3, beside="b"))
     close(engine)
 
 

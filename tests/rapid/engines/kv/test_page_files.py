@@ -138,6 +138,18 @@ def test_the_files_used_longest_ago_give_way_whatever_model_they_are_of(tmp_path
     assert read(writer, 0) == page(0)
 
 
+def test_processes_that_write_together_keep_to_the_size_together(tmp_path: Path) -> None:
+    size = PAGE_BYTES + 60
+    writers = [
+        PageFiles(tmp_path, bytes([rank]) * 32, PAGE_BYTES, 8.5 * size, num_writers=4)
+        for rank in range(4)
+    ]
+    for number in range(len(NAMES)):
+        for writer in writers:
+            writer.write(NAMES[number], "one", page(number))
+            assert len(list(tmp_path.rglob("*.kv"))) <= 9
+
+
 def test_what_is_used_does_not_give_way(tmp_path: Path) -> None:
     found = files(tmp_path, cap_bytes=2.5 * (PAGE_BYTES + 60))
     for number in range(2):

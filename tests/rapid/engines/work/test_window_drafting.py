@@ -9,7 +9,7 @@ import torch
 import rapid
 from rapid.config import SamplingConfig, SpeculationConfig, WindowDrafting
 from rapid.engines.ports import EngineVerifier, WindowDrafter
-from rapid.messages import DraftBlock
+from rapid.messages import DraftBlock, Verdict
 from tests.rapid.tiny_models import (
     FAMILIES,
     lease_request,
@@ -67,6 +67,19 @@ async def test_proposals_equal_a_masked_forward(family: str, window: WindowDraft
         text += verdict.token_ids
     engine.release("a")
     engine.check_integrity()
+    engine.close()
+
+
+async def test_what_was_committed_elsewhere_is_computed_before_it_is_read() -> None:
+    engine = tiny_engine()
+    speculation = SpeculationConfig(eta=0.0, draft_top_k=None)
+    await engine.open(lease_request("a", PROMPT, temperature=1.0, speculation=speculation))
+    await engine.prefill("a")
+    more = tuple(random_prompt(30, seed=2).tolist())
+    await engine.commit("a", Verdict("a", 0, 0, more, 0, 0, False))
+    block = await engine.draft_in_window("a", 0, WINDOW, 1)
+    expected = masked_logits([*PROMPT.tolist(), *more], 1, WINDOW, "llama").softmax(-1)
+    np.testing.assert_allclose(dense(block, expected.shape[1]), expected, atol=1e-5)
     engine.close()
 
 
