@@ -44,11 +44,15 @@ async def ask(client: httpx.AsyncClient, request: dict[str, Any]) -> dict[str, A
     return answer
 
 
-def held(url: str) -> tuple[int, int]:
-    """Leases and pages in use; an engine that loads or leaves after the load has neither."""
+def held(url: str) -> tuple[int, int] | None:
+    """Leases and pages in use; None until an engine of either pool is seen.
+
+    An engine that loads, or leaves after the load, has neither.
+    """
     listed = httpx.get(f"{url}/ready", timeout=10).json()["engines"]
     engines = [engine for engine in listed if engine["status"] == "ok"]
-    assert {engine["pool"] for engine in engines} == {"drafter", "target"}
+    if {engine["pool"] for engine in engines} != {"drafter", "target"}:
+        return None
     return (
         sum(engine["leases_open"] for engine in engines),
         sum(engine["kv_pages_in_use"] for engine in engines),
@@ -65,7 +69,7 @@ async def test_two_dozen_at_once_get_what_each_gets_alone(application: str) -> N
         if tokens(crowded) != tokens(single):  # the batch moves logits by 3e-5: only at a tie
             num_ties += recomputed(crowded, request) or recomputed(single, request)
     assert num_ties <= len(requests) / 100
-    wait_until(lambda: held(application) == (0, 0), 10)
+    wait_until(lambda: held(application) == (0, 0), 60)
 
 
 async def test_both_acceptance_sites_give_the_same_tokens(application: str) -> None:
@@ -196,7 +200,7 @@ async def test_an_answer_outlives_its_target(application: str) -> None:
     assert len(first.explanation.token_ids[0]) > 20
     assert second.explanation.token_ids == first.explanation.token_ids
     assert second.plain_from == (None,)
-    wait_until(lambda: held(application) == (0, 0), 10)
+    wait_until(lambda: held(application) == (0, 0), 60)
 
 
 def long_question(index: int, coupling: Any) -> GenerateRequest:

@@ -52,12 +52,14 @@ class Followers:
     Attributes:
         on_lost: Called with what happened when one is lost, by the number of the engine.
         is_broken: Whether the ranks may no longer be in step, so that nothing more is computed.
+        most_silent: Beats that a follower may leave out.
     """
 
     def __init__(self, number: int) -> None:
         """Start `number` processes."""
         self.on_lost: dict[int, OnLost] = {}
         self.is_broken = False
+        self.most_silent = _MOST_SILENT
         self._members: list[_Member] = []
         self._is_ending = False
         self._sending = threading.Lock()
@@ -183,7 +185,7 @@ class Followers:
             tick_at = time.monotonic() + BEAT_S
             for member in members.values():
                 member.num_silent += member.loaded.done()
-                if member.num_silent > _MOST_SILENT:
+                if member.num_silent > self.most_silent:
                     return _SILENT
 
     def _take(self, member: _Member, answer: Answer) -> None:

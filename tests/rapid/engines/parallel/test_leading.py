@@ -19,7 +19,7 @@ import torch
 from rapid.config import EngineConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel
-from rapid.engines.parallel import followers, leading
+from rapid.engines.parallel import leading
 from rapid.engines.parallel.gang import Gang
 from rapid.engines.parallel.leading import load_replica
 from rapid.errors import ConfigurationError, EngineFailed
@@ -94,15 +94,13 @@ async def with_lease() -> AsyncIterator[tuple[Engine, psutil.Process]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
-async def test_a_lost_process_ends_every_lease(
-    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_lost_process_ends_every_lease(number: signal.Signals) -> None:
     """Also one that was stopped while nothing is computed: it is no longer heard."""
     async with with_lease() as (engine, follower):
         await engine.prefill("a")
         ends = asyncio.gather(engine.until_closed(), engine.wait_closed("a"))
         await asyncio.sleep(0)
-        monkeypatch.setattr(followers, "_MOST_SILENT", 1)  # instead of ten
+        engine._compute.runner._gang._followers.most_silent = 1  # instead of ten
         follower.send_signal(number)
         async with asyncio.timeout(PATIENCE_S):
             await ends
