@@ -203,7 +203,7 @@ async def test_a_text_of_long_tokens_is_tokenized_after_all(chat_text: ChatText)
 
 async def test_a_request_that_is_given_up_is_not_tokenized(chat_text: ChatText) -> None:
     """Whoever hangs up while others' prompts are read costs nothing more."""
-    begun, go = threading.Semaphore(0), threading.Event()
+    begun, ended, go = threading.Semaphore(0), threading.Semaphore(0), threading.Event()
     read: list[str] = []
 
     class Slow(CountingText):
@@ -211,6 +211,7 @@ async def test_a_request_that_is_given_up_is_not_tokenized(chat_text: ChatText) 
             begun.release()
             go.wait(30)
             read.append(messages[0].content)
+            ended.release()
             return [1]
 
     prompts = prompter(Slow(chat_text), ScriptedRetriever(context(FOUND)))  # type: ignore[arg-type]
@@ -225,4 +226,6 @@ async def test_a_request_that_is_given_up_is_not_tokenized(chat_text: ChatText) 
     await reading[0]
     other = replace(asked[0], tenant="other", messages=(Message("user", "Other?"),))
     await prompts.target_prompt(other, 4096)
+    for _ in range(3):  # the second was given up while it was read: nobody waits for its thread
+        assert await asyncio.to_thread(ended.acquire, timeout=30)
     assert sorted(read) == ["0?", "1?", "Other?"]
