@@ -174,7 +174,7 @@ class PrefixCache:
 
     @property
     def is_reading(self) -> bool:
-        """Whether pages are due from disk."""
+        """Whether the disk tier has pages to read that some prompt waits for."""
         return self._disk is not None and self._disk.is_reading
 
     @property

@@ -73,7 +73,7 @@ class Followers:
 
     @property
     def loaded(self) -> list[Future[Loaded]]:
-        """What each has loaded, by its rank less one."""
+        """What each follower says that it has loaded, in the order of their ranks."""
         return [member.loaded for member in self._members]
 
     def tell(self, orders: Sequence[Order]) -> None:

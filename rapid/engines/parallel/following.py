@@ -119,7 +119,7 @@ def _voice(pipe: Connection) -> Say:
 
 @dataclass(slots=True)
 class _Opened:
-    """What a rank has of an engine: its runner, the tiers of its KV, and the settings."""
+    """A follower's part of one engine: its runner, the tiers of its KV, and the settings."""
 
     runner: Runner
     host: HostTier | None

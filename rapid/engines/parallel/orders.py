@@ -1,4 +1,4 @@
-"""What the first rank tells the others and they answer, and how a forward's inputs travel.
+"""Orders of the first rank to the others, their answers, and how a forward's inputs travel.
 
 Only what touches the model or its KV is told: forwards, and copies of pages. Which tokens were
 accepted is not: a sequence that discards tokens only stops counting them.
