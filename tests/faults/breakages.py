@@ -115,6 +115,7 @@ def _faults() -> Iterator[tuple[str, Fault]]:
                 Service.let_hostile_loose,
                 Allowed(slows=2.0, ready_s=ready_s),
                 prepare=partial(_prepare_hostile, hostility),
+                lasts_s=10.0,
             ),
         )
 
