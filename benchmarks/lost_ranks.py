@@ -1,6 +1,6 @@
 """What a lost process of a model in two processes costs: seconds until leases end and nothing runs.
 
-    python benchmarks/lost_ranks.py [--repeats 3]
+    python benchmarks/lost_ranks.py [--repeats 3]     # three minutes
 
 The application has the targets of `cluster/configs/two-processes.yaml`, two of them and no drafter,
 on a private Ray on loopback. Each row kills or stops one process of a target, its second (a
@@ -34,7 +34,7 @@ from typing import Any
 import httpx
 import psutil
 import yaml
-from reporting import spread, table
+from reporting import keep, settings, shown, spread, table
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -54,6 +54,12 @@ LOSSES = {
     "follower killed": ("follower", signal.SIGKILL),
     "first killed": ("first", signal.SIGKILL),
     "follower stopped": ("follower", signal.SIGSTOP),
+}
+COLUMNS = {
+    "leases": "leases end",
+    "gone": "no process left",
+    "pause": "longest pause",
+    "back": "back",
 }
 NAMES = itertools.count()
 
@@ -219,7 +225,8 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    rows = []
+    rows: list[list[object]] = []
+    report: dict[str, Any] = {"settings": settings(options), "seconds": {}}
     with served() as url:
         tried = [Asking(url, seed) for seed in range(SEEDS)]
         longest = max(tried, key=lambda each: len(each.finished()))
@@ -230,15 +237,20 @@ def main() -> None:
                 found.append(lose(who, number, asking))
                 if asking is not None and asking.text != longest.text:
                     raise SystemExit(f"{name}: another text")
-            row: list[object] = [name, "answering" if is_busy else "idle"]
-            for what in ("leases", "gone", "pause", "back"):
-                times = [each[what] for each in found if what in each]
-                row.append(f"{spread(times)['median']:.2f} ({max(times):.2f})" if times else "")
-            rows.append(row)
-            print(*row, flush=True)
-    print("\nSeconds, the median of the repeats and the longest:\n")
-    header = ("lost", "while", "leases end", "no process left", "longest pause", "back")
-    print(table(header, rows))
+            state = "answering" if is_busy else "idle"
+            seen = {
+                what: spread([each[what] for each in found]) for what in COLUMNS if what in found[0]
+            }
+            report["seconds"][f"{name}, {state}"] = seen
+            rows.append([name, state, *(_cell(seen.get(each)) for each in COLUMNS)])
+            print(*rows[-1], flush=True)
+    header = ("lost", "while", *COLUMNS.values())
+    text = f"Seconds, the median (least to most):\n\n{table(header, rows)}"
+    keep("lost_ranks", "What a lost process of a target in two processes costs", text, report)
+
+
+def _cell(seen: dict[str, Any] | None) -> str:
+    return "" if seen is None else shown(seen)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ class Fault:
         share_leaving: The share of clients that hang up.
         prepare: Done before anybody asks.
         lasts_s: Seconds by which the standard phase is longer than others, so that it covers all.
+        load: Factor of the load, where the server is slower after `prepare`.
         spends: Whether the next fault needs a new server.
         needs: A program without which it is not tried.
     """
@@ -48,6 +49,7 @@ class Fault:
     share_leaving: float = 0.0
     prepare: Callable[[Any], None] = lambda service: None
     lasts_s: float = 0.0
+    load: float = 1.0
     spends: bool = False
     needs: str = ""
 
@@ -82,6 +84,7 @@ def _faults() -> Iterator[tuple[str, Fault]]:
                 partial(_signal, "Target follower", number),
                 Allowed(pause_s=15.0),
                 prepare=Service.split_targets,
+                load=0.5,  # twice as many processes compute on the same cores
             ),
         )
     yield "30 % hang up", Fault(share_leaving=0.3)

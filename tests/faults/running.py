@@ -51,7 +51,7 @@ async def warm_up(clients: Clients) -> None:
 
 
 async def watch_ready(url: str, seen: list[tuple[float, int, float]]) -> None:
-    """Ask ``/ready`` four times a second; what a proxy says in its own words counts as no answer."""
+    """Ask ``/ready`` four times a second; what a proxy says in its own words is no answer."""
     headers = {"authorization": f"Bearer {KEY}"}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=5.0) as http:
         while True:
@@ -175,10 +175,11 @@ def tried(
     seed: int,
 ) -> Run:
     """Try one fault; what stops the row itself is part of what was seen."""
+    rate = fault.load * capacity
     phases: list[tuple[Phase, float, float]] = [
-        ("standard", 12 * scale + fault.lasts_s, 0.5 * capacity),
-        ("overflow", 5 * scale, 2.5 * capacity),
-        ("recovery", 10 * scale, 0.5 * capacity),
+        ("standard", 12 * scale + fault.lasts_s, 0.5 * rate),
+        ("overflow", 5 * scale, 2.5 * rate),
+        ("recovery", 10 * scale, 0.5 * rate),
     ]
     load = arrivals(phases, INJECTED_AT_S, seed, share_leaving=fault.share_leaving)
     trying = run_fault(service, clients, name, fault, load)
