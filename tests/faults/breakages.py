@@ -39,7 +39,8 @@ class Fault:
         share_leaving: The share of clients that hang up.
         prepare: Done before anybody asks.
         lasts_s: Seconds by which the standard phase is longer than others, so that it covers all.
-        load: Factor of the load, where the server is slower after `prepare`.
+        load: Factor of the load: below 1 where the server is slower after `prepare`, or shared.
+        beside: The row whose first tokens are compared with.
         spends: Whether the next fault needs a new server.
         needs: A program without which it is not tried.
     """
@@ -50,6 +51,7 @@ class Fault:
     prepare: Callable[[Any], None] = lambda service: None
     lasts_s: float = 0.0
     load: float = 1.0
+    beside: str = "none"
     spends: bool = False
     needs: str = ""
 
@@ -65,6 +67,7 @@ QUICK = ("none", "kill Target engine", "kill Orchestrator replica", "kill Ingres
 
 def _faults() -> Iterator[tuple[str, Fault]]:
     yield "none", Fault(lasts_s=10.0)
+    yield "none, half the load", Fault(lasts_s=10.0, load=0.5)
     for verb, number in (("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)):
         for kind, allowed in KINDS.items():
             name = f"{verb} {kind}"
@@ -119,6 +122,8 @@ def _faults() -> Iterator[tuple[str, Fault]]:
                 Allowed(slows=2.0, ready_s=ready_s),
                 prepare=partial(_prepare_hostile, hostility),
                 lasts_s=10.0,
+                load=0.5,  # half of what is left to the others when capacity is shared by two
+                beside="none, half the load",
             ),
         )
 

@@ -141,7 +141,7 @@ def run_all(
             pending.append(name)
     texts: list[str] = []
     capacity = 0.0
-    quiet: Run | None = None
+    runs: dict[str, Run] = {}
     while pending:
         with serving() as service:
             clients = Clients(service.urls, KEY)
@@ -155,7 +155,9 @@ def run_all(
                 name = pending.pop(0)
                 fault = faults[name]
                 run = tried(service, clients, name, fault, capacity, scale, seed)
-                quiet = run if name == "none" and not run.error else quiet
+                if not run.error:
+                    runs[name] = run
+                quiet = runs.get(fault.beside)
                 report.rows.append(row(run, texts, quiet))
                 report.wrong[name] = faults_of(run, texts, quiet)
                 num_seen = sum(each[0] == name for each in report.rows)
