@@ -67,7 +67,7 @@ QUICK = ("none", "kill Target engine", "kill Orchestrator replica", "kill Ingres
 
 def _faults() -> Iterator[tuple[str, Fault]]:
     yield "none", Fault(lasts_s=10.0)
-    yield "none, half the load", Fault(lasts_s=10.0, load=0.5)
+    yield "none, half the load", Fault(lasts_s=30.0, load=0.5)
     for verb, number in (("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)):
         for kind, allowed in KINDS.items():
             name = f"{verb} {kind}"
@@ -121,7 +121,7 @@ def _faults() -> Iterator[tuple[str, Fault]]:
                 Service.let_hostile_loose,
                 Allowed(slows=2.0, ready_s=ready_s),
                 prepare=partial(_prepare_hostile, hostility),
-                lasts_s=10.0,
+                lasts_s=30.0,
                 load=0.5,  # half of what is left to the others when capacity is shared by two
                 beside="none, half the load",
             ),
