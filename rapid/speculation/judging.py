@@ -1,8 +1,9 @@
 """Judging of blocks by weights: what `rapid.speculation.acceptance.judge` says, in less time.
 
-The positions of one or several blocks are decided together, as if every draft before them were
-accepted. Then the decisions are taken one by one, up to a rejection. The first that is not sure,
-and all after it, are left to the specification.
+On a CPU a block is decided position by position, up to the first rejection. Elsewhere the positions
+of several blocks are decided together, as if every draft before them were accepted; then the
+decisions are taken one by one, up to a rejection, and the first that is not sure, with all after
+it, is left to the specification.
 """
 
 from __future__ import annotations
