@@ -45,8 +45,10 @@ from tests.rapid.speculation.drafted import ROWS, blocks, drafted
 
 LENGTH = 8
 WAYS = ("specification", "by rows", "together")
+WITNESSED = "fused, with a witness"
 RULES = {
     "fused": SpeculationConfig(),
+    WITNESSED: SpeculationConfig(),
     "boost": SpeculationConfig(transfer="boost"),
     "lossless": SpeculationConfig(eta=0),
     "lossless, shared noise": SpeculationConfig(eta=0, coupling="shared_noise"),
@@ -91,7 +93,9 @@ def check(answers: Sequence[Any], expected: Sequence[Any], of: object) -> None:
         raise SystemExit(f"the answers differ: {of}")
 
 
-def asked(vocab: int, num_answers: int, draw: Draw, noise: float) -> dict[str, list[Question]]:
+def asked(
+    vocab: int, num_answers: int, draw: Draw, noise: float, *, is_witnessed: bool
+) -> dict[str, list[Question]]:
     """Return the questions of three kinds of steps."""
     generator = torch.Generator().manual_seed(vocab + num_answers)
     steps: dict[str, list[Question]] = {"judge": [], "draft": [], "decode": []}
@@ -101,7 +105,11 @@ def asked(vocab: int, num_answers: int, draw: Draw, noise: float) -> dict[str, l
         drafter = target + torch.randn(LENGTH, vocab, generator=generator) * noise
         rows = target.bfloat16().float()
         block = drafted(drafter.bfloat16().float(), of_choice)
-        steps["judge"].append(ToJudge(block, rows, of_choice, frozenset()))
+        judging = ToJudge(block, rows, of_choice, frozenset())
+        if is_witnessed:
+            told = target + torch.randn(LENGTH, vocab, generator=generator) * noise
+            judging = replace(judging, witness=told.bfloat16().float())
+        steps["judge"].append(judging)
         steps["draft"].append(ToPropose(rows[0], of_choice))
         steps["decode"].append(ToDecode(rows[0], of_choice))
     return steps
@@ -148,7 +156,8 @@ def checked(num_positions: int, vocab: int) -> None:
             draws = [Draw(settled, speculation, choice, int(seed % 9973)) for choice in range(8)]
             rounds_to = torch.bfloat16 if numbers.random() < 0.5 else torch.float32
             kind = str(numbers.choice(list(ROWS)))
-            questions = blocks(numbers, draws, vocab, rounds_to=rounds_to, kind=kind)
+            rows = {"rounds_to": rounds_to, "kind": kind, "is_witnessed": numbers.random() < 0.5}
+            questions = blocks(numbers, draws, vocab, **rows)
             expected = [question.by_specification() for question in questions]
             ToJudge.by_specification = counted  # type: ignore[method-assign]
             by_rows = answered(questions)
@@ -185,7 +194,8 @@ def main() -> None:
                 for sampling_name, sampling in SAMPLINGS.items():
                     draw = Draw(sampling, speculation, 0, 0)
                     with torch.inference_mode():
-                        steps = asked(vocab, num_answers, draw, options.noise)
+                        witnessed = {"is_witnessed": rule == WITNESSED}
+                        steps = asked(vocab, num_answers, draw, options.noise, **witnessed)
                         for step, questions in steps.items():
                             if step != "judge" and rule != "lossless":
                                 continue  # they hardly depend on the rule

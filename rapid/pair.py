@@ -14,13 +14,11 @@ and from several threads.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import threading
 from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, TypedDict, TypeVar
+from typing import Any, Self, TypedDict
 
 from pydantic import ValidationError
 from typing_extensions import Unpack
@@ -44,8 +42,9 @@ from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel, check_memory
 from rapid.engines.parallel.leading import load_replica
 from rapid.engines.ports import LocalPool
-from rapid.errors import BadRequest, RapidError
+from rapid.errors import BadRequest
 from rapid.estimators import Patience
+from rapid.loop_thread import LoopThread, Result
 from rapid.messages import (
     Document,
     Finished,
@@ -59,7 +58,6 @@ from rapid.messages import (
 )
 from retrieval import RetrievalConfig, Retriever, open_retriever
 
-Result = TypeVar("Result")
 Documents = Sequence[str | Document]
 
 _TENANT = "local"
@@ -147,7 +145,7 @@ class Stream(Iterator[str]):
 class Pair:
     """A target with its drafter, open until `close`; made by `rapid.open`."""
 
-    def __init__(self, services: Services, loop: _LoopThread, opened: ExitStack) -> None:
+    def __init__(self, services: Services, loop: LoopThread, opened: ExitStack) -> None:
         self._services = services
         self._loop = loop
         self._opened = opened
@@ -259,7 +257,7 @@ def open_pair(
         is_embedded = configs[0].model.startswith(_EMBEDDED)
         retrieval = _FOR_EMBEDDED if is_embedded else RetrievalConfig()
     with ExitStack() as opening:
-        loop = opening.enter_context(_LoopThread())
+        loop = opening.enter_context(LoopThread())
         for model in models:
             if model.followers is not None:
                 opening.callback(model.followers.close)
@@ -354,51 +352,3 @@ def _bad_request(error: ValidationError) -> BadRequest:
     first = error.errors(include_url=False, include_input=False)[0]
     field = str(first["loc"][0]) if first["loc"] else None
     return BadRequest(f"{field}: {first['msg']}" if field else first["msg"], field)
-
-
-class _LoopThread:
-    """An event loop in a thread of its own, for blocking callers."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="rapid-pair", daemon=True
-        )
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> Literal[False]:
-        self.run(_cancel_all())
-        self.run(self._loop.shutdown_default_executor())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-        return False
-
-    def run(self, work: Awaitable[Result]) -> Result:
-        """Run `work` on the loop and wait for its result; an interrupted wait cancels it.
-
-        Raises:
-            RapidError: The loop has ended.
-        """
-        if not self._thread.is_alive():
-            raise RapidError("this pair is closed: open another one")
-
-        async def awaited() -> Result:
-            return await work
-
-        waiting = asyncio.run_coroutine_threadsafe(awaited(), self._loop)
-        try:
-            return waiting.result()
-        except BaseException:
-            waiting.cancel()
-            raise
-
-
-async def _cancel_all() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)

@@ -21,10 +21,6 @@ class RetrievalTimings:
     embed_ms: float
     search_ms: float
 
-    @property
-    def total_ms(self) -> float:
-        return self.index_ms + self.embed_ms + self.search_ms
-
 
 @dataclass(frozen=True, slots=True)
 class RetrievedContext:

@@ -14,7 +14,8 @@ from rich.table import Table
 from deployments.cli.terminal import fail, note, out
 
 if TYPE_CHECKING:
-    from rapid.planning.plan import GPU, Replica, Schedule, Speculating
+    from rapid.planning.plan import GPU, Replica
+    from rapid.planning.schedules import Schedule, Speculating
     from rapid.planning.shapes import ModelShape
 
 # arXiv 2502.20330: the share of drafts accepted, in blocks of ten, in its multi-turn task where
@@ -137,14 +138,8 @@ def plan(
     length, how many targets one drafter should serve, and the cost of a million tokens against
     plain decoding.
     """
-    from rapid.planning.plan import (
-        GROUP_SIZES,
-        PYTHON_TIME,
-        HostTime,
-        Replica,
-        Speculating,
-        group_sizes,
-    )
+    from rapid.planning.plan import GROUP_SIZES, PYTHON_TIME, HostTime, Replica, group_sizes
+    from rapid.planning.schedules import Speculating
 
     device = _gpu(gpu)
     if drafter_context is None:
@@ -324,7 +319,7 @@ def _fits(replica: Replica, bits: float, batch: int) -> bool:
 def _show_speed(
     target: Replica, drafter: Replica, how: Speculating, gpu_hour: float | None
 ) -> None:
-    from rapid.planning.plan import cheapest, fastest, plain_gpu_seconds
+    from rapid.planning.schedules import cheapest, fastest, plain_gpu_seconds
 
     step_s, plain = target.step_s(how.batch), plain_gpu_seconds(target, how.batch)
     price = "" if gpu_hour is None else f", a price of {_cost(plain, gpu_hour):,.2f}"

@@ -1,4 +1,4 @@
-"""Planning of deployments: what fits, how fast it can be at best, and what a token costs.
+"""Planning of replicas: what fits on GPUs, and how fast a step can be at best.
 
 This is arithmetic that needs neither a GPU nor torch. Times are rooflines: a step takes as long as
 reading the weights and every sequence's KV once, at a share of one GPU's bandwidth, or as long as
@@ -10,9 +10,8 @@ the inefficiencies of memory come on top. The formulas with their sources are in
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from rapid.planning.rings import tokens_in_rings
 
@@ -21,14 +20,11 @@ if TYPE_CHECKING:
 
 USABLE = 0.9  # share of a GPU's memory; the driver, allocator and other libraries hold the rest
 COMPUTE_SHARE = 0.5  # share of the peak that large matrix products reach
-MAX_TARGETS = 32  # targets of one drafter, which all lose their drafts if it fails
 GROUP_SIZES = (1, 2, 4, 8)  # numbers of GPUs of one machine that a model may be split over
 STEP_TOKENS = 4096  # tokens of the largest step, as in cluster/configs
 PAGE_TOKENS = 16  # tokens of a page, which is what engines take by default
 FP8_BITS = 8  # of the weights that `quantization: fp8` makes, which ranks can share
 REDUCE_S = 9e-6  # seconds of a small sum over GPUs of one machine (NVLink); an estimate
-
-Schedule = Literal["sequential", "draft ahead"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,158 +236,6 @@ class Replica:
         return self.host.of(batch, self.shape.layers) + num_sums * REDUCE_S
 
 
-def expected_tokens(acceptance: float, draft_length: int, *, extra_position: bool = False) -> float:
-    """Return the expected tokens per round if each draft is accepted with the same probability.
-
-    A block of K drafts is scored at its K positions: ``(1 - a^K) / (1 - a)``. An `extra_position`
-    after the last adds the token that other systems call the bonus token:
-    ``(1 - a^(K+1)) / (1 - a)`` (Leviathan et al., arXiv 2211.17192, equation 1).
-    """
-    positions = draft_length + extra_position
-    return sum(acceptance**i for i in range(positions))
-
-
-def sequential_speedup(
-    tokens: float,
-    draft_length: int,
-    *,
-    target_s: float,
-    draft_s: float,
-    verify_s: float,
-    round_s: float = 0.0,
-) -> float:
-    """Return the speedup over plain decoding when drafting and verifying take turns.
-
-    Args:
-        tokens: tokens committed per round, see `expected_tokens`.
-        draft_length: tokens of a draft block.
-        target_s: seconds of a plain step of the target.
-        draft_s: seconds of one drafted token.
-        verify_s: seconds of scoring the block.
-        round_s: seconds that a round takes beside these, for messages.
-    """
-    return tokens * target_s / (draft_length * draft_s + verify_s + round_s)
-
-
-def draft_ahead_speedup(
-    tokens: float,
-    draft_length: int,
-    hits: float,
-    *,
-    target_s: float,
-    draft_s: float,
-    verify_s: float,
-    round_s: float = 0.0,
-) -> float:
-    """Return the speedup over plain decoding when a block is drafted while the last is verified.
-
-    The other arguments are those of `sequential_speedup`.
-
-    Args:
-        hits: share of rounds in which the block drafted ahead continues the right prefix; in the
-            others it is drafted again.
-    """
-    drafting = draft_length * draft_s
-    hit, miss = max(drafting, verify_s), drafting + verify_s
-    return tokens * target_s / (hits * hit + (1 - hits) * miss + round_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Speculating:
-    """Conditions of speculation that determine its speedup, besides the two replicas.
-
-    Attributes:
-        batch: sequences that the target decodes at once.
-        acceptance: probability that a drafted token is accepted.
-        hits: see `draft_ahead_speedup`. None takes ``a^K``, the probability that the whole
-            last block is accepted, which the block drafted ahead relies on.
-        extra_position: see `expected_tokens`; for the sequential schedule only.
-        round_s: see `sequential_speedup`.
-    """
-
-    batch: int
-    acceptance: float
-    hits: float | None = None
-    extra_position: bool = False
-    round_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """The speed and cost of a schedule at its best draft length.
-
-    Attributes:
-        schedule: schedule of drafting and verifying.
-        draft_length: best draft length, in tokens.
-        speedup: speedup over plain decoding of the same batch.
-        targets_per_drafter: replicas of the target that one drafter drafts for in one batch.
-        gpu_seconds: GPU-seconds per million tokens.
-    """
-
-    schedule: Schedule
-    draft_length: int
-    speedup: float
-    targets_per_drafter: int
-    gpu_seconds: float
-
-
-def plain_gpu_seconds(target: Replica, batch: int) -> float:
-    """Return the GPU-seconds of a million tokens without speculation."""
-    return target.num_gpus * target.step_s(batch) / batch * 1e6
-
-
-def fastest(
-    target: Replica,
-    drafter: Replica,
-    how: Speculating,
-    schedule: Schedule,
-    targets_per_drafter: int = 1,
-) -> Operation:
-    """Return the speed and cost of a schedule at its fastest draft length.
-
-    Args:
-        target: replica of the target.
-        drafter: replica of the drafter, on GPUs of its own or, with `num_gpus` 0, on the target's.
-        how: conditions of speculation.
-        schedule: schedule of drafting and verifying.
-        targets_per_drafter: replicas of the target whose sequences the drafter batches.
-    """
-    times = {
-        "target_s": target.step_s(how.batch),
-        "draft_s": drafter.step_s(how.batch * targets_per_drafter),
-        "round_s": how.round_s,
-    }
-
-    def speedup(draft_length: int) -> float:
-        extra = how.extra_position and schedule == "sequential"
-        tokens = expected_tokens(how.acceptance, draft_length, extra_position=extra)
-        verify_s = target.step_s(how.batch, draft_length + extra)
-        if schedule == "sequential":
-            return sequential_speedup(tokens, draft_length, verify_s=verify_s, **times)
-        hits = how.acceptance**draft_length if how.hits is None else how.hits
-        return draft_ahead_speedup(tokens, draft_length, hits, verify_s=verify_s, **times)
-
-    from rapid.config import MAX_DRAFT  # needs pydantic, which `benchmarks/gpu.py` does without
-
-    length, best = _best(speedup, range(1, MAX_DRAFT + 1))
-    gpus = target.num_gpus + drafter.num_gpus / targets_per_drafter
-    gpu_seconds = gpus * times["target_s"] / (how.batch * best) * 1e6
-    return Operation(schedule, length, best, targets_per_drafter, gpu_seconds)
-
-
-def cheapest(target: Replica, drafter: Replica, how: Speculating, schedule: Schedule) -> Operation:
-    """Choose the number of targets per drafter that needs the fewest GPU-seconds per token.
-
-    More targets share the drafter's GPUs but make its steps longer. Their number is limited by the
-    drafter's memory and by `MAX_TARGETS`.
-    """
-    if not drafter.num_gpus:
-        return fastest(target, drafter, how, schedule)
-    most = max(1, min(MAX_TARGETS, drafter.max_sequences // how.batch))
-    operations = (fastest(target, drafter, how, schedule, n) for n in range(1, most + 1))
-    return min(operations, key=lambda each: each.gpu_seconds)
-
-
 def group_sizes(replica: Replica, num_sequences: int) -> list[int]:
     """Return the `GROUP_SIZES` that a model can be split over and that hold the sequences."""
     groups = (replace(replica, num_gpus=size) for size in GROUP_SIZES)
@@ -400,7 +244,3 @@ def group_sizes(replica: Replica, num_sequences: int) -> list[int]:
         for group in groups
         if not group.shape.undivided(group.num_at_once) and group.max_sequences >= num_sequences
     ]
-
-
-def _best(value: Callable[[int], float], candidates: Iterable[int]) -> tuple[int, float]:
-    return max(((each, value(each)) for each in candidates), key=lambda pair: pair[1])

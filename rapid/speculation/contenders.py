@@ -9,9 +9,9 @@ computed only of *contenders*: the proposed tokens, and those that a bound does 
   and at most the logarithm of the vocabulary's size, because the entropy is. `Row.error` covers
   that and the addition, which torch does in cascades. For `top_p`, and for `adaptive`, whose odds
   carry p from block to block, the sum is taken in float64.
-- Race (`rapid.speculation.noise.race`). A token is likely if its weight is at least `_MANY` times
-  the mean weight, so at most ``vocab / _MANY`` tokens are. It is early if its time is below ``_LATE
-  * _MANY / vocab``. A token that is neither finishes after the quotient of both limits, which is
+- Race (`rapid.speculation.noise.race`). A token is likely if its weight is at least `MANY` times
+  the mean weight, so at most ``vocab / MANY`` tokens are. It is early if its time is below ``_LATE
+  * MANY / vocab``. A token that is neither finishes after the quotient of both limits, which is
   `_LATE` over the sum of the weights. If a contender finished before, no other token can have won:
   in all races but one of ``e ** _LATE``, however flat the row is.
 - Filters. Tokens below ``(1 - top_p) / vocab`` have less than ``1 - top_p`` together, so the
@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,12 +33,11 @@ import torch
 
 from rapid.messages import Float32Array
 from rapid.speculation.draw import Draw
-from rapid.speculation.fusion import retrieved_weight
+from rapid.speculation.fused_rows import MANY, Fused, Told, fused_row, told_by
 from rapid.speculation.noise import Float64Array, Purpose, Words, numbers
 from rapid.speculation.philox import keys_of, uniforms_at
 from rapid.speculation.rows import FINE, MOST_ERROR, OF_PEAK, Ids, Row
 
-_MANY = 64.0  # times the mean probability, from which a token is likely
 _LATE = 7.0  # mean times of a race, before which it ends but for one in 1,100
 _MOST_DRAWN = 512  # tokens whose random numbers alone are drawn
 _PART = 2**15  # numbers that are drawn at once; a multiple of the four of a counter
@@ -56,54 +54,14 @@ class Outcome:
     told_prob: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Fused:
-    """p_hat up to a factor: weights of some tokens, and how those of all others follow from p.
-
-    Attributes:
-        row: p.
-        ids: The tokens with weights of their own, no token twice [n].
-        weights: Their weights [n].
-        slack: Bounds of the errors of the weights beside those of the others [n].
-        total: Sum of the weights of all tokens.
-        error: Bound of the relative error of a quotient of a weight and the total.
-        share: The weight of any other token is ``share * p * exp(sharpening * p)``.
-        sharpening: See `share`.
-        is_all: Whether other tokens have no weight, as after a filter.
-    """
-
-    row: Row
-    ids: Ids
-    weights: Float64Array
-    slack: Float64Array
-    total: float = 1.0
-    error: float = 0.0
-    share: float = 1.0
-    sharpening: float = 0.0
-    is_all: bool = False
-
-    def others(self, probs: Any) -> Any:
-        """Return the weights of tokens that have none of their own, by their p."""
-        if not self.sharpening:
-            return self.share * probs
-        return self.share * probs * np.exp(self.sharpening * probs)
-
-    def without_own(self, ids: Ids) -> Ids:
-        """Return the tokens among some that have no weight of their own."""
-        if not len(self.ids):
-            return ids
-        is_own = np.zeros(len(self.row.logits), dtype=np.bool_)
-        is_own[self.ids] = True
-        return ids[~is_own[ids]]
-
-    def at(self, token: int) -> tuple[float, float]:
-        """Return the weight and the slack of a token that has its own; otherwise zeros."""
-        place = np.flatnonzero(self.ids == token)
-        return float(self.weights[place].sum()), float(self.slack[place].sum())
-
-
 def decided(
-    logits: torch.Tensor, ids: Ids, draft: Float64Array, drafted: int, draw: Draw, log_odds: float
+    logits: torch.Tensor,
+    ids: Ids,
+    draft: Float64Array,
+    drafted: int,
+    draw: Draw,
+    log_odds: float,
+    witness_logits: torch.Tensor | None = None,
 ) -> Outcome:
     """Decide one drafted token as `rapid.speculation.acceptance.judge` does.
 
@@ -114,21 +72,29 @@ def decided(
         drafted: The drafted token.
         draw: Settings, and the position of the token.
         log_odds: Those of the tokens before, for `adaptive`.
+        witness_logits: The target's logits after the retrieved text [vocab], if any.
     """
-    speculation = draw.speculation
+    speculation, temperature = draw.speculation, draw.temperature
     if draw.is_greedy and speculation.eta == 0:
-        token, is_sure = best_logit(logits.numpy(), draw.temperature)
+        token, is_sure = best_logit(logits.numpy(), temperature)
         return Outcome(token, token == drafted, is_sure)
     is_fine = speculation.is_witnessed or (draw.sampling.top_p < 1 and not draw.is_greedy)
-    row = Row.read(logits, draw.temperature, is_fine=is_fine)
-    if not row.error < MOST_ERROR:
+    row, witness = Row.read(logits, temperature, is_fine=is_fine), None
+    if speculation.is_witnessed and witness_logits is not None:
+        witness = Row.read(witness_logits, temperature, is_fine=True)
+    if not max(row.error, witness.error if witness else 0.0) < MOST_ERROR:
         return Outcome(drafted, False, False)
-    fused = _fused(row, ids, draft, draw, log_odds)
-    token, is_accepted, is_sure = _settled(fused, ids, draft, drafted, draw)
+    told = told_by(ids, draft, speculation.plausibility, witness)
+    if not told.is_sure:
+        return Outcome(drafted, False, False)
+    fused = fused_row(row, told, draw, log_odds)
+    token, is_accepted, is_sure = _settled(fused, told, drafted, draw)
     if not speculation.is_witnessed:
         return Outcome(token, is_accepted, is_sure)
-    target_prob = float(row.probs(np.array([token]))[0])
-    return Outcome(token, is_accepted, is_sure, target_prob, float(draft[ids == token].sum()))
+    chosen, told_prob = np.array([token]), float(draft[ids == token].sum())
+    if witness is not None:
+        told_prob = (told_prob + float(witness.probs(chosen)[0])) / 2
+    return Outcome(token, is_accepted, is_sure, float(row.probs(chosen)[0]), told_prob)
 
 
 def drawn(logits: torch.Tensor, draw: Draw) -> tuple[int, bool]:
@@ -156,56 +122,6 @@ def best_logit(logits: Float32Array, temperature: float) -> tuple[int, bool]:
     second = max(float(part.max(initial=-np.inf)) for part in (before, after))
     is_alone = second < peak - temperature * FINE - OF_PEAK * abs(peak)
     return token, math.isfinite(peak) and is_alone
-
-
-def _fused(row: Row, ids: Ids, draft: Float64Array, draw: Draw, log_odds: float) -> Fused:
-    """Return p_hat before filters, for every rule of `rapid.speculation.fusion.fused_probs`."""
-    speculation, eta = draw.speculation, draw.speculation.eta
-    probs = row.probs(ids)
-    if eta == 0:
-        return Fused(row, ids, probs, np.zeros(len(ids)), 1.0, row.error)
-    if speculation.transfer == "mixture":
-        moved = probs + eta * draft
-        return Fused(row, ids, moved, moved * row.error, 1 + eta, row.error)
-    best = draft.max()
-    is_plausible = draft >= speculation.plausibility * best
-    if speculation.transfer == "adaptive":
-        weight = retrieved_weight(log_odds)
-        mixed = (1 - weight) * probs + weight * draft * is_plausible
-        error = row.error * (1 + eta)
-        slack = is_plausible * mixed * error
-        if draw.is_greedy:  # sharpening does not change the order
-            return Fused(row, ids, mixed, slack, share=1 - weight)
-        sharpened = mixed * np.exp(eta * weight * mixed)
-        slack = is_plausible * sharpened * error
-        share, sharpening = 1 - weight, eta * weight * (1 - weight)
-        fused = Fused(row, ids, sharpened, slack, 1.0, error, share, sharpening)
-        return _summed(fused, probs, min(_MANY, (1 - draw.sampling.top_p) / 2 or _MANY))
-    move, certainty = draft - probs, 1 / row.total
-    scale = 1.0
-    if speculation.transfer == "boost":
-        move = move.clip(min=0)
-        scale = 2 * best / (best + certainty)
-    moved = probs * np.exp(eta * scale * move * is_plausible)
-    slack = moved * row.error * (1 + eta * scale * (probs + abs(move)))
-    slack *= moved != probs
-    total = 1.0 + float((moved - probs).sum())
-    error = row.error + (row.error + float(slack.sum())) / total
-    return Fused(row, ids, moved, slack, total, error)
-
-
-def _summed(fused: Fused, probs: Float64Array, times: float) -> Fused:
-    """Return p_hat of `adaptive` with its total; `probs` are p of the candidates.
-
-    Tokens with at least `times` the mean probability are added one by one. Sharpening multiplies
-    the others by hardly more than one: at most by what it would for the likeliest of them.
-    """
-    most = times / len(fused.row.logits)
-    likely = fused.row.probs(fused.without_own(fused.row.at_least(most)))
-    rest = fused.share * max(1 - float(probs.sum()) - float(likely.sum()), 0.0)
-    half = rest * math.expm1(fused.sharpening * most) / 2
-    total = float(fused.weights.sum()) + float(fused.others(likely).sum()) + rest + half
-    return replace(fused, total=total, error=fused.error + (half + fused.error) / total)
 
 
 def _filtered(fused: Fused, draw: Draw) -> tuple[Fused, bool]:
@@ -255,9 +171,7 @@ def _filtered(fused: Fused, draw: Draw) -> tuple[Fused, bool]:
     ), is_sure  # fmt: skip
 
 
-def _settled(
-    fused: Fused, ids: Ids, draft: Float64Array, drafted: int, draw: Draw
-) -> tuple[int, bool, bool]:
+def _settled(fused: Fused, told: Told, drafted: int, draw: Draw) -> tuple[int, bool, bool]:
     """Return the token of a position, whether the drafted one was accepted, and if that is sure."""
     if draw.is_greedy:  # filters keep the best token
         token, is_sure = _best(fused)
@@ -266,7 +180,7 @@ def _settled(
     if draw.speculation.coupling == "shared_noise":
         token, is_first = _raced(kept, draw, Purpose.RESULT)
         return token, token == drafted, is_sure and is_first
-    proposed = float(draft[ids == drafted].sum()) * kept.total
+    proposed = float(told.draft[told.ids == drafted].sum()) * kept.total
     weight, slack = kept.at(drafted)
     if not proposed > 0:
         return drafted, False, False
@@ -275,16 +189,16 @@ def _settled(
     is_sure &= abs(number - chance) > slack / proposed + (kept.error + fused.row.rounding) * chance
     if number < chance or not is_sure:
         return drafted, number < chance, is_sure
-    token, is_first = _raced(_residual(kept, ids, draft), draw, Purpose.RESIDUAL)
+    token, is_first = _raced(_residual(kept, told), draw, Purpose.RESIDUAL)
     return token, False, is_first
 
 
-def _residual(fused: Fused, ids: Ids, draft: Float64Array) -> Fused:
+def _residual(fused: Fused, told: Told) -> Fused:
     """Return what p_hat has more than q."""
-    wanted = draft * fused.total
+    wanted = told.draft * fused.total
     if fused.is_all:
         dense = np.zeros(len(fused.row.logits))
-        dense[ids] = wanted
+        dense[told.ids] = wanted
         wanted = dense[fused.ids]
     excess = (fused.weights - wanted).clip(min=0)
     slack = fused.slack + (wanted + fused.weights) * fused.error
@@ -318,11 +232,11 @@ def _raced(fused: Fused, draw: Draw, purpose: Purpose) -> tuple[int, bool]:
     if fused.is_all and len(ids) <= _MOST_DRAWN:
         uniforms = uniforms_at(keys_of([draw], purpose), ids[None])[0]
     else:
-        most = min(_MANY / vocab * fused.total / fused.share, 1 / row.total)
+        most = min(MANY / vocab * fused.total / fused.share, 1 / row.total)
         late = math.inf
         may_win = np.zeros(vocab, dtype=np.bool_)
         if not fused.is_all:
-            late = _LATE * _MANY / vocab
+            late = _LATE * MANY / vocab
             limit = late / float(fused.others(most)) * (1 - MOST_ERROR)
             np.greater_equal(row.logits, row.logit_of(most), out=may_win)
         may_win[ids] = True

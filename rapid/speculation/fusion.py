@@ -103,13 +103,10 @@ def weights_if_accepted(
     Returns:
         The weights [rows].
     """
-    if len(probs[0]) == len(lengths):
-        odds = torch.tensor(log_odds, dtype=probs.dtype, device=probs.device)
-    else:
-        sums, before = _sums_of_odds(log_odds, lengths)
-        target, told = probs.clamp(min=_LEAST_PROBABILITY).log()
-        odds = torch.as_tensor(sums, device=probs.device) @ (told - target)
-        odds += torch.as_tensor(before, device=probs.device)
+    sums, before = _sums_of_odds(log_odds, lengths)
+    target, told = probs.clamp(min=_LEAST_PROBABILITY).log()
+    odds = torch.as_tensor(sums, device=probs.device) @ (told - target)
+    odds += torch.as_tensor(before, device=probs.device)
     return torch.sigmoid(math.log1p(-_LEAST_PROBABILITY) + _TEMPER * odds)
 
 

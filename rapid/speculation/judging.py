@@ -1,8 +1,9 @@
 """Judging of blocks by weights: what `rapid.speculation.acceptance.judge` says, in less time.
 
-The positions of one or several blocks are decided together, as if every draft before them were
-accepted. Then the decisions are taken one by one, up to a rejection. The first that is not sure,
-and all after it, are left to the specification.
+On a CPU a block is decided position by position, up to the first rejection. Elsewhere the positions
+of several blocks are decided together, as if every draft before them were accepted; then the
+decisions are taken one by one, up to a rejection, and the first that is not sure, with all after
+it, is left to the specification.
 """
 
 from __future__ import annotations
@@ -45,8 +46,6 @@ def is_within_reach(question: ToJudge) -> bool:
 def judged_by_rows(question: ToJudge) -> Judgement:
     """Judge a block on a CPU up to the first rejection; `is_within_reach` must hold."""
     block, draw, log_odds = question.block, question.draw, question.log_odds
-    if draw.speculation.is_witnessed and question.witness is not None:
-        return _judgement(question, _outcomes_in_turn(question))
     all_ids = block.candidate_ids.astype(np.int64)
     probs = block.candidate_probs.astype(np.float64)
     token_ids: list[int] = []
@@ -54,7 +53,13 @@ def judged_by_rows(question: ToJudge) -> Judgement:
         is_real = all_ids[row] >= 0
         draft = (probs[row] / float(torch.from_numpy(probs[row]).sum()))[is_real]
         outcome = contenders.decided(
-            question.logits[row], all_ids[row][is_real], draft, drafted, draw.after(row), log_odds
+            question.logits[row],
+            all_ids[row][is_real],
+            draft,
+            drafted,
+            draw.after(row),
+            log_odds,
+            None if question.witness is None else question.witness[row],
         )
         token, is_accepted = outcome.token, outcome.is_accepted
         if not outcome.is_sure:
@@ -139,17 +144,6 @@ def _outcomes(
         yield contenders.Outcome(
             int(values[0]), is_accepted, bool(values[2]), float(values[3]), float(values[4])
         )
-
-
-def _outcomes_in_turn(question: ToJudge) -> Iterator[contenders.Outcome]:
-    """Yield the outcomes of a block with a witness one by one, each by the odds before it."""
-    rows, log_odds, draw = _rows([question]), question.log_odds, question.draw
-    for row in range(len(question.block)):
-        some = rows.at(slice(row, row + 1))
-        decided, instead = _decided(some, draw, [1], [log_odds])
-        for outcome in _outcomes(decided.T.numpy(), instead[:, 0].numpy(), draw):
-            log_odds = observed(log_odds, outcome.target_prob, outcome.told_prob)
-            yield outcome
 
 
 def _rows(questions: Sequence[ToJudge]) -> Rows:
@@ -239,12 +233,9 @@ def _decided(
         return _table(tokens, tokens == rows.drafted, sure & are_kept, probs), none
     accepted, sure = fast.accepted(rows, fused)
     decided = _table(rows.drafted, accepted, sure & are_kept, probs)
-    if accepted.device.type == "cpu" and accepted.all():  # elsewhere asking would be a transfer
-        return decided, none
-    if len(accepted) > 1:
-        first = _first_rejected(accepted, lengths)
-        rows, readings = rows.at(first), readings.at(first)
-        fused, are_kept = fused.at(first), are_kept[first]
+    first = _first_rejected(accepted, lengths)
+    rows, readings = rows.at(first), readings.at(first)
+    fused, are_kept = fused.at(first), are_kept[first]
     tokens, sure = fast.corrected(rows, fused)
     probs = readings.of(rows, tokens) if is_witnessed else rows.draft.new_zeros((2, len(lengths)))
     return decided, _table(tokens, torch.zeros_like(sure), sure & are_kept, probs)

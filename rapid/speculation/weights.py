@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from rapid.speculation.draw import Draw
@@ -69,8 +68,8 @@ class Rows:
         """Return q of one token per row, 0 if it was not proposed [rows]."""
         return (self.draft * (self.is_real & (self.ids == tokens[:, None]))).sum(dim=-1)
 
-    def at(self, rows: torch.Tensor | slice) -> Rows:
-        """Return some of the rows; a slice copies nothing."""
+    def at(self, rows: torch.Tensor) -> Rows:
+        """Return some of the rows."""
         return Rows(
             self.logits[rows],
             self.ids[rows],
@@ -217,7 +216,7 @@ def fused_weights(
         error = own.error * (1 + eta / 20)  # of exp(eta * w * m) in float32
         if draw.is_greedy:  # sharpening does not change the order
             return Weights(mixed, own.total, error)
-        sharpened = mixed * _broadcast(eta * weight).to(mixed.dtype)
+        sharpened = mixed * (eta * weight)[:, None].to(mixed.dtype)
         sharpened.exp_().mul_(mixed)
         return Weights(sharpened, sharpened.sum(dim=-1).double(), error)
     proposed = target.gather(-1, rows.ids).double()
@@ -249,7 +248,7 @@ def _mixed(
     weight: torch.Tensor,
 ) -> torch.Tensor:
     """Return the mixture m of `adaptive`, float32 [rows, vocab]; it takes the place of `own`."""
-    target, retrieved, share = readings.target, readings.retrieved, _broadcast(weight)
+    target, retrieved, share = readings.target, readings.retrieved, weight[:, None]
     if retrieved is None:
         best = rows.draft.amax(dim=-1, keepdim=True)
         told = share * rows.draft * (rows.draft >= speculation.plausibility * best)
@@ -259,14 +258,8 @@ def _mixed(
     told = retrieved / 2
     proposed = (retrieved.gather(-1, rows.ids) + rows.draft) / 2
     told.scatter_(-1, rows.ids, proposed)
-    least = speculation.plausibility * told.amax(dim=-1)
-    told *= told >= _broadcast(least)
+    told *= told >= speculation.plausibility * told.amax(dim=-1, keepdim=True)
     return (target * (1 - share)).add_(told.mul_(share)).to(own.weights.dtype)
-
-
-def _broadcast(values: torch.Tensor) -> torch.Tensor:
-    """Return one value per row for operations on rows; a lone one as a scalar, which is faster."""
-    return values[0] if len(values) == 1 else values[:, None]
 
 
 def filtered(
@@ -398,14 +391,7 @@ def _peak(
         share: Relative distance to the highest within which values are close [rows].
         width: Absolute distance, likewise.
     """
-    if values.device.type != "cpu":
-        best, tokens = values.max(dim=-1)
-        least = best - width if share is None else best * (1 - share)
-        return tokens, best, (values >= least.to(values.dtype)[:, None]).sum(dim=-1) == 1
-    array = values.numpy()  # numpy takes a quarter of the time there
-    tokens = torch.from_numpy(array.argmax(axis=-1))
-    best = values.gather(-1, tokens[:, None])[:, 0]
+    best, tokens = values.max(dim=-1)
     least = best - width if share is None else best * (1 - share)
-    limits = least.to(values.dtype).numpy()
-    counts = [np.count_nonzero(row >= limit) for row, limit in zip(array, limits, strict=True)]
-    return tokens, best, torch.tensor(counts) == 1
+    is_alone = (values >= least.to(values.dtype)[:, None]).sum(dim=-1) == 1
+    return tokens, best, is_alone

@@ -7,7 +7,7 @@ Leases that do not fit wait in a queue. A tenant's own leases open in the order 
 tenants the one whose open leases hold the fewest pages comes first, and tenants that hold as many
 take turns: many leases of one tenant, or large ones, delay another tenant hardly. A lease that does
 not fit lets others pass that do, those that are short or whose document is here already. Who has
-been overtaken by `_MOST_OVERTAKEN` later leases comes first, and until it fits nobody opens whose
+been overtaken by `MOST_OVERTAKEN` later leases comes first, and until it fits nobody opens whose
 tenant holds as many pages as its own, so that no lease waits for ever.
 
 An engine that drafts for itself gives a request two leases, the second when its evidence is found.
@@ -23,7 +23,6 @@ and take no new room (`rapid.engines.kv.prefix_cache`).
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -32,14 +31,13 @@ import numpy as np
 from rapid.engines.kv.cache import PagePool, PageTable, Run
 from rapid.engines.kv.disk_tier import DiskTier
 from rapid.engines.kv.host_tier import HostTier
+from rapid.engines.kv.lines import Lines, Waiter
 from rapid.engines.kv.prefix_cache import Pages, PrefixCache, as_runs, page_names, pages_of
 from rapid.engines.kv.rings import Ring, RingPool
 from rapid.engines.kv.sequences import Sequence
 from rapid.errors import BadRequest, LeaseNotFound, OutOfStep, PromptTooLong
 from rapid.messages import EngineStatus, LeaseRequest
 from rapid.ports import Clock
-
-_MOST_OVERTAKEN = 8  # later leases that may open before an earlier one of another tenant
 
 
 @dataclass(eq=False)
@@ -74,37 +72,6 @@ class Lease:
         return self.request.lease_id
 
 
-@dataclass(eq=False)
-class Waiter:
-    """Request for a lease, as it stands in the queue.
-
-    Attributes:
-        request: The lease request.
-        on_open: Callback, called at most once: with the lease when it opens, or with None when the
-            ledger closes first.
-        page_names: Names of the full pages of the prompt.
-        number: Position in the order of submission.
-        num_overtaken: Number of later leases of other tenants that opened while this one stood at
-            the head of its tenant's line.
-    """
-
-    request: LeaseRequest
-    on_open: Callable[[Lease | None], None]
-    page_names: list[bytes]
-    number: int = 0
-    num_overtaken: int = 0
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it has been overtaken often enough to come first."""
-        return self.num_overtaken >= _MOST_OVERTAKEN
-
-
-def _line_of(waiter: Waiter) -> str | None:
-    """Return the key of a waiter's line: its tenant, or None for the line of all companions."""
-    return waiter.request.tenant if waiter.request.beside is None else None
-
-
 @dataclass
 class LeaseLedger:
     """Open leases, and the queue of those that wait for pages or for one of `max_leases` places.
@@ -136,8 +103,7 @@ class LeaseLedger:
     rings: RingPool | None = None
     prefixes: PrefixCache = field(init=False)
     _open: dict[str, Lease] = field(default_factory=dict)
-    _lines: dict[str | None, deque[Waiter]] = field(default_factory=dict)  # in the order of turns
-    _num_submitted: int = 0
+    _lines: Lines = field(default_factory=Lines)
 
     def __post_init__(self) -> None:
         self.prefixes = PrefixCache(self.pool, self.host, self.disk)
@@ -161,15 +127,14 @@ class LeaseLedger:
             LeaseNotFound: The lease named by `request.beside` is not open.
         """
         self._check(waiter.request)
-        waiter.number = self._num_submitted = self._num_submitted + 1
-        self._lines.setdefault(_line_of(waiter), deque()).append(waiter)
+        self._lines.join(waiter)
         self.admit()
 
     def withdraw(self, waiter: Waiter) -> bool:
         """Remove a waiter from its line, which keeps its turn; False if it is not waiting."""
-        if waiter not in self._waiting():
+        if waiter not in self._lines:
             return False
-        self._leave(waiter)
+        self._lines.leave(waiter)
         self.admit()
         return True
 
@@ -184,13 +149,7 @@ class LeaseLedger:
         """Open leases, in the order that the module describes, for as long as one fits."""
         while (waiter := self._next()) is not None:
             lease = self._reserve(waiter)
-            self._leave(waiter)
-            if waiter.request.beside is None:
-                for head in self._heads():
-                    head.num_overtaken += head.number < waiter.number
-            line = _line_of(waiter)
-            if line in self._lines:  # the next lease of this line waits for every other line's turn
-                self._lines[line] = self._lines.pop(line)
+            self._lines.serve(waiter)
             self._open[lease.lease_id] = lease
             first = self._open.get(waiter.request.beside or "")
             if first is not None:
@@ -238,9 +197,9 @@ class LeaseLedger:
 
     def close(self) -> None:
         """Refuse all waiting requests."""
-        for waiter in self._waiting():
+        for waiter in list(self._lines):
             waiter.on_open(None)
-        self._lines.clear()
+        self._lines = Lines()
 
     def expired(self) -> list[Lease]:
         """Return the leases that are idle and unrenewed for longer than the time-to-live."""
@@ -254,7 +213,7 @@ class LeaseLedger:
     def status(self) -> EngineStatus:
         """Return the counts of leases, pages and what waits."""
         kept = [each.request for each in self._open.values() if each.expects_companion]
-        waiting = [waiter.request for waiter in self._waiting()]
+        waiting = [waiter.request for waiter in self._lines]
         documents = {each.affinity or each.lease_id: len(each.prompt_ids) for each in waiting}
         return EngineStatus(
             leases_open=len(self._open),
@@ -280,17 +239,16 @@ class LeaseLedger:
             self.rings.check_integrity(r for each in self._open.values() for r in _rings_of(each))
         if len(self._open) > self.max_leases:
             raise AssertionError("lease ledger: more leases open than allowed")
-        if not all(self._lines.values()):
-            raise AssertionError("lease ledger: nobody stands in a line that has a turn")
+        self._lines.check_integrity()
         if (waiter := self._next()) is not None:
             raise AssertionError(f"lease ledger: {waiter.request.lease_id!r} waits though it fits")
 
     def _next(self) -> Waiter | None:
         """Return the waiter that can open now: a companion, else the first that fits, or None."""
-        if None in self._lines:
-            companion = self._lines[None][0]
+        companion = self._lines.companion()
+        if companion is not None:
             return companion if self._fits(companion) else None
-        heads = self._heads()
+        heads = self._lines.heads()
         held = {head: self._num_held(head.request.tenant) for head in heads}
         heads.sort(key=lambda head: (not head.is_due, head.number if head.is_due else held[head]))
         least_kept_back = self.pool.num_pages + 1
@@ -302,10 +260,6 @@ class LeaseLedger:
                     least_kept_back = held[head]
         return None
 
-    def _heads(self) -> list[Waiter]:
-        """Return the first waiter of every tenant, in the order of turns."""
-        return [line[0] for tenant, line in self._lines.items() if tenant is not None]
-
     def _num_held(self, tenant: str) -> int:
         """Return the number of pages that a tenant's open leases hold, shared ones counted once."""
         is_held = np.zeros(self.pool.num_pages, dtype=bool)
@@ -315,19 +269,9 @@ class LeaseLedger:
                     is_held[run.start : run.stop] = True
         return int(is_held.sum())
 
-    def _leave(self, waiter: Waiter) -> None:
-        line = self._lines[_line_of(waiter)]
-        line.remove(waiter)
-        if not line:
-            del self._lines[_line_of(waiter)]
-
-    def _waiting(self) -> list[Waiter]:
-        """Return all waiters."""
-        return list(itertools.chain.from_iterable(self._lines.values()))
-
     def _check(self, request: LeaseRequest) -> None:
         lease_id = request.lease_id
-        if lease_id in self._open or any(w.request.lease_id == lease_id for w in self._waiting()):
+        if lease_id in self._open or any(w.request.lease_id == lease_id for w in self._lines):
             raise OutOfStep(f"lease {lease_id!r} is open already")
         first = None if request.beside is None else self.get(request.beside).request
         num_prompt = len(request.prompt_ids)

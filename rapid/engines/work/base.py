@@ -147,16 +147,25 @@ class SequenceWork(Work):
 
     @override
     def feed(self, limit: int) -> Feed:
-        sequence, num_wanted = self.sequence, self._num_wanted()
+        sequence = self.sequence
+        num_behind = sequence.num_pending - self._num_wanted()
         limit = sequence.most_rows(max(limit, MIN_CHUNK_TOKENS))
-        num_behind = sequence.num_pending - num_wanted
-        self._is_behind = num_behind > 0 and sequence.num_pending > limit
-        if self._is_behind:
-            num_wanted = 0
-            token_ids = sequence.pending(min(num_behind, limit))
-        else:
-            token_ids = sequence.pending()
-        self._num_fed = len(token_ids)
+        if num_behind > 0 and not self._fits(limit):
+            return self._rows(sequence.pending(min(num_behind, limit)), 0)
+        return self._feed_wanted()
+
+    def _fits(self, limit: int) -> bool:
+        """Return whether tokens committed elsewhere go into one forward with the wanted rows."""
+        return self.sequence.num_pending <= limit
+
+    def _feed_wanted(self) -> Feed:
+        """Return the rows whose logits are needed, with those left before them."""
+        return self._rows(self.sequence.pending(), self._num_wanted())
+
+    def _rows(self, token_ids: list[int], num_wanted: int) -> Feed:
+        """Return the rows of the next tokens to compute."""
+        sequence = self.sequence
+        self._num_fed, self._is_behind = len(token_ids), num_wanted == 0
         return Feed(
             token_ids, sequence.num_computed, sequence.table, num_wanted, ring=sequence.ring
         )

@@ -21,7 +21,6 @@ from rapid.config import WindowDrafting
 from rapid.engines.attention.batch import Feed
 from rapid.engines.kv.leases import Lease
 from rapid.engines.kv.sequences import Proposal
-from rapid.engines.work.base import MIN_CHUNK_TOKENS
 from rapid.engines.work.drafting import Drafting, draft_block
 from rapid.speculation.questions import Answer, Proposed, ToPropose
 
@@ -55,16 +54,13 @@ class WindowDraft(Drafting):
         self._num_tokens = self._within_room(self._num_tokens)
 
     @override
-    def feed(self, limit: int) -> Feed:
+    def _fits(self, limit: int) -> bool:
+        return False  # rows before the drafted ones attend to everything
+
+    @override
+    def _feed_wanted(self) -> Feed:
         sequence = self.sequence
-        num_behind = sequence.num_pending - 1
-        self._is_behind = num_behind > 0
-        if self._is_behind:
-            most = sequence.most_rows(max(limit, MIN_CHUNK_TOKENS))
-            token_ids = sequence.pending(min(num_behind, most))
-            self._num_fed = len(token_ids)
-            position = sequence.num_computed
-            return Feed(token_ids, position, sequence.table, 0, ring=sequence.ring)
+        self._num_fed, self._is_behind = 0, False
         last = (self._token_ids or sequence.token_ids)[-1]
         position = len(sequence.token_ids) - 1 + len(self._token_ids)
         before, after = self._window.num_sinks, position + 1 - self._window.window
@@ -72,10 +68,7 @@ class WindowDraft(Drafting):
         return Feed([last], position, sequence.table, 1, unseen, sequence.ring)
 
     @override
-    def take(self, logits: torch.Tensor) -> ToPropose | None:
-        if self._is_behind:
-            self.sequence.num_computed += self._num_fed
-            return None
+    def _ask(self, logits: torch.Tensor) -> ToPropose:
         return self._after(len(self._token_ids), logits)
 
     @override

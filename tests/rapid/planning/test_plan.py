@@ -10,20 +10,16 @@ from dataclasses import replace
 
 import pytest
 
-from rapid.planning.plan import (
-    GPUS,
-    HostTime,
+from rapid.planning.plan import GPUS, HostTime, Replica, group_sizes
+from rapid.planning.schedules import (
     Operation,
-    Replica,
     Speculating,
     cheapest,
-    draft_ahead_speedup,
-    expected_tokens,
     fastest,
-    group_sizes,
     plain_gpu_seconds,
 )
 from rapid.planning.shapes import KNOWN_SHAPES
+from rapid.planning.speedups import draft_ahead_speedup, expected_tokens
 
 H200 = GPUS["h200"]
 SHAPES = {name: shape for name, (_, shape) in KNOWN_SHAPES.items()}

@@ -131,12 +131,18 @@ def test_a_long_flat_tail_is_not_lost_beside_one_likely_token(above):
 
 
 @pytest.mark.parametrize("coupling", get_args(Coupling))
-@pytest.mark.parametrize("transfer", get_args(Transfer))
-def test_nearly_all_rows_of_usual_settings_need_no_specification(transfer, coupling, monkeypatch):
+@pytest.mark.parametrize(
+    ("transfer", "is_witnessed"),
+    [*((one, False) for one in get_args(Transfer)), ("adaptive", True)],
+)
+def test_nearly_all_rows_of_usual_settings_need_no_specification(
+    transfer, is_witnessed, coupling, monkeypatch
+):
     numbers = np.random.default_rng(1)
     speculation = SpeculationConfig(transfer=transfer, eta=5, coupling=coupling)
     draws = [Draw(SamplingConfig(seed=seed), speculation, 0, 0) for seed in range(40)]
-    questions = blocks(numbers, draws, 500, rounds_to=torch.float32)
+    told_by = {"is_witnessed": is_witnessed, "rounds_to": torch.float32}
+    questions = blocks(numbers, draws, 500, **told_by)
     expected = [question.by_specification() for question in questions]
     asked = []
     plain = ToJudge.by_specification

@@ -205,7 +205,7 @@ def test_no_lease_opens_out_of_order_and_every_lease_opens() -> None:
         # Who holds nothing and is due, of the tenants that wait.
         due = {
             head.request.tenant: head.number
-            for head in ledger._heads()
+            for head in ledger._lines.heads()
             if head.is_due and not held[head.request.tenant]
         }
         step = walk.random()

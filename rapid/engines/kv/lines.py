@@ -1,0 +1,93 @@
+"""Those who wait for a lease: a line for each tenant, and one for all companions."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rapid.messages import LeaseRequest
+
+if TYPE_CHECKING:
+    from rapid.engines.kv.leases import Lease
+
+MOST_OVERTAKEN = 8  # later leases that may open before an earlier one of another tenant
+
+
+@dataclass(eq=False)
+class Waiter:
+    """Request for a lease, as it stands in the queue.
+
+    Attributes:
+        request: The lease request.
+        on_open: Callback, called at most once: with the lease when it opens, or with None when the
+            ledger closes first.
+        page_names: Names of the full pages of the prompt.
+        number: Position in the order of submission.
+        num_overtaken: Number of later leases of other tenants that opened while this one stood at
+            the head of its tenant's line.
+    """
+
+    request: LeaseRequest
+    on_open: Callable[[Lease | None], None]
+    page_names: list[bytes]
+    number: int = 0
+    num_overtaken: int = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it has been overtaken often enough to come first."""
+        return self.num_overtaken >= MOST_OVERTAKEN
+
+
+@dataclass
+class Lines:
+    """The lines, in the order of turns; within one its waiters stand in the order of submission."""
+
+    _lines: dict[str | None, deque[Waiter]] = field(default_factory=dict)
+    _num_submitted: int = 0
+
+    def __iter__(self) -> Iterator[Waiter]:
+        return itertools.chain.from_iterable(self._lines.values())
+
+    def join(self, waiter: Waiter) -> None:
+        """Stand at the end of the waiter's line."""
+        waiter.number = self._num_submitted = self._num_submitted + 1
+        self._lines.setdefault(_line_of(waiter), deque()).append(waiter)
+
+    def leave(self, waiter: Waiter) -> None:
+        """Remove a waiter from its line, which keeps its turn."""
+        line = self._lines[_line_of(waiter)]
+        line.remove(waiter)
+        if not line:
+            del self._lines[_line_of(waiter)]
+
+    def serve(self, waiter: Waiter) -> None:
+        """Remove a waiter that opens; its line now waits for every other line's turn."""
+        self.leave(waiter)
+        if waiter.request.beside is None:
+            for head in self.heads():
+                head.num_overtaken += head.number < waiter.number
+        line = _line_of(waiter)
+        if line in self._lines:
+            self._lines[line] = self._lines.pop(line)
+
+    def companion(self) -> Waiter | None:
+        """Return the first companion that waits, if any."""
+        return self._lines[None][0] if None in self._lines else None
+
+    def heads(self) -> list[Waiter]:
+        """Return the first waiter of every tenant, in the order of turns."""
+        return [line[0] for tenant, line in self._lines.items() if tenant is not None]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if a line without waiters has a turn."""
+        if not all(self._lines.values()):
+            raise AssertionError("lease ledger: nobody stands in a line that has a turn")
+
+
+def _line_of(waiter: Waiter) -> str | None:
+    """Return the key of a waiter's line: its tenant, or None for the line of all companions."""
+    return waiter.request.tenant if waiter.request.beside is None else None

@@ -1,0 +1,113 @@
+"""Schedules of drafting and verifying: the best draft length, speed and cost on given replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from rapid.config import MAX_DRAFT
+from rapid.planning.plan import Replica
+from rapid.planning.speedups import draft_ahead_speedup, expected_tokens, sequential_speedup
+
+MAX_TARGETS = 32  # targets of one drafter, which all lose their drafts if it fails
+
+Schedule = Literal["sequential", "draft ahead"]
+
+
+@dataclass(frozen=True, slots=True)
+class Speculating:
+    """Conditions of speculation that determine its speedup, besides the two replicas.
+
+    Attributes:
+        batch: sequences that the target decodes at once.
+        acceptance: probability that a drafted token is accepted.
+        hits: see `draft_ahead_speedup`. None takes ``a^K``, the probability that the whole
+            last block is accepted, which the block drafted ahead relies on.
+        extra_position: see `expected_tokens`; for the sequential schedule only.
+        round_s: see `sequential_speedup`.
+    """
+
+    batch: int
+    acceptance: float
+    hits: float | None = None
+    extra_position: bool = False
+    round_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """The speed and cost of a schedule at its best draft length.
+
+    Attributes:
+        schedule: schedule of drafting and verifying.
+        draft_length: best draft length, in tokens.
+        speedup: speedup over plain decoding of the same batch.
+        targets_per_drafter: replicas of the target that one drafter drafts for in one batch.
+        gpu_seconds: GPU-seconds per million tokens.
+    """
+
+    schedule: Schedule
+    draft_length: int
+    speedup: float
+    targets_per_drafter: int
+    gpu_seconds: float
+
+
+def plain_gpu_seconds(target: Replica, batch: int) -> float:
+    """Return the GPU-seconds of a million tokens without speculation."""
+    return target.num_gpus * target.step_s(batch) / batch * 1e6
+
+
+def fastest(
+    target: Replica,
+    drafter: Replica,
+    how: Speculating,
+    schedule: Schedule,
+    targets_per_drafter: int = 1,
+) -> Operation:
+    """Return the speed and cost of a schedule at its fastest draft length.
+
+    Args:
+        target: replica of the target.
+        drafter: replica of the drafter, on GPUs of its own or, with `num_gpus` 0, on the target's.
+        how: conditions of speculation.
+        schedule: schedule of drafting and verifying.
+        targets_per_drafter: replicas of the target whose sequences the drafter batches.
+    """
+    times = {
+        "target_s": target.step_s(how.batch),
+        "draft_s": drafter.step_s(how.batch * targets_per_drafter),
+        "round_s": how.round_s,
+    }
+
+    def speedup(draft_length: int) -> float:
+        extra = how.extra_position and schedule == "sequential"
+        tokens = expected_tokens(how.acceptance, draft_length, extra_position=extra)
+        verify_s = target.step_s(how.batch, draft_length + extra)
+        if schedule == "sequential":
+            return sequential_speedup(tokens, draft_length, verify_s=verify_s, **times)
+        hits = how.acceptance**draft_length if how.hits is None else how.hits
+        return draft_ahead_speedup(tokens, draft_length, hits, verify_s=verify_s, **times)
+
+    length, best = _best(speedup, range(1, MAX_DRAFT + 1))
+    gpus = target.num_gpus + drafter.num_gpus / targets_per_drafter
+    gpu_seconds = gpus * times["target_s"] / (how.batch * best) * 1e6
+    return Operation(schedule, length, best, targets_per_drafter, gpu_seconds)
+
+
+def cheapest(target: Replica, drafter: Replica, how: Speculating, schedule: Schedule) -> Operation:
+    """Choose the number of targets per drafter that needs the fewest GPU-seconds per token.
+
+    More targets share the drafter's GPUs but make its steps longer. Their number is limited by the
+    drafter's memory and by `MAX_TARGETS`.
+    """
+    if not drafter.num_gpus:
+        return fastest(target, drafter, how, schedule)
+    most = max(1, min(MAX_TARGETS, drafter.max_sequences // how.batch))
+    operations = (fastest(target, drafter, how, schedule, n) for n in range(1, most + 1))
+    return min(operations, key=lambda each: each.gpu_seconds)
+
+
+def _best(value: Callable[[int], float], candidates: Iterable[int]) -> tuple[int, float]:
+    return max(((each, value(each)) for each in candidates), key=lambda pair: pair[1])

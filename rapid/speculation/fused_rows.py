@@ -1,0 +1,169 @@
+"""The fused distribution at one position, of which only a few tokens' weights are computed.
+
+The rules of `rapid.speculation.fusion` move the tokens that the drafter proposed, and `adaptive`
+those that a witness finds likely; the weight of any other token follows from its p alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rapid.speculation.draw import Draw
+from rapid.speculation.fusion import retrieved_weight
+from rapid.speculation.noise import Float64Array
+from rapid.speculation.rows import Ids, Row
+
+MANY = 64.0  # times the mean probability, from which a token is likely
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the retrieved text says about the tokens whose weights do not follow from p alone.
+
+    Attributes:
+        ids: The proposed tokens, and with a witness those that it moves, no token twice [n].
+        draft: q, zero for tokens that were not proposed [n].
+        probs: The reading that p is moved towards: q, or its mean with the witness's [n].
+        is_plausible: Whether a token is moved [n].
+        error: Bound of the relative error of `probs`.
+        is_sure: Whether no token is so close to the border of the plausible ones that it may lie on
+            its other side.
+    """
+
+    ids: Ids
+    draft: Float64Array
+    probs: Float64Array
+    is_plausible: npt.NDArray[np.bool_]
+    error: float = 0.0
+    is_sure: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """p_hat up to a factor: weights of some tokens, and how those of all others follow from p.
+
+    Attributes:
+        row: p.
+        ids: The tokens with weights of their own, no token twice [n].
+        weights: Their weights [n].
+        slack: Bounds of the errors of the weights beside those of the others [n].
+        total: Sum of the weights of all tokens.
+        error: Bound of the relative error of a quotient of a weight and the total.
+        share: The weight of any other token is ``share * p * exp(sharpening * p)``.
+        sharpening: See `share`.
+        is_all: Whether other tokens have no weight, as after a filter.
+    """
+
+    row: Row
+    ids: Ids
+    weights: Float64Array
+    slack: Float64Array
+    total: float = 1.0
+    error: float = 0.0
+    share: float = 1.0
+    sharpening: float = 0.0
+    is_all: bool = False
+
+    def others(self, probs: Any) -> Any:
+        """Return the weights of tokens that have none of their own, by their p."""
+        if not self.sharpening:
+            return self.share * probs
+        return self.share * probs * np.exp(self.sharpening * probs)
+
+    def without_own(self, ids: Ids) -> Ids:
+        """Return the tokens among some that have no weight of their own."""
+        return _without(ids, self.ids, len(self.row.logits))
+
+    def at(self, token: int) -> tuple[float, float]:
+        """Return the weight and the slack of a token that has its own; otherwise zeros."""
+        place = np.flatnonzero(self.ids == token)
+        return float(self.weights[place].sum()), float(self.slack[place].sum())
+
+
+def told_by(ids: Ids, draft: Float64Array, plausibility: float, witness: Row | None) -> Told:
+    """Return what the proposal says, and a witness where there is one.
+
+    A witness moves all tokens that are plausible by the mean of both readings. Where none of them
+    was proposed that is half of its own probability, so the others among them are likely ones.
+    """
+    if witness is None:
+        return Told(ids, draft, draft, draft >= plausibility * draft.max())
+    probs = (draft + witness.probs(ids)) / 2
+    best = max(float(probs.max()), 1 / witness.total / 2)
+    least = plausibility * best
+    likely = witness.at_least(2 * least)
+    likely = _without(likely, ids, len(witness.logits))
+    probs = np.concatenate([probs, witness.probs(likely) / 2])
+    is_close = abs(probs - least) < 4 * witness.error * least
+    is_close[probs.argmax()] = False  # the best one is plausible
+    return Told(
+        np.concatenate([ids, likely]),
+        np.concatenate([draft, np.zeros(len(likely))]),
+        probs,
+        probs >= least,
+        witness.error,
+        not is_close.any(),
+    )
+
+
+def fused_row(row: Row, told: Told, draw: Draw, log_odds: float) -> Fused:
+    """Return p_hat before filters, for every rule of `rapid.speculation.fusion.fused_probs`."""
+    speculation, eta = draw.speculation, draw.speculation.eta
+    ids, draft, is_plausible = told.ids, told.draft, told.is_plausible
+    probs = row.probs(ids)
+    if eta == 0:
+        return Fused(row, ids, probs, np.zeros(len(ids)), 1.0, row.error)
+    if speculation.transfer == "mixture":
+        moved = probs + eta * draft
+        return Fused(row, ids, moved, moved * row.error, 1 + eta, row.error)
+    if speculation.transfer == "adaptive":
+        weight = retrieved_weight(log_odds)
+        mixed = (1 - weight) * probs + weight * told.probs * is_plausible
+        error = (row.error + told.error) * (1 + eta)
+        slack = is_plausible * mixed * error
+        if draw.is_greedy:  # sharpening does not change the order
+            return Fused(row, ids, mixed, slack, share=1 - weight)
+        sharpened = mixed * np.exp(eta * weight * mixed)
+        slack = is_plausible * sharpened * error
+        share, sharpening = 1 - weight, eta * weight * (1 - weight)
+        fused = Fused(row, ids, sharpened, slack, 1.0, error, share, sharpening)
+        return _summed(fused, probs, min(MANY, (1 - draw.sampling.top_p) / 2 or MANY))
+    move, certainty = draft - probs, 1 / row.total
+    scale = 1.0
+    if speculation.transfer == "boost":
+        move, best = move.clip(min=0), draft.max()
+        scale = 2 * best / (best + certainty)
+    moved = probs * np.exp(eta * scale * move * is_plausible)
+    slack = moved * row.error * (1 + eta * scale * (probs + abs(move)))
+    slack *= moved != probs
+    total = 1.0 + float((moved - probs).sum())
+    error = row.error + (row.error + float(slack.sum())) / total
+    return Fused(row, ids, moved, slack, total, error)
+
+
+def _summed(fused: Fused, probs: Float64Array, times: float) -> Fused:
+    """Return p_hat of `adaptive` with its total; `probs` are p of the candidates.
+
+    Tokens with at least `times` the mean probability are added one by one. Sharpening multiplies
+    the others by hardly more than one: at most by what it would for the likeliest of them.
+    """
+    most = times / len(fused.row.logits)
+    likely = fused.row.probs(fused.without_own(fused.row.at_least(most)))
+    rest = fused.share * max(1 - float(probs.sum()) - float(likely.sum()), 0.0)
+    half = rest * math.expm1(fused.sharpening * most) / 2
+    total = float(fused.weights.sum()) + float(fused.others(likely).sum()) + rest + half
+    return replace(fused, total=total, error=fused.error + (half + fused.error) / total)
+
+
+def _without(ids: Ids, others: Ids, vocab: int) -> Ids:
+    """Return the tokens among some that are not among others."""
+    if not len(others):
+        return ids
+    is_other = np.zeros(vocab, dtype=np.bool_)
+    is_other[others] = True
+    return ids[~is_other[ids]]
