@@ -12,7 +12,9 @@ up when it fails. The table of all results comes last, also when time runs out.
 4. the speedup over our own plain path: modelled from these steps, measured in rounds with all that
    engines do beside forwards, and modelled with the drafter on a device of its own;
 5. prefill, whole and its attention alone;
-6. Llama-3.1-70B from a slice of its layers, extrapolated.
+6. Llama-3.1-70B from a slice of its layers, extrapolated, in bfloat16 and in four bits;
+7. products of a 70B's layer with quantized weights, those of four bits against their numbers;
+8. steps of the 8B with keys and values in fp8.
 
     python benchmarks/gpu.py [--minutes 9] [--out benchmarks/results/gpu.json] [--without NAME]
     python benchmarks/gpu.py --smoke      # tiny shapes on any machine, to check that it runs
@@ -30,7 +32,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -60,6 +62,7 @@ try:
         Rows,
         chunk_checks,
         make_case,
+        randomise,
         step_checks,
         tile_timings,
     )
@@ -73,9 +76,11 @@ try:
         device_ms,
         survey,
     )
+    from rapid.engines.forward import four_bits
     from rapid.engines.forward.buckets import padding_pages
     from rapid.engines.forward.cuda_graphs import GraphCapture
     from rapid.engines.forward.decoder import decoder_of
+    from rapid.engines.forward.products import FP8_CAPABILITY, Method, Product, quantize, quantized
     from rapid.engines.forward.runner import Runner
     from rapid.engines.kv.cache import KVCache, KVLayout, PageTable, Run
     from rapid.messages import DraftBlock
@@ -144,7 +149,7 @@ SHAPES = {
     },
 }
 TINY = {
-    "hidden_size": 64,
+    "hidden_size": 128,  # heads of 32, so that weights of four bits can be packed
     "intermediate_size": 128,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -497,8 +502,20 @@ def tables_of(context: int, batch: int) -> list[PageTable]:
     return [PageTable([Run(i * each, (i + 1) * each)], PAGE) for i in range(batch)]
 
 
-def serve(bench: Bench, name: str, num_tokens: int, max_context: int, layers: int = 0) -> Served:
-    """Make a model with random weights on the device, a full pool, and an engine's attention."""
+def serve(
+    bench: Bench,
+    name: str,
+    num_tokens: int,
+    max_context: int,
+    layers: int = 0,
+    *,
+    method: Method | None = None,
+    is_fp8: bool = False,
+) -> Served:
+    """Make a model with random weights on the device, a full pool, and an engine's attention.
+
+    Its weights may be quantized, and its keys and values kept in fp8.
+    """
     sizes = bench.plan.shapes[name] | ({"num_hidden_layers": layers} if layers else {})
     config = LlamaConfig(
         **sizes, vocab_size=bench.plan.vocab_size, max_position_embeddings=max_context + PAGE
@@ -511,9 +528,12 @@ def serve(bench: Bench, name: str, num_tokens: int, max_context: int, layers: in
             model = LlamaForCausalLM(config).eval().requires_grad_(False)
     finally:
         torch.set_default_dtype(before)
+    if method is not None:
+        quantize(model, method, bench.device)
     decoder_of(model)  # fuses its weights while there is room for both copies
     num_pages = num_tokens // PAGE + padding_pages(PAGE)
-    cache = KVCache(layout_of(bench, name, sizes["num_hidden_layers"]), num_pages, PAGE)
+    layout = replace(layout_of(bench, name, sizes["num_hidden_layers"]), is_fp8=is_fp8)
+    cache = KVCache(layout, num_pages, PAGE)
     kernels = choose_kernels(
         cache,
         sizes["num_attention_heads"],
@@ -525,7 +545,7 @@ def serve(bench: Bench, name: str, num_tokens: int, max_context: int, layers: in
     )
     for layer in cache.layers:
         for tensor in layer:
-            tensor.normal_()
+            randomise(tensor)
     return Served(bench, name, model, cache, kernels, max_context)
 
 
@@ -842,16 +862,23 @@ def prefill(bench: Bench) -> None:
 
 
 def slices(bench: Bench) -> None:
-    """Extrapolate the 70B as drafter and target from two depths, as every layer costs the same."""
-    plan = bench.plan
+    """Extrapolate the 70B as drafter and target, in bfloat16 and in four bits."""
+    extrapolate(bench, None)
+    extrapolate(replace(bench, dtype=torch.bfloat16), "int4")
+
+
+def extrapolate(bench: Bench, method: Method | None) -> None:
+    """Extrapolate from two depths, as every layer costs the same."""
+    plan, kind = bench.plan, f" in {method}" if method else ""
     bench.models.clear()
     bench.free_bytes()
     few, many = plan.slice_layers
     depth = plan.shapes["70B"]["num_hidden_layers"]
     context = plan.contexts[0]
-    served = serve(bench, "70B", max(context, 4 * plan.draft_context), context, many)
+    num_tokens = max(context, 4 * plan.draft_context)
+    served = serve(bench, "70B", num_tokens, context, many, method=method)
     layers_of = served.model.model.layers
-    report = bench.report["70B"] = []
+    report = bench.report[f"70B{kind}"] = []
     for tokens, batch, rows in (
         (plan.draft_context, 1, 1),
         (plan.draft_context, 4, 1),
@@ -869,8 +896,67 @@ def slices(bench: Bench) -> None:
         whole = ms[many] + (depth - many) * each
         report.append({"context": tokens, "batch": batch, "rows": rows, "ms": whole})
         bench.say(
-            f"70B, {batch} x {tokens}, {rows} rows",
+            f"70B{kind}, {batch} x {tokens}, {rows} rows",
             f"{whole:.1f} ms, extrapolated to {depth} layers from {few} and {many}",
+        )
+
+
+def quantized_products(bench: Bench) -> None:
+    """Time gate and up of a 70B's layer by rows; check those of four bits, and what converts them.
+
+    Beyond `MOST_PACKED_ROWS` weights of four bits are converted first. Both ways are timed.
+    """
+    bench.models.clear()
+    bench.free_bytes()
+    sizes = bench.plan.shapes["70B"]
+    shape = (2 * sizes["intermediate_size"], sizes["hidden_size"])
+    weight = (torch.randn(shape, device=bench.device) / 50).bfloat16()
+    has_fp8 = not bench.is_cuda or torch.cuda.get_device_capability() >= FP8_CAPABILITY
+    methods: tuple[Method, ...] = ("fp8", "int4") if has_fp8 else ("int4",)
+    products = {method: Product(*quantized(weight, method)) for method in methods}
+    own, scales = products["int4"].weight, products["int4"].scale
+    assert scales is not None
+    numbers = four_bits.numbers_of(*four_bits.codes_of(weight)).bfloat16()
+    group = shape[1] // len(scales)
+    report = bench.report["quantized products"] = []
+    for num_rows in (1, 8, 64, 256, 512, 1024, bench.plan.chunk):
+        bench.check_time(5, "quantized products")
+        rows = torch.randn(num_rows, shape[1], device=bench.device).bfloat16()
+        exact = Product(numbers)(rows).float()
+        far = float((products["int4"](rows).float() - exact).norm() / exact.norm())
+        times = {"bfloat16": bench.kernel_ms(partial(Product(weight), rows))}
+        for method, product in products.items():
+            times[method] = bench.kernel_ms(partial(product, rows))
+        packed = partial(four_bits._multiply, rows, own, group, scales)
+        converted = partial(four_bits.product_of_converted, rows, own, scales)
+        times["int4, packed"] = bench.kernel_ms(packed)
+        times["int4, converted"] = bench.kernel_ms(converted)
+        report.append({"rows": num_rows, "ms": times, "int4 off by": far})
+        bench.say(
+            f"{shape[0]} x {shape[1]} weights, {num_rows} rows",
+            "; ".join(f"{name} {ms:.3f} ms" for name, ms in times.items())
+            + f"; int4 {far:.1e} from its numbers",
+            "int4 <= 1e-2 from its numbers",
+            far <= 1e-2,
+        )
+
+
+def keys_in_fp8(bench: Bench) -> None:
+    """Time steps of the 8B whose keys and values are kept in fp8."""
+    bench.models.clear()
+    bench.free_bytes()
+    long = bench.plan.contexts[0]
+    served = serve(bench, "8B", long, long, is_fp8=True)
+    runner, least = served.runner(), served.least_ms(long, 1)
+    report = bench.report["KV in fp8"] = {}
+    for rows in (1, 8):
+        bench.check_time(15, "KV in fp8")
+        report[rows] = ms = bench.wall_ms(partial(runner.run, served.feeds(long, 1, rows)), warm=6)
+        beside = bench.step_ms.get((long, 1, rows))
+        told = f"; {beside:.2f} ms with KV in its dtype" if beside else ""
+        bench.say(
+            f"8B with KV in fp8, 1 x {long}, {rows} rows",
+            f"{ms:.2f} ms = {least / ms:.0%} of the bytes' speed{told}",
         )
 
 
@@ -906,6 +992,8 @@ def measure(bench: Bench) -> None:
     bench.part("5. prefill", 40, prefill)
     bench.part("5. prefill, attention alone", 15, prefill_kernels)
     bench.part("6. Llama-3.1-70B by a slice", 60, slices)
+    bench.part("7. products with quantized weights", 20, quantized_products)
+    bench.part("8. keys and values in fp8", 30, keys_in_fp8)
 
 
 def main() -> None:

@@ -63,6 +63,13 @@ def product(rows: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> t
     """Return the product of rows [n, in] with packed weights, [n, out]."""
     if len(rows) <= MOST_PACKED_ROWS[rows.device.type]:
         return _multiply(rows, weight, rows.shape[1] // len(scales), scales)
+    return product_of_converted(rows, weight, scales)
+
+
+def product_of_converted(
+    rows: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor
+) -> torch.Tensor:
+    """Return the product of rows [n, in] with packed weights that are converted for it."""
     products = rows.new_empty(len(rows), scales.shape[1])
     done = 0
     for columns in converted(weight, scales, rows.shape[1]):
