@@ -22,6 +22,7 @@ import asyncio
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -112,8 +113,8 @@ def compare_answers(num_items: int) -> list[dict[str, Any]]:
     kinds = {"bfloat16": (plain, plain)}
     for method in METHODS:
         quantized = plain | {"quantization": method}
-        kinds[f"{method}, both"] = quantized, quantized
-        kinds[f"{method}, the drafter's"] = plain, quantized
+        kinds[f"{method}, both models"] = quantized, quantized
+    kinds["int4, the drafter"] = plain, plain | {"quantization": "int4"}
     cases, usual = [], {}
     for kind, (target, drafter) in kinds.items():
         found = asyncio.run(answers(task, items, target=target, drafter=drafter))
@@ -156,36 +157,38 @@ def compare_distributions(model: str) -> list[dict[str, Any]]:
     return [{"weights": way} | compare(exact, found, token_ids) for way, found in ways.items()]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--items", type=int, default=24)
-    parser.add_argument("--model", default="smollm2-135m", help="none to leave it out")
-    parser.add_argument("--quick", action="store_true", help="two items, nothing kept")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    report: dict[str, list[dict[str, Any]]] = {}
-    if options.model != "none":
-        report["distributions"] = compare_distributions(options.model)
-    report["times"] = compare_time(1 if options.quick else REPEATS)
-    report["answers"] = compare_answers(2 if options.quick else options.items)
+def tables(report: dict[str, Any]) -> str:
+    """Return the tables of the parts that are done."""
     times = [
         [case["weights"], case["rows"], case["bfloat16_ms"]]
         + [shown(case[f"{method}_speedup"]) for method in METHODS]
-        for case in report["times"]
+        for case in report.get("times", [])
     ]
     header = ["weights of the layers", "rows", "bfloat16, ms"]
-    tables = [table(header + [f"{method}, speed over it" for method in METHODS], times)]
-    for name in ("answers", "distributions"):
-        cases = report.get(name, [])
-        tables += [table(list(case), [list(each.values()) for each in cases]) for case in cases[:1]]
-    text = f"torch {torch.__version__}, one thread, processor time.\n\n" + "\n".join(tables)
-    title = "Weights in eight and four bits on a CPU"
-    keep(
-        None if options.quick else "quantized",
-        title,
-        text,
-        {"settings": settings(options)} | report,
-    )
+    header += [f"{method}, speed over it" for method in METHODS]
+    others = [report[name] for name in ("distributions", "answers") if name in report]
+    parts = [table(list(cases[0]), [list(case.values()) for case in cases]) for cases in others]
+    return "\n".join([table(header, times)] * bool(times) + parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--items", type=int, default=24)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--quick", action="store_true", help="two items, nothing kept")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    report: dict[str, Any] = {"settings": settings(options)}
+    parts: dict[str, Callable[[], object]] = {
+        "times": lambda: compare_time(1 if options.quick else REPEATS),
+        "distributions": lambda: compare_distributions(options.model),
+        "answers": lambda: compare_answers(2 if options.quick else options.items),
+    }
+    for name, measure in parts.items():  # what is done is kept, should a later part fail
+        report[name] = measure()
+        text = f"torch {torch.__version__}, one thread, processor time.\n\n{tables(report)}"
+        title = "Weights in eight and four bits on a CPU"
+        keep(None if options.quick else "quantized", title, text, report)
 
 
 if __name__ == "__main__":

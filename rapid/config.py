@@ -258,9 +258,11 @@ class EngineConfig(Frozen):
 
     @model_validator(mode="after")
     def _rows_are_computed_apart(self) -> Self:
-        if self.deterministic and (self.quantization is not None or self.device == "balanced"):
+        is_theirs = isinstance(self.quantization, dict)
+        if self.deterministic and (is_theirs or self.device == "balanced"):
             raise ValueError(
-                "deterministic needs weights that are neither quantized nor spread over devices: "
-                "leave quantization and device: balanced out, or deterministic"
+                "deterministic needs weights that are neither quantized by transformers nor spread "
+                "over devices: set quantization to int4, int8 or fp8 or leave it out and leave out "
+                "device: balanced, or leave out deterministic"
             )
         return self
