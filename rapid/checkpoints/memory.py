@@ -81,8 +81,8 @@ def memory_needs(
     )
     host = MemoryNeed(host_cache=config.host_cache_tokens * whole_per_token)
     workspace = shape.workspace_bytes(config.step_tokens, config.max_leases, width, on_gpu=on_gpu)
-    if config.quantization == "int4":
-        workspace += four_bits.converted_bytes(facts.shape.part_of(config.tensor_parallel))
+    if config.quantization == "int4" and on_gpu:
+        workspace += four_bits.converted_bytes(shape)
     device = MemoryNeed(
         weights=_weight_bytes(config, facts, width) / num_parts,
         kv_pool=pool_tokens * whole_per_token / num_parts,

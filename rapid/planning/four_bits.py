@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 BITS = 4  # of a weight, beside its group's scale and middle
 GROUPS = (128, 64)  # columns of a group; the larger where it divides them
 PACKED_ROWS = 64  # torch packs as many rows together on a CPU; on a GPU 8
-CONVERTED = 2**26  # most weights that a product with many rows has in bfloat16 at once
+# Weights that a product with many rows has in bfloat16 at once; on a CPU they stay in its caches.
+CONVERTED = {"cpu": 2**19, "cuda": 2**26}
 _GROUP_BITS = 32  # scale and middle
 
 
@@ -48,8 +49,8 @@ def layer_bits(shape: ModelShape) -> float:
 
 
 def converted_bytes(shape: ModelShape) -> float:
-    """Return the bytes that a product with many rows holds of weights in bfloat16.
+    """Return the bytes that a product with many rows holds of weights in bfloat16 on a GPU.
 
     They are those that it multiplies, and the next ones as they come and as they are put in order.
     """
-    return 3 * 2 * min(CONVERTED, shape.hidden * 2 * shape.intermediate)
+    return 3 * 2 * min(CONVERTED["cuda"], shape.hidden * 2 * shape.intermediate)

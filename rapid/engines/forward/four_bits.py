@@ -43,7 +43,8 @@ def packed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def codes_of(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the codes of weights [out, in], and scale and middle of groups [groups, out, 2]."""
-    groups = weight.float().unflatten(1, (-1, group_of(weight.shape[1])))
+    num_out, num_in = weight.shape
+    groups = weight.float().reshape(num_out, -1, group_of(num_in))
     least, most = groups.aminmax(dim=-1, keepdim=True)
     scale = ((most - least) / _LARGEST).clamp_min(_LEAST).bfloat16()
     middle = (least + _HALF * scale.float()).bfloat16()
@@ -55,7 +56,7 @@ def codes_of(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def numbers_of(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Return the weights that codes and scales stand for, float32: what quantizing means."""
     scale, middle = scales.float().transpose(0, 1)[..., None].unbind(2)
-    groups = codes.float().unflatten(1, (len(scales), -1))
+    groups = codes.float().view(len(codes), len(scales), -1)
     return ((groups - _HALF) * scale + middle).flatten(1)
 
 
@@ -85,7 +86,8 @@ def converted(weight: torch.Tensor, scales: torch.Tensor, num_in: int) -> Iterat
     columns, one after the other. Here tiles pass for blocks of a matrix that has no more columns,
     so that the identity is small, and converting takes as long as the product of so many rows.
     """
-    step = max(CONVERTED // num_in // PACKED_ROWS, 1) * PACKED_ROWS
+    most = CONVERTED[weight.device.type]
+    step = max(most // num_in // PACKED_ROWS, 1) * PACKED_ROWS
     num_out = scales.shape[1]
     packed_rows = num_out // len(weight)  # 1 on a CPU, a block on a GPU
     for start in range(0, num_out, step):
@@ -101,7 +103,7 @@ def _converted(weight: torch.Tensor, scales: torch.Tensor, num_in: int) -> torch
     num_blocks, num_tiles = scales.shape[1] // block, num_in // width
     shape = (-1, width // 2) if is_on_cpu else (-1, 1, *weight.shape[2:])
     of_tiles = scales.repeat_interleave(num_tiles // len(scales), dim=0)
-    of_tiles = of_tiles.unflatten(1, (num_blocks, block)).transpose(0, 1).reshape(1, -1, 2)
+    of_tiles = of_tiles.view(num_tiles, num_blocks, block, 2).transpose(0, 1).reshape(1, -1, 2)
     identity = torch.eye(width, dtype=scales.dtype, device=scales.device)
     tiles = _multiply(identity, weight.view(shape), width, of_tiles)
     tiles = tiles.view(width, num_blocks, num_tiles, block)

@@ -168,8 +168,10 @@ class TestNeed:
         model = load_model(config).model
         held = [p for p in (*model.parameters(), *model.get_submodule("model.layers").buffers())]
         assert need(config).weights == sum(tensor.nbytes for tensor in held)
-        others = need(config.model_copy(update={"quantization": "int8"}))
-        assert need(config).workspace > others.workspace  # weights that are converted for a prefill
+        others = need(config.model_copy(update={"quantization": "fp8"}), on_gpu=True)
+        converted = need(config, on_gpu=True).workspace - others.workspace
+        shape = read_model_facts(config).shape
+        assert converted == 3 * 2 * shape.hidden * 2 * shape.intermediate  # for a prefill
 
     @pytest.mark.parametrize(
         ("quantization", "bits"),

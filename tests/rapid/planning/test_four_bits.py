@@ -36,6 +36,6 @@ def test_a_scale_and_a_middle_of_128_columns_are_a_quarter_of_a_bit() -> None:
 
 
 def test_few_weights_are_converted_at_once() -> None:
-    assert converted_bytes(SHAPES["llama-3.1-70b"]) == 6 * CONVERTED
+    assert converted_bytes(SHAPES["llama-3.1-70b"]) == 6 * CONVERTED["cuda"]
     small = SHAPES["llama-3.2-1b"]
     assert converted_bytes(small) == 6 * small.hidden * 2 * small.intermediate

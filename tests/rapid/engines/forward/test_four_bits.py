@@ -28,6 +28,7 @@ from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.products import QuantizedLinear, check_method
 from rapid.errors import ConfigurationError
 from rapid.pair import open_pair
+from rapid.planning.four_bits import CONVERTED
 from tests.rapid.engines.forward.test_products import far_off
 from tests.rapid.engines.forward.test_shards import headed, steps
 from tests.rapid.tiny_models import copied, engine_config, lease_request
@@ -99,7 +100,7 @@ def test_packed_weights_are_converted_to_their_numbers(
     monkeypatch: pytest.MonkeyPatch, num_out: int, num_in: int, at_once: int, device: str
 ) -> None:
     """Whole, or in parts of 64 rows or more."""
-    monkeypatch.setattr(four_bits, "CONVERTED", at_once)
+    monkeypatch.setitem(CONVERTED, device, at_once)
     weight = weights(num_out, num_in).to(device)
     parts = list(converted(*packed(weight), num_in))
     assert all(part.numel() <= max(at_once, 64 * num_in) for part in parts)
@@ -165,7 +166,7 @@ class TestOnAGPU:
         assert own.shape[0] == num_out // 8
         rows = torch.randn(70, num_in).bfloat16()
         for at_once in (1, 2**26):
-            monkeypatch.setattr(four_bits, "CONVERTED", at_once)
+            monkeypatch.setitem(CONVERTED, "cpu", at_once)
             assert torch.equal(torch.cat(list(converted(own, scales, num_in)), 1).t(), numbers)
             assert far_off(product(rows, own, scales), linear(rows.float(), numbers.float())) < 0.01
 
