@@ -25,6 +25,7 @@ from rapid.engines.forward.four_bits import (
     product,
 )
 from rapid.engines.forward.loading import LoadedModel, load_model
+from rapid.engines.forward.opening import page_context
 from rapid.engines.forward.products import QuantizedLinear, check_method
 from rapid.errors import ConfigurationError
 from rapid.pair import open_pair
@@ -258,6 +259,15 @@ def test_lossless_says_what_plain_says(role: str) -> None:
             assert lossless.text == plain.text
             drafted += lossless.receipt.choices[0].drafted
     assert drafted > 0
+
+
+def test_kept_pages_of_other_weights_are_not_found(tmp_path: Path) -> None:
+    config = EngineConfig(
+        model="embedded:target", device="cpu", dtype="bfloat16", host_cache_tokens=64,
+        disk_cache_folder=str(tmp_path), disk_cache_gib=1,
+    )  # fmt: skip
+    kinds = [config.model_copy(update={"quantization": kind}) for kind in (None, "int8", "int4")]
+    assert len({page_context(load_model(kind), kind) for kind in kinds}) == 3
 
 
 def test_what_cannot_be_packed_is_refused_before_it_is_read(tmp_path: Path) -> None:
