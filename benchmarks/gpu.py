@@ -12,7 +12,9 @@ up when it fails. The table of all results comes last, also when time runs out.
 4. the speedup over our own plain path: modelled from these steps, measured in rounds with all that
    engines do beside forwards, and modelled with the drafter on a device of its own;
 5. prefill, whole and its attention alone;
-6. Llama-3.1-70B from a slice of its layers, extrapolated.
+6. Llama-3.1-70B from a slice of its layers, extrapolated, in bfloat16 and in four bits;
+7. products of a 70B's layer with quantized weights, those of four bits against their numbers;
+8. steps of the 8B with keys and values in fp8.
 
     python benchmarks/gpu.py [--minutes 9] [--out benchmarks/results/gpu.json] [--without NAME]
     python benchmarks/gpu.py --smoke      # tiny shapes on any machine, to check that it runs
@@ -46,6 +48,7 @@ try:
     import torch
     from on_gpu.attention import correctness, kernels_against_bytes, prefill_kernels
     from on_gpu.bench import PAGE, SMOKE, Bench, OutOfTime, Plan
+    from on_gpu.eight_and_four_bits import keys_in_fp8, quantized_products
     from on_gpu.long_prompts import prefill, slices
     from on_gpu.speedups import speedups
     from on_gpu.steps import steps
@@ -93,6 +96,8 @@ def measure(bench: Bench) -> None:
     bench.part("5. prefill", 40, prefill)
     bench.part("5. prefill, attention alone", 15, prefill_kernels)
     bench.part("6. Llama-3.1-70B by a slice", 60, slices)
+    bench.part("7. products with quantized weights", 20, quantized_products)
+    bench.part("8. keys and values in fp8", 30, keys_in_fp8)
 
 
 def main() -> None:

@@ -53,10 +53,18 @@ CPU = torch.device("cpu")
 # --- answers --------------------------------------------------------------------------------------
 
 
-async def answers(task: Task, items: list[Item], dtype: str, kv: Any) -> dict[str, list[Result]]:
-    """Return the answers of every system, in the order of the items."""
+async def answers(
+    task: Task, items: list[Item], **settings: dict[str, Any]
+) -> dict[str, list[Result]]:
+    """Return the answers of every system, in the order of the items.
+
+    Args:
+        task: the systems, and how they answer.
+        items: the questions.
+        **settings: those of the engines of `target` and `drafter`.
+    """
     target, drafter = (
-        EngineConfig(model=f"embedded:{role}", device="cpu", dtype=dtype, kv_cache_dtype=kv)
+        EngineConfig(model=f"embedded:{role}", device="cpu", **settings[role])
         for role in ("target", "drafter")
     )
     found: dict[tuple[str, str], Result] = {}
@@ -80,7 +88,10 @@ def compare_answers(num_items: int) -> tuple[list[list[object]], dict[str, Any]]
     rows, report = [], {}
     for dtype in DTYPES:
         began = time.process_time()
-        usual, kept = [asyncio.run(answers(task, items, dtype, kv)) for kv in ("auto", "fp8")]
+        both = [{"dtype": dtype, "kv_cache_dtype": kv} for kv in ("auto", "fp8")]
+        usual, kept = [
+            asyncio.run(answers(task, items, target=each, drafter=each)) for each in both
+        ]
         for name in SYSTEMS:
             right = [sum(result.scores["exact"] for result in each[name]) for each in (usual, kept)]
             case = {

@@ -163,10 +163,10 @@ class EngineConfig(Frozen):
             and the MLP must be divisible by it.
         rope_scaling: Override of the checkpoint's RoPE scaling, for example YaRN for Qwen2.5 beyond
             32K.
-        quantization: Quantization of the weights at load time: ``int8`` (on a CPU) or ``fp8`` (on a
-            GPU), computed by our own decoder; or the `quantization_config` of transformers, for
-            example ``load_in_4bit: true`` (bitsandbytes), computed by its. A checkpoint stored
-            quantized needs no setting.
+        quantization: Quantization of the weights at load time: ``int4``, ``int8`` (on a CPU) or
+            ``fp8`` (on a GPU), computed by our own decoder; or the `quantization_config` of
+            transformers, for example ``load_in_4bit: true`` (bitsandbytes), computed by its. A
+            checkpoint stored quantized needs no setting.
         max_context: Longest prompt plus answer of one sequence, in tokens; None takes the model's.
         kv_cache_dtype: ``auto`` keeps keys and values in `dtype`; ``fp8`` (e4m3) in eight bits,
             which changes answers and holds twice the tokens of bfloat16 in the same memory.
@@ -198,7 +198,7 @@ class EngineConfig(Frozen):
     device: str = "auto"
     tensor_parallel: int = Field(1, ge=1, le=64)
     rope_scaling: dict[str, object] | None = None
-    quantization: Literal["fp8", "int8"] | dict[str, object] | None = None
+    quantization: Literal["fp8", "int4", "int8"] | dict[str, object] | None = None
     max_context: int | None = Field(None, ge=16)
     kv_cache_dtype: KVCacheDtype = "auto"
     kv_cache_tokens: int = Field(32768, ge=16)
@@ -231,13 +231,13 @@ class EngineConfig(Frozen):
         if self.tensor_parallel > 1 and not is_plain:
             raise ValueError(
                 "tensor_parallel gives each process a device and splits weights that transformers "
-                "does not quantize: set device to auto, cpu or cuda and quantization to fp8 or "
-                "int8 or leave it out, or leave tensor_parallel out"
+                "does not quantize: set device to auto, cpu or cuda and quantization to fp8, int4 "
+                "or int8 or leave it out, or leave tensor_parallel out"
             )
         if self.quantization is not None and is_ours and self.device == "balanced":
             raise ValueError(
-                "quantization: fp8 or int8 is not for layers that accelerate places: set device to "
-                "auto, cpu or cuda, or give quantization the keys of transformers"
+                f"quantization: {self.quantization} is not for layers that accelerate places: set "
+                "device to auto, cpu or cuda, or give quantization the keys of transformers"
             )
         return self
 
@@ -258,9 +258,11 @@ class EngineConfig(Frozen):
 
     @model_validator(mode="after")
     def _rows_are_computed_apart(self) -> Self:
-        if self.deterministic and (self.quantization is not None or self.device == "balanced"):
+        is_theirs = isinstance(self.quantization, dict)
+        if self.deterministic and (is_theirs or self.device == "balanced"):
             raise ValueError(
-                "deterministic needs weights that are neither quantized nor spread over devices: "
-                "leave quantization and device: balanced out, or deterministic"
+                "deterministic needs weights that are neither quantized by transformers nor spread "
+                "over devices: set quantization to int4, int8 or fp8 or leave it out and leave out "
+                "device: balanced, or leave out deterministic"
             )
         return self

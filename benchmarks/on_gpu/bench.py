@@ -57,7 +57,7 @@ SHAPES = {
     },
 }
 TINY = {
-    "hidden_size": 64,
+    "hidden_size": 128,  # heads of 32, so that weights of four bits can be packed
     "intermediate_size": 128,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import torch
 from on_gpu.bench import Bench, OutOfTime
 from on_gpu.steps import serve
+
+from rapid.engines.forward.products import Method
 
 
 def prefill(bench: Bench) -> None:
@@ -46,16 +50,23 @@ def prefill(bench: Bench) -> None:
 
 
 def slices(bench: Bench) -> None:
-    """Extrapolate the 70B as drafter and target from two depths, as every layer costs the same."""
-    plan = bench.plan
+    """Extrapolate the 70B as drafter and target, in bfloat16 and in four bits."""
+    extrapolate(bench, None)
+    extrapolate(replace(bench, dtype=torch.bfloat16), "int4")
+
+
+def extrapolate(bench: Bench, method: Method | None) -> None:
+    """Extrapolate from two depths, as every layer costs the same."""
+    plan, kind = bench.plan, f" in {method}" if method else ""
     bench.models.clear()
     bench.free_bytes()
     few, many = plan.slice_layers
     depth = plan.shapes["70B"]["num_hidden_layers"]
     context = plan.contexts[0]
-    served = serve(bench, "70B", max(context, 4 * plan.draft_context), context, many)
+    num_tokens = max(context, 4 * plan.draft_context)
+    served = serve(bench, "70B", num_tokens, context, many, method=method)
     layers_of = served.model.model.layers
-    report = bench.report["70B"] = []
+    report = bench.report[f"70B{kind}"] = []
     for tokens, batch, rows in (
         (plan.draft_context, 1, 1),
         (plan.draft_context, 4, 1),
@@ -73,6 +84,6 @@ def slices(bench: Bench) -> None:
         whole = ms[many] + (depth - many) * each
         report.append({"context": tokens, "batch": batch, "rows": rows, "ms": whole})
         bench.say(
-            f"70B, {batch} x {tokens}, {rows} rows",
+            f"70B{kind}, {batch} x {tokens}, {rows} rows",
             f"{whole:.1f} ms, extrapolated to {depth} layers from {few} and {many}",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,11 +13,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rapid.engines.attention import ragged as attention
 from rapid.engines.attention.batch import Feed
+from rapid.engines.attention.cases import randomise
 from rapid.engines.attention.cuda import choose_kernels
 from rapid.engines.attention.rows import Kernels
 from rapid.engines.forward.buckets import padding_pages
 from rapid.engines.forward.cuda_graphs import GraphCapture
 from rapid.engines.forward.decoder import decoder_of
+from rapid.engines.forward.products import Method, quantize
 from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.cache import KVCache, PageTable
 
@@ -71,8 +73,20 @@ class Served:
         ]
 
 
-def serve(bench: Bench, name: str, num_tokens: int, max_context: int, layers: int = 0) -> Served:
-    """Make a model with random weights on the device, a full pool, and an engine's attention."""
+def serve(
+    bench: Bench,
+    name: str,
+    num_tokens: int,
+    max_context: int,
+    layers: int = 0,
+    *,
+    method: Method | None = None,
+    is_fp8: bool = False,
+) -> Served:
+    """Make a model with random weights on the device, a full pool, and an engine's attention.
+
+    Its weights may be quantized, and its keys and values kept in fp8.
+    """
     sizes = bench.plan.shapes[name] | ({"num_hidden_layers": layers} if layers else {})
     config = LlamaConfig(
         **sizes, vocab_size=bench.plan.vocab_size, max_position_embeddings=max_context + PAGE
@@ -85,9 +99,12 @@ def serve(bench: Bench, name: str, num_tokens: int, max_context: int, layers: in
             model = LlamaForCausalLM(config).eval().requires_grad_(False)
     finally:
         torch.set_default_dtype(before)
+    if method is not None:
+        quantize(model, method, bench.device)
     decoder_of(model)  # fuses its weights while there is room for both copies
     num_pages = num_tokens // PAGE + padding_pages(PAGE)
-    cache = KVCache(layout_of(bench, name, sizes["num_hidden_layers"]), num_pages, PAGE)
+    layout = replace(layout_of(bench, name, sizes["num_hidden_layers"]), is_fp8=is_fp8)
+    cache = KVCache(layout, num_pages, PAGE)
     kernels = choose_kernels(
         cache,
         sizes["num_attention_heads"],
@@ -99,7 +116,7 @@ def serve(bench: Bench, name: str, num_tokens: int, max_context: int, layers: in
     )
     for layer in cache.layers:
         for tensor in layer:
-            tensor.normal_()
+            randomise(tensor)
     return Served(bench, name, model, cache, kernels, max_context)
 
 

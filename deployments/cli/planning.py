@@ -62,7 +62,7 @@ def plan(
         ),
     ] = None,
     target_bits: Annotated[
-        float, _who(help="Of a weight, 8 or 4 when quantized.", min=1, max=32)
+        float, _who(help="Of a weight: 8 with quantization: fp8, 4 with int4.", min=1, max=32)
     ] = 16,
     drafter_bits: Annotated[float, _who(help="Likewise.", min=1, max=32)] = 16,
     kv_bits: Annotated[
@@ -188,8 +188,8 @@ def plan(
         note(_ACCEPTANCE_SOURCE)
     note(
         "Times are limits: memory read once at the bandwidth of the GPUs that compute a layer "
-        "together (for weights of fewer than eight bits one), and Python's time. What is left out "
-        "is in docs/planning.md."
+        "together (with weights of other than 16, 8 or 4 bits one), and Python's time. What is "
+        "left out is in docs/planning.md."
     )
 
 

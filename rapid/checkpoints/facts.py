@@ -16,6 +16,7 @@ from rapid.checkpoints.ropes import reach
 from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError
 from rapid.planning.families import refusal, sliding_layers, window_of
+from rapid.planning.four_bits import PACKED_ROWS, unpackable
 from rapid.planning.shapes import ModelShape
 
 
@@ -113,6 +114,13 @@ def _check_setting(family: str, shape: ModelShape, config: EngineConfig, model: 
     if what := shape.undivided(config.tensor_parallel):
         raise ConfigurationError(
             f"{model} has {what}, which tensor_parallel: {config.tensor_parallel} does not divide"
+        )
+    part = shape.part_of(config.tensor_parallel)
+    if config.quantization == "int4" and (what := unpackable(part)):
+        of_rank = " of each process" if config.tensor_parallel > 1 else ""
+        raise ConfigurationError(
+            f"{model} has {what}{of_rank}, and quantization: int4 packs {PACKED_ROWS} together: "
+            "leave it out, or take another model or tensor_parallel"
         )
 
 

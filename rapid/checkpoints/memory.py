@@ -18,6 +18,7 @@ from rapid.checkpoints.facts import ModelFacts
 from rapid.checkpoints.files import checkpoint_source, read_json
 from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError
+from rapid.planning import four_bits
 from rapid.planning.plan import MemoryNeed
 from rapid.planning.rings import ring_plan
 
@@ -79,12 +80,13 @@ def memory_needs(
         config.kv_cache_tokens, None if rings is None else rings.num_tokens
     )
     host = MemoryNeed(host_cache=config.host_cache_tokens * whole_per_token)
+    workspace = shape.workspace_bytes(config.step_tokens, config.max_leases, width, on_gpu=on_gpu)
+    if config.quantization == "int4" and on_gpu:
+        workspace += four_bits.converted_bytes(shape)
     device = MemoryNeed(
         weights=_weight_bytes(config, facts, width) / num_parts,
         kv_pool=pool_tokens * whole_per_token / num_parts,
-        workspace=shape.workspace_bytes(
-            config.step_tokens, config.max_leases, width, on_gpu=on_gpu
-        ),
+        workspace=workspace,
     )
     if on_gpu:
         max_context = config.max_context or facts.num_positions
@@ -148,14 +150,18 @@ def _weight_bytes(config: EngineConfig, facts: ModelFacts, width: int) -> float:
         if stored:
             return stored
     quantization = facts.quantization or config.quantization
-    bits = 8 * width if quantization is None else quantized_bits(quantization)
+    if quantization == "int4":
+        bits = four_bits.layer_bits(facts.shape.part_of(config.tensor_parallel))
+    else:
+        bits = 8 * width if quantization is None else quantized_bits(quantization)
     return facts.shape.weight_bytes(bits, 8 * width)
 
 
 def quantized_bits(quantization: Mapping[str, Any] | str) -> float:
     """Return the bits of a weight in the layers; 4, a common minimum, for unknown methods.
 
-    Scales are not counted: a plan may refuse only what is certain not to fit.
+    Scales are not counted: a plan may refuse only what is certain not to fit. Those of ``int4``
+    are (`rapid.planning.four_bits`).
     """
     if isinstance(quantization, str):
         return 8.0

@@ -13,6 +13,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rapid.planning import four_bits
 from rapid.planning.rings import tokens_in_rings
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ COMPUTE_SHARE = 0.5  # share of the peak that large matrix products reach
 GROUP_SIZES = (1, 2, 4, 8)  # numbers of GPUs of one machine that a model may be split over
 STEP_TOKENS = 4096  # tokens of the largest step, as in cluster/configs
 PAGE_TOKENS = 16  # tokens of a page, which is what engines take by default
-FP8_BITS = 8  # of the weights that `quantization: fp8` makes, which ranks can share
+FP8_BITS = 8  # of the weights that `quantization: fp8` makes
 REDUCE_S = 9e-6  # seconds of a small sum over GPUs of one machine (NVLink); an estimate
 
 
@@ -125,9 +126,10 @@ class Replica:
     """A model on one GPU or on several of one machine.
 
     With ``tensor_parallel``, every layer is split over the GPUs, which read and compute at once and
-    add their results twice a layer; weights may have 16 bits, or 8 (``quantization: fp8``). Weights
-    of fewer bits and mixtures of experts are split by layers instead (``device: balanced``): a
-    layer needs the result of the one before it, so one GPU works at a time.
+    add their results twice a layer; weights may have 16 bits, 8 (``quantization: fp8``) or 4
+    (``quantization: int4``, whose scales are counted too). Weights of other bits and mixtures of
+    experts are split by layers instead (``device: balanced``): a layer needs the result of the one
+    before it, so one GPU works at a time.
 
     Attributes:
         shape: shape of the model.
@@ -159,8 +161,20 @@ class Replica:
     @property
     def num_at_once(self) -> int:
         """Number of GPUs that compute a layer together."""
-        is_split = self.layer_bits in (FP8_BITS, self.other_bits) and not self.shape.experts
+        ours = (four_bits.BITS, FP8_BITS, self.other_bits)
+        is_split = self.layer_bits in ours and not self.shape.experts
         return self.num_gpus if self.num_gpus and is_split else 1
+
+    @property
+    def _is_int4(self) -> bool:
+        return self.layer_bits == four_bits.BITS and not self.shape.experts
+
+    @property
+    def _all_bits(self) -> tuple[float, float]:
+        """Bits of a weight in the layers' matrices, with its share of scales, and elsewhere."""
+        part = self.shape.part_of(self.num_at_once)
+        bits = four_bits.layer_bits(part) if self._is_int4 else self.layer_bits
+        return bits, self.other_bits
 
     @property
     def kv_per_sequence(self) -> float:
@@ -186,8 +200,9 @@ class Replica:
         """Return the memory for `num_sequences`; every GPU needs its own workspace."""
         part = self.shape.part_of(self.num_at_once)
         workspace = part.workspace_bytes(STEP_TOKENS, num_sequences, on_gpu=True)
+        workspace += four_bits.converted_bytes(part) if self._is_int4 else 0
         return MemoryNeed(
-            self.shape.weight_bytes(self.layer_bits, self.other_bits),
+            self.shape.weight_bytes(*self._all_bits),
             self.kv_of(num_sequences),
             self.num_gpus * workspace,
             graphs=self.num_gpus * part.graph_bytes(num_sequences),
@@ -206,7 +221,7 @@ class Replica:
         together = self.num_at_once
         bandwidth = together * self.gpu.bandwidth
         kv_share = self.bandwidth_share if self.kv_share is None else self.kv_share
-        weights = self.shape.read_bytes(self.layer_bits, self.other_bits, batch * rows)
+        weights = self.shape.read_bytes(*self._all_bits, batch * rows)
         own, shared = self.context - self.shared, self.shared
         kv = batch * self.shape.kv_read_bytes(own, self.kv_bytes)
         kv += self.shape.kv_read_bytes(shared, self.kv_bytes)

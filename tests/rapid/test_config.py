@@ -51,5 +51,6 @@ def test_deterministic_engines_have_whole_weights_on_one_device(
 ) -> None:
     EngineConfig(model="m", **setting)
     EngineConfig(model="m", deterministic=True)
-    with pytest.raises(ValidationError, match="neither quantized nor spread over devices"):
+    EngineConfig(model="m", deterministic=True, quantization="int4")
+    with pytest.raises(ValidationError, match="neither quantized by transformers nor spread"):
         EngineConfig(model="m", deterministic=True, **setting)

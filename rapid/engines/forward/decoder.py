@@ -9,8 +9,8 @@ queries and keys are rotated together. Experts are left to transformers, whose g
 the chosen experts only.
 
 The fused weights replace the model's own, which become views of them: nothing is held twice, and
-transformers' forward keeps working on the same numbers. So do weights in eight bits, whose products
-are our own (`rapid.engines.forward.products`). transformers' forward computes where a projection is
+transformers' forward keeps working on the same numbers. So do quantized weights whose products are
+our own (`rapid.engines.forward.products`). transformers' forward computes where a projection is
 anything else (weights that its own methods quantize, layers that accelerate moves).
 """
 
@@ -308,19 +308,23 @@ def _product(module: Any, own: str, *parts: str) -> Product:
 def _fuse(name: str, *projections: torch.nn.Module) -> torch.Tensor:
     """Return the projections' weights (or scales, or biases) as one tensor that they share.
 
-    It has the rows of all, [sum of rows, ...]. Weights that already lie one after the other in
-    memory are not copied.
+    It has the rows of all, [sum of rows, ...], or those of scales of groups, [groups, sum of rows,
+    2]. Weights that already lie one after the other in memory are not copied.
     """
     own: list[torch.Tensor] = [getattr(projection, name).detach() for projection in projections]
-    num_rows = [len(tensor) for tensor in own]
+    dim = 1 if name == "scale" and own[0].dim() == 3 else 0
+    num_rows = [tensor.shape[dim] for tensor in own]
     storages = {tensor.untyped_storage().data_ptr() for tensor in own}
+    stride = own[0].stride()
     starts = [tensor.storage_offset() for tensor in own]
-    stops = [start + tensor.numel() for start, tensor in zip(starts, own, strict=True)]
+    stops = [start + rows * stride[dim] for start, rows in zip(starts, num_rows, strict=True)]
     if len(storages) == 1 and starts[1:] == stops[:-1]:
-        return own[0].as_strided((sum(num_rows), *own[0].shape[1:]), own[0].stride())
-    fused = torch.cat(own)
+        shape = list(own[0].shape)
+        shape[dim] = sum(num_rows)
+        return own[0].as_strided(shape, stride)
+    fused = torch.cat(own, dim)
     own.clear()
-    for projection, rows in zip(projections, torch.split(fused, num_rows), strict=True):
+    for projection, rows in zip(projections, torch.split(fused, num_rows, dim), strict=True):
         getattr(projection, name).data = rows
     if fused.is_cuda:  # the freed parts are too small for the next fused tensor: release them
         torch.cuda.empty_cache()

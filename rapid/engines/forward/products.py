@@ -1,8 +1,9 @@
-"""Products of rows with a layer's weights, as they are or in eight bits with a scale for each row.
+"""Products of rows with a layer's weights, as they are or quantized.
 
 `quantize` replaces the linear layers of a loaded model; the head and the embeddings stay as they
-are. Numbers of eight bits are exact in bfloat16, so a quantized product is the product with them,
-times the scales (`product_of_numbers`). Two kernels compute it without converting the weights:
+are. ``int4`` is in `rapid.engines.forward.four_bits`. In eight bits each row has a scale. Numbers
+of eight bits are exact in bfloat16, so a quantized product is the product with them, times the
+scales (`product_of_numbers`). Two kernels compute it without converting the weights:
 
 * ``int8`` on a CPU: the integers are converted as they are read, which halves the bytes of a step.
   It is made for few rows: from `MOST_READ_ROWS` on the weights are converted once for all of them.
@@ -18,12 +19,14 @@ from typing import Literal
 import torch
 from torch.nn.functional import linear
 
+from rapid.engines.forward import four_bits
 from rapid.errors import ConfigurationError
 
-Method = Literal["fp8", "int8"]
+Method = Literal["fp8", "int4", "int8"]
 
 MOST_READ_ROWS = 12  # more rows are multiplied faster with weights that were converted before
 FP8_CAPABILITY = (9, 0)  # the least of a GPU whose scaled product has a scale for each row
+INT4_CAPABILITY = (8, 0)  # the least of a GPU that multiplies weights in four bits
 _WIDTH = 16  # numbers that the kernels for eight bits read at once
 _LEAST = 1e-12  # magnitude that a row of zeros is quantized for
 
@@ -33,8 +36,9 @@ class Product:
     """The product with one matrix of weights.
 
     Attributes:
-        weight: [out, in], of the rows' dtype, or in eight bits.
-        scale: of each row of the weights in eight bits, [out]; None where they are not.
+        weight: [out, in], of the rows' dtype, or in eight bits; or packed in four bits.
+        scale: of each row of the weights in eight bits, [out]; scale and middle of each group of
+            those in four bits, [groups, out, 2]; None where they are not quantized.
         bias: [out], or None.
     """
 
@@ -47,23 +51,16 @@ class Product:
         if self.scale is None:
             return linear(rows, self.weight, self.bias)
         flat = rows.reshape(-1, rows.shape[-1])
-        num_out, num_in = self.weight.shape
-        # Of other widths torch 2.13 reads beyond the end of a row in int8, and refuses fp8.
-        is_read = len(flat) <= MOST_READ_ROWS and not (num_in % _WIDTH or flat.is_cuda)
-        is_scaled = flat.is_cuda and not (num_in % _WIDTH or num_out % _WIDTH)
-        if self.weight.dtype == torch.int8 and is_read:
-            product = torch._weight_int8pack_mm(flat, self.weight, self.scale)
-        elif self.weight.dtype == torch.float8_e4m3fn and is_scaled:
-            product = _scaled(flat, self.weight, self.scale)
-        else:
-            product = product_of_numbers(flat, self.weight, self.scale)
+        is_in_groups = self.scale.dim() == 3
+        multiply = four_bits.product if is_in_groups else _product_of_eight_bits
+        product = multiply(flat, self.weight, self.scale)
         if self.bias is not None:
             product = product + self.bias
         return product.view(*rows.shape[:-1], -1)
 
 
 class QuantizedLinear(torch.nn.Module):
-    """A linear layer with weights in eight bits, in place of transformers' own."""
+    """A linear layer with weights in eight or four bits, in place of transformers' own."""
 
     weight: torch.Tensor
     scale: torch.Tensor
@@ -94,10 +91,18 @@ def check_method(method: Method, device: torch.device, dtype: torch.dtype) -> No
         raise ConfigurationError(
             f"quantization: {method} computes in bfloat16: set dtype to bfloat16"
         )
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+    if device.type != "cuda":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if method == "fp8" and capability < FP8_CAPABILITY:
         raise ConfigurationError(
             "quantization: fp8 needs a GPU of compute capability 9.0 (H100 or later): set "
             "quantization to load_in_8bit: true, or leave it out"
+        )
+    if method == "int4" and capability < INT4_CAPABILITY:
+        raise ConfigurationError(
+            "quantization: int4 needs a GPU of compute capability 8.0 (A100 or later): set "
+            "quantization to load_in_4bit: true, or leave it out"
         )
 
 
@@ -116,11 +121,28 @@ def quantize(model: torch.nn.Module, method: Method, device: torch.device) -> No
 
 
 def quantized(weight: torch.Tensor, method: Method) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return weights [out, in] in eight bits, and the scale of each row as its kernel takes it."""
+    """Return weights [out, in] quantized, and their scales, as `Product` takes both."""
+    if method == "int4":
+        return four_bits.packed(weight)
     if method == "fp8":
         return _in_fp8(weight)
     scale = _largest(weight).div(127).to(torch.bfloat16)
     return (weight.float() / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale
+
+
+def _product_of_eight_bits(
+    rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
+) -> torch.Tensor:
+    """Return the product of rows [n, in] with weights in eight bits by the kernel for them."""
+    num_out, num_in = weight.shape
+    # Of other widths torch 2.13 reads beyond the end of a row in int8, and refuses fp8.
+    is_read = len(rows) <= MOST_READ_ROWS and not (num_in % _WIDTH or rows.is_cuda)
+    is_scaled = rows.is_cuda and not (num_in % _WIDTH or num_out % _WIDTH)
+    if weight.dtype == torch.int8 and is_read:
+        return torch._weight_int8pack_mm(rows, weight, scale)
+    if weight.dtype == torch.float8_e4m3fn and is_scaled:
+        return _scaled(rows, weight, scale)
+    return product_of_numbers(rows, weight, scale)
 
 
 def product_of_numbers(

@@ -54,8 +54,8 @@ class TiledRunner(Runner):
         super().__init__(model, cache, device, vocab_size, kernels or tile_kernels(), place)
         if self._decoder is None:
             raise ConfigurationError(
-                "deterministic needs weights that are neither quantized nor spread over devices: "
-                "leave deterministic out, or take such a checkpoint"
+                "deterministic needs weights that are neither quantized by transformers nor spread "
+                "over devices: leave deterministic out, or take such a checkpoint"
             )
         windows = [window for window in self._decoder.windows if window is not None]
         if min(windows, default=TILE_ROWS) < TILE_ROWS:

@@ -25,6 +25,7 @@ ROWS = {  # target and drafter
     "one-gpu-self-speculation": (LLAMA.format("8B"), None),
     "llama-3.1-70b-self-speculation": (LLAMA.format("70B"), None),
     "llama-3.1-8b-with-70b-drafter": (LLAMA.format("8B"), LLAMA.format("70B")),
+    "llama-3.1-8b-with-70b-drafter-int4": (LLAMA.format("8B"), LLAMA.format("70B")),
     "qwen2.5-7b-self-speculation": (QWEN.format("7B"), None),
     "qwen2.5-72b-self-speculation": (QWEN.format("72B"), None),
     "qwen2.5-7b-with-72b-drafter": (QWEN.format("7B"), QWEN.format("72B")),

@@ -44,13 +44,16 @@ def test_every_configuration_of_the_repository_is_valid(path: Path) -> None:
 
 def test_the_configurations_are_what_they_say() -> None:
     configs = {path.stem: ServeConfig.model_validate(args_of(path)) for path in FILES}
-    assert len(configs) == 11
+    assert len(configs) == 12
     upward = configs["llama-3.1-8b-with-70b-drafter"]
     assert upward.target.pool.num_gpus == 1
     assert upward.drafter_pool.pool.num_gpus == 4
     drafter = graph(compose(upward))["Drafter"]._bound_deployment
     assert drafter._replica_config.placement_group_bundles[0]["GPU"] == 4
     assert upward.drafter_pool.engine.tensor_parallel == 4
+    small = configs["llama-3.1-8b-with-70b-drafter-int4"].drafter_pool
+    assert (small.engine.quantization, small.pool.num_gpus) == ("int4", 1)
+    assert small.engine.model == upward.drafter_pool.engine.model
     two = configs["two-processes"]
     assert two.target.engine.tensor_parallel == two.drafter_pool.engine.tensor_parallel == 2
     assert configs["one-gpu-self-speculation"].drafter == "target"

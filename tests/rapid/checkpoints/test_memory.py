@@ -160,6 +160,19 @@ class TestNeed:
             quantized = need(engine_config(quantization=setting))
             assert need(engine_config()).weights - quantized.weights == 3 * shape.layer_weights
 
+    @pytest.mark.parametrize("role", ["target", "drafter"])
+    def test_four_bits_are_counted_with_their_scales(self, role):
+        config = EngineConfig(
+            model=f"embedded:{role}", device="cpu", dtype="bfloat16", quantization="int4"
+        )
+        model = load_model(config).model
+        held = [p for p in (*model.parameters(), *model.get_submodule("model.layers").buffers())]
+        assert need(config).weights == sum(tensor.nbytes for tensor in held)
+        others = need(config.model_copy(update={"quantization": "fp8"}), on_gpu=True)
+        converted = need(config, on_gpu=True).workspace - others.workspace
+        shape = read_model_facts(config).shape
+        assert converted == 3 * 2 * shape.hidden * 2 * shape.intermediate  # for a prefill
+
     @pytest.mark.parametrize(
         ("quantization", "bits"),
         [

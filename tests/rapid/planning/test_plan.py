@@ -98,11 +98,20 @@ class TestRoofline:
         assert eight.prefill_s() == one.prefill_s() / 8
         assert eight.max_sequences > four.max_sequences
 
-    def test_layers_of_four_bits_on_several_gpus_are_read_one_after_the_other(self):
-        one = replace(LARGE, layer_bits=4)
+    def test_layers_of_other_bits_on_several_gpus_are_read_one_after_the_other(self):
+        one = replace(LARGE, layer_bits=5)
         four = replace(one, num_gpus=4)
         assert (four.step_s(1), four.prefill_s()) == (one.step_s(1), one.prefill_s())
         assert four.max_sequences > one.max_sequences
+
+    def test_layers_of_four_bits_are_read_with_their_scales_by_all_gpus_at_once(self):
+        one = replace(LARGE, layer_bits=4)
+        shape, rest = one.shape, 2 * one.shape.head_weights
+        assert one.need(1).weights == near(shape.layer_weights * 4.25 / 8 + 2 * rest)
+        assert replace(one, num_gpus=4).prefill_s() == one.prefill_s() / 4
+        assert replace(one, num_gpus=4).step_s(1) < one.step_s(1) / 2
+        mixed = replace(one, shape=SHAPES["qwen3-30b-a3b"])
+        assert replace(mixed, num_gpus=4).prefill_s() == mixed.prefill_s()
 
     @pytest.mark.parametrize(("batch", "milliseconds"), [(1, 5.2), (6, 5.7)])
     def test_layers_in_fp8_are_read_by_all_gpus_at_once(self, batch, milliseconds):

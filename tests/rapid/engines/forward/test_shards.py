@@ -63,18 +63,18 @@ def headed(tmp_path: Path, family: str, **settings: object) -> EngineConfig:
     """A checkpoint of four KV heads whose biases are not zero."""
     config_class, model_class, _ = FAMILIES[family]
     torch.manual_seed(1)
-    config = config_class(
-        vocab_size=VOCAB + 7,  # not divisible
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=8,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-        **settings,
-    )
+    sizes: dict[str, object] = {
+        "vocab_size": VOCAB + 7,  # not divisible
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 8,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.3,
+    }
+    config = config_class(**sizes | settings)
     model = model_class(config)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -124,12 +124,16 @@ def test_parts_compute_together_what_the_whole_computes(
             assert torch.allclose(logits, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(("method", "most"), [("int8", 0.03), ("fp8", 0.1)])
-def test_parts_in_eight_bits_compute_together_what_the_whole_computes(
+@pytest.mark.parametrize(("method", "most"), [("int8", 0.03), ("fp8", 0.1), ("int4", 0.02)])
+def test_quantized_parts_compute_together_what_the_whole_computes(
     tmp_path: Path, method: str, most: float
 ) -> None:
-    """A part has scales of its own for its columns, so that the numbers are not the whole's."""
-    config = headed(tmp_path, "qwen2").model_copy(
+    """A part has scales of its own for its columns, so that the numbers are not the whole's.
+
+    Those of four bits are: here the parts' columns are whole groups.
+    """
+    wide = {"hidden_size": 64, "intermediate_size": 256, "head_dim": 32} if method == "int4" else {}
+    config = headed(tmp_path, "qwen2", **wide).model_copy(
         update={"quantization": method, "dtype": "bfloat16"}
     )
     whole = steps(load_model(config), config)

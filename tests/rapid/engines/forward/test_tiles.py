@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from rapid.engines.ports import EngineDrafter, EngineVerifier
 from rapid.errors import ConfigurationError
 from rapid.messages import Float32Array, Int32Array, Verdict
 from rapid.speculation.loop import speculate
+from tests.rapid.engines.forward.test_shards import headed
 from tests.rapid.engines.test_engine import block_of
 from tests.rapid.tiny_models import (
     FAMILIES,
@@ -108,6 +110,16 @@ async def test_no_bit_depends_on_what_is_computed_together(family: str) -> None:
         assert np.array_equal(logits[known], expected[known]), name
 
 
+@pytest.mark.parametrize("method", ["int8", "int4", "fp8"])
+async def test_nor_does_one_of_quantized_weights(tmp_path: Path, method: str) -> None:
+    wide = {"hidden_size": 64, "intermediate_size": 192, "head_dim": 16}
+    config = headed(tmp_path, "llama", **wide)
+    loaded = load_model(config.model_copy(update={"dtype": "bfloat16", "quantization": method}))
+    expected = await scored(loaded, block=10)
+    for name in ("one at a time", "odd chunks", "in a crowd", "cached"):
+        assert np.array_equal(await scored(loaded, **WAYS[name]), expected), name
+
+
 async def test_without_it_bits_do_depend_on_it() -> None:
     """Else the test above would show nothing."""
     loaded = bfloat16_model("llama")
@@ -183,5 +195,5 @@ async def test_a_window_of_the_kv_is_refused() -> None:
 
 @pytest.mark.parametrize("more", [{"device": "balanced"}, {"quantization": {"load_in_4bit": True}}])
 def test_weights_whose_rows_are_not_computed_apart_are_refused(more: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="neither quantized nor spread"):
+    with pytest.raises(ValidationError, match="neither quantized by transformers nor spread"):
         EngineConfig(model="m", deterministic=True, **more)

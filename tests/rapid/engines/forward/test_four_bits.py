@@ -1,0 +1,289 @@
+"""Weights in four bits: what they stand for, their packed products, and the models that have them.
+
+The specification is the product with `numbers_of`, the weights that codes and scales stand for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from rapid.config import EngineConfig
+from rapid.engines.engine import Engine
+from rapid.engines.forward import four_bits
+from rapid.engines.forward.decoder import decoder_of
+from rapid.engines.forward.four_bits import (
+    MOST_PACKED_ROWS,
+    codes_of,
+    converted,
+    numbers_of,
+    packed,
+    product,
+)
+from rapid.engines.forward.loading import LoadedModel, load_model
+from rapid.engines.forward.opening import page_context
+from rapid.engines.forward.products import QuantizedLinear, check_method
+from rapid.errors import ConfigurationError
+from rapid.pair import open_pair
+from rapid.planning.four_bits import CONVERTED
+from tests.rapid.engines.forward.test_products import far_off
+from tests.rapid.engines.forward.test_shards import headed, steps
+from tests.rapid.tiny_models import copied, engine_config, lease_request
+
+SHAPES = [(64, 64), (128, 576), (320, 512), (192, 384)]
+WIDE = {"hidden_size": 64, "intermediate_size": 192, "head_dim": 16}
+CUDA = torch.device("cuda")
+NEEDS_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_GPU)]
+
+
+def weights(num_out: int, num_in: int) -> torch.Tensor:
+    """Random weights, of which some groups are zero, skewed, or hundreds of times as large."""
+    torch.manual_seed(num_in)
+    weight = torch.randn(num_out, num_in) / 6
+    weight[5] = 0
+    weight[6] += 1
+    weight[7, :64] *= 300
+    return weight.bfloat16()
+
+
+@pytest.mark.parametrize(("num_out", "num_in"), SHAPES)
+def test_a_weight_becomes_the_nearest_of_the_sixteen_numbers_of_its_group(
+    num_out: int, num_in: int
+) -> None:
+    weight = weights(num_out, num_in)
+    codes, scales = codes_of(weight)
+    numbers = numbers_of(codes, scales)
+    assert int(codes.max()) == 15
+    assert not numbers[5].any()
+    step = scales[..., 0].float().t().repeat_interleave(num_in // len(scales), dim=1)
+    off = (numbers - weight.float()).abs()
+    rounding = (weight.float().abs() + 8 * step) / 256  # of scale and middle to bfloat16
+    assert bool((off <= step / 2 + rounding).all())
+    for moved in (-1, 1):
+        others = numbers_of((codes.int() + moved).clamp(0, 15), scales)
+        assert bool((off <= (others - weight.float()).abs() + 1e-7).all())
+
+
+def test_a_large_weight_costs_its_group_alone_its_precision() -> None:
+    weight = weights(64, 384)
+    numbers = numbers_of(*codes_of(weight))
+    assert far_off(numbers[7:8, 128:], weight[7:8, 128:].float()) < 0.12
+    assert far_off(numbers[7:8, 64:128], weight[7:8, 64:128].float()) > 0.5
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("num_out", "num_in"), SHAPES)
+def test_a_packed_product_is_that_of_the_numbers(num_out: int, num_in: int, device: str) -> None:
+    """To what rounding the result leaves; a GPU, and all with many rows, round the numbers too."""
+    weight = weights(num_out, num_in).to(device)
+    numbers, (own, scales) = numbers_of(*codes_of(weight)), packed(weight)
+    assert own.untyped_storage().nbytes() == num_out * num_in / 2
+    most = MOST_PACKED_ROWS[device]
+    for num_rows in (1, 3, 16, most, most + 1, 2 * most):
+        rows = torch.randn(num_rows, num_in, device=device).bfloat16()
+        is_rounded = device == "cuda" or num_rows > most
+        exact = linear(rows.float(), numbers.bfloat16().float() if is_rounded else numbers)
+        assert far_off(product(rows, own, scales), exact) < 0.004
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("at_once", [1, 2**26])
+@pytest.mark.parametrize(("num_out", "num_in"), SHAPES)
+def test_packed_weights_are_converted_to_their_numbers(
+    monkeypatch: pytest.MonkeyPatch, num_out: int, num_in: int, at_once: int, device: str
+) -> None:
+    """Whole, or in parts of 64 rows or more."""
+    monkeypatch.setitem(CONVERTED, device, at_once)
+    weight = weights(num_out, num_in).to(device)
+    parts = list(converted(*packed(weight), num_in))
+    assert all(part.numel() <= max(at_once, 64 * num_in) for part in parts)
+    assert len(parts) == 1 if at_once == 2**26 else len(parts) == -(-num_out // 64)
+    numbers = numbers_of(*codes_of(weight)).bfloat16()
+    if device == "cpu":
+        assert torch.equal(torch.cat(parts, dim=1).t(), numbers)
+    assert far_off(torch.cat(parts, dim=1).t()[6:], numbers[6:].float()) < 0.005
+
+
+def test_the_numbers_of_a_row_do_not_depend_on_the_others() -> None:
+    """So that what is computed in tiles is computed to the same bits."""
+    own, scales = packed(weights(320, 512))
+    rows = torch.randn(MOST_PACKED_ROWS["cpu"], 512).bfloat16()
+    together = product(rows, own, scales)
+    for first, last in ((0, 1), (0, 3), (5, 21), (17, 64)):
+        assert torch.equal(product(rows[first:last], own, scales), together[first:last])
+
+
+def test_blocks_of_rows_are_packed_apart_as_together() -> None:
+    weight = weights(320, 512)
+    whole, scales = packed(weight)
+    parts, of_parts = zip(*map(packed, weight.split((64, 192, 64))), strict=True)
+    assert torch.equal(torch.cat(parts), whole)
+    assert torch.equal(torch.cat(of_parts, dim=1), scales)
+
+
+class TestOnAGPU:
+    """Torch's operators for CUDA, replaced by ones of the shapes and of the tiles they document."""
+
+    @pytest.fixture(autouse=True)
+    def operators(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def pack(pairs: torch.Tensor, num_tiles: int) -> torch.Tensor:
+            codes = torch.stack((pairs >> 4, pairs & 15), dim=-1).flatten(1)
+            num_out, num_in = codes.shape
+            width = 16 * num_tiles
+            tiles = codes.view(num_out // 8, 8, num_in // width, width).transpose(1, 2)
+            digits = tiles.reshape(num_out // 8, num_in // width, 32, num_tiles // 2, 8)
+            return (digits.long() << torch.arange(0, 32, 4)).sum(-1).to(torch.int32)
+
+        def multiply(
+            rows: torch.Tensor, weight: torch.Tensor, group: int, scales: torch.Tensor
+        ) -> torch.Tensor:
+            assert rows.is_contiguous()
+            assert scales.is_contiguous()
+            assert scales.shape == (rows.shape[1] // group, 8 * len(weight), 2)
+            assert group in (32, 64, 128, 256)
+            tiles = (weight[..., None] >> torch.arange(0, 32, 4)) & 15
+            width = 8 * weight.shape[3] * 4
+            codes = tiles.reshape(len(weight), -1, 8, width).transpose(1, 2)
+            return linear(rows, numbers_of(codes.reshape(8 * len(weight), -1), scales).bfloat16())
+
+        monkeypatch.setattr(four_bits, "_is_on_cpu", lambda _: False)
+        monkeypatch.setattr(torch, "_convert_weight_to_int4pack", pack)
+        monkeypatch.setattr(torch, "_weight_int4pack_mm", multiply)
+
+    @pytest.mark.parametrize(("num_out", "num_in"), SHAPES)
+    def test_few_and_many_rows_are_multiplied_with_the_same_numbers(
+        self, monkeypatch: pytest.MonkeyPatch, num_out: int, num_in: int
+    ) -> None:
+        weight = weights(num_out, num_in)
+        numbers, (own, scales) = numbers_of(*codes_of(weight)).bfloat16(), packed(weight)
+        assert own.shape[0] == num_out // 8
+        rows = torch.randn(70, num_in).bfloat16()
+        for at_once in (1, 2**26):
+            monkeypatch.setitem(CONVERTED, "cpu", at_once)
+            assert torch.equal(torch.cat(list(converted(own, scales, num_in)), 1).t(), numbers)
+            assert far_off(product(rows, own, scales), linear(rows.float(), numbers.float())) < 0.01
+
+
+def test_torch_packs_for_a_gpu_blocks_of_eight_rows_in_tiles_of_a_group() -> None:
+    """By what it says of tensors without numbers."""
+    for num_in, shape in ((576, (24, 9, 32, 2)), (512, (24, 4, 32, 4))):
+        own, scales = packed(torch.empty(192, num_in, dtype=torch.bfloat16, device="meta"))
+        assert own.shape == shape
+        assert scales.shape == (shape[1], 192, 2)
+
+
+def int4(config: EngineConfig) -> EngineConfig:
+    return config.model_copy(update={"quantization": "int4", "dtype": "bfloat16"})
+
+
+def with_numbers(config: EngineConfig) -> LoadedModel:
+    """The model in float32, its weights replaced by the numbers that they are quantized to."""
+    loaded = load_model(config.model_copy(update={"dtype": "float32"}))
+    for layer in loaded.model.get_submodule("model").modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.weight.data.copy_(numbers_of(*codes_of(layer.weight.bfloat16())))
+    return loaded
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+async def test_a_model_keeps_the_fused_decoder(tmp_path: Path, family: str) -> None:
+    config = int4(headed(tmp_path, family, **WIDE))
+    loaded = load_model(config)
+    layers = list(loaded.model.get_submodule("model").modules())
+    linears = [layer for layer in layers if isinstance(layer, QuantizedLinear)]
+    assert len(linears) == 14
+    assert not any(type(layer) is torch.nn.Linear for layer in layers)
+    storages = {layer.weight.untyped_storage().data_ptr() for layer in linears}
+    assert len(storages) == 2 * 4  # queries, keys and values in one; gate and up in one
+    assert decoder_of(loaded.model) is not None
+
+    async def answer() -> tuple[int, ...]:
+        engine = Engine(loaded, config)
+        try:
+            await engine.open(lease_request())
+            await engine.prefill("a")
+            return (await engine.decode("a", 0, 16)).token_ids
+        finally:
+            engine.close()
+
+    fused = await answer()
+    loaded.model.config.quantization_config = {}  # transformers' forward of the same products
+    assert decoder_of(loaded.model) is None
+    assert await answer() == fused
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("role", ["target", "drafter"])
+def test_a_model_computes_with_the_numbers_of_its_weights(role: str, device: str) -> None:
+    """The model with its own weights, in float32, is further away."""
+    config = engine_config().model_copy(update={"model": f"embedded:{role}"})
+    exact, plain = with_numbers(config), load_model(config)
+    rounded = load_model(int4(config).model_copy(update={"device": device}))
+    for own, expected, unquantized in zip(
+        steps(rounded, config), steps(exact, config), steps(plain, config), strict=True
+    ):
+        if expected.numel():
+            assert far_off(own.cpu(), expected) < 0.05
+            assert far_off(unquantized, expected) > 0.05
+
+
+FACT = "The banner of Tezawe is sozo sema 40. "
+QUESTION = "What is the banner of Tezawe?"
+
+
+@pytest.mark.parametrize("role", ["target", "drafter"])
+def test_lossless_says_what_plain_says(role: str) -> None:
+    """Of a target in four bits, and of a target in bfloat16 with a drafter in four bits."""
+    common: dict[str, Any] = {"dtype": "bfloat16", "deterministic": True, "max_context": 1024}
+    engines = {
+        name: EngineConfig(
+            model=f"embedded:{name}", quantization="int4" if name == role else None, **common
+        )
+        for name in ("target", "drafter")
+    }
+    drafted = 0
+    with open_pair(engines["target"], drafter=engines["drafter"]) as pair:
+        for way in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 7}):
+            plain, lossless = (
+                pair.answer(QUESTION, documents=[FACT * 12], mode=mode, max_tokens=24, **way)
+                for mode in ("plain", "lossless")
+            )
+            assert lossless.text == plain.text
+            drafted += lossless.receipt.choices[0].drafted
+    assert drafted > 0
+
+
+def test_kept_pages_of_other_weights_are_not_found(tmp_path: Path) -> None:
+    config = EngineConfig(
+        model="embedded:target", device="cpu", dtype="bfloat16", host_cache_tokens=64,
+        disk_cache_folder=str(tmp_path), disk_cache_gib=1,
+    )  # fmt: skip
+    kinds = [config.model_copy(update={"quantization": kind}) for kind in (None, "int8", "int4")]
+    assert len({page_context(load_model(kind), kind) for kind in kinds}) == 3
+
+
+def test_what_cannot_be_packed_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="has 32 columns, and quantization: int4 packs 64"):
+        load_model(int4(engine_config()))
+    path = copied(tmp_path, hidden_size=128, intermediate_size=192, num_key_value_heads=4)
+    config = int4(engine_config()).model_copy(update={"model": str(path), "tensor_parallel": 2})
+    with pytest.raises(ConfigurationError, match="has 32 rows of queries of each process"):
+        load_model(config)
+
+
+def test_it_has_its_devices_and_its_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="int4 computes in bfloat16"):
+        check_method("int4", torch.device("cpu"), torch.float32)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(ConfigurationError, match=r"int4 needs a GPU of compute capability 8\.0"):
+        check_method("int4", CUDA, torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    check_method("int4", CUDA, torch.bfloat16)
