@@ -45,6 +45,20 @@ class TestCheckConfig:
             assert "max_drafts" in result.stderr
             assert "Traceback" not in result.output
 
+    def test_engines_on_several_nodes_are_for_a_cluster(self, tmp_path):
+        file = yaml.safe_load((ROOT / "cluster/configs/two-processes.yaml").read_text())
+        path = tmp_path / "config.yaml"
+
+        def result(command: str, nodes: int) -> Any:
+            file["applications"][0]["args"]["target"]["pool"]["nodes"] = nodes
+            path.write_text(yaml.safe_dump(file), encoding="utf-8")
+            return rapid(command, str(path))
+
+        assert result("check-config", 2).exit_code == 0
+        told = result("check-config", 3).stderr.replace("\n", " ")
+        assert "nodes (3) have an equal part of an engine's processes each" in told
+        assert "needs a Ray of as many nodes" in result("serve", 2).stderr.replace("\n", " ")
+
 
 class TestServe:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
