@@ -244,7 +244,7 @@ class Replica:
         return int(reading_s * self.num_at_once * self.gpu.flops * COMPUTE_SHARE / one)
 
     def _fixed_s(self, batch: float) -> float:
-        """Return the seconds of a step that no bandwidth shortens: the host's, and those of sums."""
+        """Return a step's seconds that no bandwidth shortens: the host's, and those of its sums."""
         each = NETWORK_REDUCE_S if self.num_machines > 1 else REDUCE_S
         return self.host.of(batch, self.shape.layers) + self._num_sums * each
 

@@ -49,7 +49,7 @@ class TestCheckConfig:
         file = yaml.safe_load((ROOT / "cluster/configs/two-processes.yaml").read_text())
         path = tmp_path / "config.yaml"
 
-        def result(command: str, nodes: int) -> Any:
+        def result(command, nodes):
             file["applications"][0]["args"]["target"]["pool"]["nodes"] = nodes
             path.write_text(yaml.safe_dump(file), encoding="utf-8")
             return rapid(command, str(path))
