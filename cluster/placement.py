@@ -109,7 +109,7 @@ class PoolConfig(Frozen):
 
     @model_validator(mode="after")
     def _nodes_have_equal_parts(self) -> Self:
-        if self.num_gpus % self.nodes:
+        if self.nodes > 1 and self.num_gpus % self.nodes:
             raise ValueError(
                 f"num_gpus ({self.num_gpus:g}) are those of all nodes together, and nodes "
                 f"({self.nodes}) does not divide them: every node gives an engine as many"

@@ -240,7 +240,7 @@ def start_engine(
     if pool.nodes > 1:
         group = get_current_placement_group()
         load = functools.partial(load, nodes=Nodes(pool.nodes, group, options))
-        options |= in_bundle(group, 0)
+        options = options | in_bundle(group, 0)
     name = f"{replica.app_name}/{replica.deployment}/{uuid.uuid4().hex[:8]}"
     return (
         ray.remote(EngineActor)

@@ -175,7 +175,7 @@ class Replica:
     @property
     def num_machines(self) -> int:
         """Number of machines that it is spread over."""
-        return -(-self.num_gpus // self.machine_gpus)
+        return max(1, -(-self.num_gpus // self.machine_gpus))
 
     @property
     def kv_per_sequence(self) -> float:

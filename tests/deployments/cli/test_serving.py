@@ -69,7 +69,7 @@ class TestServe:
             "from deployments.cli import serving, server_process;"
             f"server_process.SERVE_COMMAND = ({str(config.parent / 'bin' / 'serve')!r},);"
             "engine = N(engine=N(model='a-model'));"
-            "serving._checked = lambda path: N(target=engine, api=N(model='m'), is_embedded=False);"
+            "serving._checked = lambda path: N(target=engine, api=N(model='m'), is_embedded=False, pools={});"
             "serving.serve(Path('config.yaml'))"
         )
         served = subprocess.Popen(
