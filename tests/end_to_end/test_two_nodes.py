@@ -1,6 +1,6 @@
 """The application with a target over two nodes, on a Ray of four nodes that are on this machine.
 
-The texts are those of the shipped configuration, whose engines are one process each.
+The texts are those of the same application with a target of one process.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 NUM_WORKERS = 3
 PATIENCE_S = 180.0
+LONG = body(11, "plain", 1.5, max_tokens=200)
+REQUESTS = [
+    *(body(3, mode, heat) for mode in ("plain", "lossless", "fused") for heat in (0.0, 1.0)),
+    LONG,
+]
 
 
 class TwoNodes:
@@ -31,10 +36,14 @@ class TwoNodes:
 
     Attributes:
         url: Its address.
+        texts: Texts of one process, in the order of the requests.
     """
 
-    def __init__(self, process: ProcessPoolExecutor, url: str) -> None:
-        self.url = url
+    def __init__(self, process: ProcessPoolExecutor) -> None:
+        self.url = process.submit(_serve).result()
+        process.submit(_deploy, 1).result()
+        self.texts = [text_of(self.url, request) for request in REQUESTS]
+        process.submit(_deploy, 2).result()
         self._process = process
 
     def kill_a_rank(self) -> None:
@@ -71,19 +80,14 @@ def two_nodes() -> Iterator[TwoNodes]:
     ):
         environment.setenv("RAY_TMPDIR", folder)
         try:
-            yield TwoNodes(process, process.submit(_serve).result())
+            yield TwoNodes(process)
         finally:
             process.submit(_stop).result()
             shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("mode", ["plain", "lossless", "fused"])
-def test_two_nodes_give_the_text_of_one_process(
-    two_nodes: TwoNodes, application: str, mode: str, temperature: float
-) -> None:
-    request = body(3, mode, temperature)
-    assert text_of(two_nodes.url, request) == text_of(application, request)
+def test_two_nodes_give_the_texts_of_one_process(two_nodes: TwoNodes) -> None:
+    assert [text_of(two_nodes.url, request) for request in REQUESTS] == two_nodes.texts
 
 
 @pytest.mark.parametrize(
@@ -92,11 +96,9 @@ def test_two_nodes_give_the_text_of_one_process(
 def test_an_answer_outlives_what_its_target_loses(
     two_nodes: TwoNodes, lose: Callable[[TwoNodes], None]
 ) -> None:
-    request = body(11, "plain", 1.5, max_tokens=200)
-    undisturbed = text_of(two_nodes.url, request)
     before = two_nodes.ranks()
     assert len(before) == 1
-    assert streamed(two_nodes, request, lambda: lose(two_nodes)) == undisturbed
+    assert streamed(two_nodes, LONG, lambda: lose(two_nodes)) == two_nodes.texts[-1]
     wait_until(lambda: len(two_nodes.ranks() - before) == 1, PATIENCE_S)
     assert not before & two_nodes.ranks()
 
@@ -127,22 +129,11 @@ cluster: Any = None
 
 
 def _serve() -> str:
-    """Serve the application, its target on workers alone; return its address."""
+    """Start Ray and Serve; return the address."""
     global cluster
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster
-
-    from deployments.app import check, compose
-    from deployments.config.serve_config import ServeConfig
-
-    settings = check(ROOT / "cluster/configs/two-processes.yaml").model_dump(exclude_unset=True)
-    for name in ("drafter", "retriever", "orchestrator", "api"):
-        settings[name]["pool"]["node_labels"] = {"kind": "head"}
-    settings["drafter"]["engine"]["tensor_parallel"] = 1
-    spread = {"nodes": 2, "engine_cpus": 0.1, "max_replicas": 1, "node_labels": {"kind": "worker"}}
-    settings["target"]["pool"] |= spread
-    settings["orchestrator"] |= {"draft_length": "fixed", "target_wait_s": PATIENCE_S}
 
     cluster = Cluster()
     each = {"num_cpus": 2, "object_store_memory": 2**26 + 2**25}
@@ -152,8 +143,25 @@ def _serve() -> str:
     ray.init(cluster.address, log_to_driver=False)
     port = free_port()
     serve.start(http_options={"host": "127.0.0.1", "port": port}, proxy_location="HeadOnly")
-    serve.run(compose(ServeConfig.model_validate(settings)), name="two-nodes")
     return f"http://127.0.0.1:{port}"
+
+
+def _deploy(nodes: int) -> None:
+    """Deploy the application, its target on so many workers, a process on each."""
+    from ray import serve
+
+    from deployments.app import check, compose
+    from deployments.config.serve_config import ServeConfig
+
+    settings = check(ROOT / "cluster/configs/two-processes.yaml").model_dump(exclude_unset=True)
+    for name in ("drafter", "retriever", "orchestrator", "api"):
+        settings[name]["pool"] |= {"node_labels": {"kind": "head"}, "max_replicas": 1}
+    settings["drafter"]["engine"]["tensor_parallel"] = 1
+    settings["target"]["engine"]["tensor_parallel"] = nodes
+    spread = {"nodes": nodes, "engine_cpus": 0.1, "node_labels": {"kind": "worker"}}
+    settings["target"]["pool"] |= spread | {"max_replicas": 1, "max_surge_percent": 0}
+    settings["orchestrator"] |= {"draft_length": "fixed", "target_wait_s": PATIENCE_S}
+    serve.run(compose(ServeConfig.model_validate(settings)), name="two-nodes")
 
 
 def _pid() -> int:

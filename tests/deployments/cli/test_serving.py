@@ -69,7 +69,9 @@ class TestServe:
             "from deployments.cli import serving, server_process;"
             f"server_process.SERVE_COMMAND = ({str(config.parent / 'bin' / 'serve')!r},);"
             "engine = N(engine=N(model='a-model'));"
-            "serving._checked = lambda path: N(target=engine, api=N(model='m'), is_embedded=False, pools={});"
+            "api, pools = N(model='m'), {};"
+            "found = N(target=engine, api=api, is_embedded=False, pools=pools);"
+            "serving._checked = lambda path: found;"
             "serving.serve(Path('config.yaml'))"
         )
         served = subprocess.Popen(
