@@ -3,9 +3,10 @@
 A replica that holds a model is two actors: the Serve replica, which only keeps leases, and its
 engine, which computes. On a CPU both take small logical shares. With GPUs the pair gets one bundle
 of a placement group, so that the GPUs of a replica are on one machine and reserved for it; the
-replica takes `num_cpus` of the bundle and the engine the rest. Without a GPU there is no placement
-group, and the engine is pinned to its replica's node. A replica without an engine, like the
-retriever's, holds its GPU itself.
+replica takes `num_cpus` of the bundle and the engine the rest. An engine on several nodes has one
+such bundle on each, the first with the replica. Without a GPU, and on one node, there is no
+placement group, and the engine is pinned to its replica's node. A replica without an engine, like
+the retriever's, holds its GPU itself.
 """
 
 from __future__ import annotations
@@ -61,11 +62,13 @@ class PoolConfig(Frozen):
             Without room for one more the replacement waits; with 0 old replicas leave first.
         num_cpus: Logical CPUs of the replica; a reservation, not a limit.
         num_gpus: GPUs of the engine, or of the replica where there is no engine. A fraction shares
-            one GPU; more than one is a group on one machine.
+            one GPU; more than one is a group on one machine, or an equal part on each of `nodes`.
+        nodes: Nodes that each engine is spread over, with an equal part of its processes
+            (`tensor_parallel`) and of its GPUs on each.
         accelerator: Ray's name of the GPU type, for a cluster that has several.
         node_labels: Labels that the nodes of all replicas have, as Ray's label selectors. So
             one-GPU replicas leave the nodes alone that a group of four needs whole.
-        engine_cpus: Logical CPUs of the engine when it has a GPU.
+        engine_cpus: Logical CPUs of the engine on each node, when it has a GPU or several nodes.
     """
 
     min_replicas: int = Field(1, ge=0)
@@ -80,6 +83,7 @@ class PoolConfig(Frozen):
     max_surge_percent: int = Field(25, ge=0, le=100)
     num_cpus: Finite = Field(0.1, ge=0)
     num_gpus: Finite = Field(0.0, ge=0)
+    nodes: int = Field(1, ge=1, le=64)
     accelerator: str | None = None
     node_labels: Annotated[dict[str, str], AfterValidator(_checked_labels)] = Field(
         default_factory=dict
@@ -102,6 +106,22 @@ class PoolConfig(Frozen):
                 f"num_gpus ({self.num_gpus}) must be whole above 1: Ray shares one GPU, not a group"
             )
         return self
+
+    @model_validator(mode="after")
+    def _nodes_have_equal_parts(self) -> Self:
+        if self.nodes > 1 and self.num_gpus % self.nodes:
+            raise ValueError(
+                f"num_gpus ({self.num_gpus:g}) are those of all nodes together, and nodes "
+                f"({self.nodes}) does not divide them: every node gives an engine as many"
+            )
+        if self.nodes > 1 and not self.num_gpus and not self.engine_cpus:
+            raise ValueError("engine_cpus: 0 reserves nothing on the other nodes: raise it")
+        return self
+
+    @property
+    def has_group(self) -> bool:
+        """Whether each engine of the pool has a placement group."""
+        return bool(self.num_gpus) or self.nodes > 1
 
 
 class RequestPoolConfig(PoolConfig):
@@ -179,21 +199,22 @@ def deployment_options(
         }
     if max_leases is None:  # else a check also waits for the engine, which may be loading
         options["health_check_timeout_s"] = _HEALTH_CHECK_TIMEOUT_S
-    has_group = bool(pool.num_gpus) and max_leases is not None
+    has_group = pool.has_group and max_leases is not None
     if has_group:
-        options["placement_group_bundles"] = [_bundle(pool)]
-        options["placement_group_strategy"] = "STRICT_PACK"
+        others = [_bundle(pool, 0.0)] * (pool.nodes - 1)
+        options["placement_group_bundles"] = [_bundle(pool, pool.num_cpus), *others]
+        options["placement_group_strategy"] = "STRICT_SPREAD" if others else "STRICT_PACK"
     elif pool.num_gpus:
         options["ray_actor_options"] |= _gpus(pool)
     if pool.node_labels and has_group:
-        options["placement_group_bundle_label_selector"] = [pool.node_labels]
+        options["placement_group_bundle_label_selector"] = [pool.node_labels] * pool.nodes
     elif pool.node_labels:
         options["ray_actor_options"]["label_selector"] = pool.node_labels
     return options
 
 
 def engine_options(pool: PoolConfig, node_id: str) -> dict[str, Any]:
-    """Return the resources of a replica's engine actor, as options of ``ray.remote(...)``.
+    """Return what a replica's engine has on each of its nodes, as options of ``ray.remote(...)``.
 
     Without a GPU the engine reserves nothing: all engines share the machine's cores, and a logical
     share would only limit how many deployments fit on a laptop. Ray would then start it on any
@@ -203,24 +224,23 @@ def engine_options(pool: PoolConfig, node_id: str) -> dict[str, Any]:
         pool: Settings of the pool.
         node_id: Ray's hex id of the replica's node.
     """
-    if not pool.num_gpus:
+    if not pool.has_group:
         return {"num_cpus": 0, "label_selector": {"ray.io/node-id": node_id}}
     return {"num_cpus": pool.engine_cpus} | _gpus(pool)
 
 
 def _gpus(pool: PoolConfig) -> dict[str, Any]:
-    """Return the GPU options of an actor of the pool."""
-    gpus: dict[str, Any] = {"num_gpus": pool.num_gpus}
+    """Return the options of an actor of the pool that has its GPUs of one node."""
+    gpus: dict[str, Any] = {"num_gpus": pool.num_gpus / pool.nodes}
     if pool.accelerator:
         gpus["accelerator_type"] = pool.accelerator
     return gpus
 
 
-def _bundle(pool: PoolConfig) -> dict[str, float]:
-    bundle: dict[str, float] = {
-        "CPU": pool.num_cpus + pool.engine_cpus,
-        "GPU": pool.num_gpus,
-    }
+def _bundle(pool: PoolConfig, more_cpus: float) -> dict[str, float]:
+    bundle = {"CPU": pool.engine_cpus + more_cpus}
+    if pool.num_gpus:
+        bundle["GPU"] = pool.num_gpus / pool.nodes
     if pool.accelerator:
         bundle[f"accelerator_type:{pool.accelerator}"] = 0.001
     return bundle

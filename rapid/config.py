@@ -159,8 +159,8 @@ class EngineConfig(Frozen):
         device: ``cpu``, ``cuda`` or an index such as ``cuda:1``. ``auto`` takes CUDA when present;
             ``balanced`` spreads the layers with accelerate, which computes them in turn.
         tensor_parallel: Processes that compute every layer together, each with its share of the
-            heads, on a device of its own: as many GPUs of one machine, or one CPU. Heads, KV heads
-            and the MLP must be divisible by it.
+            heads, on a device of its own: as many GPUs, of one machine or (`pool.nodes`) of
+            several, or one CPU. Heads, KV heads and the MLP must be divisible by it.
         rope_scaling: Override of the checkpoint's RoPE scaling, for example YaRN for Qwen2.5 beyond
             32K.
         quantization: Quantization of the weights at load time: ``int4``, ``int8`` (on a CPU) or

@@ -61,6 +61,10 @@ def plan(
             min=0,
         ),
     ] = None,
+    machine_gpus: Annotated[
+        int,
+        _who(help="GPUs of one machine; a replica with more is spread over several.", min=1),
+    ] = 8,
     target_bits: Annotated[
         float, _who(help="Of a weight: 8 with quantization: fp8, 4 with int4.", min=1, max=32)
     ] = 16,
@@ -149,8 +153,8 @@ def plan(
     if shared >= context:
         fail(f"sequences of {context:,} tokens cannot have {shared:,} in common: lower --shared")
     reads = Replica(
-        _shape(target), device, context, shared, target_gpus, target_bits, kv_bytes=kv_bits / 8,
-        bandwidth_share=bandwidth_share,
+        _shape(target), device, context, shared, target_gpus, machine_gpus, target_bits,
+        kv_bytes=kv_bits / 8, bandwidth_share=bandwidth_share,
         host=PYTHON_TIME if host_ms is None else HostTime(host_ms / 1e3),
     )  # fmt: skip
     drafts = replace(
@@ -160,11 +164,8 @@ def plan(
         drafter_gpus = next(iter(group_sizes(drafts, batch)), GROUP_SIZES[-1])
     drafts = replace(drafts, num_gpus=drafter_gpus)
     for role, replica in (("target", reads), ("drafter", drafts)):
-        if replica.num_gpus > GROUP_SIZES[-1]:
-            fail(
-                f"a replica is on one machine, and {replica.num_gpus} GPUs are planned for the "
-                f"{role}: lower --{role}-gpus to {GROUP_SIZES[-1]} and --{role}-bits until it fits"
-            )
+        if problem := _unspread(role, replica):
+            fail(problem)
         if what := replica.shape.undivided(replica.num_at_once):
             fail(f"the {role} has {what}, which {replica.num_gpus} GPUs do not divide")
     out.print(
@@ -186,11 +187,31 @@ def plan(
     _show_speed(reads, drafts, how, gpu_hour)
     if acceptance is None:
         note(_ACCEPTANCE_SOURCE)
+    if max(reads.num_machines, drafts.num_machines) > 1:
+        note(
+            "Over several machines (pool.nodes) a sum is assumed to take 30 µs and 400 Gb/s for "
+            "each GPU, as with InfiniBand: nothing of it was measured."
+        )
     note(
         "Times are limits: memory read once at the bandwidth of the GPUs that compute a layer "
         "together (with weights of other than 16, 8 or 4 bits one), and Python's time. What is "
         "left out is in docs/planning.md."
     )
+
+
+def _unspread(role: str, replica: Replica) -> str | None:
+    """Return why a replica cannot be spread over the machines that its GPUs need, if it cannot."""
+    if replica.num_machines == 1:
+        return None
+    spread = f"{replica.num_gpus} GPUs for the {role} are those of {replica.num_machines} machines"
+    if replica.num_at_once == 1:
+        return (
+            f"{spread}, and weights of {replica.layer_bits:g} bits or with experts are split by "
+            f"layers within one: lower --{role}-gpus to {replica.machine_gpus}"
+        )
+    if replica.num_gpus % replica.machine_gpus:
+        return f"{spread}, each with {replica.machine_gpus}: plan a multiple of that"
+    return None
 
 
 def _gpu(name: str) -> GPU:

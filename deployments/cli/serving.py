@@ -7,6 +7,7 @@ and ``rapid stop`` all end it the same way.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -55,6 +56,8 @@ def serve(config: Config = Path("serve_config.yaml")) -> None:
     """Start the application of a configuration and run it until Ctrl-C or 'rapid stop'."""
     began = time.monotonic()
     checked = _checked(config)
+    if os.environ.get("RAY_ADDRESS", "local") == "local":
+        _check_one_node(checked)
 
     from deployments.cli.server_process import AlreadyRunning, ServerProcess
 
@@ -171,6 +174,15 @@ def _checked(config: Path) -> ServeConfig:
         return check(config)
     except ConfigurationError as error:
         fail(str(error))
+
+
+def _check_one_node(config: ServeConfig) -> None:
+    for name, pool in config.pools.items():
+        if pool.nodes > 1:
+            fail(
+                f"{name}.pool.nodes: {pool.nodes} needs a Ray of as many nodes, and this would "
+                "start one here: set RAY_ADDRESS to a cluster's, or leave nodes out"
+            )
 
 
 def _wait_until_ready(server: ServerProcess, stopping: threading.Event) -> None:

@@ -2,9 +2,10 @@
 
 A `RayService` of KubeRay holds the file, changed where Kubernetes asks for it, and a Ray cluster
 that has exactly the nodes that the file's pools need: one group of nodes for every pool with GPUs,
-each node as large as one replica, and one group for all pools without. The groups' nodes carry a
-label that their pools' replicas ask for, so that no one-GPU replica takes a node that a group of
-four needs whole. An application without GPUs runs on one node, the head.
+each node as large as one replica (or its part on one of several nodes), and one group for all pools
+without. The groups' nodes carry a label that their pools' replicas ask for, so that no one-GPU
+replica takes a node that a group of four needs whole. An application without GPUs runs on one node,
+the head.
 
 What no configuration changes, network policies and monitoring, is in ``deploy/kuberay/base``.
 """
@@ -90,6 +91,11 @@ def manifests(path: Path, name: str) -> dict[str, str]:
             raise ConfigurationError(
                 f"{role}.pool.node_labels: the manifests label nodes by their pools: leave it out"
             )
+        if pool.nodes > 1 and not pool.num_gpus:
+            raise ConfigurationError(
+                f"{role}.pool.nodes: the manifests have one node for engines without GPUs: leave "
+                "it out, or set num_gpus"
+            )
     groups = node_groups(config)
     header = f"# Made by `rapid manifests {path} {name}`: change the configuration instead.\n"
     service = _ray_service(name, config, groups, _serve_config(settings, config, groups))
@@ -110,9 +116,9 @@ def node_groups(config: ServeConfig) -> list[NodeGroup]:
         group = NodeGroup(
             name,
             math.ceil(cpus * per_node),
-            math.ceil(pool.num_gpus),
-            math.ceil(pool.min_replicas / per_node),
-            math.ceil(pool.max_replicas / per_node),
+            math.ceil(pool.num_gpus / pool.nodes),
+            math.ceil(pool.min_replicas * pool.nodes / per_node),
+            math.ceil(pool.max_replicas * pool.nodes / per_node),
         )
         with_gpus.append(group)
     if not with_gpus:

@@ -63,7 +63,7 @@ def _check_memory(pools: Mapping[str, EnginePoolConfig]) -> None:
     needs = [
         (f"{role} {pool.engine.model!r}", _need(pool.engine))
         for role, pool in pools.items()
-        if _is_on_cpu(pool.engine, pool.pool)
+        if _is_on_cpu(pool.engine, pool.pool) and pool.pool.nodes == 1  # others start elsewhere
         for _ in range(max(1, pool.pool.min_replicas))
     ]
     check_fits(needs, "this machine", free_bytes("cpu"))

@@ -38,6 +38,11 @@ class EnginePoolConfig(Frozen):
                 f"tensor_parallel ({ranks}) gives every process a GPU, and num_gpus ({gpus:g}) "
                 "reserves another number for the engine: make them equal"
             )
+        if ranks % self.pool.nodes:
+            raise ValueError(
+                f"nodes ({self.pool.nodes}) have an equal part of an engine's processes each, and "
+                f"do not divide tensor_parallel ({ranks}): change one of them"
+            )
         return self
 
     @model_validator(mode="after")
@@ -319,6 +324,15 @@ class ServeConfig(Frozen):
                 f"drafter: {self.drafter} retrieves nothing: leave retriever out, or give drafter "
                 "an engine"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _engines_alone_have_several_nodes(self) -> Self:
+        for name in ("retriever", "orchestrator", "api"):
+            if getattr(self, name).pool.nodes > 1:
+                raise ValueError(
+                    f"{name}.pool.nodes: only an engine can be on several nodes: leave it out"
+                )
         return self
 
     @model_validator(mode="after")

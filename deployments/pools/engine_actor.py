@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import uuid
@@ -19,10 +20,12 @@ from typing import TYPE_CHECKING
 import ray
 from ray import serve
 from ray.actor import ActorHandle
+from ray.util.placement_group import get_current_placement_group
 
 from cluster.placement import PoolConfig, engine_options
 from deployments.logs import about_lease, engine_logging
 from deployments.metrics import EngineMetrics
+from deployments.pools.nodes import Nodes, in_bundle
 from rapid.config import EngineConfig
 from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound
 from rapid.messages import (
@@ -44,19 +47,23 @@ _CONCURRENT_CALLS = 1000
 _RELEASES_REMEMBERED = 10_000
 
 
-EngineFactory = Callable[[EngineConfig], "Engine"]
+EngineFactory = Callable[..., "Engine"]
 
 
-def load_engine(config: EngineConfig) -> Engine:
+def load_engine(config: EngineConfig, nodes: Nodes | None = None) -> Engine:
     """Load an engine and take its first steps.
 
     torch and transformers are imported here, in the engine's own process.
+
+    Args:
+        config: The engine's settings.
+        nodes: The nodes of its processes; None for one.
     """
     from rapid.engines.engine import Engine
     from rapid.engines.parallel.leading import load_replica
     from rapid.engines.warming import warmed
 
-    return warmed(Engine(load_replica(config, with_pools=True), config), config)
+    return warmed(Engine(load_replica(config, with_pools=True, machines=nodes), config), config)
 
 
 class EngineActor:
@@ -223,8 +230,17 @@ def start_engine(
     load: EngineFactory = load_engine,
     model_name: str = "rapid",
 ) -> ActorHandle:
-    """Start the engine of the Serve replica that calls this; it dies with the replica."""
+    """Start the engine of the Serve replica that calls this; it dies with the replica.
+
+    On several nodes it has the first bundle of the replica's placement group, and starts its other
+    processes in the others.
+    """
     replica = serve.get_replica_context()
+    options = engine_options(pool, ray.get_runtime_context().get_node_id())
+    if pool.nodes > 1:
+        group = get_current_placement_group()
+        load = functools.partial(load, nodes=Nodes(pool.nodes, group, options))
+        options = options | in_bundle(group, 0)
     name = f"{replica.app_name}/{replica.deployment}/{uuid.uuid4().hex[:8]}"
     return (
         ray.remote(EngineActor)
@@ -232,7 +248,7 @@ def start_engine(
             name=name,
             namespace=NAMESPACE,
             max_concurrency=_CONCURRENT_CALLS,
-            **engine_options(pool, ray.get_runtime_context().get_node_id()),
+            **options,
         )
         .remote(config, load, replica.deployment.lower(), model_name, engine_logging())
     )

@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 
 USABLE = 0.9  # share of a GPU's memory; the driver, allocator and other libraries hold the rest
 COMPUTE_SHARE = 0.5  # share of the peak that large matrix products reach
-GROUP_SIZES = (1, 2, 4, 8)  # numbers of GPUs of one machine that a model may be split over
+GROUP_SIZES = (1, 2, 4, 8)  # numbers of GPUs that are tried where none is given
+MACHINE_GPUS = 8  # GPUs of one machine
 STEP_TOKENS = 4096  # tokens of the largest step, as in cluster/configs
 PAGE_TOKENS = 16  # tokens of a page, which is what engines take by default
 FP8_BITS = 8  # of the weights that `quantization: fp8` makes
 REDUCE_S = 9e-6  # seconds of a small sum over GPUs of one machine (NVLink); an estimate
+NETWORK_REDUCE_S = 30e-6  # the same of several machines (InfiniBand); an estimate
+NETWORK_BANDWIDTH = 50e9  # bytes per second between machines for each GPU (400 Gb/s); assumed
+ACTIVATION_BYTES = 2  # of a number in what is summed: bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +127,13 @@ PYTHON_TIME = HostTime(step_s=1.5e-4, sequence_s=3e-5)
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A model on one GPU or on several of one machine.
+    """A model on one GPU or on several, of one machine or more.
 
     With ``tensor_parallel``, every layer is split over the GPUs, which read and compute at once and
     add their results twice a layer; weights may have 16 bits, 8 (``quantization: fp8``) or 4
     (``quantization: int4``, whose scales are counted too). Weights of other bits and mixtures of
     experts are split by layers instead (``device: balanced``): a layer needs the result of the one
-    before it, so one GPU works at a time.
+    before it, so one GPU works at a time, all in one machine.
 
     Attributes:
         shape: shape of the model.
@@ -138,6 +142,7 @@ class Replica:
         shared: those at its start that all sequences have in common, as in several questions on one
             document: they are held once, and a step reads them once.
         num_gpus: number of GPUs that hold it.
+        machine_gpus: GPUs of one machine; a replica with more has as many of each of several.
         layer_bits: bits of a weight in the layers' matrices.
         other_bits: bits of a weight in embeddings and logits, which quantization does not change.
         kv_bytes: bytes of a number in keys and values; 1 with ``kv_cache_dtype: fp8``.
@@ -151,6 +156,7 @@ class Replica:
     context: int
     shared: int = 0
     num_gpus: int = 1
+    machine_gpus: int = MACHINE_GPUS
     layer_bits: float = 16
     other_bits: float = 16
     kv_bytes: float = 2
@@ -175,6 +181,11 @@ class Replica:
         part = self.shape.part_of(self.num_at_once)
         bits = four_bits.layer_bits(part) if self._is_int4 else self.layer_bits
         return bits, self.other_bits
+
+    @property
+    def num_machines(self) -> int:
+        """Number of machines that it is spread over."""
+        return max(1, -(-self.num_gpus // self.machine_gpus))
 
     @property
     def kv_per_sequence(self) -> float:
@@ -227,28 +238,42 @@ class Replica:
         kv += self.shape.kv_read_bytes(shared, self.kv_bytes)
         reading = weights / self.bandwidth_share + kv / kv_share
         work = batch * self.shape.decode_flops(rows, self.context)
-        return self._fixed_s(batch) + max(
-            reading / bandwidth, work / (together * self.gpu.flops * COMPUTE_SHARE)
-        )
+        computing = work / (together * self.gpu.flops * COMPUTE_SHARE)
+        sending = self._sending_s(batch * rows)
+        return self._fixed_s(batch) + sending + max(reading / bandwidth, computing)
 
     def prefill_s(self) -> float:
         """Return the seconds that computing the KV of one sequence takes."""
         work = self.shape.prefill_flops(self.context)
-        return work / (self.num_at_once * self.gpu.flops * COMPUTE_SHARE)
+        computing = work / (self.num_at_once * self.gpu.flops * COMPUTE_SHARE)
+        return computing + self._sending_s(self.context)
 
     def free_rows(self, batch: int) -> int:
         """Return the most rows per sequence for which reading memory still bounds a step."""
         one = batch * self.shape.decode_flops(1, self.context)
-        reading_s = self.step_s(batch) - self._fixed_s(batch)
+        reading_s = self.step_s(batch) - self._fixed_s(batch) - self._sending_s(batch)
         return int(reading_s * self.num_at_once * self.gpu.flops * COMPUTE_SHARE / one)
 
     def _fixed_s(self, batch: float) -> float:
-        """Return the seconds of a step that no bandwidth shortens: the host's, and sums over GPUs.
+        """Return a step's seconds that no bandwidth shortens: the host's, and those of its sums."""
+        each = NETWORK_REDUCE_S if self.num_machines > 1 else REDUCE_S
+        return self.host.of(batch, self.shape.layers) + self._num_sums * each
 
-        There are two sums a layer, the embeddings', and the logits.
+    def _sending_s(self, rows: float) -> float:
+        """Return the seconds that the sums of so many rows travel between machines.
+
+        Each of n machines sends and receives 2 (n - 1) / n of what is summed, through all its GPUs.
         """
-        num_sums = 2 * self.shape.layers + 2 if self.num_at_once > 1 else 0
-        return self.host.of(batch, self.shape.layers) + num_sums * REDUCE_S
+        if self.num_machines == 1:
+            return 0.0
+        num_bytes = self._num_sums * rows * self.shape.hidden * ACTIVATION_BYTES
+        share = 2 * (self.num_machines - 1) / self.num_machines
+        return share * num_bytes / (self.machine_gpus * NETWORK_BANDWIDTH)
+
+    @property
+    def _num_sums(self) -> int:
+        """Number of a step's sums over GPUs: two a layer, the embeddings', and the logits."""
+        return 2 * self.shape.layers + 2 if self.num_at_once > 1 else 0
 
 
 def group_sizes(replica: Replica, num_sequences: int) -> list[int]:

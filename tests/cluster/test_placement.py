@@ -63,6 +63,37 @@ def test_a_gpu_group_is_one_bundle_that_holds_replica_and_engine() -> None:
     assert engine_options(pool, NODE) == {"num_cpus": 8, "num_gpus": 4}
 
 
+def test_an_engine_on_two_nodes_has_a_bundle_on_each_the_first_with_its_replica() -> None:
+    labels = {"rapid-pool": "drafter"}
+    pool = PoolConfig(num_gpus=8, nodes=2, engine_cpus=8, num_cpus=0.5, node_labels=labels)
+    options = deployment_options(pool, max_leases=16)
+    assert options["placement_group_bundles"] == [{"CPU": 8.5, "GPU": 4}, {"CPU": 8, "GPU": 4}]
+    assert options["placement_group_strategy"] == "STRICT_SPREAD"
+    assert options["placement_group_bundle_label_selector"] == [labels, labels]
+    assert engine_options(pool, NODE) == {"num_cpus": 8, "num_gpus": 4}
+    serve.deployment(PoolConfig).options(**options)  # Serve knows these options
+
+
+def test_on_several_nodes_an_engine_without_gpus_has_bundles_as_well() -> None:
+    pool = PoolConfig(nodes=2, engine_cpus=0.5, num_cpus=0.1)
+    options = deployment_options(pool, max_leases=16)
+    assert options["placement_group_bundles"] == [{"CPU": 0.6}, {"CPU": 0.5}]
+    assert engine_options(pool, NODE) == {"num_cpus": 0.5, "num_gpus": 0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"num_gpus": 6, "nodes": 4}, "does not divide them"),
+        ({"num_gpus": 0.5, "nodes": 2}, "does not divide them"),
+        ({"engine_cpus": 0, "nodes": 2}, "reserves nothing on the other nodes"),
+    ],
+)
+def test_nodes_have_equal_parts_of_an_engine(settings: dict[str, float], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        PoolConfig.model_validate(settings)
+
+
 def test_two_pools_may_share_a_gpu_but_not_a_group() -> None:
     assert engine_options(PoolConfig(num_gpus=0.5), NODE)["num_gpus"] == 0.5
     with pytest.raises(ValidationError, match="must be whole above 1"):

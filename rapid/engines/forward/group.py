@@ -12,17 +12,15 @@ nothing that others could take for a part of their sums.
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import distributed as _distributed
 
+from rapid.engines.forward.meeting import Meeting, distributed
 from rapid.errors import EngineFailed
 
 TIMEOUT_S = 120.0  # for a rank that does not come; with gloo, one that dies is noticed at once
-_LOOPBACK = "lo"
-distributed: Any = _distributed  # whose backends torch does not export by name
+_TIMEOUT = timedelta(seconds=TIMEOUT_S)
 
 
 class Group:
@@ -33,11 +31,11 @@ class Group:
         size: How many they are.
     """
 
-    def __init__(self, meeting: Path, rank: int, size: int, device: torch.device) -> None:
-        """Meet the other ranks, through NCCL on CUDA and gloo on a CPU, on this machine.
+    def __init__(self, meeting: Meeting, rank: int, size: int, device: torch.device) -> None:
+        """Meet the other ranks, through NCCL on CUDA and gloo on a CPU.
 
         Args:
-            meeting: A file that none of the ranks has used yet, in a directory that exists.
+            meeting: Where they meet.
             rank: Which of them this is, from 0.
             size: How many they are.
             device: Where this rank computes.
@@ -47,10 +45,14 @@ class Group:
         """
         self.rank, self.size = rank, size
         self._num_launched = 0
-        store = distributed.FileStore(str(meeting), size)
-        connect = _nccl if device.type == "cuda" else _gloo
-        self._backend = connect(distributed.PrefixStore("sums", store), rank, size)
-        self._beside = _gloo(distributed.PrefixStore("agreements", store), rank, size)
+        store = meeting.store(size, _TIMEOUT)
+        agreements = distributed.PrefixStore("agreements", store)
+        sums = distributed.PrefixStore("sums", store)
+        self._beside = _gloo(agreements, rank, size, meeting)
+        if device.type == "cuda":
+            self._backend = _nccl(sums, rank, size)
+        else:
+            self._backend = _gloo(sums, rank, size, meeting)
         self.sum(torch.zeros(1, device=device)).item()  # NCCL connects at the first collective
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -96,13 +98,13 @@ class Group:
 
 def _nccl(store: Any, rank: int, size: int) -> Any:
     options = distributed.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=TIMEOUT_S)
+    options._timeout = _TIMEOUT
     return distributed.ProcessGroupNCCL(store, rank, size, options)
 
 
-def _gloo(store: Any, rank: int, size: int) -> Any:
+def _gloo(store: Any, rank: int, size: int, meeting: Meeting) -> Any:
     gloo = distributed.ProcessGroupGloo
     options = gloo._Options()
-    options._timeout = timedelta(seconds=TIMEOUT_S)
-    options._devices = [gloo.create_device(interface=_LOOPBACK)]
+    options._timeout = _TIMEOUT
+    options._devices = [meeting.device()]
     return gloo(store, rank, size, options)

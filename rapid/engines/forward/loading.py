@@ -107,7 +107,7 @@ def load_model(
     tokenizer = load_tokenizer(config.model)
     device = _device(config.device)
     if shard is not None and device.type == "cuda":
-        device = torch.device("cuda", shard.rank)
+        device = torch.device("cuda", shard.rank % torch.cuda.device_count())  # of this machine
     dtype = _dtype(config.dtype, device)
     own_method = quantization = None
     if isinstance(config.quantization, str):

@@ -1,1 +1,1 @@
-"""A model that several processes of one machine compute together (tensor parallelism)."""
+"""A model that several processes compute together, on one machine or more (tensor parallelism)."""

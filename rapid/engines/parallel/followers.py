@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection, wait
 
-from rapid.engines.parallel.orders import BEAT_S, Answer, Done, End, Loaded, Order
+from rapid.engines.parallel.orders import BEAT_S, Answer, Beat, Done, End, Loaded, Order
+from rapid.engines.parallel.starting import Process, Started
 from rapid.errors import EngineFailed
 
 logger = logging.getLogger(__name__)
@@ -32,13 +31,13 @@ class _Member:
     """A follower.
 
     Attributes:
-        process: Its process.
+        process: Its process, or those of its machine.
         pipe: What it reads orders from, and answers through.
         loaded: What it has loaded.
         num_silent: Beats since it was heard, counted once it has loaded.
     """
 
-    process: subprocess.Popen[bytes]
+    process: Process
     pipe: Connection
     loaded: Future[Loaded] = field(default_factory=Future)
     num_silent: int = 0
@@ -47,7 +46,8 @@ class _Member:
 class Followers:
     """The followers of one model, and a thread that starts them and hears what they say.
 
-    A follower dies with the thread that started it, so that thread stays until all have ended.
+    A follower of this machine dies with the thread that started it, so that thread stays until all
+    have ended.
 
     Attributes:
         on_lost: Called with what happened when one is lost, by the number of the engine.
@@ -55,8 +55,12 @@ class Followers:
         most_silent: Beats that a follower may leave out.
     """
 
-    def __init__(self, number: int) -> None:
-        """Start `number` processes."""
+    def __init__(self, start: Callable[[], Iterable[Started]]) -> None:
+        """Start the processes.
+
+        Args:
+            start: Starts them, in the order of their ranks.
+        """
         self.on_lost: dict[int, OnLost] = {}
         self.is_broken = False
         self.most_silent = _MOST_SILENT
@@ -67,7 +71,7 @@ class Followers:
         self._asked: dict[int, tuple[Future[bool], list[bool]]] = {}
         started: Future[None] = Future()
         threading.Thread(
-            target=self._run, args=[number, started], name="rapid-followers", daemon=True
+            target=self._run, args=[start, started], name="rapid-followers", daemon=True
         ).start()
         started.result()
 
@@ -135,14 +139,15 @@ class Followers:
 
     # --- on the thread ----------------------------------------------------------------------------
 
-    def _run(self, number: int, started: Future[None]) -> None:
+    def _run(self, start: Callable[[], Iterable[Started]], started: Future[None]) -> None:
         try:
-            for _ in range(number):
-                self._members.append(_Member(*_started()))
+            for process, pipe in start():
+                self._members.append(_Member(process, pipe))
         except BaseException as error:
             started.set_exception(error)
             return
         started.set_result(None)
+        threading.Thread(target=self._beat, name="rapid-beats", daemon=True).start()
         why = self._hear()
         if not self._is_ending:
             self.lose(why)
@@ -150,6 +155,13 @@ class Followers:
         for member in self._members:
             member.process.wait()
             member.pipe.close()
+
+    def _beat(self) -> None:
+        """Say that this process lives; on a thread of its own, as what is full keeps it waiting."""
+        while not (self._is_ending or self.is_broken):
+            time.sleep(BEAT_S)
+            with contextlib.suppress(EngineFailed):  # who hears that it is gone breaks the loop
+                self.tell_all(Beat())
 
     def _answer_all(self, why: str) -> None:
         """Answer for the followers, whom nobody hears any more."""
@@ -200,18 +212,3 @@ class Followers:
                     return
                 del self._asked[answer.number]
             done.set_result(all(said))
-
-
-def _started() -> tuple[subprocess.Popen[bytes], Connection]:
-    """Start a follower; return it with the pipe that it reads."""
-    ours, theirs = Pipe()
-    paths: Sequence[str] = [path or os.getcwd() for path in sys.path]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rapid.engines.parallel.follower", str(theirs.fileno())],
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for the first rank, whose end they follow
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-    )
-    theirs.close()
-    return process, ours

@@ -1,8 +1,8 @@
 """One part of a model, as the other ranks have it: they do what the first one tells them.
 
-Orders come through a pipe, whose end ends the process: a thread reads it, so that even a collective
-that nobody else joins does not hold it. Another thread answers, and lets the first rank hear that
-the process lives.
+Orders come through a pipe, whose end ends the process, as does a first rank that says nothing: a
+thread reads it, so that even a collective that nobody else joins does not hold it. Another thread
+answers, and lets the first rank hear that the process lives.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 from rapid.checkpoints.files import checkpoint_source
 from rapid.config import EngineConfig
@@ -51,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 Say = Callable[[Answer], None]
 
+_MOST_SILENT = 60  # beats that the first rank may leave out, as while it loads
+
 
 def follow(pipe: Connection) -> None:
     """Load a part of a model, then do as told until the end."""
@@ -70,7 +71,7 @@ def follow(pipe: Connection) -> None:
         return
     assert isinstance(meet, Meet)
     try:
-        group = Group(Path(load.meeting), load.shard.rank, load.shard.size, loaded.device)
+        group = Group(load.meeting, load.shard.rank, load.shard.size, loaded.device)
         follower = Follower(replace(loaded, place=Place(load.shard, group)), say)
         while not isinstance(order := orders.get(), End):
             follower.do(order)
@@ -85,9 +86,15 @@ def _orders(pipe: Connection) -> queue.SimpleQueue[Order]:
     orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
 
     def read() -> None:
+        num_silent = 0
         try:
-            while True:
-                orders.put(pipe.recv())
+            while num_silent <= _MOST_SILENT:
+                if not pipe.poll(BEAT_S):
+                    num_silent += 1
+                    continue
+                num_silent = 0
+                if not isinstance(order := pipe.recv(), Beat):
+                    orders.put(order)
         except (EOFError, OSError):
             pass  # the first rank is gone
         finally:

@@ -9,6 +9,7 @@ the engines: the ranks may no longer be in step. The end of this process ends th
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import tempfile
 import threading
@@ -21,9 +22,12 @@ import torch
 
 from rapid.config import EngineConfig
 from rapid.engines.forward.group import Group
+from rapid.engines.forward.meeting import AtAddress, InFile, Meeting, opened_store
 from rapid.engines.forward.shards import Shard
 from rapid.engines.parallel.followers import Followers, OnLost
+from rapid.engines.parallel.machines import Machines, joined, listening
 from rapid.engines.parallel.orders import Load, Meet, Order
+from rapid.engines.parallel.starting import Started, started_here
 from rapid.errors import ConfigurationError, EngineFailed
 
 
@@ -34,17 +38,31 @@ class Gang:
         size: Number of ranks, with this one.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
-        """Start the followers, which begin to load their parts of `config`'s model."""
+    def __init__(self, config: EngineConfig, machines: Machines | None = None) -> None:
+        """Start the followers, which begin to load their parts of `config`'s model.
+
+        Args:
+            config: Settings of the engine.
+            machines: The machines of the model; None for this one alone.
+        """
         self.size = config.tensor_parallel
         self._turn = threading.Lock()
         self._numbers = itertools.count()
-        self._folder = tempfile.TemporaryDirectory(prefix="rapid-ranks-")
-        self._meeting = Path(self._folder.name) / "meeting"
-        self._followers = Followers(self.size - 1)
+        self._place = contextlib.ExitStack()
+        self._meeting = self._opened(machines)
+        self._followers = Followers(functools.partial(_started, self.size, machines))
         self._ending = weakref.finalize(self, self._followers.end)
         shards = [Shard(rank, self.size) for rank in range(1, self.size)]
-        self._followers.tell([Load(config, shard, str(self._meeting)) for shard in shards])
+        self._followers.tell([Load(config, shard, self._meeting) for shard in shards])
+
+    def _opened(self, machines: Machines | None) -> Meeting:
+        """Return a place for the ranks to meet."""
+        if machines is None:
+            folder = tempfile.TemporaryDirectory(prefix="rapid-ranks-")
+            return InFile(str(Path(self._place.enter_context(folder)) / "meeting"))
+        store = opened_store(listening(machines.host))
+        self._place.callback(lambda: store)  # it is open as long as it is kept
+        return AtAddress(machines.host, store.port)
 
     def check_loaded(self, fingerprint: str) -> None:
         """Wait until every follower has loaded its part of the same files.
@@ -132,4 +150,11 @@ class Gang:
     def close(self) -> None:
         """End the followers."""
         self._ending()
-        self._folder.cleanup()
+        self._place.close()
+
+
+def _started(size: int, machines: Machines | None) -> list[Started]:
+    """Start all ranks but the first."""
+    num_here = size if machines is None else size // machines.number
+    ranks = [started_here() for _ in range(1, num_here)]
+    return ranks if machines is None else ranks + joined(machines, size)

@@ -28,6 +28,7 @@ from rapid.engines.kv.disk_tier import DiskTier
 from rapid.engines.kv.host_tier import HostTier, Move
 from rapid.engines.kv.lanes import Mark
 from rapid.engines.parallel.gang import Gang
+from rapid.engines.parallel.machines import Machines
 from rapid.engines.parallel.orders import (
     AwaitCopies,
     Close,
@@ -44,17 +45,25 @@ from rapid.errors import ConfigurationError, EngineFailed
 logger = logging.getLogger(__name__)
 
 
-def load_replica(config: EngineConfig, *, with_pools: bool = False) -> LoadedModel:
+def load_replica(
+    config: EngineConfig, *, with_pools: bool = False, machines: Machines | None = None
+) -> LoadedModel:
     """Load a model in as many processes as `tensor_parallel` says; see `load_model`.
 
+    Args:
+        config: Settings of the engine.
+        with_pools: See `load_model`.
+        machines: The machines of the processes, whose number divides theirs; None for this one.
+
     Raises:
-        ConfigurationError: As `load_model`, or the machine has too few GPUs, a follower could not
+        ConfigurationError: As `load_model`, or a machine has too few GPUs, a follower could not
             load its part, or the ranks have different files.
+        EngineFailed: Another machine cannot be reached.
     """
     if config.tensor_parallel == 1:
         return load_model(config, with_pools=with_pools)
-    _check_devices(config)
-    gang = Gang(config)
+    _check_devices(config, 1 if machines is None else machines.number)
+    gang = Gang(config, machines)
     try:
         shard = Shard(0, gang.size)
         loaded = load_model(config, with_pools=with_pools, shard=shard)
@@ -66,13 +75,14 @@ def load_replica(config: EngineConfig, *, with_pools: bool = False) -> LoadedMod
     return replace(loaded, place=place, followers=gang)
 
 
-def _check_devices(config: EngineConfig) -> None:
+def _check_devices(config: EngineConfig, num_machines: int) -> None:
     if config.device == "cpu" or not torch.cuda.is_available():
         return
-    found = torch.cuda.device_count()
-    if found < config.tensor_parallel:
+    found, needed = torch.cuda.device_count(), config.tensor_parallel // num_machines
+    if found < needed:
+        many = "as many GPUs" if num_machines == 1 else f"{needed} GPUs of each machine"
         raise ConfigurationError(
-            f"tensor_parallel: {config.tensor_parallel} needs as many GPUs, and {found} are "
+            f"tensor_parallel: {config.tensor_parallel} needs {many}, and {found} are "
             "visible: give the engine more (pool.num_gpus), or lower it"
         )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rapid.config import EngineConfig
 from rapid.engines.attention.batch import Feed
+from rapid.engines.forward.meeting import Meeting
 from rapid.engines.forward.shards import Shard
 from rapid.engines.kv.cache import PageTable, Run
 from rapid.engines.kv.rings import Ring
@@ -25,7 +26,7 @@ class Load:
 
     config: EngineConfig
     shard: Shard
-    meeting: str
+    meeting: Meeting
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +178,15 @@ class UsePages:
     names: Sequence[bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A rank lives; said in both directions."""
+
+
 Order = (
     Load | Meet | Open | Close | End
     | Forward | CopySlots | CopyPages | AwaitCopies
-    | OpenFiles | WritePage | ReadPage | UsePages
+    | OpenFiles | WritePage | ReadPage | UsePages | Beat
 )  # fmt: skip
 
 
@@ -198,11 +204,6 @@ class Done:
 
     number: int
     is_good: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """A rank lives."""
 
 
 Answer = Loaded | Done | Beat

@@ -69,11 +69,34 @@ class TestPlan:
         assert "--drafter-bits 8" in result.stderr
         assert rapid("plan", *options, "--drafter-bits", "8").exit_code == 0
 
-    def test_a_replica_over_two_machines_is_refused(self):
-        result = rapid("plan", *self.EIGHT, "--drafter", "llama-3.1-70b", "--drafter-gpus", "16")
+    def test_over_two_machines_sums_take_longer_and_what_is_assumed_of_them_is_said(self):
+        options = ("plan", *self.EIGHT, "--drafter", "llama-3.1-70b", "--drafter-gpus", "8")
+        one, two = rapid(*options), rapid(*options, "--machine-gpus", "4")
+
+        def draft_ms(shown: str) -> float:
+            lines = [line.split() for line in shown.splitlines() if line.startswith("8 GPUs")]
+            return float(lines[0][3])
+
+        more_ms = 162 * (0.030 - 0.009)  # sums of a step of 80 layers
+        assert draft_ms(two.stdout) == pytest.approx(draft_ms(one.stdout) + more_ms, abs=0.15)
+        assert "30 µs and 400 Gb/s" in two.stderr
+        assert "µs" not in one.stderr
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            (("--drafter-gpus", "16"), "8 key and value heads, which 16 GPUs do not divide"),
+            (("--drafter-gpus", "12"), "those of 2 machines, each with 8: plan a multiple"),
+            (
+                ("--drafter-gpus", "8", "--machine-gpus", "4", "--drafter-bits", "4"),
+                "split by layers within one: lower --drafter-gpus to 4",
+            ),
+        ],
+    )
+    def test_what_cannot_be_spread_over_machines_is_refused(self, options, told):
+        result = rapid("plan", *self.EIGHT, "--drafter", "llama-3.1-70b", *options)
         assert result.exit_code == 1
-        assert "a replica is on one machine" in result.stderr
-        assert "lower --drafter-gpus to 8" in result.stderr
+        assert told in result.stderr
 
     def test_a_target_that_drafts_itself_has_its_weights_once(self):
         own = (*self.EIGHT, "--drafter", "llama-3.1-8b", "--drafter-gpus", "0", "--batch", "6")

@@ -45,6 +45,20 @@ class TestCheckConfig:
             assert "max_drafts" in result.stderr
             assert "Traceback" not in result.output
 
+    def test_engines_on_several_nodes_are_for_a_cluster(self, tmp_path):
+        file = yaml.safe_load((ROOT / "cluster/configs/two-processes.yaml").read_text())
+        path = tmp_path / "config.yaml"
+
+        def result(command, nodes):
+            file["applications"][0]["args"]["target"]["pool"]["nodes"] = nodes
+            path.write_text(yaml.safe_dump(file), encoding="utf-8")
+            return rapid(command, str(path))
+
+        assert result("check-config", 2).exit_code == 0
+        told = result("check-config", 3).stderr.replace("\n", " ")
+        assert "nodes (3) have an equal part of an engine's processes each" in told
+        assert "needs a Ray of as many nodes" in result("serve", 2).stderr.replace("\n", " ")
+
 
 class TestServe:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -55,7 +69,9 @@ class TestServe:
             "from deployments.cli import serving, server_process;"
             f"server_process.SERVE_COMMAND = ({str(config.parent / 'bin' / 'serve')!r},);"
             "engine = N(engine=N(model='a-model'));"
-            "serving._checked = lambda path: N(target=engine, api=N(model='m'), is_embedded=False);"
+            "api, pools = N(model='m'), {};"
+            "found = N(target=engine, api=api, is_embedded=False, pools=pools);"
+            "serving._checked = lambda path: found;"
             "serving.serve(Path('config.yaml'))"
         )
         served = subprocess.Popen(

@@ -163,12 +163,18 @@ def test_a_group_s_nodes_are_one_replica_of_its_pool_each() -> None:
             "prompt_lookup",
             [NodeGroup("target", 3, 1, 0, 1), NodeGroup("cpu", 8, 0, 1, 1)],
         ),
+        (  # each replica takes two nodes
+            {"num_gpus": 8, "nodes": 2, "num_cpus": 0.5, "engine_cpus": 4, "max_replicas": 3},
+            "prompt_lookup",
+            [NodeGroup("target", 5, 4, 2, 6), NodeGroup("cpu", 8, 0, 1, 1)],
+        ),
     ],
 )
 def test_groups_of_other_pools(
     target: dict[str, Any], drafter: str, expected: list[NodeGroup]
 ) -> None:
-    settings = {"target": {"engine": MODEL, "pool": target}, "drafter": drafter}
+    engine = MODEL | {"tensor_parallel": target["num_gpus"] if "nodes" in target else 1}
+    settings = {"target": {"engine": engine, "pool": target}, "drafter": drafter}
     assert node_groups(ServeConfig.model_validate(settings)) == expected
 
 

@@ -83,7 +83,7 @@ def leaves(settings: BaseModel, prefix: str = "") -> Iterator[str]:
 SETTINGS = [
     each
     for each in leaves(CONFIG)
-    if not each.endswith("engine_cpus") or each.startswith(("target", "drafter"))
+    if not each.endswith(("engine_cpus", "nodes")) or each.startswith(("target", "drafter"))
 ]
 
 

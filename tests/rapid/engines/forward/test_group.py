@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rapid.engines.forward.group import Group
+from rapid.engines.forward.meeting import InFile
 from rapid.errors import EngineFailed
 
 CPU = torch.device("cpu")
@@ -17,8 +18,9 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def groups(tmp_path: Path) -> list[Group]:
     """Three ranks, connected."""
+    meeting = InFile(str(tmp_path / "meeting"))
     with ThreadPoolExecutor(3) as pool:
-        return list(pool.map(lambda rank: Group(tmp_path / "meeting", rank, 3, CPU), range(3)))
+        return list(pool.map(lambda rank: Group(meeting, rank, 3, CPU), range(3)))
 
 
 def test_sums_and_columns_of_all_ranks(groups: list[Group]) -> None:

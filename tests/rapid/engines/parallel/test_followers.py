@@ -9,9 +9,9 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from rapid.engines.parallel import followers
 from rapid.engines.parallel.followers import Followers
-from rapid.engines.parallel.orders import End, Loaded
+from rapid.engines.parallel.orders import Beat, End, Loaded
+from rapid.engines.parallel.starting import Started
 
 PATIENCE_S = 60.0
 
@@ -29,21 +29,31 @@ class FakeProcess:
         self.has_ended.set()
 
 
+class Ranks:
+    """Fake processes.
+
+    Attributes:
+        theirs: The other side of each, in the order of their ranks.
+    """
+
+    def __init__(self) -> None:
+        self.theirs: list[tuple[FakeProcess, Connection]] = []
+
+    def start(self, number: int) -> list[Started]:
+        started: list[Started] = []
+        for _ in range(number):
+            ours, other = Pipe()
+            self.theirs.append((FakeProcess(), other))
+            started.append((self.theirs[-1][0], ours))
+        return started
+
+
 @pytest.fixture
-def theirs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[FakeProcess, Connection]]]:
-    """The other side of each follower, in the order of their ranks."""
-    made: list[tuple[FakeProcess, Connection]] = []
-
-    def started() -> tuple[FakeProcess, Connection]:
-        ours, other = Pipe()
-        made.append((FakeProcess(), other))
-        return made[-1][0], ours
-
-    monkeypatch.setattr(followers, "_started", started)
-    yield made
-    for process, pipe in made:
-        pipe.close()
-        process.kill()
+def ranks() -> Iterator[Ranks]:
+    ranks = Ranks()
+    yield ranks
+    for process, pipe in ranks.theirs:
+        end(process, pipe)
 
 
 def end(process: FakeProcess, pipe: Connection) -> None:
@@ -52,25 +62,32 @@ def end(process: FakeProcess, pipe: Connection) -> None:
 
 
 def test_who_waits_for_all_to_load_hears_of_one_that_ends_after_it_has_loaded(
-    theirs: list[tuple[FakeProcess, Connection]],
+    ranks: Ranks,
 ) -> None:
-    ranks = Followers(2)
-    first, second = ranks.loaded
-    theirs[0][1].send(Loaded("files", None))
+    followers = Followers(lambda: ranks.start(2))
+    first, second = followers.loaded
+    ranks.theirs[0][1].send(Loaded("files", None))
     assert first.result(PATIENCE_S).error is None
-    end(*theirs[0])
+    end(*ranks.theirs[0])
     assert "has ended" in str(second.result(PATIENCE_S).error)
-    assert ranks.is_broken
+    assert followers.is_broken
 
 
 def test_nothing_that_is_asked_around_the_end_stays_unanswered(
-    theirs: list[tuple[FakeProcess, Connection]],
+    ranks: Ranks,
 ) -> None:
-    ranks = Followers(1)
-    asked = ranks.ask(1, End())
-    threading.Thread(target=ranks.end).start()
-    process, pipe = theirs[0]
-    assert isinstance(pipe.recv(), End)
+    followers = Followers(lambda: ranks.start(1))
+    asked = followers.ask(1, End())
+    threading.Thread(target=followers.end).start()
+    process, pipe = ranks.theirs[0]
+    while not isinstance(pipe.recv(), End):
+        pass  # a beat
     end(process, pipe)
     assert asked.result(PATIENCE_S) is False
-    assert ranks.ask(2, End()).result(PATIENCE_S) is False
+    assert followers.ask(2, End()).result(PATIENCE_S) is False
+
+
+def test_all_ranks_hear_that_the_first_lives(ranks: Ranks) -> None:
+    Followers(lambda: ranks.start(2))
+    for _, pipe in ranks.theirs:
+        assert isinstance(pipe.recv(), Beat)

@@ -1,0 +1,187 @@
+"""Ranks of one model on several machines; here these are processes of this one."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing import AuthenticationError, Pipe
+
+import psutil
+import pytest
+
+from rapid.engines.engine import Engine
+from rapid.engines.parallel import machines
+from rapid.engines.parallel.leading import load_replica
+from rapid.engines.parallel.machines import Invitation, join, joined
+from rapid.errors import EngineFailed
+from tests.rapid.engines.parallel.conftest import followers_of
+from tests.rapid.engines.parallel.test_leading import PATIENCE_S, answers
+from tests.rapid.tiny_models import engine_config, lease_request, loaded
+
+JOIN = (
+    "import pickle, sys; from rapid.engines.parallel.machines import join;"
+    "join(pickle.load(sys.stdin.buffer))"
+)
+
+
+class Processes:
+    """Machines of which each but the first is a process with its ranks below it."""
+
+    host = "127.0.0.1"
+
+    def __init__(self, number: int = 2) -> None:
+        self.number = number
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, machine: int, invitation: Invitation) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([sys.executable, "-c", JOIN], stdin=subprocess.PIPE)
+        assert process.stdin is not None
+        with process.stdin as invited:
+            pickle.dump(invitation, invited)
+        self.started.append(process)
+        return process
+
+
+async def test_two_machines_say_what_one_says_and_are_reached_at_one_address_alone() -> None:
+    others = Processes()
+    model = load_replica(engine_config(tensor_parallel=2), machines=others)
+    try:
+        (follower,) = followers_of(others.started[0].pid)
+        for process in (psutil.Process(), follower):
+            sockets = process.net_connections("inet")
+            listening = {each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN}
+            assert listening == {others.host}
+        settings = {"host_cache_tokens": 512}
+        assert await answers(model, **settings) == await answers(loaded(), **settings)
+    finally:
+        assert model.followers is not None
+        model.followers.close()
+    assert not follower.is_running()
+    assert others.started[0].returncode is not None
+
+
+async def test_a_machine_that_is_lost_ends_every_lease_and_leaves_no_process() -> None:
+    others = Processes()
+    config = engine_config(tensor_parallel=2)
+    model = load_replica(config, machines=others)
+    (follower,) = followers_of(others.started[0].pid)
+    engine = Engine(model, config)
+    try:
+        await engine.open(lease_request("a", max_tokens=200))
+        await engine.prefill("a")
+        others.started[0].kill()
+        await engine.wait_closed("a")
+        with pytest.raises(EngineFailed, match="closed"):
+            await engine.decode("a", 0, 1)
+        follower.wait(PATIENCE_S)
+    finally:
+        engine.close()
+        assert model.followers is not None
+        model.followers.close()
+
+
+@pytest.mark.slow
+async def test_four_ranks_on_two_machines() -> None:
+    others = Processes()
+    config = engine_config("qwen3", tensor_parallel=4)
+    model = load_replica(config, machines=others)
+    try:
+        assert len(followers_of(others.started[0].pid)) == 2
+        assert len(followers_of(os.getpid())) == 3
+        assert await answers(model) == await answers(loaded("qwen3"))
+    finally:
+        assert model.followers is not None
+        model.followers.close()
+
+
+class Thread(threading.Thread):
+    """A machine that is a thread, which nobody can kill."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        self.join(timeout)
+        if self.is_alive():
+            raise subprocess.TimeoutExpired("thread", timeout or 0)
+
+    def kill(self) -> None:
+        pass
+
+
+class Threads:
+    """Machines that are threads, which do with their invitations what a test says."""
+
+    host = "127.0.0.1"
+    number = 2
+
+    def __init__(self, do: Callable[[Invitation], object]) -> None:
+        self._do = do
+
+    def start(self, machine: int, invitation: Invitation) -> Thread:
+        thread = Thread(target=self._do, args=[invitation])
+        thread.start()
+        return thread
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What the ranks that would be processes of another machine read first, in their order."""
+    orders: list[object] = []
+
+    def started(pipe: machines.Connection) -> Thread:
+        thread = Thread(target=lambda: orders.append(pipe.recv()))
+        thread.start()
+        return thread
+
+    monkeypatch.setattr(machines, "started", started)
+    return orders
+
+
+def test_who_does_not_know_the_key_is_not_admitted(told: list[object]) -> None:
+    def come(invitation: Invitation) -> None:
+        with pytest.raises(AuthenticationError):
+            join(replace(invitation, key=b"guessed"))
+        with socket.create_connection((invitation.host, invitation.port)):
+            pass  # who says nothing at all
+        join(invitation)
+
+    ranks = joined(Threads(come), 4)
+    for number, (_, pipe) in enumerate(ranks):
+        pipe.send(f"rank {2 + number}")
+    for process, _ in ranks:
+        process.wait(PATIENCE_S)
+    assert sorted(map(str, told)) == ["rank 2", "rank 3"]
+
+
+def test_a_machine_that_ends_before_its_ranks_have_come_is_noticed() -> None:
+    with pytest.raises(EngineFailed, match="could not start its ranks"):
+        joined(Threads(lambda invitation: None), 2)
+
+
+def test_ranks_that_never_come_are_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machines, "_JOIN_S", 0.0)
+    is_over = threading.Event()
+    with pytest.raises(EngineFailed, match=r"did not connect to 127\.0\.0\.1"):
+        joined(Threads(lambda invitation: is_over.wait(PATIENCE_S)), 2)
+    is_over.set()
+
+
+def test_a_rank_ends_when_the_first_has_said_nothing_for_long() -> None:
+    """As on a machine whose network to the first is gone: no connection ends there."""
+    ours, theirs = Pipe()
+    source = (
+        "import sys, time; from multiprocessing.connection import Connection;"
+        "from rapid.engines.parallel import following; following._MOST_SILENT = 1;"
+        "following._orders(Connection(int(sys.argv[1]))); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", source, str(theirs.fileno())]
+    rank = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+    with ours:
+        theirs.close()
+        assert rank.wait(PATIENCE_S) == 0
