@@ -56,14 +56,14 @@ def serve(config: Config = Path("serve_config.yaml")) -> None:
     began = time.monotonic()
     checked = _checked(config)
 
-    from deployments.cli.server_process import AlreadyRunning, ServerProcess
+    from deployments.cli.server_process import CannotStart, ServerProcess
 
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     try:
         server = ServerProcess.start(config)
-    except AlreadyRunning as error:
+    except CannotStart as error:
         fail(str(error))
     try:
         with err.status(f"starting {config}"):
