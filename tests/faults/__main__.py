@@ -21,9 +21,9 @@ request on a quiet server, or with another because the receipt says that the dra
 documents were lost ("without"); refused (429 and 503 with `Retry-After`), failed and malformed
 errors; requests that nobody answered within a minute; connections that broke, and how many of their
 requests got the same text by `Last-Event-ID`; what an idle server still held; how often `/ready`
-denied what the server did, or promised what it did not; how long a first token and the next one
-were waited for; how long a broken engine was asked for leases; when the last request ended that
-suffered, and when all replicas were back.
+denied what the server did, or promised what it did not; how long a stream's first token and its
+next one were waited for; how long a broken engine was asked for leases; when the last request ended
+that suffered, and when all replicas were back.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ QUICK = ("none", "kill Target engine", "kill Orchestrator replica", "kill Ingres
 
 
 def _faults() -> Iterator[tuple[str, Fault]]:
-    yield "none", Fault()
+    yield "none", Fault(lasts_s=10.0)
     for verb, number in (("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)):
         for kind, allowed in KINDS.items():
             name = f"{verb} {kind}"

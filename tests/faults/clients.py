@@ -42,6 +42,11 @@ class Arrival:
     question: int
     leaves_after_s: float | None = None
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the answer is asked for as a stream: every other question's is."""
+        return self.question % 2 == 0
+
 
 @dataclass
 class Outcome:
@@ -93,7 +98,7 @@ def body(question: int) -> dict[str, Any]:
         "temperature": 1.5 if question % 3 else 0.0,
         "seed": question,
         "max_tokens": 32 + 16 * (question % 4),
-        "stream": question % 2 == 0,
+        "stream": Arrival(0.0, "standard", question).is_streamed,
         "rapid": {
             "mode": MODES[question % len(MODES)],
             "documents": [{"name": document.name, "text": document.text}],

@@ -75,9 +75,16 @@ def is_same(outcome: Outcome, references: Sequence[str]) -> bool:
 
 
 def first_token_s(run: Run, share: float = 0.95) -> float:
-    """Return a percentile of the seconds to the first text, over the answered of a quiet phase."""
+    """Return a percentile of the seconds to the first text of the streams of the standard phase.
+
+    An answer that is not streamed comes whole, so its text says how long it is.
+    """
     return percentile(
-        [each.first - each.began for each in run.in_phase("standard") if each.first is not None],
+        [
+            each.first - each.began
+            for each in run.in_phase("standard")
+            if each.first is not None and each.arrival.is_streamed
+        ],
         share,
     )
 
@@ -109,7 +116,7 @@ def longest_pause_s(run: Run) -> float:
         (
             each.pause_s
             for each in run.in_phase("standard")
-            if each.end == "answered" and each.arrival.question % 2 == 0
+            if each.end == "answered" and each.arrival.is_streamed
         ),
         default=math.nan,
     )

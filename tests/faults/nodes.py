@@ -204,7 +204,7 @@ def faults_of_nodes() -> dict[str, Fault]:
     """Every fault of several nodes by its name."""
     breaks, behind = Allowed(breaks=True), Allowed()
     return {
-        "none": Fault(),
+        "none": Fault(lasts_s=10.0),
         "disk full": Fault(ServiceOnHosts.fill_disk, behind, lasts_s=10.0),
         "cut between workers": Fault(ServiceOnHosts.cut_workers, behind, lasts_s=20.0),
         "cut off worker": Fault(ServiceOnHosts.cut_off_worker, breaks, lasts_s=20.0, spends=True),

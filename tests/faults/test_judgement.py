@@ -97,9 +97,9 @@ def test_a_fault_may_slow_the_others_by_a_factor(waited: float, is_slow: bool) -
     assert bool(faults_of(seen, TEXTS, quiet)) == is_slow
 
 
-def test_the_first_token_is_measured_where_nothing_overflows() -> None:
-    slow = outcome(phase="overflow", first=9.0)
-    assert first_token_s(run(outcome(), slow)) == pytest.approx(0.2)
+def test_the_first_token_is_that_of_streams_where_nothing_overflows() -> None:
+    overflowing, whole = outcome(phase="overflow", first=9.0), outcome(question=1, first=9.0)
+    assert first_token_s(run(outcome(), overflowing, whole)) == pytest.approx(0.2)
 
 
 def test_a_pause_is_a_time_without_text_from_the_request_on() -> None:
