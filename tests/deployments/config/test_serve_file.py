@@ -100,6 +100,12 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
             "lists the same key twice",
         ),
         (
+            lambda _, args: args["api"].update(
+                keys=[{"tenant": "acme", "sha256": "0" * 64}], tenant_weights={"acne": 2}
+            ),
+            "api.tenant_weights names 'acne', which has no key",
+        ),
+        (
             lambda file, _: file["applications"][0].update(
                 deployments=[{"name": "Ingress", "user_config": {"keys": []}}]
             ),
