@@ -231,7 +231,9 @@ def _check_is_free(host: str, port: int) -> None:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server may just have ended
+            probe.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # a server may just have ended
             probe.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
