@@ -207,6 +207,14 @@ def test_a_mistake_is_refused_with_one_readable_message(
     assert "Traceback" not in str(refused.value)
 
 
+def test_serves_own_options_may_stand_in_a_deployments_block(tmp_path: Path) -> None:
+    file = yaml.safe_load(CONFIG.read_text())
+    file["applications"][0]["deployments"] = [{"name": "Target", "health_check_period_s": 10}]
+    path = tmp_path / "large.yaml"
+    path.write_text(yaml.safe_dump(file))
+    assert check(path).target.engine.max_context == 4096
+
+
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     file = yaml.safe_load(CONFIG.read_text())
     args = file["applications"][0]["args"]
