@@ -175,6 +175,18 @@ def test_what_float32_does_not_tell_apart_the_specification_does(way):
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_of_two_best_tokens_the_lower_id_wins_though_the_other_was_proposed(way):
+    speculation = SpeculationConfig(transfer="boost", eta=1, plausibility=0.5, draft_top_k=2)
+    draw = Draw(SamplingConfig(temperature=0), speculation, 0, 0)
+    proposed, rows = torch.zeros(1, 50), torch.zeros(1, 50)
+    proposed[0, [1, 40]] = torch.tensor([10.0, 5.0])  # 40 is not plausible, so it keeps its weight
+    rows[0, [1, 3, 40]] = torch.tensor([-9.0, 8.0, 8.0])
+    question = ToJudge(drafted(proposed, draw), rows, draw, frozenset())
+    (judgement,) = WAYS[way]([question])
+    assert judgement.token_ids == question.by_specification().token_ids == (3,)
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_logits_that_are_not_numbers_end_their_own_answer_only(way):
     draw = Draw(SamplingConfig(), SpeculationConfig(), 0, 0)
     (good,) = blocks(np.random.default_rng(0), [draw], 50)
