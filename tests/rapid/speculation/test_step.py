@@ -187,6 +187,22 @@ def test_of_two_best_tokens_the_lower_id_wins_though_the_other_was_proposed(way)
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_a_filter_of_the_best_takes_others_for_what_the_proposal_moves_down(way):
+    speculation = SpeculationConfig(transfer="distill", eta=10, plausibility=0.001)
+    proposed, rows = torch.zeros(1, 5_000), torch.zeros(1, 5_000)
+    proposed[0, [0, 1]] = torch.tensor([20.0, 15.0])
+    rows[0, [0, 1, 2, 5]] = torch.tensor([-20.0, 9.0, 9.0, 8.6])
+    tokens = set()
+    for seed in range(10):
+        draw = Draw(SamplingConfig(top_k=2, seed=seed), speculation, 0, 0)
+        question = ToJudge(drafted(proposed, draw), rows, draw, frozenset())
+        (judgement,) = WAYS[way]([question])
+        assert judgement.token_ids == question.by_specification().token_ids
+        tokens |= {*judgement.token_ids}
+    assert tokens == {2, 5}
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_logits_that_are_not_numbers_end_their_own_answer_only(way):
     draw = Draw(SamplingConfig(), SpeculationConfig(), 0, 0)
     (good,) = blocks(np.random.default_rng(0), [draw], 50)
