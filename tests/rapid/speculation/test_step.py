@@ -278,6 +278,16 @@ def test_what_is_computed_at_once_is_part_of_the_memory_plan():
     assert_specified(questions)
 
 
+def test_requests_of_one_step_are_drawn_at_their_own_temperatures():
+    logits = torch.randn(50, generator=torch.Generator().manual_seed(0))
+    draws = [
+        Draw(SamplingConfig(temperature=temperature, seed=seed), SpeculationConfig(), 0, 0)
+        for temperature in (0.05, 1, 2)
+        for seed in range(5)
+    ]
+    assert_specified([ToDecode(logits, draw) for draw in draws])
+
+
 def test_nothing_asked_is_nothing_answered():
     assert list(answered([])) == []
 
