@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -38,7 +38,14 @@ def read_yaml(path: Path, example: str) -> dict[str, Any]:
     return settings
 
 
-def validated(model: type[Model], settings: object, *, prefix: str, top: str) -> Model:
+def validated(
+    model: type[Model],
+    settings: object,
+    *,
+    prefix: str,
+    top: str,
+    extra: Literal["forbid"] | None = None,
+) -> Model:
     """Return `settings` validated as `model`.
 
     Args:
@@ -46,13 +53,14 @@ def validated(model: type[Model], settings: object, *, prefix: str, top: str) ->
         settings: Parsed content of the file.
         prefix: Start of every line of the error.
         top: Name used where a finding concerns no single key.
+        extra: Whether to refuse unknown keys where the model itself would ignore them.
 
     Raises:
         ConfigurationError: Validation failed. The message has one line per finding, with the key
             as written in the file; an unknown key comes with the closest known one.
     """
     try:
-        return model.model_validate(settings)
+        return model.model_validate(settings, extra=extra)
     except ValidationError as error:
         findings = (
             f"{prefix}{_key(each, settings) or top}: {_what(each, model)}"

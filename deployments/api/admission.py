@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -63,16 +63,23 @@ class Admission:
         self._lines: dict[str, deque[asyncio.Event]] = {}
         self._told: dict[str, deque[_Told]] = {}  # by tenant, in their order
 
-    def limit(self, max_requests: int, max_per_tenant: int, shared: int | None = None) -> None:
+    def limit(
+        self,
+        max_requests: int,
+        max_per_tenant: int,
+        shared: int | None = None,
+        weights: Mapping[str, int] | None = None,
+    ) -> None:
         """Set the numbers of places; requests that hold one keep it.
 
         Args:
             max_requests: Most requests here at once, those that wait included.
             max_per_tenant: Most requests at once of one tenant, at all replicas.
             shared: Requests that tenants share; None if there is one tenant only.
+            weights: How many shares of one tenant another has; who is not named has one.
         """
         self._max_requests = max_requests
-        self.shares.configure(max_per_tenant, shared)
+        self.shares.configure(max_per_tenant, shared, weights)
 
     @asynccontextmanager
     async def place(self, tenant: str) -> AsyncIterator[None]:

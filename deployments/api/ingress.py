@@ -129,6 +129,7 @@ class Ingress:
             config.max_requests,
             config.max_requests_per_tenant or config.max_requests,
             config.shared_requests if len({key.tenant for key in keys}) > 1 else None,
+            config.tenant_weights,
         )
         self._card = model_card(config.model, int(time.time()), is_embedded=self._is_embedded)
         self._fingerprint = _fingerprint(config.model)

@@ -2,8 +2,8 @@
 
 While one tenant asks, it may have all. While several do, the places at which the target's pool is
 not yet crowded are shared by max-min fairness: a tenant has what it wants, or as much as any other
-that wants more. What counts is what tenants wanted in the last seconds, so that a place that one
-leaves for a moment is still there when it asks again.
+that wants more, times its weight. What counts is what tenants wanted in the last seconds, so that a
+place that one leaves for a moment is still there when it asks again.
 
 A tenant below its share gains credit, which lets it go beyond for a while: so far that its credit
 would last for a second. So a burst of questions is answered, and a crowd that arrives is not.
@@ -51,15 +51,19 @@ class Shares:
         self._elsewhere: Mapping[str, tuple[int, int]] = {}
         self._most = 0
         self._shared: int | None = None
+        self._weights: Mapping[str, int] = {}
 
-    def configure(self, most: int, shared: int | None) -> None:
+    def configure(
+        self, most: int, shared: int | None, weights: Mapping[str, int] | None = None
+    ) -> None:
         """Set the bounds; who holds more keeps it.
 
         Args:
             most: Most requests of one tenant, even while no other asks.
             shared: Requests that tenants share; None if there is one tenant only.
+            weights: How many shares of one tenant another has; who is not named has one.
         """
-        self._most, self._shared = most, shared
+        self._most, self._shared, self._weights = most, shared, weights or {}
 
     @property
     def are_shared(self) -> bool:
@@ -83,10 +87,11 @@ class Shares:
 
     def share(self, tenant: str) -> int:
         """Return how many requests the tenant may have in progress for good."""
-        others = [self._wanted(each) for each in self._names() if each != tenant]
-        if self._shared is None or not any(others):
+        others = {each: self._wanted(each) for each in self._names() if each != tenant}
+        if self._shared is None or not any(others.values()):
             return self._most
-        return min(self._most, fair_share(self._shared, others))
+        weighed = [(wanted, self._weight(each)) for each, wanted in others.items()]
+        return min(self._most, fair_share(self._shared, weighed, self._weight(tenant)))
 
     @contextmanager
     def held(self, tenant: str) -> Iterator[None]:
@@ -110,6 +115,9 @@ class Shares:
     def learn(self, elsewhere: Mapping[str, tuple[int, int]]) -> None:
         """Take what the tenants have at the other replicas, in sum, and the most they want."""
         self._elsewhere = elsewhere
+
+    def _weight(self, tenant: str) -> int:
+        return self._weights.get(tenant, 1)
 
     def _names(self) -> set[str]:
         return self._tenants.keys() | self._elsewhere.keys()
@@ -142,18 +150,19 @@ class Shares:
         return known
 
 
-def fair_share(places: int, others: Iterable[int]) -> int:
+def fair_share(places: int, others: Iterable[tuple[int, int]], weight: int = 1) -> int:
     """Return what max-min fairness gives to one that wants everything, at least 1.
 
     Args:
         places: What is shared.
-        others: What the others want.
+        others: What each of the others wants, and its weight.
+        weight: The weight of the one.
     """
-    wanted = sorted(each for each in others if each)
-    num_left = len(wanted) + 1
-    for each in wanted:
-        if each * num_left > places:
+    wanted = sorted((each for each in others if each[0]), key=lambda each: each[0] / each[1])
+    weight_left = weight + sum(each for _, each in wanted)
+    for each, own in wanted:
+        if each * weight_left > places * own:
             break
         places -= each
-        num_left -= 1
-    return max(1, places // num_left)
+        weight_left -= own
+    return max(1, places * weight // weight_left)

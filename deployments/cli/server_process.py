@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -46,8 +47,8 @@ LOCAL_RAY = {
 }
 
 
-class AlreadyRunning(Exception):
-    """Another process holds the lock or the port."""
+class CannotStart(Exception):
+    """Another process holds the lock or the port, or there is no such address."""
 
 
 @dataclass
@@ -74,7 +75,7 @@ class ServerProcess:
         """Start Serve with the applications of a file.
 
         Raises:
-            AlreadyRunning: If a server started from this folder runs, or the port is taken.
+            CannotStart: If a server started from this folder runs, or its address cannot be had.
         """
         RUN_FOLDER.mkdir(exist_ok=True)
         host, port = _address(config)
@@ -83,21 +84,17 @@ class ServerProcess:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise AlreadyRunning(
+                raise CannotStart(
                     f"a server started from this folder is running (process {running_pid()}): "
                     "`rapid stop` ends it"
                 ) from None
-            with socket.socket() as probe:
-                if probe.connect_ex((host, port)) == 0:
-                    raise AlreadyRunning(
-                        f"something else answers at {host}:{port}: end it, or set http_options.port"
-                    )
+            _check_is_free(host, port)
             process = _run_serve(config, lock)
             undone_on_error.pop_all()
         lock.truncate(0)
         lock.write(f"{os.getpid()} {process.pid}\n")
         lock.flush()
-        url = f"http://{host}:{port}"
+        url = f"http://{'127.0.0.1' if host in _ANY_ADDRESS else host}:{port}"
         http = httpx.Client(base_url=url, timeout=5.0, trust_env=False)
         return cls(url, _LOG, process, lock, http)
 
@@ -158,8 +155,11 @@ class ServerProcess:
 
 
 def _environment() -> dict[str, str]:
-    joins_cluster = os.environ.get("RAY_ADDRESS", "local") != "local"
-    return (LOCAL_RAY if not joins_cluster else {}) | os.environ
+    return ({} if _joins_cluster() else LOCAL_RAY) | os.environ
+
+
+def _joins_cluster() -> bool:
+    return os.environ.get("RAY_ADDRESS", "local") != "local"
 
 
 def _run_serve(config: Path, lock: IO[str]) -> subprocess.Popen[bytes]:
@@ -221,7 +221,28 @@ def _is_alive(pid: int) -> bool:
 
 
 def _address(config: Path) -> tuple[str, int]:
-    """Return host and port of the configured HTTP server, as reached from this machine."""
+    """Return host and port of the configured HTTP server; Serve's defaults are for all."""
     options = yaml.safe_load(config.read_text(encoding="utf-8")).get("http_options") or {}
-    host = options.get("host", "127.0.0.1")
-    return ("127.0.0.1" if host in _ANY_ADDRESS else host), int(options.get("port", 8000))
+    return options.get("host", _ANY_ADDRESS[0]), int(options.get("port", 8000))
+
+
+def _check_is_free(host: str, port: int) -> None:
+    """Check that a server can bind to an address of this machine; Serve would try for ever."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # a server may just have ended
+            probe.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise CannotStart(
+                f"something else has {host}:{port}: end it, or set http_options.port"
+            ) from None
+        if _joins_cluster():  # whose proxies may be on other machines
+            return
+        raise CannotStart(
+            f"{host}:{port} cannot be bound ({error.strerror}): set http_options.host to an "
+            "address of this machine, and a port that you may use"
+        ) from None

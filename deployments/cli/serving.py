@@ -59,14 +59,14 @@ def serve(config: Config = Path("serve_config.yaml")) -> None:
     if os.environ.get("RAY_ADDRESS", "local") == "local":
         _check_one_node(checked)
 
-    from deployments.cli.server_process import AlreadyRunning, ServerProcess
+    from deployments.cli.server_process import CannotStart, ServerProcess
 
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     try:
         server = ServerProcess.start(config)
-    except AlreadyRunning as error:
+    except CannotStart as error:
         fail(str(error))
     try:
         with err.status(f"starting {config}"):
@@ -104,7 +104,8 @@ def apply(
         file = read_yaml(config, "serve_config.yaml")
         configs = checked(file, f"{config}: ")
         client = ServeSubmissionClient(address, headers=_token_for(address))
-        states = _states(client, configs)
+        details = client.get_serve_details()
+        states = _states(details, configs)
         running = {name: each["deployed_app_config"] for name, each in states.items()}
         content: dict[str, Any] = file
         effects: dict[str, Effect] = {}
@@ -124,10 +125,12 @@ def apply(
     client.deploy_applications(with_system_logging(content))
     for deployment, effect in effects.items():
         note(f"{deployment}: {_EFFECTS[effect]}")
+    for option in _kept(details, file):
+        note(f"{option}: stays as it is until a restart")
     with err.status("waiting until it is done"):
-        while any(each["status"] in _UNDER_WAY for each in _states(client, configs).values()):
+        while any(each["status"] in _UNDER_WAY for each in _now(client, configs).values()):
             time.sleep(0.2)
-    for name, each in _states(client, configs).items():
+    for name, each in _now(client, configs).items():
         if each["status"] != "RUNNING":
             fail(f"the application {name} is {each['status']}: {each['message']}")
     note("done")
@@ -145,10 +148,31 @@ def _token_for(address: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token.read_text(encoding='utf-8').strip()}"}
 
 
-def _states(client: ServeSubmissionClient, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+def _now(client: ServeSubmissionClient, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    return _states(client.get_serve_details(), names)
+
+
+def _states(details: dict[str, Any], names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return Serve's state of those applications that it has."""
-    found: dict[str, dict[str, Any]] = client.get_serve_details()["applications"]
+    found: dict[str, dict[str, Any]] = details["applications"]
     return {name: found[name] for name in names if name in found}
+
+
+def _kept(details: dict[str, Any], file: dict[str, Any]) -> list[str]:
+    """Return the options of the file's proxies that a Serve which runs does not take from it."""
+
+    def options(of: dict[str, Any]) -> dict[str, Any]:
+        found = {
+            f"http_options.{name}": each for name, each in (of.get("http_options") or {}).items()
+        }
+        return found | {"proxy_location": of.get("proxy_location")}
+
+    running = options(details)
+    return [
+        name
+        for name, value in options(file).items()
+        if None not in (value, running.get(name)) and value != running[name]
+    ]
 
 
 def stop() -> None:

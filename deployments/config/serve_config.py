@@ -168,6 +168,8 @@ class ApiConfig(Frozen):
             may have its fair share of them, and more for a moment (`deployments.api.shares`). None
             is as many as keep the target's pool from being crowded with all its replicas, and at
             least four; a server with one tenant shares nothing.
+        tenant_weights: How many shares of one tenant another has in `shared_requests`, by tenant;
+            who is not named has one.
         heartbeat_s: Seconds of silence after which a stream gets a comment line.
         canary: Another version of the application beside this one; None for this one alone.
         pool: Settings of the ingress's replicas.
@@ -183,6 +185,7 @@ class ApiConfig(Frozen):
     max_characters: int | None = Field(None, ge=1)
     max_requests_per_tenant: int | None = Field(None, ge=1)
     shared_requests: int | None = Field(None, ge=1)
+    tenant_weights: dict[str, Annotated[int, Field(ge=1, le=1000)]] = Field(default_factory=dict)
     heartbeat_s: Finite = Field(5.0, gt=0)
     canary: CanaryConfig | None = None
     pool: RequestPoolConfig = RequestPoolConfig()
@@ -199,6 +202,16 @@ class ApiConfig(Frozen):
     def _keys_are_distinct(self) -> Self:
         if len({key.sha256 for key in self.keys}) < len(self.keys):
             raise ValueError("api.keys lists the same key twice: give every tenant its own")
+        return self
+
+    @model_validator(mode="after")
+    def _weights_are_of_tenants(self) -> Self:
+        unknown = self.tenant_weights.keys() - {key.tenant for key in self.keys}
+        if unknown and self.keys_env is None:
+            raise ValueError(
+                f"api.tenant_weights names {min(unknown)!r}, which has no key: list one under "
+                "api.keys, or mend the name"
+            )
         return self
 
     @property

@@ -1,16 +1,18 @@
 """Parsing and validation of a Serve configuration file before Serve reads it.
 
-Serve validates in an actor and reports errors as nested tracebacks; `check` reports them in one
-message that names the key.
+Serve validates in an actor, reports errors as nested tracebacks, and passes over keys that it does
+not know; `check` reports all of them in one message that names the key.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ray.serve.schema import ServeDeploySchema
+
+from deployments.config.plans import deployment_plans
 from deployments.config.preflight import preflight
 from deployments.config.serve_config import ServeConfig
 from deployments.config.tenants import is_loopback
@@ -51,14 +53,15 @@ def checked(
     Raises:
         ConfigurationError: If a check fails.
     """
+    front = front_of(settings)
+    file = validated(ServeDeploySchema, settings, prefix=prefix, top="file", extra="forbid")
     configs: dict[str, ServeConfig] = {}
     for application in applications_of(settings):
         args = application.get("args") or {}
         config = validated(ServeConfig, args, prefix=prefix, top="args")
-        _check_bind(settings, config)
-        _check_overrides(application)
+        _check_address(file, config)
+        _check_overrides(application, config)
         configs[name_of(application)] = preflight(config, runs_here=starts_here)
-    front = front_of(settings)
     canary = configs[front].api.canary
     if canary is not None and canary.application not in configs.keys() - {front}:
         raise ConfigurationError(
@@ -108,32 +111,37 @@ def front_of(settings: dict[str, Any]) -> str:
     return name_of(fronts[0])
 
 
-def _check_overrides(application: dict[str, Any]) -> None:
-    """Check that no deployment's block replaces what is made from ``args``.
+def _check_overrides(application: dict[str, Any], config: ServeConfig) -> None:
+    """Check that every deployment's block is of a deployment, and replaces nothing of ``args``.
 
     A block replaces an option as a whole: with one number of `autoscaling_config` it would lose
     the others, and with one setting in `user_config` all API keys.
     """
+    names = deployment_plans(config).keys()
     for block in application.get("deployments") or ():
+        if (name := block["name"]) not in names:
+            raise ConfigurationError(
+                f"deployments: there is no deployment {name!r}: give one of {', '.join(names)}"
+            )
         for option in _MADE_FROM_ARGS:
-            if isinstance(block, Mapping) and option in block:
+            if option in block:
                 raise ConfigurationError(
-                    f"deployments: {block.get('name')}: {option} is made from args: change the "
+                    f"deployments: {name}: {option} is made from args: change the "
                     "settings there (docs/operations.md says what an edit does)"
                 )
 
 
-def _check_bind(settings: dict[str, Any], config: ServeConfig) -> None:
-    """Check that a server without API keys binds to loopback.
+def _check_address(file: ServeDeploySchema, config: ServeConfig) -> None:
+    """Check the port, and that a server without API keys binds to loopback.
 
     Without keys every request that reaches the port is served as the tenant `local`.
     """
-    options = settings.get("http_options") or {}
-    if not isinstance(options, Mapping):
-        raise ConfigurationError("http_options must be a mapping, such as host: 127.0.0.1")
-    host = str(options.get("host", "127.0.0.1"))
+    host, port = file.http_options.host, file.http_options.port
+    if not 1 <= port <= 65535:
+        raise ConfigurationError(f"http_options.port is {port}: set one from 1 to 65535")
     if not config.api.has_keys and not is_loopback(host):
+        default = "" if "host" in file.http_options.model_fields_set else ", Serve's default"
         raise ConfigurationError(
-            f"http_options.host is {host}, which other machines can reach, and api.keys is empty: "
-            "list keys (`rapid hash-key`), name keys_env, or bind to 127.0.0.1"
+            f"http_options.host is {host}{default}, which other machines can reach, and api.keys "
+            "is empty: list keys (`rapid hash-key`), name keys_env, or bind to 127.0.0.1"
         )

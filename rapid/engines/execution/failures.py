@@ -6,9 +6,9 @@ import re
 
 import torch
 
-# Messages of errors that torch, Triton, cuBLAS, cuDNN and NCCL raise as a bare RuntimeError.
+# Messages of errors of CUDA, its driver, Triton, cuBLAS, cuDNN and NCCL, raised as RuntimeError.
 _OF_THE_DEVICE = re.compile(
-    r"CUDA error|Triton Error \[CUDA\]|CUBLAS_|CUDNN_|cuDNN error|NCCL error"
+    r"CUDA (driver )?error|Triton Error \[CUDA\]|CUBLAS_|CUDNN_|cuDNN error|NCCL error"
 )
 
 

@@ -53,7 +53,33 @@ def taken(shares: Shares, tenant: str, stack: ExitStack, most: int = 50) -> int:
     ],
 )
 def test_what_others_do_not_want_is_left_to_who_wants_more(others: list[int], share: int) -> None:
-    assert fair_share(8, others) == share
+    assert fair_share(8, [(each, 1) for each in others]) == share
+
+
+@pytest.mark.parametrize(
+    ("others", "weight", "share"),
+    [
+        ([(50, 1)], 3, 6),
+        ([(50, 3)], 1, 2),
+        ([(2, 3)], 1, 6),  # who wants less than its share leaves the rest
+        ([(1, 1), (50, 3)], 1, 1),
+        ([(4, 4), (2, 1)], 1, 2),  # by weight the first wants less than the second
+        ([(50, 1000)], 1, 1),
+    ],
+)
+def test_a_tenant_has_as_many_shares_as_it_weighs(
+    others: list[tuple[int, int]], weight: int, share: int
+) -> None:
+    assert fair_share(8, others, weight) == share
+
+
+def test_a_weight_changes_while_a_tenant_asks(shares: Shares, clock: Clock) -> None:
+    with ExitStack() as crowd, ExitStack() as guest:
+        taken(shares, "crowd", crowd)
+        assert taken(shares, "guest", guest) == 4
+        shares.configure(20, 8, {"guest": 3})
+        assert taken(shares, "guest", guest) == 6
+        assert shares.share("crowd") == 2
 
 
 def test_a_tenant_alone_may_have_all(shares: Shares) -> None:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from deployments.cli.server_process import AlreadyRunning, ServerProcess, running_pid
+from deployments.cli.server_process import CannotStart, ServerProcess, running_pid
 
 
 def wait(condition: object, timeout_s: float = 20.0) -> None:
@@ -25,7 +25,7 @@ class TestServerProcess:
         wait(server.is_ready)
         assert server.failure() is None
         assert running_pid() == os.getpid()
-        with pytest.raises(AlreadyRunning, match="rapid stop"):
+        with pytest.raises(CannotStart, match="rapid stop"):
             ServerProcess.start(config)
         server.stop()
         assert "bye" in server.tail()  # it was interrupted, not killed
@@ -62,6 +62,16 @@ class TestServerProcess:
         port = int(config.read_text().split()[-1].rstrip("}"))
         with (
             socket.create_server(("127.0.0.1", port)),
-            pytest.raises(AlreadyRunning, match="something else"),
+            pytest.raises(CannotStart, match="something else"),
         ):
             ServerProcess.start(config)
+
+    @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+    def test_an_address_that_this_machine_lacks_is_said_at_once(self, config, host, monkeypatch):
+        config.write_text(f"http_options: {{host: {host}, port: 8000}}\n")
+        with pytest.raises(CannotStart, match=r"cannot be bound .* set http_options.host"):
+            ServerProcess.start(config)
+        monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")  # there it may be another machine's
+        server = ServerProcess.start(config)
+        server.stop()
+        server.forget()

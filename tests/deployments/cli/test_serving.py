@@ -103,6 +103,7 @@ class ScriptedServe:
 
     def __init__(self, **state):
         self.state, self.sent, self.headers = state, None, None
+        self.http_options = {"host": "127.0.0.1", "port": 8000, "root_path": ""}
 
     def __call__(self, address, headers):
         if address == "http://127.0.0.1:1":
@@ -111,7 +112,11 @@ class ScriptedServe:
         return self
 
     def get_serve_details(self):
-        return {"applications": {"rapid": self.state} if self.state else {}}
+        return {
+            "applications": {"rapid": self.state} if self.state else {},
+            "http_options": self.http_options if self.state else None,
+            "proxy_location": "HeadOnly",
+        }
 
     def deploy_applications(self, content):
         self.sent = content
@@ -144,6 +149,16 @@ class TestApply:
         assert "Ingress: takes new settings, no replica is replaced" in result.stderr
         assert "Target" not in result.stderr
         assert ray.sent["applications"][0]["args"] == before["args"]
+
+    def test_it_says_what_only_a_restart_changes(self, serve, edited):
+        path, file, before = edited
+        file["http_options"]["port"] = 8001
+        path.write_text(yaml.safe_dump(file), encoding="utf-8")
+        serve(status="RUNNING", deployed_app_config=before)
+        result = rapid("apply", str(path))
+        assert "http_options.port: stays as it is until a restart" in result.stderr
+        assert "http_options.host" not in result.stderr
+        assert "proxy_location" not in result.stderr
 
     def test_after_a_failed_change_all_is_sent(self, serve, edited):
         path, file, before = edited

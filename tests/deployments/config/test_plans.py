@@ -39,6 +39,7 @@ OTHERS = {
     "store": LocalStoreConfig(),
     "canary": CanaryConfig(application="next", share=0.1),
     "keys": (ApiKey(tenant="a", sha256="0" * 64),),
+    "tenant_weights": {"a": 2},
 }
 DEPLOYMENTS = {
     "target": "Target",

@@ -100,6 +100,12 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
             "lists the same key twice",
         ),
         (
+            lambda _, args: args["api"].update(
+                keys=[{"tenant": "acme", "sha256": "0" * 64}], tenant_weights={"acne": 2}
+            ),
+            "api.tenant_weights names 'acne', which has no key",
+        ),
+        (
             lambda file, _: file["applications"][0].update(
                 deployments=[{"name": "Ingress", "user_config": {"keys": []}}]
             ),
@@ -115,11 +121,50 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
         ),
         (
             lambda file, _: file["http_options"].update(host="0.0.0.0"),
-            "api.keys is empty",
+            "http_options.host is 0.0.0.0, which other machines can reach, and api.keys is empty",
         ),
         (
+            lambda file, _: file["http_options"].pop("host"),
+            "http_options.host is 0.0.0.0, Serve's default, which other machines can reach",
+        ),
+        (lambda file, _: file.pop("http_options"), "http_options.host is 0.0.0.0, Serve's default"),
+        (
             lambda file, _: file.update(http_options=["host: 0.0.0.0"]),
-            "http_options must be a mapping",
+            "http_options: Input should be a valid dictionary",
+        ),
+        (
+            lambda file, _: file["http_options"].update(port="eight"),
+            "http_options.port: Input should be a valid integer",
+        ),
+        (
+            lambda file, _: file["http_options"].update(port=80000),
+            "http_options.port is 80000: set one from 1 to 65535",
+        ),
+        (
+            lambda file, _: file.update(http_option={"port": 1}),
+            "http_option: unknown key; did you mean http_options?",
+        ),
+        (
+            lambda file, _: file.update(proxy_location="everynode"),
+            "proxy_location: Input should be 'Disabled', 'HeadOnly' or 'EveryNode'",
+        ),
+        (
+            lambda file, _: file["logging_config"].update(log_level="LOUD"),
+            'logging_config.log_level: Got "LOUD" for log_level',
+        ),
+        (
+            lambda file, _: file["applications"][0].update(rout_prefix="/x"),
+            "applications.0.rout_prefix: unknown key; did you mean route_prefix?",
+        ),
+        (
+            lambda file, _: file["applications"][0].update(
+                deployments=[{"name": "Target", "max_ongoing_request": 5}]
+            ),
+            "max_ongoing_request: unknown key; did you mean max_ongoing_requests?",
+        ),
+        (
+            lambda file, _: file["applications"][0].update(deployments=[{"name": "target"}]),
+            "there is no deployment 'target': give one of Target, Drafter, Retriever",
         ),
         (
             lambda _, args: args["target"]["engine"].update(max_context=9000, kv_cache_tokens=9000),
@@ -160,6 +205,14 @@ def test_a_mistake_is_refused_with_one_readable_message(
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
     assert "Traceback" not in str(refused.value)
+
+
+def test_serves_own_options_may_stand_in_a_deployments_block(tmp_path: Path) -> None:
+    file = yaml.safe_load(CONFIG.read_text())
+    file["applications"][0]["deployments"] = [{"name": "Target", "health_check_period_s": 10}]
+    path = tmp_path / "large.yaml"
+    path.write_text(yaml.safe_dump(file))
+    assert check(path).target.engine.max_context == 4096
 
 
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:

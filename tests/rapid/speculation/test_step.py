@@ -181,6 +181,34 @@ def test_what_float32_does_not_tell_apart_the_specification_does(way):
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_of_two_best_tokens_the_lower_id_wins_though_the_other_was_proposed(way):
+    speculation = SpeculationConfig(transfer="boost", eta=1, plausibility=0.5, draft_top_k=2)
+    draw = Draw(SamplingConfig(temperature=0), speculation, 0, 0)
+    proposed, rows = torch.zeros(1, 50), torch.zeros(1, 50)
+    proposed[0, [1, 40]] = torch.tensor([10.0, 5.0])  # 40 is not plausible, so it keeps its weight
+    rows[0, [1, 3, 40]] = torch.tensor([-9.0, 8.0, 8.0])
+    question = ToJudge(drafted(proposed, draw), rows, draw, frozenset())
+    (judgement,) = WAYS[way]([question])
+    assert judgement.token_ids == question.by_specification().token_ids == (3,)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_filter_of_the_best_takes_others_for_what_the_proposal_moves_down(way):
+    speculation = SpeculationConfig(transfer="distill", eta=10, plausibility=0.001)
+    proposed, rows = torch.zeros(1, 5_000), torch.zeros(1, 5_000)
+    proposed[0, [0, 1]] = torch.tensor([20.0, 15.0])
+    rows[0, [0, 1, 2, 5]] = torch.tensor([-20.0, 9.0, 9.0, 8.6])
+    tokens = set()
+    for seed in range(10):
+        draw = Draw(SamplingConfig(top_k=2, seed=seed), speculation, 0, 0)
+        question = ToJudge(drafted(proposed, draw), rows, draw, frozenset())
+        (judgement,) = WAYS[way]([question])
+        assert judgement.token_ids == question.by_specification().token_ids
+        tokens |= {*judgement.token_ids}
+    assert tokens == {2, 5}
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_logits_that_are_not_numbers_end_their_own_answer_only(way):
     draw = Draw(SamplingConfig(), SpeculationConfig(), 0, 0)
     (good,) = blocks(np.random.default_rng(0), [draw], 50)
@@ -254,6 +282,16 @@ def test_what_is_computed_at_once_is_part_of_the_memory_plan():
     assert len(rows) > 1
     assert max(rows) <= step._MOST_ROWS
     assert_specified(questions)
+
+
+def test_requests_of_one_step_are_drawn_at_their_own_temperatures():
+    logits = torch.randn(50, generator=torch.Generator().manual_seed(0))
+    draws = [
+        Draw(SamplingConfig(temperature=temperature, seed=seed), SpeculationConfig(), 0, 0)
+        for temperature in (0.05, 1, 2)
+        for seed in range(5)
+    ]
+    assert_specified([ToDecode(logits, draw) for draw in draws])
 
 
 def test_nothing_asked_is_nothing_answered():

@@ -25,6 +25,7 @@ def caused_by(cause: Exception) -> Exception:
             RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling"),
             True,
         ),
+        (RuntimeError("CUDA driver error: unspecified launch failure"), True),
         (RuntimeError("Triton Error [CUDA]: device-side assert triggered"), True),
         (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), True),
         (RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:3356, unhandled cuda error"), True),
