@@ -19,6 +19,7 @@ from deployments.orchestrator.ray_verifiers import (
     RayVerifier,
     VerifierSettings,
 )
+from deployments.orchestrator.shared_calls import shared_calls
 from rapid.config import WindowDrafting
 from rapid.errors import (
     DrafterHangs,
@@ -120,6 +121,7 @@ class RayLease:
         self._request = request
         self._verifiers = verifiers
         self._lost = lost
+        self._calls = shared_calls(held.engine) if verifiers.site == "target" else None
 
     @property
     def lease_id(self) -> str:
@@ -158,7 +160,7 @@ class RayLease:
 
     def drafter(self, choice: int) -> RayDrafter:
         """Return the drafter of a choice on this lease."""
-        return RayDrafter(self.held, choice)
+        return RayDrafter(self.held, choice, self._calls)
 
     def window_drafter(self, choice: int, window: WindowDrafting) -> RayDrafter:
         """Raise `NotImplementedError`: drafting on a window of the KV is for in-process runs."""
@@ -180,7 +182,7 @@ class RayLease:
 
         patience = self._verifiers.patience
         if self._verifiers.site == "target":
-            return RayVerifier(self.held, drafting, patience, choice, witnessing)
+            return RayVerifier(self.held, drafting, patience, choice, witnessing, self._calls)
         return JudgingVerifier(
             self.held,
             drafting,

@@ -21,6 +21,7 @@ from ray import ObjectRef
 from cluster.failures import FailureKind, failure_of
 from cluster.leases import HeldLease
 from deployments.orchestrator.engine_calls import BlockOverdue, EngineSilent, answered, blaming
+from deployments.orchestrator.shared_calls import Alone, Call, SharedCalls
 from rapid.errors import (
     BadRequest,
     DrafterHangs,
@@ -53,15 +54,18 @@ class VerifierSettings:
 class RayDrafter:
     """A drafter of one choice on a lease's engine."""
 
-    def __init__(self, lease: HeldLease, choice: int = 0) -> None:
+    def __init__(self, lease: HeldLease, choice: int = 0, calls: SharedCalls | None = None) -> None:
         self._lease = lease
         self._choice = choice
+        self._calls = calls
 
-    def draft(self, verdict: Verdict | None, num_tokens: int) -> ObjectRef:
+    def draft(self, verdict: Verdict | None, num_tokens: int) -> ObjectRef | Call:
         """Start drafting and return the block's reference; see `rapid.ports.Drafter`."""
         if verdict is not None and verdict.logprobs:
             verdict = replace(verdict, logprobs=())
         lease = self._lease
+        if self._calls is not None:
+            return self._calls.ask("draft", lease.lease_id, self._choice, verdict, num_tokens)
         return lease.engine.draft.remote(lease.lease_id, self._choice, verdict, num_tokens)
 
 
@@ -75,12 +79,23 @@ class RayVerifier:
         patience: Patience,
         choice: int = 0,
         witness: Callable[[], HeldLease | None] = lambda: None,
+        calls: SharedCalls | None = None,
     ) -> None:
+        self._calls = calls
         self._target = target
         self._drafter = drafter
         self._patience = patience
         self._choice = choice
         self._witness = witness
+
+    async def _judged(self, block: Call, *also: str) -> Verdict:
+        target = self._target
+        found = await asyncio.shield(block.sent)
+        if isinstance(found, Alone):
+            return await target.engine.verify.remote(
+                target.lease_id, self._choice, found.reference, *also
+            )
+        return await self._calls.ask("verify", target.lease_id, self._choice, *also, block=found)
 
     async def verify(self, block: ObjectRef | DraftBlock) -> Verdict:
         """Judge a block on the target's engine; see `rapid.ports.Verifier`.
@@ -90,6 +105,11 @@ class RayVerifier:
         """
         witness = self._witness()
         also = (witness.lease_id,) if witness else ()
+        if isinstance(block, Call):
+            began = time.monotonic()
+            found = await self._answered(self._judged(block, *also), block)
+            self._patience.observe(time.monotonic() - began)
+            return found
         verdict: Verdict = await self._ask_about(
             block, self._target.engine.verify, self._target, *also
         )
