@@ -36,33 +36,43 @@ class Place:
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """The reference of a call that went by itself."""
-
-    reference: Awaitable[Any]
-
-
 class Call:
-    """A call that is sent at the end of this turn of the event loop.
+    """A call that is sent at the end of this turn of the event loop; awaited, it is the answer.
 
-    `sent` is `Alone` as soon as the call has gone by itself. Otherwise it is the answer: a verdict,
-    or the `Place` of a block.
+    The answer of a draft that has travelled with others is its `Place`.
     """
 
     def __init__(
         self, method: Method, arguments: tuple[Any, ...], block: Place | None = None
     ) -> None:
         self.method, self.arguments, self.block = method, arguments, block
-        self.sent: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.sent.add_done_callback(_retrieve)
+        self._sent: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._sent.add_done_callback(_retrieve)
+        self._is_alone = False
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Wait for the answer; to cancel this cancels the waiting only."""
-        found = yield from asyncio.shield(self.sent).__await__()
-        if isinstance(found, Alone):
-            found = yield from found.reference.__await__()
+        found = yield from self.sent_as().__await__()
+        if self._is_alone:
+            found = yield from found.__await__()
         return found
+
+    async def sent_as(self) -> Any:
+        """Return the reference of a call that has gone by itself; wait for the answer of another."""
+        return await asyncio.shield(self._sent)
+
+    def goes_alone(self, reference: Awaitable[Any]) -> None:
+        """Note that the call has gone by itself."""
+        self._is_alone = True
+        self._sent.set_result(reference)
+
+    def answer(self, value: Any) -> None:
+        """Give the answer of a call that has travelled with others."""
+        self._sent.set_result(value)
+
+    def fail(self, error: Exception) -> None:
+        """Give the error that the call has ended with."""
+        self._sent.set_exception(error)
 
 
 class SharedCalls:
@@ -86,15 +96,21 @@ class SharedCalls:
     def _send(self) -> None:
         queue, self._queue = self._queue, []
         if len(queue) == 1 and queue[0].block is None:
-            alone = queue[0]
-            method = getattr(self._engine, alone.method)
-            alone.sent.set_result(Alone(method.remote(*alone.arguments)))
+            self._send_alone(queue[0])
             return
         by_blocks: dict[ObjectRef | None, list[Call]] = {}
         for call in queue:
             by_blocks.setdefault(call.block and call.block.blocks, []).append(call)
         for blocks, calls in by_blocks.items():
             self._exchange(calls, blocks)
+
+    def _send_alone(self, call: Call) -> None:
+        try:
+            reference = getattr(self._engine, call.method).remote(*call.arguments)
+        except Exception as error:  # Ray refused to send it
+            call.fail(error)
+        else:
+            call.goes_alone(reference)
 
     def _exchange(self, calls: Sequence[Call], blocks: ObjectRef | None = None) -> None:
         asked = {}
@@ -103,9 +119,12 @@ class SharedCalls:
             place = None if call.block is None else call.block.index
             asked[ticket] = Asked(ticket, call.method, call.arguments, place)
             self._waiting[ticket] = call
-        ended, drafted = self._engine.exchange.remote(
-            _CALLER, list(asked.values()), () if blocks is None else blocks
-        )
+        beside = () if blocks is None else blocks
+        try:
+            ended, drafted = self._engine.exchange.remote(_CALLER, list(asked.values()), beside)
+        except Exception as error:
+            self._fail(tuple(asked), error)
+            return
         self._num_exchanges += 1
         answer = asyncio.ensure_future(ended)
         answer.add_done_callback(partial(self._receive, tuple(asked), drafted))
@@ -114,9 +133,11 @@ class SharedCalls:
         self, asked: tuple[int, ...], drafted: ObjectRef, answer: asyncio.Future[list[Ended]]
     ) -> None:
         self._num_exchanges -= 1
+        if answer.cancelled():  # this process ends
+            return
         try:
             self._deliver(answer.result(), drafted)
-        except Exception as error:
+        except Exception as error:  # calls whose blocks are lost have not begun
             is_own = failure_of(error).kind is FailureKind.OBJECT_LOST
             self._fail(asked if is_own else tuple(self._waiting), error)
         if self._waiting and not self._num_exchanges:
@@ -130,14 +151,14 @@ class SharedCalls:
             if call is None:
                 continue
             if error is not None:
-                call.sent.set_exception(error)
+                call.fail(error)
             else:
-                call.sent.set_result(value if place is None else Place(drafted, place))
+                call.answer(value if place is None else Place(drafted, place))
 
     def _fail(self, tickets: Sequence[int], error: Exception) -> None:
         for ticket in tickets:
             if call := self._waiting.pop(ticket, None):
-                call.sent.set_exception(error)
+                call.fail(error)
 
 
 _of_engines: WeakValueDictionary[str, SharedCalls] = WeakValueDictionary()

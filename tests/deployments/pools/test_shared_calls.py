@@ -1,4 +1,4 @@
-"""The engine's end of calls that travel together: each ends by itself, and some come back at once."""
+"""The engine's end of calls that travel together: each ends by itself, some at the same moment."""
 
 from __future__ import annotations
 
