@@ -117,6 +117,7 @@ class RayVerifier:
         """
         witness = self._witness()
         also = (witness.lease_id,) if witness else ()
+        asked: Awaitable[Any]
         if isinstance(block, Call):
             asked = self._ask_when_sent(block, *also)
         else:
@@ -146,8 +147,8 @@ class RayVerifier:
         target, block = self._target, await draft.sent_as()
         if isinstance(block, Place):
             assert self._calls is not None
-            also = target.lease_id, self._choice, *also
-            return await self._calls.ask("verify", *also, block=block)
+            asked = target.lease_id, self._choice, *also
+            return await self._calls.ask("verify", *asked, block=block)
         return await target.engine.verify.remote(target.lease_id, self._choice, block, *also)
 
     async def _timed(self, asked: Awaitable[Any], block: Awaitable[object] | DraftBlock) -> Any:

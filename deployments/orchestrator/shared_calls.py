@@ -58,7 +58,7 @@ class Call:
         return found
 
     async def sent_as(self) -> Any:
-        """Return the reference of a call that has gone by itself; wait for the answer of another."""
+        """Return the reference of a call that goes by itself; wait for the answer of another."""
         return await asyncio.shield(self._sent)
 
     def goes_alone(self, reference: Awaitable[Any]) -> None:

@@ -198,7 +198,7 @@ class EngineActor:
         witness = (self._engine, witness_id) if witness_id else None
         return await self._engine.verify(lease_id, choice, block, witness)
 
-    @ray.method(num_returns=2)
+    @ray.method(num_returns=2)  # type: ignore[untyped-decorator]
     async def exchange(
         self, caller: str, calls: Sequence[Asked], blocks: Sequence[DraftBlock]
     ) -> tuple[list[Ended], list[DraftBlock]]:

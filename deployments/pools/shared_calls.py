@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Literal, NamedTuple
 
 from rapid.errors import EngineFailed, RapidError
-from rapid.messages import DraftBlock, Verdict
+from rapid.messages import DraftBlock
 
 logger = logging.getLogger(__name__)
 
@@ -45,13 +45,13 @@ class Ended(NamedTuple):
 
     Attributes:
         ticket: The caller's number for the call.
-        value: What it returned; None for a draft.
+        value: What it returned, a verdict; None for a draft.
         error: What it raised.
         place: Where a drafted block is among the blocks that travel beside this.
     """
 
     ticket: int
-    value: Verdict | None = None
+    value: Any = None
     error: RapidError | None = None
     place: int | None = None
 

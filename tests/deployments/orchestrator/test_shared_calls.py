@@ -79,7 +79,7 @@ def actor(engine: SteppingEngine) -> Actor:
 
 @pytest.fixture
 def calls(actor: Actor) -> SharedCalls:
-    return SharedCalls(actor)  # type: ignore[arg-type]
+    return SharedCalls(actor)
 
 
 async def turns(number: int = 10) -> None:
@@ -109,7 +109,7 @@ async def test_calls_of_one_turn_travel_together_and_a_late_one_holds_up_no_othe
     a, late, c = asked(calls, "a", "late", "c")
     await turns()
     engine.end(a="A", c="C")
-    assert await asyncio.gather(a, c) == ["A", "C"]
+    assert [await a, await c] == ["A", "C"]
     assert actor.calls == ["3 together", "0 together"]  # the second one waits for the late call
     again = asked(calls, "a", "c")
     await turns()
@@ -189,12 +189,12 @@ class Pair:
     def __init__(self) -> None:
         self.drafting, self.judging = SteppingEngine(), SteppingEngine()
         self.drafter, self.target = Actor(DRAFTER, self.drafting), Actor(TARGET, self.judging)
-        self._calls = [SharedCalls(each) for each in (self.drafter, self.target)]  # type: ignore[arg-type]
+        self._calls = [SharedCalls(each) for each in (self.drafter, self.target)]
 
     def round(self, name: str, patience: float = 30) -> asyncio.Task[Any]:
         drafts, judges = self._calls
-        lease = HeldLease(f"d{name}", self.drafter, 0.0, "drafter")  # type: ignore[arg-type]
-        target = HeldLease(f"t{name}", self.target, 0.0, "target")  # type: ignore[arg-type]
+        lease = HeldLease(f"d{name}", self.drafter, 0.0, "drafter")
+        target = HeldLease(f"t{name}", self.target, 0.0, "target")
         verifier = RayVerifier(target, lambda: lease, Patience(patience), calls=judges)
         return asyncio.create_task(verifier.verify(RayDrafter(lease, 0, drafts).draft(None, 4)))
 
@@ -281,6 +281,6 @@ async def test_blocks_lost_with_their_machine_are_lost_to_their_own_rounds(
 async def test_all_who_ask_for_an_engine_get_the_same_calls_while_one_keeps_them(
     actor: Actor,
 ) -> None:
-    first = shared_calls(actor)  # type: ignore[arg-type]
-    assert shared_calls(Actor(TARGET, None)) is first  # type: ignore[arg-type]
-    assert shared_calls(Actor(DRAFTER, None)) is not first  # type: ignore[arg-type]
+    first = shared_calls(actor)
+    assert shared_calls(Actor(TARGET, None)) is first
+    assert shared_calls(Actor(DRAFTER, None)) is not first

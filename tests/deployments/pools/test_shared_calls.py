@@ -16,7 +16,7 @@ class SteppingEngine:
 
     def __init__(self) -> None:
         self.pending: dict[str, asyncio.Future[Any]] = {}
-        self.blocks: list[object] = []
+        self.blocks: list[Any] = []
 
     def end(self, **ends: object) -> None:
         for lease_id, end in ends.items():
@@ -60,7 +60,8 @@ async def begun(boxes: Mailboxes, *calls: Asked, caller: str = "me") -> asyncio.
 
 async def ends(exchange: asyncio.Task[Any]) -> list[Ended]:
     async with asyncio.timeout(5):
-        return (await exchange)[0]
+        ended: list[Ended] = (await exchange)[0]
+        return ended
 
 
 async def test_a_late_call_holds_up_no_other(engine: SteppingEngine, boxes: Mailboxes) -> None:
