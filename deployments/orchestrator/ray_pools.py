@@ -19,7 +19,7 @@ from deployments.orchestrator.ray_verifiers import (
     RayVerifier,
     VerifierSettings,
 )
-from deployments.orchestrator.shared_calls import shared_calls
+from deployments.orchestrator.shared_calls import SharedCalls, shared_calls
 from rapid.config import WindowDrafting
 from rapid.errors import (
     DrafterHangs,
@@ -121,7 +121,6 @@ class RayLease:
         self._request = request
         self._verifiers = verifiers
         self._lost = lost
-        self._calls = shared_calls(held.engine) if verifiers.site == "target" else None
 
     @property
     def lease_id(self) -> str:
@@ -160,7 +159,11 @@ class RayLease:
 
     def drafter(self, choice: int) -> RayDrafter:
         """Return the drafter of a choice on this lease."""
-        return RayDrafter(self.held, choice, self._calls)
+        return RayDrafter(self.held, choice, self._calls())
+
+    def _calls(self) -> SharedCalls | None:
+        """Return the calls that are shared with other loops; a block judged here comes alone."""
+        return shared_calls(self.held.engine) if self._verifiers.site == "target" else None
 
     def window_drafter(self, choice: int, window: WindowDrafting) -> RayDrafter:
         """Raise `NotImplementedError`: drafting on a window of the KV is for in-process runs."""
@@ -182,7 +185,7 @@ class RayLease:
 
         patience = self._verifiers.patience
         if self._verifiers.site == "target":
-            return RayVerifier(self.held, drafting, patience, choice, witnessing, self._calls)
+            return RayVerifier(self.held, drafting, patience, choice, witnessing, self._calls())
         return JudgingVerifier(
             self.held,
             drafting,
