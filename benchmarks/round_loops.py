@@ -12,6 +12,7 @@ import ray
 
 from cluster.leases import hold
 from deployments.orchestrator.ray_verifiers import RayDrafter, RayVerifier
+from deployments.orchestrator.shared_calls import shared_calls
 from rapid.answering.answers import GrowingAnswer
 from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
@@ -91,7 +92,7 @@ class Loops:
         await asyncio.gather(*map(together, sizes))
         return time.perf_counter() - began
 
-    async def ours(self, loops: int, rounds: int) -> float:
+    async def ours(self, loops: int, rounds: int, is_shared: bool = True) -> float:
         ready = asyncio.Barrier(loops + 1)
 
         async def loop(index: int) -> None:
@@ -107,8 +108,13 @@ class Loops:
             async with take(self._pools[0]) as target, take(self._pools[1]) as drafter:
                 answer = GrowingAnswer(0, self._text, (), BLOCK * rounds)
                 verdicts = speculate(
-                    RayDrafter(drafter),
-                    RayVerifier(target, lambda: drafter, Patience(30)),
+                    RayDrafter(drafter, 0, shared_calls(drafter.engine) if is_shared else None),
+                    RayVerifier(
+                        target,
+                        lambda: drafter,
+                        Patience(30),
+                        calls=shared_calls(target.engine) if is_shared else None,
+                    ),
                     max_tokens=BLOCK * rounds,
                     max_draft=BLOCK,
                 )

@@ -7,8 +7,9 @@ ways, measured in turn within each repetition, by one loop and by 16 loops at on
 
 empty     two plain async actors and a loop in a third, blocks without content: the calls alone
 bare      the same with the block: the least that Ray can do
-shared    as bare, but each call serves four loops, which go on in step (no application does that)
-loop      the application's own: leases on Serve pools, engine actors, `speculate`, answer's text
+shared    as bare, but each call serves four loops, which go on in step: what sharing could save
+apart     leases on Serve pools, engine actors, `speculate`, answer's text; each call by itself
+loop      the same, with calls that several loops make at the same moment in one, as applications do
 request   the same behind the orchestrator, with the text streamed to a caller
 answer    the same for a caller who reads the text when it is complete
 
@@ -142,6 +143,7 @@ def measure(rounds: int, repeats: int, answers: int) -> dict[str, Any]:
         "empty": lambda n, r: ray.get(loops.bare.remote(ping, pong, 0, n, r)),
         "bare": lambda n, r: ray.get(loops.bare.remote(ping, pong, BLOCK, n, r)),
         "shared": lambda n, r: ray.get(loops.shared.remote(ping, pong, n, r)),
+        "apart": lambda n, r: ray.get(loops.ours.remote(n, r, is_shared=False)),
         "loop": lambda n, r: ray.get(loops.ours.remote(n, r)),
         "request": lambda n, r: asyncio.run(requests(handle("Orchestrator"), "generate", n, r)),
         "answer": lambda n, r: asyncio.run(requests(handle("Orchestrator"), "answer", n, r)),
@@ -157,7 +159,7 @@ def measure(rounds: int, repeats: int, answers: int) -> dict[str, Any]:
                 seconds[way].append(run(count, each))
         ratios = {
             way: [ours / bare for ours, bare in zip(seconds[way], seconds["bare"], strict=True)]
-            for way in ("shared", "loop", "request")
+            for way in ("shared", "apart", "loop", "request")
         }
         report[f"{count} loops" if count > 1 else "1 loop"] = {
             "rounds_per_loop": each,
@@ -199,7 +201,7 @@ def told(report: dict[str, Any]) -> str:
         )
         ratios = map(shown, found["over_bare"].values())
         rows.append([count, *times, *ratios, found["rounds_per_s"]["request"]])
-    header = ["round, ms", *ways, "shared / bare", "loop / bare", "request / bare"]
+    header = ["round, ms", *ways, *(f"{way} / bare" for way in report["1 loop"]["over_bare"])]
     header.append("rounds/s, request")
     by_part = report["parts_of_a_round_ms"].items()
     return (

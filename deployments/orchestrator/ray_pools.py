@@ -19,6 +19,7 @@ from deployments.orchestrator.ray_verifiers import (
     RayVerifier,
     VerifierSettings,
 )
+from deployments.orchestrator.shared_calls import SharedCalls, shared_calls
 from rapid.config import WindowDrafting
 from rapid.errors import (
     DrafterHangs,
@@ -158,7 +159,11 @@ class RayLease:
 
     def drafter(self, choice: int) -> RayDrafter:
         """Return the drafter of a choice on this lease."""
-        return RayDrafter(self.held, choice)
+        return RayDrafter(self.held, choice, self._calls())
+
+    def _calls(self) -> SharedCalls | None:
+        """Return the calls that are shared with other loops; a block judged here comes alone."""
+        return shared_calls(self.held.engine) if self._verifiers.site == "target" else None
 
     def window_drafter(self, choice: int, window: WindowDrafting) -> RayDrafter:
         """Raise `NotImplementedError`: drafting on a window of the KV is for in-process runs."""
@@ -180,7 +185,7 @@ class RayLease:
 
         patience = self._verifiers.patience
         if self._verifiers.site == "target":
-            return RayVerifier(self.held, drafting, patience, choice, witnessing)
+            return RayVerifier(self.held, drafting, patience, choice, witnessing, self._calls())
         return JudgingVerifier(
             self.held,
             drafting,

@@ -21,6 +21,8 @@ from ray import ObjectRef
 from cluster.failures import FailureKind, failure_of
 from cluster.leases import HeldLease
 from deployments.orchestrator.engine_calls import BlockOverdue, EngineSilent, answered, blaming
+from deployments.orchestrator.shared_calls import Call, Place, SharedCalls
+from deployments.pools.shared_calls import Method
 from rapid.errors import (
     BadRequest,
     DrafterHangs,
@@ -53,16 +55,28 @@ class VerifierSettings:
 class RayDrafter:
     """A drafter of one choice on a lease's engine."""
 
-    def __init__(self, lease: HeldLease, choice: int = 0) -> None:
+    def __init__(self, lease: HeldLease, choice: int = 0, calls: SharedCalls | None = None) -> None:
+        """Store the lease.
+
+        Args:
+            lease: The lease on the drafter's engine.
+            choice: Index of the request's answer.
+            calls: The calls of that engine by all loops of this process. None sends each draft by
+                itself: a block that is judged in this process must be.
+        """
         self._lease = lease
         self._choice = choice
+        self._calls = calls
 
-    def draft(self, verdict: Verdict | None, num_tokens: int) -> ObjectRef:
+    def draft(self, verdict: Verdict | None, num_tokens: int) -> ObjectRef | Call:
         """Start drafting and return the block's reference; see `rapid.ports.Drafter`."""
         if verdict is not None and verdict.logprobs:
             verdict = replace(verdict, logprobs=())
         lease = self._lease
-        return lease.engine.draft.remote(lease.lease_id, self._choice, verdict, num_tokens)
+        asked = lease.lease_id, self._choice, verdict, num_tokens
+        if self._calls is None:
+            return lease.engine.draft.remote(*asked)
+        return self._calls.ask("draft", *asked)
 
 
 class RayVerifier:
@@ -75,14 +89,27 @@ class RayVerifier:
         patience: Patience,
         choice: int = 0,
         witness: Callable[[], HeldLease | None] = lambda: None,
+        calls: SharedCalls | None = None,
     ) -> None:
+        """Store the lease and what tells its failures from others.
+
+        Args:
+            target: The lease on the target's engine.
+            drafter: Function that returns the lease that blocks currently come from, or None.
+            patience: How long a block may take, and how long an engine may be silent.
+            choice: Index of the request's answer.
+            witness: Function that returns the lease of the second reading, or None.
+            calls: The calls of the target's engine by all loops of this process; None sends each
+                by itself.
+        """
         self._target = target
         self._drafter = drafter
         self._patience = patience
         self._choice = choice
         self._witness = witness
+        self._calls = calls
 
-    async def verify(self, block: ObjectRef | DraftBlock) -> Verdict:
+    async def verify(self, block: ObjectRef | DraftBlock | Call) -> Verdict:
         """Judge a block on the target's engine; see `rapid.ports.Verifier`.
 
         Raises:
@@ -90,28 +117,46 @@ class RayVerifier:
         """
         witness = self._witness()
         also = (witness.lease_id,) if witness else ()
-        verdict: Verdict = await self._ask_about(
-            block, self._target.engine.verify, self._target, *also
-        )
+        asked: Awaitable[Any]
+        if isinstance(block, Call):
+            asked = self._ask_when_sent(block, *also)
+        else:
+            asked = self._ask("verify", block, *also)
+        verdict: Verdict = await self._timed(asked, block)
         return verdict
 
     async def decode(self, num_tokens: int) -> Verdict:
         """Decode with the target alone; see `rapid.ports.Verifier`."""
-        reference = self._target.engine.decode.remote(
-            self._target.lease_id, self._choice, num_tokens
-        )
-        verdict: Verdict = await self._answered(reference)
+        verdict: Verdict = await self._answered(self._ask("decode", num_tokens))
         return verdict
 
-    async def _ask_about(
-        self, block: ObjectRef | DraftBlock, method: Any, lease: HeldLease, *also: object
-    ) -> Any:
-        """Call an engine's method with a block that is still being drafted and may never arrive."""
-        reference = method.remote(lease.lease_id, self._choice, block, *also)
+    def _ask(self, method: Method, *arguments: object) -> Awaitable[Any]:
+        """Call a method of the target's engine, together with other loops if there are any."""
+        asked = self._target.lease_id, self._choice, *arguments
+        if self._calls is None:
+            called: Awaitable[Any] = getattr(self._target.engine, method).remote(*asked)
+            return called
+        return self._calls.ask(method, *asked)
+
+    async def _ask_when_sent(self, draft: Call, *also: str) -> Any:
+        """Have a block judged: one that comes by itself waits for that at the target's engine.
+
+        A block that travels with others is sent on when it has come, with those of them that are
+        judged on the same engine.
+        """
+        target, block = self._target, await draft.sent_as()
+        if isinstance(block, Place):
+            assert self._calls is not None
+            asked = target.lease_id, self._choice, *also
+            return await self._calls.ask("verify", *asked, block=block)
+        return await target.engine.verify.remote(target.lease_id, self._choice, block, *also)
+
+    async def _timed(self, asked: Awaitable[Any], block: Awaitable[object] | DraftBlock) -> Any:
+        """Await a call with a block that may be still being drafted and may never arrive."""
         if isinstance(block, DraftBlock):
-            return await self._answered(reference)
+            return await self._answered(asked)
         began = time.monotonic()
-        found = await self._answered(reference, block)
+        found = await self._answered(asked, block)
         self._patience.observe(time.monotonic() - began)
         return found
 
@@ -191,7 +236,10 @@ class JudgingVerifier(RayVerifier):
         engine, witness = self._target.engine, self._witness()
         leases = [self._target, witness] if witness else [self._target]
         scored: list[TargetLogits] = await asyncio.gather(
-            *(self._ask_about(block, engine.score, lease) for lease in leases)
+            *(
+                self._timed(engine.score.remote(lease.lease_id, self._choice, block), block)
+                for lease in leases
+            )
         )
         drafted = block if isinstance(block, DraftBlock) else await self._answered(block)
         verdict = await asyncio.to_thread(self._judge, drafted, *scored)

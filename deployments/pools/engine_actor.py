@@ -14,7 +14,7 @@ import functools
 import logging
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import ray
@@ -26,6 +26,7 @@ from cluster.placement import PoolConfig, engine_options
 from deployments.logs import about_lease, engine_logging
 from deployments.metrics import EngineMetrics
 from deployments.pools.nodes import Nodes, in_bundle
+from deployments.pools.shared_calls import Asked, Ended, Mailboxes
 from rapid.config import EngineConfig
 from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound
 from rapid.messages import (
@@ -89,6 +90,7 @@ class EngineActor:
         start_logging()
         self._engine = load(config)
         self._metrics = EngineMetrics(model_name, pool)
+        self._mailboxes = Mailboxes(self)
         self._opening: dict[str, asyncio.Task[None]] = {}
         self._companions: dict[str, set[str]] = {}
         self._released: dict[str, None] = {}  # oldest first; lease ids are never reused
@@ -202,6 +204,13 @@ class EngineActor:
         """Judge a block, with the witness's reading if there is one, and commit the verdict."""
         witness = (self._engine, witness_id) if witness_id else None
         return await self._engine.verify(lease_id, choice, block, witness)
+
+    @ray.method(num_returns=2)  # type: ignore[untyped-decorator]
+    async def exchange(
+        self, caller: str, calls: Sequence[Asked], blocks: Sequence[DraftBlock]
+    ) -> tuple[list[Ended], list[DraftBlock]]:
+        """Begin calls that travelled together, and return those that have ended."""
+        return await self._mailboxes.exchange(caller, calls, blocks)
 
     async def score(self, lease_id: str, choice: int, block: DraftBlock) -> TargetLogits:
         """Return the target's logits of a block, for a verdict that `commit` takes."""
