@@ -88,7 +88,7 @@ class TestPlan:
             (("--drafter-gpus", "16"), "8 key and value heads, which 16 GPUs do not divide"),
             (("--drafter-gpus", "12"), "those of 2 machines, each with 8: plan a multiple"),
             (
-                ("--drafter-gpus", "8", "--machine-gpus", "4", "--drafter-bits", "4"),
+                ("--drafter-gpus", "8", "--machine-gpus", "4", "--drafter-bits", "6"),
                 "split by layers within one: lower --drafter-gpus to 4",
             ),
         ],
