@@ -10,7 +10,7 @@ import asyncio
 import copy
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -57,10 +57,17 @@ class LocalActor:
         """Stop, as by SIGSTOP: no call is answered any more."""
         self.is_stopped = True
 
-    def _start(self, name: str, args: tuple[Any, ...]) -> asyncio.Task[Any]:
-        task = asyncio.ensure_future(self._call(name, args))
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return task
+    def _start(self, name: str, args: tuple[Any, ...]) -> Any:
+        """Start a call and return its reference, or those of a method with several returns."""
+        task = _started(self._call(name, args))
+        num_returns = getattr(getattr(self.actor, name), "__ray_num_returns__", 1)
+        if num_returns == 1:
+            return task
+
+        async def part(index: int) -> Any:
+            return (await task)[index]
+
+        return [_started(part(index)) for index in range(num_returns)]
 
     async def _call(self, name: str, args: tuple[Any, ...]) -> Any:
         if self.is_stopped:
@@ -81,6 +88,12 @@ class LocalActor:
             raise
         finally:
             self._running.discard(call)
+
+
+def _started(running: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    task = asyncio.ensure_future(running)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
 
 
 class LocalPool:
