@@ -20,6 +20,7 @@ from deployments.orchestrator.ray_verifiers import (
     VerifierSettings,
 )
 from deployments.orchestrator.shared_calls import SharedCalls, shared_calls
+from deployments.pools.shared_calls import MOST_BYTES
 from rapid.config import WindowDrafting
 from rapid.errors import (
     DrafterHangs,
@@ -33,6 +34,7 @@ from rapid.messages import LeaseRequest, PrefillReceipt
 from rapid.ports import EngineLease
 
 _RENEWALS_PER_TTL = 4
+_CANDIDATE_BYTES = 8  # its id and its probability
 _HANGS: dict[type[RapidError], type[RapidError]] = {
     TargetUnavailable: TargetHangs,
     DrafterUnavailable: DrafterHangs,
@@ -159,7 +161,15 @@ class RayLease:
 
     def drafter(self, choice: int) -> RayDrafter:
         """Return the drafter of a choice on this lease."""
-        return RayDrafter(self.held, choice, self._calls())
+        return RayDrafter(self.held, choice, self._calls() if self._has_small_blocks else None)
+
+    @property
+    def _has_small_blocks(self) -> bool:
+        """Whether several blocks go into one of Ray's messages."""
+        speculation = self._request.speculation
+        if speculation.draft_top_k is None:
+            return False
+        return speculation.max_draft * speculation.draft_top_k * _CANDIDATE_BYTES <= MOST_BYTES
 
     def _calls(self) -> SharedCalls | None:
         """Return the calls that are shared with other loops; a block judged here comes alone."""

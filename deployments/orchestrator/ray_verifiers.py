@@ -120,8 +120,12 @@ class RayVerifier:
         asked: Awaitable[Any]
         if isinstance(block, Call):
             asked = self._ask_when_sent(block, *also)
-        else:
+        elif isinstance(block, DraftBlock):
             asked = self._ask("verify", block, *also)
+        else:  # Ray gives a call what its references stand for, and looks for none inside
+            asked = self._target.engine.verify.remote(
+                self._target.lease_id, self._choice, block, *also
+            )
         verdict: Verdict = await self._timed(asked, block)
         return verdict
 

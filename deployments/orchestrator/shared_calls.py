@@ -3,13 +3,14 @@
 Loops of one process that call the same engine in one turn of the event loop share an actor call
 (`deployments.pools.shared_calls`), because an actor call costs both processes more than the rest of
 a round. A call that is alone in its turn goes by itself. So loops share the more calls the busier
-their process is, and one that is alone pays nothing.
+their process is, and one that is alone makes the same calls as without this.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import uuid
 from collections.abc import Awaitable, Generator, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ from ray.actor import ActorHandle
 
 from cluster.failures import FailureKind, failure_of
 from deployments.pools.shared_calls import Asked, Ended, Method
-from rapid.errors import EngineFailed
+from rapid.errors import DrafterUnavailable, EngineFailed
+
+logger = logging.getLogger(__name__)
 
 _CALLER = uuid.uuid4().hex  # this process
 _tickets = itertools.count()
@@ -55,6 +58,8 @@ class Call:
         found = yield from self.sent_as().__await__()
         if self._is_alone:
             found = yield from found.__await__()
+        elif isinstance(found, Place):
+            yield from found.blocks.__await__()  # the block has not come before its bytes have
         return found
 
     async def sent_as(self) -> Any:
@@ -74,6 +79,12 @@ class Call:
         """Give the error that the call has ended with."""
         self._sent.set_exception(error)
 
+    def lose(self, error: Exception) -> None:
+        """Give the error of what the call travelled with: a drafter's costs its help alone."""
+        if self.method == "draft" and failure_of(error).actor_id is None:
+            error = DrafterUnavailable("The drafter did not answer.")
+        self.fail(error)
+
 
 class SharedCalls:
     """The calls of one engine by all loops of this process."""
@@ -84,6 +95,7 @@ class SharedCalls:
         self._queue: list[Call] = []
         self._waiting: dict[int, Call] = {}
         self._num_exchanges = 0
+        self._is_asking = False  # whether an exchange that brings no call is the only one
 
     def ask(self, method: Method, *arguments: Any, block: Place | None = None) -> Call:
         """Call a method of the engine, together with the other calls of this turn."""
@@ -123,29 +135,40 @@ class SharedCalls:
         try:
             ended, drafted = self._engine.exchange.remote(_CALLER, list(asked.values()), beside)
         except Exception as error:
-            self._fail(tuple(asked), error)
+            self._lose(tuple(asked), error)
             return
+        self._is_asking = not calls and not self._num_exchanges
         self._num_exchanges += 1
         answer = asyncio.ensure_future(ended)
-        answer.add_done_callback(partial(self._receive, tuple(asked), drafted))
+        has_blocks = blocks is not None
+        answer.add_done_callback(partial(self._receive, tuple(asked), has_blocks, drafted))
 
     def _receive(
-        self, asked: tuple[int, ...], drafted: ObjectRef, answer: asyncio.Future[list[Ended]]
+        self,
+        asked: tuple[int, ...],
+        has_blocks: bool,
+        drafted: ObjectRef,
+        answer: asyncio.Future[list[Ended]],
     ) -> None:
         self._num_exchanges -= 1
         if answer.cancelled():  # this process ends
             return
         try:
             self._deliver(answer.result(), drafted)
-        except Exception as error:  # calls whose blocks are lost have not begun
-            is_own = failure_of(error).kind is FailureKind.OBJECT_LOST
-            self._fail(asked if is_own else tuple(self._waiting), error)
+        except Exception as error:
+            failure = failure_of(error)
+            is_engines = failure.is_death_of(self._engine)
+            if not has_blocks:  # which are lost with another machine, or with a drafter
+                is_engines |= failure.kind in (FailureKind.DIED, FailureKind.OBJECT_LOST)
+            if is_engines and failure.kind is FailureKind.OBJECT_LOST:
+                error = EngineFailed("The engine's answer was lost.")
+            self._lose(() if is_engines else asked, error)
         if self._waiting and not self._num_exchanges:
             self._exchange(())
 
     def _deliver(self, ended: list[Ended], drafted: ObjectRef) -> None:
-        if not ended and not self._num_exchanges:
-            raise EngineFailed("The engine has no answer.")
+        if not ended and self._is_asking:  # it works on none of these
+            self._lose((), EngineFailed("The engine has no answer."))
         for ticket, value, error, place in ended:
             call = self._waiting.pop(ticket, None)
             if call is None:
@@ -155,10 +178,12 @@ class SharedCalls:
             else:
                 call.answer(value if place is None else Place(drafted, place))
 
-    def _fail(self, tickets: Sequence[int], error: Exception) -> None:
-        for ticket in tickets:
+    def _lose(self, tickets: Sequence[int], error: Exception) -> None:
+        """End calls by an error of what they travelled with; none given are all that wait."""
+        logger.warning("calls of an engine are lost: %r", error)
+        for ticket in tickets or tuple(self._waiting):
             if call := self._waiting.pop(ticket, None):
-                call.fail(error)
+                call.lose(error)
 
 
 _of_engines: WeakValueDictionary[str, SharedCalls] = WeakValueDictionary()

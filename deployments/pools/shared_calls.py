@@ -3,7 +3,8 @@
 A process sends the calls that its loops make at the same moment in one actor call, an exchange. It
 comes back as soon as one of that process's calls has ended, with all that have ended by then, in
 this exchange or in others. So a call that takes long, or fails, holds up no other; and calls that
-end with one step of the engine come back together.
+end with one step of the engine come back together. Blocks of `MOST_BYTES` come back at once and the
+others next, so that Ray carries them inside its messages and nobody waits for a transfer.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, Literal, NamedTuple
 
+from deployments.logs import about_lease
 from rapid.errors import EngineFailed, RapidError
 from rapid.messages import DraftBlock
 
@@ -21,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 Method = Literal["draft", "verify", "decode"]
 
+MOST_BYTES = 65_536  # of blocks in one answer, unless one block is larger
 _FORGOTTEN_AFTER_S = 60.0
 
 
@@ -125,19 +128,24 @@ class _Mailbox:
         self._running.add(asyncio.create_task(self._run(call, running)))
 
     async def _run(self, call: Asked, running: Coroutine[Any, Any, Any]) -> None:
-        value, failed = None, None
+        value: Any = None
+        error: RapidError | None = EngineFailed("The call was cancelled.")
         try:
-            value = await running
-        except RapidError as error:
-            failed = error
+            value, error = await running, None
+        except RapidError as failed:
+            error = failed
         except Exception:
-            logger.exception("a call of %s failed", call.method)
-            failed = EngineFailed("The engine failed; its log says why.")
-        self._ended.append((call, value, failed))
-        task = asyncio.current_task()
-        assert task is not None
-        self._running.remove(task)
-        self._news.set()
+            lease_id = call.arguments[0]
+            logger.exception(
+                "%s of lease %s failed", call.method, lease_id, extra=about_lease(lease_id)
+            )
+            error = EngineFailed("The engine failed; its log says why.")
+        finally:
+            self._ended.append((call, value, error))
+            task = asyncio.current_task()
+            assert task is not None
+            self._running.remove(task)
+            self._news.set()
 
     async def take(self) -> list[tuple[Asked, Any, RapidError | None]]:
         """Return the calls that have ended, waiting for one unless too many exchanges wait."""
@@ -149,5 +157,16 @@ class _Mailbox:
         finally:
             self._num_waiting -= 1
             self._fetched_at = time.monotonic()
-        ended, self._ended = self._ended, []
+        num_bytes, number = 0, 0
+        for number, (call, value, _) in enumerate(self._ended):
+            num_bytes += _block_bytes(value) if call.method == "draft" else 0
+            if num_bytes > MOST_BYTES and number:
+                break
+        else:
+            number += 1
+        ended, self._ended = self._ended[:number], self._ended[number:]
         return ended
+
+
+def _block_bytes(block: DraftBlock | None) -> int:
+    return 0 if block is None else block.candidate_ids.nbytes + block.candidate_probs.nbytes

@@ -31,6 +31,8 @@ class Actor:
         self.engine, self.boxes = engine, Mailboxes(engine)
         self.calls: list[str] = []
         self.death: Exception | None = None
+        self.holds_back: asyncio.Event | None = None  # drafted blocks, until it is set
+        self.late: asyncio.Event | None = None  # answers that are asked for now, until it is set
         for method in ("draft", "verify", "decode"):
             setattr(self, method, SimpleNamespace(remote=partial(self._alone, method)))
         self.exchange = SimpleNamespace(remote=self._together)
@@ -42,7 +44,8 @@ class Actor:
     def _together(self, caller: str, calls: list[Any], blocks: Any) -> list[asyncio.Future[Any]]:
         self.calls.append(f"{len(calls)} together")
         answer = self._running(self.boxes.exchange, (caller, calls, blocks))
-        return [_quiet(_item(answer, place)) for place in (0, 1)]
+        waits = (self.late, self.holds_back or self.late)
+        return [_quiet(_item(answer, place, wait)) for place, wait in enumerate(waits)]
 
     def _running(
         self, method: Callable[..., Any], arguments: tuple[Any, ...]
@@ -56,8 +59,11 @@ class Actor:
         return _quiet(run())
 
 
-async def _item(answer: asyncio.Future[Any], place: int) -> Any:
-    return (await answer)[place]
+async def _item(answer: asyncio.Future[Any], place: int, wait: asyncio.Event | None) -> Any:
+    item = (await answer)[place]
+    if wait is not None:
+        await wait.wait()
+    return item
 
 
 def _quiet(running: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
@@ -191,12 +197,15 @@ class Pair:
         self.drafter, self.target = Actor(DRAFTER, self.drafting), Actor(TARGET, self.judging)
         self._calls = [SharedCalls(each) for each in (self.drafter, self.target)]
 
-    def round(self, name: str, patience: float = 30) -> asyncio.Task[Any]:
+    def round(
+        self, name: str, patience: float = 30, *, is_large: bool = False
+    ) -> asyncio.Task[Any]:
         drafts, judges = self._calls
         lease = HeldLease(f"d{name}", self.drafter, 0.0, "drafter")
         target = HeldLease(f"t{name}", self.target, 0.0, "target")
         verifier = RayVerifier(target, lambda: lease, Patience(patience), calls=judges)
-        return asyncio.create_task(verifier.verify(RayDrafter(lease, 0, drafts).draft(None, 4)))
+        drafter = RayDrafter(lease, 0, None if is_large else drafts)
+        return asyncio.create_task(verifier.verify(drafter.draft(None, 4)))
 
 
 async def test_blocks_that_were_drafted_together_are_judged_together() -> None:
@@ -261,6 +270,90 @@ async def test_a_drafter_that_fails_is_to_blame_and_not_the_target(
         with pytest.raises(kind):
             await each
     assert blamed == ["drafter", "drafter"]
+
+
+async def test_a_drafter_that_has_forgotten_its_calls_costs_its_help_and_no_target(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blamed: list[str] = []
+    monkeypatch.setattr("cluster.leases.BLAME", SimpleNamespace(put=blamed.append))
+    pair = Pair()
+    rounds = [pair.round(name) for name in "ab"]
+    await turns()
+    (box,) = pair.drafter.boxes._boxes.values()
+    box._running.clear()
+    box._news.set()
+    for each in rounds:
+        with pytest.raises(DrafterUnavailable, match="did not answer"):
+            await each
+    assert blamed == ["drafter", "drafter"]
+
+
+async def test_a_block_whose_bytes_do_not_come_is_overdue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The drafter has answered, and its machine cannot deliver what it drafted."""
+    monkeypatch.setattr("deployments.orchestrator.engine_calls._LOOK_S", 0.01)
+    pair = Pair()
+    pair.target.ping = SimpleNamespace(remote=lambda: asyncio.sleep(0, 1))  # type: ignore[attr-defined]
+    pair.drafter.holds_back = asyncio.Event()
+    rounds = [pair.round(name, patience=0.05) for name in "ab"]
+    await turns()
+    pair.drafting.end(da="A", db="B")
+    for each in rounds:
+        with pytest.raises(RapidError, match="has not answered"):
+            await each
+
+
+async def test_an_answer_that_is_late_and_empty_ends_no_call_that_the_engine_works_on(
+    engine: SteppingEngine, actor: Actor, calls: SharedCalls
+) -> None:
+    first = asked(calls, "a", "b")
+    await turns()
+    actor.late = asyncio.Event()  # the answer of the next exchange is under way for long
+    second = asked(calls, "c", "d")
+    await turns()
+    late, actor.late = actor.late, None
+    engine.end(a=1, b=2, c=3, d=4)
+    assert await asyncio.gather(*first, *second) == [1, 2, 3, 4]
+    slow, quick = asked(calls, "x", "y")
+    await turns()
+    engine.end(y=5)
+    assert await quick == 5
+    late.set()
+    await turns()
+    assert not slow.done()
+    engine.end(x=6)
+    assert await slow == 6
+
+
+async def test_an_exchange_that_cannot_be_sent_leaves_nobody_waiting(
+    engine: SteppingEngine, actor: Actor, calls: SharedCalls
+) -> None:
+    def refused(*_: object) -> None:
+        raise ValueError("not sent")
+
+    quick, slow = asked(calls, "a", "b")
+    await turns()
+    actor.exchange = SimpleNamespace(remote=refused)
+    engine.end(a="A")
+    assert await quick == "A"
+    with pytest.raises(ValueError, match="not sent"):
+        await slow
+
+
+async def test_a_block_that_goes_by_itself_meets_a_target_whose_calls_are_shared() -> None:
+    """As large ones do: Ray gives a call the block only if its reference is an argument."""
+    pair = Pair()
+    rounds = [pair.round(name, is_large=True) for name in "ab"]
+    await turns()
+    pair.drafting.end(da="A", db="B")
+    await turns()
+    assert sorted(block for _, block in pair.judging.blocks) == ["A", "B"]
+    pair.judging.end(ta=1, tb=2)
+    assert await asyncio.gather(*rounds) == [1, 2]
+    assert pair.drafter.calls == ["draft", "draft"]
+    assert pair.target.calls == ["verify", "verify"]
 
 
 async def test_blocks_lost_with_their_machine_are_lost_to_their_own_rounds(

@@ -5,10 +5,20 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 
-from deployments.pools.shared_calls import Asked, Ended, Mailboxes
+from deployments.pools.shared_calls import MOST_BYTES, Asked, Ended, Mailboxes
 from rapid.errors import EngineFailed, LeaseNotFound
+
+
+class Block(str):
+    """Stands for a draft block of so many bytes."""
+
+    def __new__(cls, name: str, num_bytes: int = 100) -> Block:
+        block = super().__new__(cls, name)
+        block.candidate_ids = block.candidate_probs = np.zeros(num_bytes // 2, np.int8)
+        return block
 
 
 class SteppingEngine:
@@ -24,7 +34,7 @@ class SteppingEngine:
             if isinstance(end, Exception):
                 pending.set_exception(end)
             else:
-                pending.set_result(end)
+                pending.set_result(Block(end) if type(end) is str else end)
 
     async def draft(self, lease_id: str, *_: object) -> object:
         self.pending[lease_id] = asyncio.get_running_loop().create_future()
@@ -125,6 +135,19 @@ async def test_drafted_blocks_travel_beside_the_answer_and_into_the_call_that_ju
     assert engine.blocks == [(2, "block c", "witness")]
     engine.end(t="verdict")
     assert await ends(judged) == [Ended(7, "verdict")]
+
+
+async def test_blocks_that_are_too_many_for_one_message_come_one_after_the_other(
+    engine: SteppingEngine, boxes: Mailboxes
+) -> None:
+    drafting = (Asked(n, "draft", (lease_id, 0, None, 4)) for n, lease_id in enumerate("abcd"))
+    exchange = await begun(boxes, *drafting)
+    half = MOST_BYTES // 2
+    engine.end(a=Block("a", half), b=Block("b", half), c=Block("c", 3 * half), d=Block("d", half))
+    found = [(await exchange)[1], (await boxes.exchange("me", (), ()))[1]]
+    found.append((await boxes.exchange("me", (), ()))[1])
+    assert found == [["a", "b"], ["c"], ["d"]]
+    assert boxes._boxes == {}
 
 
 async def test_callers_get_their_own_and_the_dead_are_forgotten(
