@@ -44,6 +44,7 @@ class WatchedBlock:
 
     def __init__(self, path: str, block: DraftBlock) -> None:
         self.path, self.block = path, block
+        self.candidate_ids, self.candidate_probs = block.candidate_ids, block.candidate_probs
 
     def __reduce__(self) -> tuple[object, ...]:
         return _open_block, (self.path, self.block)
