@@ -10,15 +10,16 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing import AuthenticationError, Pipe
+from multiprocessing import AuthenticationError
 
 import psutil
 import pytest
 
 from rapid.engines.engine import Engine
-from rapid.engines.parallel import machines
+from rapid.engines.parallel import following, machines
 from rapid.engines.parallel.leading import load_replica
 from rapid.engines.parallel.machines import Invitation, join, joined
+from rapid.engines.parallel.orders import BEAT_S, Beat, Meet
 from rapid.errors import EngineFailed
 from tests.rapid.engines.parallel.conftest import followers_of
 from tests.rapid.engines.parallel.test_leading import PATIENCE_S, answers
@@ -172,16 +173,47 @@ def test_ranks_that_never_come_are_not_waited_for_for_ever(
     is_over.set()
 
 
-def test_a_rank_ends_when_the_first_has_said_nothing_for_long() -> None:
-    """As on a machine whose network to the first is gone: no connection ends there."""
-    ours, theirs = Pipe()
-    source = (
-        "import sys, time; from multiprocessing.connection import Connection;"
-        "from rapid.engines.parallel import following; following._MOST_SILENT = 1;"
-        "following._orders(Connection(int(sys.argv[1]))); time.sleep(600)"
-    )
-    command = [sys.executable, "-c", source, str(theirs.fileno())]
-    rank = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-    with ours:
-        theirs.close()
-        assert rank.wait(PATIENCE_S) == 0
+class Silent:
+    """A connection as on a machine whose network to the first is gone: none ends there.
+
+    Attributes:
+        waits: Beats without a word, before each message and after the last.
+    """
+
+    def __init__(self, messages: list[tuple[int, object]]) -> None:
+        self.waits = [0]
+        self._messages = messages
+
+    def poll(self, timeout: float) -> bool:
+        if self._messages and self.waits[-1] == self._messages[0][0]:
+            return True
+        self.waits[-1] += 1
+        return False
+
+    def recv(self) -> object:
+        self.waits.append(0)
+        return self._messages.pop(0)[1]
+
+
+JOINING = int(machines._JOIN_S / BEAT_S)  # beats that the other machines may take to come
+
+
+@pytest.mark.parametrize(
+    ("messages", "last"),
+    [
+        ([(JOINING, Meet())], following._MOST_SILENT + 1),
+        ([(JOINING, Meet()), (following._MOST_SILENT, Beat())], following._MOST_SILENT + 1),
+        ([], following._MOST_UNTOLD + 1),
+    ],
+)
+def test_a_rank_ends_when_the_first_has_said_nothing_for_long(
+    monkeypatch: pytest.MonkeyPatch, messages: list[tuple[int, object]], last: int
+) -> None:
+    """Until the ranks of all machines have joined, the first has nothing to say."""
+    has_ended = threading.Event()
+    monkeypatch.setattr(following.os, "_exit", lambda status: has_ended.set())
+    waits = [number for number, _ in messages]
+    orders = following._orders(pipe := Silent(list(messages)))  # type: ignore[arg-type]
+    assert has_ended.wait(PATIENCE_S)
+    assert pipe.waits == [*waits, last]
+    assert orders.qsize() == sum(isinstance(order, Meet) for _, order in messages)
