@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import AuthenticationError
+from multiprocessing.connection import deliver_challenge
 
 import psutil
 import pytest
@@ -156,6 +158,47 @@ def test_who_does_not_know_the_key_is_not_admitted(told: list[object]) -> None:
     for process, _ in ranks:
         process.wait(PATIENCE_S)
     assert sorted(map(str, told)) == ["rank 2", "rank 3"]
+
+
+def option_of(pipe: machines.Connection, level: int, option: int, form: str) -> int:
+    """An option of the socket below a connection; the first number of its structure."""
+    with socket.socket(fileno=os.dup(pipe.fileno())) as below:
+        value: int = struct.unpack(form, below.getsockopt(level, option, struct.calcsize(form)))[0]
+        return value
+
+
+def test_who_is_silent_at_the_door_holds_up_the_others_for_a_second(
+    monkeypatch: pytest.MonkeyPatch, told: list[object]
+) -> None:
+    """And whoever has shown the key may take as long as a rank may."""
+    waits, wait = [], (socket.SOL_SOCKET, socket.SO_RCVTIMEO, "ll")
+
+    def ask(pipe: machines.Connection, key: bytes) -> None:
+        waits.append(option_of(pipe, *wait))
+        deliver_challenge(pipe, key)
+
+    monkeypatch.setattr(machines, "deliver_challenge", ask)
+
+    def come(invitation: Invitation) -> None:
+        with socket.create_connection((invitation.host, invitation.port)):
+            join(invitation)
+
+    ((process, pipe),) = joined(Threads(come), 2)
+    pipe.send("go")
+    process.wait(PATIENCE_S)
+    assert told == ["go"]
+    assert sorted(waits) == [1, 1, 10]  # at the door twice; a rank asks the first one, too
+    assert option_of(pipe, *wait) == 10
+
+
+def test_a_machine_that_takes_nothing_is_lost_before_the_kernel_gives_it_up(
+    told: list[object],
+) -> None:
+    """As while its ranks load, when the first rank does not expect to hear them."""
+    ((process, pipe),) = joined(Threads(join), 2)
+    assert option_of(pipe, socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, "i") == 30_000
+    pipe.send("go")
+    process.wait(PATIENCE_S)
 
 
 def test_a_machine_that_ends_before_its_ranks_have_come_is_noticed() -> None:
