@@ -13,16 +13,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import deliver_challenge
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
 from rapid.engines.engine import Engine
-from rapid.engines.parallel import following, machines
+from rapid.engines.forward import loading
+from rapid.engines.parallel import following, leading, machines
 from rapid.engines.parallel.leading import load_replica
 from rapid.engines.parallel.machines import Invitation, join, joined
 from rapid.engines.parallel.orders import BEAT_S, Beat, Meet
-from rapid.errors import EngineFailed
+from rapid.errors import ConfigurationError, EngineFailed
 from tests.rapid.engines.parallel.conftest import followers_of
 from tests.rapid.engines.parallel.test_leading import PATIENCE_S, answers
 from tests.rapid.tiny_models import engine_config, lease_request, loaded
@@ -101,6 +103,17 @@ async def test_four_ranks_on_two_machines() -> None:
     finally:
         assert model.followers is not None
         model.followers.close()
+
+
+def test_a_machine_is_asked_for_the_memory_of_its_own_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked = Mock(side_effect=ConfigurationError("checked"))
+    monkeypatch.setattr(loading, "check_memory", checked)
+    monkeypatch.setattr(leading, "Gang", lambda *_: Mock(size=4))
+    with pytest.raises(ConfigurationError, match="checked"):
+        load_replica(engine_config("qwen3", tensor_parallel=4), machines=Processes(2))
+    assert checked.call_args.kwargs["num_machines"] == 2
 
 
 class Thread(threading.Thread):
