@@ -117,7 +117,7 @@ class TestPlan:
     def test_nor_are_they_what_a_plan_advises(self):
         options = ("--target", "qwen2.5-72b", "--gpu", "a100-80gb", "--context", "131072")
         result = rapid(
-            "plan", *options, "--drafter", "llama-3.2-1b", "--target-gpus", "4", "--batch", "6"
+            "plan", *options, "--drafter", "llama-3.2-1b", "--target-gpus", "4", "--batch", "5"
         )
         assert result.exit_code == 1
         assert "--target-gpus 8" in result.stderr
