@@ -168,6 +168,8 @@ def plan(
             fail(problem)
         if what := replica.shape.undivided(replica.num_at_once):
             fail(f"the {role} has {what}, which {replica.num_gpus} GPUs do not divide")
+        if problem := _unpacked(role, replica if replica.num_gpus else _beside(replica, reads)):
+            fail(problem)
     out.print(
         f"{target} reads {context:,} tokens, {drafter} drafts on {drafter_context:,}; "
         f"batch {batch}; {device.source}",
@@ -212,6 +214,24 @@ def _unspread(role: str, replica: Replica) -> str | None:
     if replica.num_gpus % replica.machine_gpus:
         return f"{spread}, each with {replica.machine_gpus}: plan a multiple of that"
     return None
+
+
+def _unpacked(role: str, replica: Replica) -> str | None:
+    """Return why the weights of a replica cannot have four bits, if they cannot."""
+    from rapid.planning.four_bits import PACKED_ROWS
+
+    if (what := replica.unpackable) is None:
+        return None
+    of_gpu = " on each GPU" if replica.num_at_once > 1 else ""
+    return (
+        f"the {role} has {what}{of_gpu}, and quantization: int4 packs {PACKED_ROWS} together: "
+        f"change --{role}-gpus or --{role}-bits"
+    )
+
+
+def _beside(drafter: Replica, target: Replica) -> Replica:
+    """Return a drafter on the target's GPUs."""
+    return replace(drafter, num_gpus=target.num_gpus)
 
 
 def _gpu(name: str) -> GPU:
@@ -272,7 +292,7 @@ def _show_shared_memory(
 
     A model that drafts for itself has its weights and work memory only once.
     """
-    ours, its = target.need(batch), replace(drafter, num_gpus=target.num_gpus).need(batch)
+    ours, its = target.need(batch), _beside(drafter, target).need(batch)
     weights = ours.weights + (0 if is_one_model else its.weights)
     work = ours.work + (0 if is_one_model else its.work)
     pools = ours.kv_pool + its.kv_pool
@@ -334,7 +354,8 @@ def _misfit(role: str, replica: Replica, batch: int) -> str:
 
 
 def _fits(replica: Replica, bits: float, batch: int) -> bool:
-    return replace(replica, layer_bits=bits).max_sequences >= batch
+    fewer = replace(replica, layer_bits=bits)
+    return fewer.unpackable is None and fewer.max_sequences >= batch
 
 
 def _show_speed(

@@ -57,11 +57,17 @@ def plan_pages(config: EngineConfig, num_positions: int) -> tuple[int, int]:
 
 
 def memory_needs(
-    config: EngineConfig, facts: ModelFacts, *, on_gpu: bool, with_pools: bool
+    config: EngineConfig,
+    facts: ModelFacts,
+    *,
+    on_gpu: bool,
+    with_pools: bool,
+    num_machines: int = 1,
 ) -> tuple[MemoryNeed, MemoryNeed]:
     """Return the memory that a model will need on its device and, beside a GPU, on the host.
 
-    With `tensor_parallel`, a GPU needs what its part needs; on a CPU all parts share the host.
+    With `tensor_parallel`, a GPU needs what its part needs; on a CPU all parts of a machine share
+    the host, as does on GPUs what is cached there.
 
     Args:
         config: settings of the engine.
@@ -69,9 +75,10 @@ def memory_needs(
         on_gpu: whether the device is a GPU; it decides the dtype `auto`, the workspace of
             attention, and where the host cache is counted.
         with_pools: whether an engine of these settings will be made, with KV pool and host cache.
+        num_machines: machines that have equally many of the parts.
     """
     width = _DTYPE_BYTES.get(config.dtype, 2 if on_gpu else 4)
-    num_parts = config.tensor_parallel if on_gpu else 1
+    num_parts = config.tensor_parallel if on_gpu else num_machines
     shape = facts.shape.part_of(num_parts)
     kv_width = 1 if config.kv_cache_dtype == "fp8" else width
     whole_per_token = facts.shape.kv_bytes_per_token(kv_width) if with_pools else 0
@@ -79,7 +86,7 @@ def memory_needs(
     pool_tokens = facts.shape.kept_tokens(
         config.kv_cache_tokens, None if rings is None else rings.num_tokens
     )
-    host = MemoryNeed(host_cache=config.host_cache_tokens * whole_per_token)
+    host = MemoryNeed(host_cache=config.host_cache_tokens * whole_per_token / num_machines)
     workspace = shape.workspace_bytes(config.step_tokens, config.max_leases, width, on_gpu=on_gpu)
     if config.quantization == "int4" and on_gpu:
         workspace += four_bits.converted_bytes(shape)

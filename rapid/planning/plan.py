@@ -172,14 +172,22 @@ class Replica:
         return self.num_gpus if self.num_gpus and is_split else 1
 
     @property
+    def unpackable(self) -> str | None:
+        """What of the GPUs' parts four bits cannot pack, if asked for, such as ``80 columns``."""
+        return four_bits.unpackable(self._part) if self._is_int4 else None
+
+    @property
+    def _part(self) -> ModelShape:
+        return self.shape.part_of(self.num_at_once)
+
+    @property
     def _is_int4(self) -> bool:
         return self.layer_bits == four_bits.BITS and not self.shape.experts
 
     @property
     def _all_bits(self) -> tuple[float, float]:
         """Bits of a weight in the layers' matrices, with its share of scales, and elsewhere."""
-        part = self.shape.part_of(self.num_at_once)
-        bits = four_bits.layer_bits(part) if self._is_int4 else self.layer_bits
+        bits = four_bits.layer_bits(self._part) if self._is_int4 else self.layer_bits
         return bits, self.other_bits
 
     @property
@@ -209,7 +217,7 @@ class Replica:
 
     def need(self, num_sequences: int) -> MemoryNeed:
         """Return the memory for `num_sequences`; every GPU needs its own workspace."""
-        part = self.shape.part_of(self.num_at_once)
+        part = self._part
         workspace = part.workspace_bytes(STEP_TOKENS, num_sequences, on_gpu=True)
         workspace += four_bits.converted_bytes(part) if self._is_int4 else 0
         return MemoryNeed(
@@ -282,5 +290,6 @@ def group_sizes(replica: Replica, num_sequences: int) -> list[int]:
     return [
         group.num_gpus
         for group in groups
-        if not group.shape.undivided(group.num_at_once) and group.max_sequences >= num_sequences
+        if not (group.shape.undivided(group.num_at_once) or group.unpackable)
+        and group.max_sequences >= num_sequences
     ]

@@ -26,6 +26,7 @@ _LARGEST = 15  # code
 _CPU_WIDTH = 32  # columns that are converted at once on a CPU: the fewest that its operator takes
 _GPU_BLOCK = 8  # rows that are packed together on a GPU
 _GPU_COLUMNS = 16  # of a block that its operator reads at once, or a multiple
+_GPU_BLOCKS = 65_535  # that a GPU's operator takes: a grid's most in its second axis
 
 
 def packed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,6 +88,8 @@ def converted(weight: torch.Tensor, scales: torch.Tensor, num_in: int) -> Iterat
     so that the identity is small, and converting takes as long as the product of so many rows.
     """
     most = CONVERTED[weight.device.type]
+    if not _is_on_cpu(weight):
+        most = min(most, _GPU_BLOCKS * _GPU_BLOCK * (num_in // len(scales)))  # a tile is a group
     step = max(most // num_in // PACKED_ROWS, 1) * PACKED_ROWS
     num_out = scales.shape[1]
     packed_rows = num_out // len(weight)  # 1 on a CPU, a block on a GPU

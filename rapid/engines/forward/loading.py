@@ -86,7 +86,11 @@ class LoadedModel:
 
 
 def load_model(
-    config: EngineConfig, *, with_pools: bool = False, shard: Shard | None = None
+    config: EngineConfig,
+    *,
+    with_pools: bool = False,
+    shard: Shard | None = None,
+    num_machines: int = 1,
 ) -> LoadedModel:
     """Load weights and tokenizer.
 
@@ -96,6 +100,7 @@ def load_model(
             the weights.
         shard: the part of the model to load; None loads the whole. A part cannot compute before it
             has a `Place` (`rapid.engines.parallel`).
+        num_machines: machines that have equally many of the model's parts.
 
     Raises:
         ConfigurationError: the checkpoint or a setting is at fault (one sentence names it), or the
@@ -118,7 +123,7 @@ def load_model(
     if config.kv_cache_dtype == "fp8":
         check_device(device)
     if shard is None or not shard.rank:
-        check_memory(config, with_pools=with_pools)
+        check_memory(config, with_pools=with_pools, num_machines=num_machines)
     own = copy.deepcopy(model_config)
     if shard is not None:
         own = shard.settings(model_config, _head_dim(model_config))
@@ -155,12 +160,13 @@ def load_model(
     )
 
 
-def check_memory(*configs: EngineConfig, with_pools: bool = False) -> None:
+def check_memory(*configs: EngineConfig, with_pools: bool = False, num_machines: int = 1) -> None:
     """Check that the devices can hold all models together, before any is loaded.
 
     Args:
         configs: settings of the models' engines.
         with_pools: as in `load_model`.
+        num_machines: likewise.
 
     Raises:
         ConfigurationError: a device lacks the memory; the message has the numbers.
@@ -171,7 +177,9 @@ def check_memory(*configs: EngineConfig, with_pools: bool = False) -> None:
         on_gpu = device.type == "cuda"
         where = "balanced" if on_gpu and config.device == "balanced" else str(device)
         facts = read_model_facts(config)
-        ours, hosts = memory_needs(config, facts, on_gpu=on_gpu, with_pools=with_pools)
+        ours, hosts = memory_needs(
+            config, facts, on_gpu=on_gpu, with_pools=with_pools, num_machines=num_machines
+        )
         needs.setdefault(where, []).append((config.model, ours))
         if hosts.total:
             needs.setdefault("cpu", []).append((config.model, hosts))

@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 Say = Callable[[Answer], None]
 
 _MOST_SILENT = 60  # beats that the first rank may leave out, as while it loads
+_MOST_UNTOLD = 300  # the same before it says anything: the ranks of all machines join first
 
 
 def follow(pipe: Connection) -> None:
@@ -86,13 +87,13 @@ def _orders(pipe: Connection) -> queue.SimpleQueue[Order]:
     orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
 
     def read() -> None:
-        num_silent = 0
+        num_silent, most_silent = 0, _MOST_UNTOLD
         try:
-            while num_silent <= _MOST_SILENT:
+            while num_silent <= most_silent:
                 if not pipe.poll(BEAT_S):
                     num_silent += 1
                     continue
-                num_silent = 0
+                num_silent, most_silent = 0, _MOST_SILENT
                 if not isinstance(order := pipe.recv(), Beat):
                     orders.put(order)
         except (EOFError, OSError):

@@ -62,11 +62,12 @@ def load_replica(
     """
     if config.tensor_parallel == 1:
         return load_model(config, with_pools=with_pools)
-    _check_devices(config, 1 if machines is None else machines.number)
+    num_machines = 1 if machines is None else machines.number
+    _check_devices(config, num_machines)
     gang = Gang(config, machines)
     try:
         shard = Shard(0, gang.size)
-        loaded = load_model(config, with_pools=with_pools, shard=shard)
+        loaded = load_model(config, with_pools=with_pools, shard=shard, num_machines=num_machines)
         gang.check_loaded(fingerprint(checkpoint_source(config.model)))
         place = Place(shard, gang.meet(loaded.device))
     except BaseException:

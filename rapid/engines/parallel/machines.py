@@ -31,7 +31,9 @@ logger = logging.getLogger(__name__)
 
 _JOIN_S = 120.0  # for the ranks of all machines to connect; their nodes are reserved by then
 _LOOK_S = 1.0
+_KEY_S = 1  # for who connects to say what shows that it knows the key; others wait meanwhile
 _STUCK_S = 10  # for a message to go on, in either direction; it is longer than ranks may be silent
+_LOST_MS = 30_000  # until a machine is lost that takes nothing, as while its ranks load
 _KEY_BYTES = 32
 
 
@@ -149,15 +151,18 @@ def _admitted(
         except TimeoutError:
             _check_started(processes.values())
             continue
-        pipe = _pipe(caller)
-        try:
-            deliver_challenge(pipe, key)
-            answer_challenge(pipe, key)
-            rank = pipe.recv()
-        except (AuthenticationError, AssertionError, EOFError, OSError):
-            logger.warning("%s is not admitted: it does not know the key", address[0])
-            pipe.close()
-            continue
+        with caller:
+            pipe = _pipe(caller)
+            _wait_for_messages(caller, _KEY_S)
+            try:
+                deliver_challenge(pipe, key)
+                _wait_for_messages(caller, _STUCK_S)
+                answer_challenge(pipe, key)
+                rank = pipe.recv()
+            except (AuthenticationError, AssertionError, EOFError, OSError):
+                logger.warning("%s is not admitted: it does not know the key", address[0])
+                pipe.close()
+                continue
         pipes[rank] = pipe
     return pipes
 
@@ -170,9 +175,16 @@ def _check_started(processes: Iterable[Process]) -> None:
 
 
 def _pipe(connected: socket.socket) -> Connection:
-    """Return a connection over a socket, which fails where a message stays stuck."""
+    """Return a connection over a socket of its own, which fails where a message stays stuck."""
     connected.settimeout(None)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _LOST_MS)
+    _wait_for_messages(connected, _STUCK_S)
+    return Connection(connected.dup().detach())
+
+
+def _wait_for_messages(connected: socket.socket, seconds: int) -> None:
+    """Let a message take so long to go on; it holds for all connections over the socket."""
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        connected.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _STUCK_S, 0))
-    return Connection(connected.detach())
+        connected.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))

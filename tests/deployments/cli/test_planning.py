@@ -98,6 +98,31 @@ class TestPlan:
         assert result.exit_code == 1
         assert told in result.stderr
 
+    @pytest.mark.parametrize(
+        ("options", "rows"),
+        [
+            (("--drafter-gpus", "4"), "7392 rows"),
+            (("--drafter-gpus", "8"), "3696 rows"),
+            (("--drafter-gpus", "0", "--target-gpus", "4"), "7392 rows"),
+        ],
+    )
+    def test_four_bits_that_the_engine_would_refuse(self, options, rows):
+        pair = ("plan", *self.EIGHT, "--drafter", "qwen2.5-72b", "--drafter-bits", "4")
+        result = rapid(*pair, *options)
+        assert result.exit_code == 1
+        told = f"the drafter has {rows} of the MLP on each GPU, and quantization: int4 packs 64"
+        assert told in result.stderr
+        assert rapid(*pair, "--drafter-gpus", "2").exit_code == 0
+
+    def test_nor_are_they_what_a_plan_advises(self):
+        options = ("--target", "qwen2.5-72b", "--gpu", "a100-80gb", "--context", "131072")
+        result = rapid(
+            "plan", *options, "--drafter", "llama-3.2-1b", "--target-gpus", "4", "--batch", "5"
+        )
+        assert result.exit_code == 1
+        assert "--target-gpus 8" in result.stderr
+        assert "--target-bits 4" not in result.stderr
+
     def test_a_target_that_drafts_itself_has_its_weights_once(self):
         own = (*self.EIGHT, "--drafter", "llama-3.1-8b", "--drafter-gpus", "0", "--batch", "6")
         shown = rapid("plan", *own).stdout

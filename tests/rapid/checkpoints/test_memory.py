@@ -100,6 +100,18 @@ class TestNeed:
         without = need(engine_config(), on_gpu=True, with_pools=True)
         assert on_gpu.kv_pool - without.kv_pool == STAGED_BYTES
 
+    def test_each_of_several_machines_has_its_part(self):
+        config = engine_config(host_cache_tokens=128, kv_cache_tokens=512, tensor_parallel=2)
+        facts = read_model_facts(config)
+        for on_gpu in (False, True):
+            whole = needs(config, on_gpu=on_gpu, with_pools=True)
+            parts = memory_needs(config, facts, on_gpu=on_gpu, with_pools=True, num_machines=2)
+            assert parts[1].total == whole[1].total / 2
+            assert parts[0].host_cache == whole[0].host_cache / 2
+            share = 1 if on_gpu else 2  # a GPU has the same part wherever it is
+            assert parts[0].weights == whole[0].weights / share
+            assert parts[0].kv_pool == whole[0].kv_pool / share
+
     def test_a_gpu_holds_captured_steps_too_and_checks_its_kernels_first(self):
         config = engine_config(kv_cache_tokens=512, max_context=256)
         on_cpu, on_gpu = need(config), need(config, on_gpu=True)
@@ -223,6 +235,14 @@ class TestRefusal:
         free(room * loaded().kv_layout.bytes_per_token)
         with pytest.raises(ConfigurationError, match=r"host cache .* or host_cache_tokens"):
             load_model(engine_config(host_cache_tokens=room), with_pools=True)
+
+    def test_what_is_cached_by_two_machines_is_not_asked_of_one(self, free):
+        room = 2**20
+        config = engine_config(host_cache_tokens=room, tensor_parallel=2)
+        free(int(0.9 * room * loaded().kv_layout.bytes_per_token))
+        with pytest.raises(ConfigurationError, match="host cache"):
+            check_memory(config, with_pools=True)
+        check_memory(config, with_pools=True, num_machines=2)
 
     def test_models_of_one_device_are_counted_together(self, free):
         one = need(engine_config()).total

@@ -269,3 +269,10 @@ class TestMemory:
         assert LARGE.max_sequences == 0
         assert group_sizes(LARGE, 6) == [2, 4, 8]
         assert group_sizes(replace(LARGE, layer_bits=4), 6) == [1, 2, 4, 8]
+
+
+def test_no_group_is_planned_whose_parts_cannot_be_packed() -> None:
+    in_four = Replica(SHAPES["qwen2.5-72b"], H200, 1024, layer_bits=4)
+    assert group_sizes(in_four, 1) == [1, 2]
+    assert replace(in_four, num_gpus=4).unpackable == "7392 rows of the MLP"
+    assert group_sizes(replace(in_four, layer_bits=8), 1) == [1, 2, 4, 8]

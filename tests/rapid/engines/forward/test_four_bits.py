@@ -149,6 +149,7 @@ class TestOnAGPU:
             assert scales.is_contiguous()
             assert scales.shape == (rows.shape[1] // group, 8 * len(weight), 2)
             assert group in (32, 64, 128, 256)
+            assert len(weight) <= 65_535
             tiles = (weight[..., None] >> torch.arange(0, 32, 4)) & 15
             width = 8 * weight.shape[3] * 4
             codes = tiles.reshape(len(weight), -1, 8, width).transpose(1, 2)
@@ -178,6 +179,35 @@ def test_torch_packs_for_a_gpu_blocks_of_eight_rows_in_tiles_of_a_group() -> Non
         own, scales = packed(torch.empty(192, num_in, dtype=torch.bfloat16, device="meta"))
         assert own.shape == shape
         assert scales.shape == (shape[1], 192, 2)
+
+
+@pytest.mark.parametrize(
+    ("num_out", "num_in", "most_tiles"),
+    [
+        (8192, 8192, 65_024),  # Llama 70B's output of attention: 2**26 weights are 65,536 tiles
+        (57_344, 8192, 65_024),
+        (28_672, 4096, 65_280),
+        (59_136, 8192, 65_024),
+        (8192, 8256, 65_016),  # in groups of 64, of which there are twice as many
+    ],
+)
+def test_no_more_tiles_pass_for_blocks_than_a_grid_of_cuda_has(
+    monkeypatch: pytest.MonkeyPatch, num_out: int, num_in: int, most_tiles: int
+) -> None:
+    """By the shapes that torch's operator for CUDA is given, without numbers."""
+    given = []
+
+    def noted(rows: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:
+        given.append(len(weight))
+        return rows.new_empty(len(rows), 8 * len(weight))
+
+    monkeypatch.setattr(torch, "_weight_int4pack_mm", noted)
+    monkeypatch.setitem(CONVERTED, "meta", CONVERTED["cuda"])
+    own, scales = packed(torch.empty(num_out, num_in, dtype=torch.bfloat16, device="meta"))
+    parts = list(converted(own, scales, num_in))
+    assert sum(part.shape[1] for part in parts) == num_out
+    assert sum(given) == num_out // 8 * len(scales)
+    assert max(given) == most_tiles
 
 
 def int4(config: EngineConfig) -> EngineConfig:

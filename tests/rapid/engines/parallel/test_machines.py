@@ -5,21 +5,26 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing import AuthenticationError, Pipe
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import deliver_challenge
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
 from rapid.engines.engine import Engine
-from rapid.engines.parallel import machines
+from rapid.engines.forward import loading
+from rapid.engines.parallel import following, leading, machines
 from rapid.engines.parallel.leading import load_replica
 from rapid.engines.parallel.machines import Invitation, join, joined
-from rapid.errors import EngineFailed
+from rapid.engines.parallel.orders import BEAT_S, Beat, Meet
+from rapid.errors import ConfigurationError, EngineFailed
 from tests.rapid.engines.parallel.conftest import followers_of
 from tests.rapid.engines.parallel.test_leading import PATIENCE_S, answers
 from tests.rapid.tiny_models import engine_config, lease_request, loaded
@@ -89,15 +94,27 @@ async def test_a_machine_that_is_lost_ends_every_lease_and_leaves_no_process() -
 @pytest.mark.slow
 async def test_four_ranks_on_two_machines() -> None:
     others = Processes()
+    num_before = len(followers_of(os.getpid()))  # of a model that other tests share
     config = engine_config("qwen3", tensor_parallel=4)
     model = load_replica(config, machines=others)
     try:
         assert len(followers_of(others.started[0].pid)) == 2
-        assert len(followers_of(os.getpid())) == 3
+        assert len(followers_of(os.getpid())) == num_before + 3
         assert await answers(model) == await answers(loaded("qwen3"))
     finally:
         assert model.followers is not None
         model.followers.close()
+
+
+def test_a_machine_is_asked_for_the_memory_of_its_own_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked = Mock(side_effect=ConfigurationError("checked"))
+    monkeypatch.setattr(loading, "check_memory", checked)
+    monkeypatch.setattr(leading, "Gang", lambda *_: Mock(size=4))
+    with pytest.raises(ConfigurationError, match="checked"):
+        load_replica(engine_config("qwen3", tensor_parallel=4), machines=Processes(2))
+    assert checked.call_args.kwargs["num_machines"] == 2
 
 
 class Thread(threading.Thread):
@@ -157,6 +174,47 @@ def test_who_does_not_know_the_key_is_not_admitted(told: list[object]) -> None:
     assert sorted(map(str, told)) == ["rank 2", "rank 3"]
 
 
+def option_of(pipe: machines.Connection, level: int, option: int, form: str) -> int:
+    """An option of the socket below a connection; the first number of its structure."""
+    with socket.socket(fileno=os.dup(pipe.fileno())) as below:
+        value: int = struct.unpack(form, below.getsockopt(level, option, struct.calcsize(form)))[0]
+        return value
+
+
+def test_who_is_silent_at_the_door_holds_up_the_others_for_a_second(
+    monkeypatch: pytest.MonkeyPatch, told: list[object]
+) -> None:
+    """And whoever has shown the key may take as long as a rank may."""
+    waits, wait = [], (socket.SOL_SOCKET, socket.SO_RCVTIMEO, "ll")
+
+    def ask(pipe: machines.Connection, key: bytes) -> None:
+        waits.append(option_of(pipe, *wait))
+        deliver_challenge(pipe, key)
+
+    monkeypatch.setattr(machines, "deliver_challenge", ask)
+
+    def come(invitation: Invitation) -> None:
+        with socket.create_connection((invitation.host, invitation.port)):
+            join(invitation)
+
+    ((process, pipe),) = joined(Threads(come), 2)
+    pipe.send("go")
+    process.wait(PATIENCE_S)
+    assert told == ["go"]
+    assert sorted(waits) == [1, 1, 10]  # at the door twice; a rank asks the first one, too
+    assert option_of(pipe, *wait) == 10
+
+
+def test_a_machine_that_takes_nothing_is_lost_before_the_kernel_gives_it_up(
+    told: list[object],
+) -> None:
+    """As while its ranks load, when the first rank does not expect to hear them."""
+    ((process, pipe),) = joined(Threads(join), 2)
+    assert option_of(pipe, socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, "i") == 30_000
+    pipe.send("go")
+    process.wait(PATIENCE_S)
+
+
 def test_a_machine_that_ends_before_its_ranks_have_come_is_noticed() -> None:
     with pytest.raises(EngineFailed, match="could not start its ranks"):
         joined(Threads(lambda invitation: None), 2)
@@ -172,16 +230,47 @@ def test_ranks_that_never_come_are_not_waited_for_for_ever(
     is_over.set()
 
 
-def test_a_rank_ends_when_the_first_has_said_nothing_for_long() -> None:
-    """As on a machine whose network to the first is gone: no connection ends there."""
-    ours, theirs = Pipe()
-    source = (
-        "import sys, time; from multiprocessing.connection import Connection;"
-        "from rapid.engines.parallel import following; following._MOST_SILENT = 1;"
-        "following._orders(Connection(int(sys.argv[1]))); time.sleep(600)"
-    )
-    command = [sys.executable, "-c", source, str(theirs.fileno())]
-    rank = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-    with ours:
-        theirs.close()
-        assert rank.wait(PATIENCE_S) == 0
+class Silent:
+    """A connection as on a machine whose network to the first is gone: none ends there.
+
+    Attributes:
+        waits: Beats without a word, before each message and after the last.
+    """
+
+    def __init__(self, messages: list[tuple[int, object]]) -> None:
+        self.waits = [0]
+        self._messages = messages
+
+    def poll(self, timeout: float) -> bool:
+        if self._messages and self.waits[-1] == self._messages[0][0]:
+            return True
+        self.waits[-1] += 1
+        return False
+
+    def recv(self) -> object:
+        self.waits.append(0)
+        return self._messages.pop(0)[1]
+
+
+JOINING = int(machines._JOIN_S / BEAT_S)  # beats that the other machines may take to come
+
+
+@pytest.mark.parametrize(
+    ("messages", "last"),
+    [
+        ([(JOINING, Meet())], following._MOST_SILENT + 1),
+        ([(JOINING, Meet()), (following._MOST_SILENT, Beat())], following._MOST_SILENT + 1),
+        ([], following._MOST_UNTOLD + 1),
+    ],
+)
+def test_a_rank_ends_when_the_first_has_said_nothing_for_long(
+    monkeypatch: pytest.MonkeyPatch, messages: list[tuple[int, object]], last: int
+) -> None:
+    """Until the ranks of all machines have joined, the first has nothing to say."""
+    has_ended = threading.Event()
+    monkeypatch.setattr(following.os, "_exit", lambda status: has_ended.set())
+    waits = [number for number, _ in messages]
+    orders = following._orders(pipe := Silent(list(messages)))  # type: ignore[arg-type]
+    assert has_ended.wait(PATIENCE_S)
+    assert pipe.waits == [*waits, last]
+    assert orders.qsize() == sum(isinstance(order, Meet) for _, order in messages)
