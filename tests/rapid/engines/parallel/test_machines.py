@@ -71,6 +71,7 @@ async def test_two_machines_say_what_one_says_and_are_reached_at_one_address_alo
     assert others.started[0].returncode is not None
 
 
+@pytest.mark.slow
 async def test_a_machine_that_is_lost_ends_every_lease_and_leaves_no_process() -> None:
     others = Processes()
     config = engine_config(tensor_parallel=2)
