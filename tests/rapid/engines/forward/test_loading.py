@@ -59,7 +59,7 @@ def test_a_layer_that_accelerate_leaves_off_the_gpus_is_refused(
         return Offloaded(), {}
 
     monkeypatch.setattr(loading, "_device", lambda name: torch.device("cuda"))
-    monkeypatch.setattr(loading, "check_memory", lambda config, with_pools: None)
+    monkeypatch.setattr(loading, "check_memory", lambda config, **_: None)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
     with pytest.raises(ConfigurationError, match=r"from model.layers.1 on, would not be on a GPU"):
         load_model(EngineConfig(model=str(checkpoint()), device="balanced"))
