@@ -373,6 +373,7 @@ async def test_serve_sends_a_name_to_its_owner_until_that_is_busy(ray_cluster: s
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 async def test_no_lease_waits_behind_one_that_fills_its_replica(ray_cluster: str) -> None:
     """Two replicas of 64 pages each; a large lease takes 60, a small one 9."""
     pool = PoolConfig(min_replicas=2, max_replicas=2, num_cpus=0.01)
