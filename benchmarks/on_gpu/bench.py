@@ -1,4 +1,4 @@
-"""What `gpu.py` measures, the device, the deadline, and the results so far."""
+"""The state of a run of `gpu.py`: its plan, device and deadline, and the results so far."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where the ranks of a model meet: in a file of their machine, or at the first one's address.
+"""The places where the ranks of a model find each other, before they connect and compute.
 
-They find each other there once, and compute through connections of their own.
+Ranks of one machine meet in a file; those of several meet in a store at the first rank's address.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Followers:
 
     @property
     def loaded(self) -> list[Future[Loaded]]:
-        """What each follower says that it has loaded, in the order of their ranks."""
+        """The futures of the followers' reports that they have loaded, in the order of ranks."""
         return [member.loaded for member in self._members]
 
     def tell(self, orders: Sequence[Order]) -> None:

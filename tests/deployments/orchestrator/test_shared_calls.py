@@ -36,6 +36,7 @@ class Actor:
         for method in ("draft", "verify", "decode"):
             setattr(self, method, SimpleNamespace(remote=partial(self._alone, method)))
         self.exchange = SimpleNamespace(remote=self._together)
+        self.ping = SimpleNamespace(remote=lambda: asyncio.sleep(0, 1))
 
     def _alone(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
         self.calls.append(method)
@@ -86,6 +87,13 @@ def actor(engine: SteppingEngine) -> Actor:
 @pytest.fixture
 def calls(actor: Actor) -> SharedCalls:
     return SharedCalls(actor)
+
+
+@pytest.fixture
+def blamed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    monkeypatch.setattr("cluster.leases.BLAME", SimpleNamespace(put=found.append))
+    return found
 
 
 async def turns(number: int = 10) -> None:
@@ -236,7 +244,6 @@ async def test_a_late_block_is_overdue_for_its_own_round_alone(
 ) -> None:
     monkeypatch.setattr("deployments.orchestrator.engine_calls._LOOK_S", 0.01)
     pair = Pair()
-    pair.target.ping = SimpleNamespace(remote=lambda: asyncio.sleep(0, 1))  # type: ignore[attr-defined]
     prompt, late = pair.round("a"), pair.round("b", patience=0.05)
     await turns()
     pair.drafting.end(da="A")
@@ -255,10 +262,8 @@ async def test_a_late_block_is_overdue_for_its_own_round_alone(
     ],
 )
 async def test_a_drafter_that_fails_is_to_blame_and_not_the_target(
-    failure: Exception, kind: type[RapidError], monkeypatch: pytest.MonkeyPatch
+    failure: Exception, kind: type[RapidError], blamed: list[str]
 ) -> None:
-    blamed: list[str] = []
-    monkeypatch.setattr("cluster.leases.BLAME", SimpleNamespace(put=blamed.append))
     pair = Pair()
     if not isinstance(failure, RapidError):
         pair.drafter.death = failure
@@ -273,10 +278,8 @@ async def test_a_drafter_that_fails_is_to_blame_and_not_the_target(
 
 
 async def test_a_drafter_that_has_forgotten_its_calls_costs_its_help_and_no_target(
-    monkeypatch: pytest.MonkeyPatch,
+    blamed: list[str],
 ) -> None:
-    blamed: list[str] = []
-    monkeypatch.setattr("cluster.leases.BLAME", SimpleNamespace(put=blamed.append))
     pair = Pair()
     rounds = [pair.round(name) for name in "ab"]
     await turns()
@@ -295,7 +298,6 @@ async def test_a_block_whose_bytes_do_not_come_is_overdue(
     """The drafter has answered, and its machine cannot deliver what it drafted."""
     monkeypatch.setattr("deployments.orchestrator.engine_calls._LOOK_S", 0.01)
     pair = Pair()
-    pair.target.ping = SimpleNamespace(remote=lambda: asyncio.sleep(0, 1))  # type: ignore[attr-defined]
     pair.drafter.holds_back = asyncio.Event()
     rounds = [pair.round(name, patience=0.05) for name in "ab"]
     await turns()

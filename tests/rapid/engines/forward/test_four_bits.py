@@ -13,9 +13,7 @@ import torch
 from torch.nn.functional import linear
 
 from rapid.config import EngineConfig
-from rapid.engines.engine import Engine
 from rapid.engines.forward import four_bits
-from rapid.engines.forward.decoder import decoder_of
 from rapid.engines.forward.four_bits import (
     MOST_PACKED_ROWS,
     codes_of,
@@ -30,9 +28,9 @@ from rapid.engines.forward.products import QuantizedLinear, check_method
 from rapid.errors import ConfigurationError
 from rapid.pair import open_pair
 from rapid.planning.four_bits import CONVERTED
-from tests.rapid.engines.forward.test_products import far_off
+from tests.rapid.engines.forward.test_products import check_fused_decoder, far_off
 from tests.rapid.engines.forward.test_shards import headed, steps
-from tests.rapid.tiny_models import copied, engine_config, lease_request
+from tests.rapid.tiny_models import copied, engine_config
 
 SHAPES = [(64, 64), (128, 576), (320, 512), (192, 384)]
 WIDE = {"hidden_size": 64, "intermediate_size": 192, "head_dim": 16}
@@ -233,21 +231,7 @@ async def test_a_model_keeps_the_fused_decoder(tmp_path: Path, family: str) -> N
     assert not any(type(layer) is torch.nn.Linear for layer in layers)
     storages = {layer.weight.untyped_storage().data_ptr() for layer in linears}
     assert len(storages) == 2 * 4  # queries, keys and values in one; gate and up in one
-    assert decoder_of(loaded.model) is not None
-
-    async def answer() -> tuple[int, ...]:
-        engine = Engine(loaded, config)
-        try:
-            await engine.open(lease_request())
-            await engine.prefill("a")
-            return (await engine.decode("a", 0, 16)).token_ids
-        finally:
-            engine.close()
-
-    fused = await answer()
-    loaded.model.config.quantization_config = {}  # transformers' forward of the same products
-    assert decoder_of(loaded.model) is None
-    assert await answer() == fused
+    await check_fused_decoder(loaded, config)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -10,7 +10,7 @@ import torch
 from rapid.config import EngineConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward.decoder import decoder_of
-from rapid.engines.forward.loading import load_model
+from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.products import (
     MOST_READ_ROWS,
     Method,
@@ -83,6 +83,25 @@ def test_the_scaled_product_of_a_gpu_quantizes_every_row_by_itself() -> None:
     assert torch.equal(got[2:3], _scaled(rows[2:3], numbers, scale))
 
 
+async def check_fused_decoder(loaded: LoadedModel, config: EngineConfig) -> None:
+    """Check that our decoder answers as transformers' forward of the same products does."""
+
+    async def answer() -> tuple[int, ...]:
+        engine = Engine(loaded, config)
+        try:
+            await engine.open(lease_request())
+            await engine.prefill("a")
+            return (await engine.decode("a", 0, 16)).token_ids
+        finally:
+            engine.close()
+
+    assert decoder_of(loaded.model) is not None
+    fused = await answer()
+    loaded.model.config.quantization_config = {}  # transformers' forward of the same products
+    assert decoder_of(loaded.model) is None
+    assert await answer() == fused
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("method", METHODS)
 async def test_a_quantized_model_keeps_the_fused_decoder(method: Method, family: str) -> None:
@@ -95,19 +114,7 @@ async def test_a_quantized_model_keeps_the_fused_decoder(method: Method, family:
     assert all(layer.weight.element_size() == 1 for layer in linears)
     assert decoder_of(loaded.model) is not None
 
-    async def answer() -> tuple[int, ...]:
-        engine = Engine(loaded, config)
-        try:
-            await engine.open(lease_request())
-            await engine.prefill("a")
-            return (await engine.decode("a", 0, 16)).token_ids
-        finally:
-            engine.close()
-
-    fused = await answer()
-    loaded.model.config.quantization_config = {}  # transformers' forward of the same products
-    assert decoder_of(loaded.model) is None
-    assert await answer() == fused
+    await check_fused_decoder(loaded, config)
 
 
 @pytest.mark.parametrize(
