@@ -13,12 +13,15 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError
 
 from cluster.leases import HeldLease
-from deployments.orchestrator.ray_verifiers import RayDrafter, RayVerifier
+from deployments.orchestrator.ray_pools import RayLease
+from deployments.orchestrator.ray_verifiers import RayDrafter, RayVerifier, VerifierSettings
 from deployments.orchestrator.shared_calls import Place, SharedCalls, shared_calls
 from deployments.pools.shared_calls import Mailboxes
+from rapid.config import SpeculationConfig
 from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound, RapidError
 from rapid.estimators import Patience
 from tests.deployments.pools.test_shared_calls import SteppingEngine
+from tests.rapid.tiny_models import lease_request
 
 DRAFTER, TARGET = bytes(range(16)), bytes(range(16, 32))
 
@@ -371,6 +374,24 @@ async def test_blocks_lost_with_their_machine_are_lost_to_their_own_rounds(
             await call
     engine.end(a="A", b="B")
     assert await asyncio.gather(*waiting) == ["A", "B"]
+
+
+@pytest.mark.parametrize(
+    ("speculation", "are_shared"),
+    [
+        ({}, True),
+        ({"max_draft": 64, "draft_top_k": 128}, True),  # 64 KB at most
+        ({"max_draft": 64, "draft_top_k": 129}, False),
+        ({"draft_top_k": None}, False),
+    ],
+)
+def test_drafts_share_calls_where_their_blocks_are_small(
+    actor: Actor, speculation: dict[str, Any], are_shared: bool
+) -> None:
+    settings = VerifierSettings(Patience(30), "target", frozenset())
+    request = lease_request(speculation=SpeculationConfig(**speculation))
+    lease = RayLease(HeldLease("d", actor, 0.0, "drafter"), request, settings, DrafterUnavailable)
+    assert (lease.drafter(0)._calls is not None) == are_shared
 
 
 async def test_all_who_ask_for_an_engine_get_the_same_calls_while_one_keeps_them(
