@@ -109,7 +109,11 @@ def is_killed(mutant: Mutant, tree: Path) -> bool:
 
 def main(modules: Sequence[str]) -> int:
     """Run the list, or the part of it that belongs to some modules."""
-    mutants = [mutant for mutant in read_mutants() if not modules or mutant.module in modules]
+    known = read_mutants()
+    if unknown := set(modules) - {mutant.module for mutant in known}:
+        print(f"No mutant belongs to {', '.join(sorted(unknown))}: see tests/mutants.toml.")
+        return 1
+    mutants = [mutant for mutant in known if not modules or mutant.module in modules]
     if problems := out_of_date(mutants):
         print("The list is out of date:", *problems, sep="\n  ")
         return 1
