@@ -4,10 +4,10 @@
     python -m rapid.embedded.training target
     python -m rapid.embedded.training drafter
 
-Each model takes one CPU core an hour. Two choices make it possible to learn the lookup of facts in
-that time: a large part of each row is questions and answers about one document, and documents
-start short. Questions without an answer in the text come last, because from the start they would
-teach guessing.
+Each model takes one CPU core an hour. With another `--seed` it is another model, for `--out`. Two
+choices make it possible to learn the lookup of facts in that time: a large part of each row is
+questions and answers about one document, and documents start short. Questions without an answer in
+the text come last, because from the start they would teach guessing.
 """
 
 import argparse
@@ -96,14 +96,14 @@ def train(
 ) -> None:
     """Run the curriculum of `training` and save the checkpoint at its path.
 
-    The clock drives the curriculum and the learning rate, so that a slow machine trains less, not
-    longer.
+    CPU time drives the curriculum and the learning rate, so that a slow machine trains less, not
+    longer, and other work beside it changes nothing.
 
     Args:
         training: The model and its curriculum.
         start: Checkpoint whose weights training continues from; None starts anew.
         from_share: Share of the curriculum to skip, in [0, 1).
-        minutes: Duration of the whole curriculum.
+        minutes: CPU time of each thread for the whole curriculum.
     """
     tokenizer = AutoTokenizer.from_pretrained(training.path)
     model = LlamaForCausalLM.from_pretrained(start).float() if start else None
@@ -116,8 +116,9 @@ def train(
         torch.optim.Muon(matrices, lr=1.0, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0),
     ]
-    began, seen, right = time.monotonic(), 0, torch.zeros(0)
-    while (share := from_share + (time.monotonic() - began) / 60 / minutes) < 1:
+    budget_s = 60 * minutes * torch.get_num_threads()
+    began, seen, right = time.process_time(), 0, torch.zeros(0)
+    while (share := from_share + (time.process_time() - began) / budget_s) < 1:
         stage = next(stage for stage in training.stages if share < stage.until)
         warm, decay = min(1.0, (seen + 1) / 100), min(1.0, (1 - share) / 0.5)
         for optimizer in optimizers:
@@ -154,7 +155,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="checkpoint directory (default: in the package)")
     parser.add_argument("--start", type=Path, help="go on from the weights of this checkpoint")
     parser.add_argument("--from-share", type=float, default=0.0, help="enter the curriculum here")
-    parser.add_argument("--minutes", type=float, default=60, help="for the whole curriculum")
+    parser.add_argument(
+        "--minutes", type=float, default=60, help="CPU time of a thread for the whole curriculum"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of the first weights and of the documents (default: 1)"
+    )
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
@@ -163,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for path in [options.out] if options.out else [TARGET, DRAFTER]:
             tokenizer.save_pretrained(path)
         return
-    training = TRAINING_CONFIGS[options.what]
+    training = replace(TRAINING_CONFIGS[options.what], seed=options.seed)
     if options.out:
         AutoTokenizer.from_pretrained(training.path).save_pretrained(options.out)
         training = replace(training, path=options.out)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from rapid.embedded import DRAFTER, TARGET
+from rapid.embedded import DRAFTER, TARGET, training
 from rapid.embedded.chat import document_prompt
 from rapid.embedded.curriculum import FACTS_ONLY, TRAINING_CONFIGS, Stage
 from rapid.embedded.generator import generate_document
@@ -27,9 +27,9 @@ SMALL = replace(
 
 @pytest.mark.parametrize("name", TRAINING_CONFIGS)
 def test_a_model_is_made_in_the_shape_of_its_checkpoint(name):
-    training = TRAINING_CONFIGS[name]
-    kept = LlamaForCausalLM.from_pretrained(training.path)
-    made = make_model(training, TOKENIZER)
+    config = TRAINING_CONFIGS[name]
+    kept = LlamaForCausalLM.from_pretrained(config.path)
+    made = make_model(config, TOKENIZER)
     of_files = {"_name_or_path": "", "architectures": None, "dtype": None}
     assert made.config.to_dict() == kept.config.to_dict() | of_files
     for (key, tensor), (kept_key, kept_tensor) in zip(
@@ -78,6 +78,18 @@ def test_the_command_trains_and_writes_a_checkpoint(tmp_path, monkeypatch, capsy
     assert any(
         not torch.equal(started[k].half().float(), v) for k, v in trained.state_dict().items()
     )
+
+
+def test_another_seed_begins_from_other_weights(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(training, "train", lambda config, **_: asked.append(config))
+    main(
+        ["target", "--out", str(tmp_path), "--seed", "2", "--threads", str(torch.get_num_threads())]
+    )
+    (config,) = asked
+    first = make_model(config, TOKENIZER).state_dict()
+    other = make_model(TRAINING_CONFIGS["target"], TOKENIZER).state_dict()
+    assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
 
 
 def test_the_command_makes_the_tokenizer(tmp_path):
