@@ -77,7 +77,7 @@ eval-quick: install  # three minutes: every baseline on a few items
 
 TEXT := plain rag-target sd-self prompt-lookup rapid-self-boost rapid-self-adaptive
 
-eval-text: install   # real text, with SmolLM2-135M drafting for itself; within two hours on two cores; resumes
+eval-text: install   # real text, with SmolLM2-135M drafting for itself; twenty minutes on two cores; resumes
 	@$(BIN)/rapid models get smollm2-135m all-minilm-l6-v2
 	$(BIN)/rapid eval --task real-text --target smollm2-135m $(TEXT:%=--system %)
 
