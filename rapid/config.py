@@ -138,6 +138,9 @@ class AnsweringConfig(Frozen):
             and has not answered a call for two seconds. After it the answer continues on another
             engine.
         default_max_tokens: Answer length when the request names none, cut to what fits.
+        answerable_log_odds: Least log odds, yes against no, with which the drafter must say that
+            what was retrieved answers the question, for `auto` to be `fused`. It is asked for one
+            word before it drafts. None does not ask: a small model cannot tell.
     """
 
     draft_length: Literal["measured", "fixed"] = "measured"
@@ -146,6 +149,7 @@ class AnsweringConfig(Frozen):
     drafter_hangs_s: Finite = Field(30.0, gt=0)
     target_hangs_s: Finite = Field(10.0, gt=0)
     default_max_tokens: int = Field(512, ge=1)
+    answerable_log_odds: Finite | None = None
 
 
 class EngineConfig(Frozen):

@@ -227,6 +227,7 @@ def open_pair(
     retrieval: RetrievalConfig | None = None,
     speculation: SpeculationConfig | None = None,
     context_tokens: int = 32_768,
+    answerable_log_odds: float | None = None,
 ) -> Pair:
     """Load a target and its drafter, and keep both open for questions.
 
@@ -238,6 +239,7 @@ def open_pair(
         speculation: Defaults for settings that a question leaves out.
         context_tokens: Longest prompt plus answer, in tokens, for models given by name; their KV
             pool holds twice that.
+        answerable_log_odds: See `AnsweringConfig`: `auto` asks the drafter first.
 
     Raises:
         ConfigurationError: A checkpoint cannot be used, the two do not share a vocabulary, or the
@@ -267,7 +269,7 @@ def open_pair(
             offsets, tokenizer = texts[0].token_offsets, texts[0].fingerprint
             retriever = loop.run(open_retriever(retrieval, offsets, tokenizer=tokenizer))
             opening.callback(lambda: loop.run(retriever.close()))
-        config = AnsweringConfig()
+        config = AnsweringConfig(answerable_log_odds=answerable_log_odds)
         prompts = RequestPrompts(
             texts[0],
             texts[-1],

@@ -337,6 +337,11 @@ class ServeConfig(Frozen):
                 f"drafter: {self.drafter} retrieves nothing: leave retriever out, or give drafter "
                 "an engine"
             )
+        if not self.drafts_with_model and self.orchestrator.answerable_log_odds is not None:
+            raise ValueError(
+                f"orchestrator.answerable_log_odds asks the drafter, and {self.drafter} cannot "
+                "answer: leave it out, or give drafter an engine"
+            )
         return self
 
     @model_validator(mode="after")

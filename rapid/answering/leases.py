@@ -14,11 +14,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
+from rapid.answering.answerable import log_odds, terms_of
 from rapid.answering.progress import Progress
 from rapid.answering.prompting import DrafterPrompt
 from rapid.answering.readings import Readings
-from rapid.answering.resolution import FUSING, Decision, decide, without_drafter
+from rapid.answering.resolution import (
+    FUSING,
+    Decision,
+    decide,
+    decide_by_reading,
+    without_drafter,
+)
 from rapid.answering.services import Services
 from rapid.answering.session import DraftNeeds, DraftSource, Holding, Role, Session
 from rapid.answering.sources import CompanionSource, PoolSource, WitnessedSource
@@ -32,6 +41,8 @@ from rapid.errors import (
 from rapid.messages import GenerateRequest
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 _LOOK_EVERY_S = 2.0
 _BEGUN_WAIT_S = 600.0  # of an answer that has begun, for another target: its model may be loading
@@ -58,6 +69,7 @@ class Leases:
             progress: The request's state; its mode is resolved when the drafter's lease is taken.
         """
         self._config, self._pools = services.config, services.pools
+        self._patience = services.patience
         self._prompts = services.prompts
         self._request = request
         self._asked = request.speculation.mode
@@ -134,22 +146,30 @@ class Leases:
             Overloaded: Drafters have no room; the error says when to try again.
             RapidError: The verifier's lease was lost.
         """
-        progress, session = self._progress, self._session
+        progress = self._progress
         assert progress.source is not None
         prompts = progress.record.prompts
         needs = DraftNeeds(
-            session,
+            self._session,
             verifier,
             prompts.get("drafter"),
             self._config.drafter_wait_s,
             progress.committed,
             prompts.get("witness"),
         )
-        holding = session.begin(progress.source.hold(needs))
-        while not (await asyncio.wait({holding}, timeout=_LOOK_EVERY_S))[0]:
+        await self._done_beside(verifier, progress.source.hold(needs))
+
+    async def _done_beside(self, verifier: Holding, work: Coroutine[Any, Any, Result]) -> Result:
+        """Await work on a drafter, and look meanwhile whether the verifier's lease lives.
+
+        Raises:
+            RapidError: As for `hold_drafter`.
+        """
+        task = self._session.begin(work)
+        while not (await asyncio.wait({task}, timeout=_LOOK_EVERY_S))[0]:
             await verifier.check()
         try:
-            holding.result()
+            return task.result()
         except (TargetUnavailable, PromptTooLong):
             raise
         except RapidError as error:
@@ -168,6 +188,12 @@ class Leases:
         has_witness = isinstance(self._progress.source, WitnessedSource)
         try:
             self._readings.fit("drafter", len(found.prompt_ids), self._session.terms.max_tokens)
+            least = self._config.answerable_log_odds
+            if self._asked == "auto" and least is not None:
+                said = await self._done_beside(verifier, self._answerable(verifier, found))
+                decision = decide_by_reading(said, least)
+                if not decision.is_drafted:
+                    return decision
             await self._readings.use(found, has_witness=has_witness)
             await self.hold_drafter(verifier)
         except PromptTooLong:
@@ -183,6 +209,40 @@ class Leases:
             return decision
         self._progress.record.drop_drafter()
         return without_drafter(why)
+
+    async def _answerable(self, verifier: Holding, found: DrafterPrompt) -> float:
+        """Ask the drafter whether what was found answers the question; return its log odds.
+
+        Its lease for drafting finds the text read.
+
+        Raises:
+            DrafterUnavailable: It cannot be reached, or gave no word in time.
+            RapidError: It has no room, or the verifier's engine, which drafts, was lost.
+        """
+        pools, session = self._pools, self._session
+        assert pools.drafter is not None
+        held = await session.take(
+            pools.drafter,
+            "drafter",
+            await self._prompts.answerable_prompt(self._request, found),
+            timeout_s=self._config.drafter_wait_s,
+            beside=verifier if pools.are_shared else None,
+            terms=terms_of(session.terms),
+        )
+        limit_s = self._patience.limit_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await held.prefill
+                said = await held.lease.verifier(0, _no_lease, _no_lease).decode(1)
+        except TimeoutError:
+            raise DrafterUnavailable(f"it gave no word within {limit_s:g} s") from None
+        except TargetUnavailable as error:  # said of the engine that decodes
+            if pools.are_shared:
+                raise
+            raise DrafterUnavailable(str(error)) from error
+        finally:
+            await held.release()
+        return log_odds(said.logprobs[0], self._prompts.drafter.decode)
 
     def _forgo_drafter(self, verifier: Holding) -> None:
         """Remove the draft source and free the room that was kept for its lease."""
@@ -202,6 +262,10 @@ class Leases:
         if self._pools.are_shared:  # the drafter's reading is the target's own
             return CompanionSource(self._pools.drafter, longest)
         return WitnessedSource(self._pools.drafter, self._pools.target, longest)
+
+
+def _no_lease() -> None:
+    """Stand for the lease of a drafter or witness where there is none."""
 
 
 def _refusal(error: RapidError) -> RapidError:

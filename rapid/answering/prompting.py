@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rapid.answering.answerable import asked
 from rapid.answering.query import choose_query
 from rapid.answering.resolution import Evidence
 from rapid.answering.threads import Threads
@@ -213,6 +214,10 @@ class RequestPrompts:
     async def witness_prompt(self, request: GenerateRequest, found: DrafterPrompt) -> Int32Array:
         """Return what the drafter reads, in the target's own template [tokens]."""
         return as_prompt(await self._encoded(self.target, request, found.messages))
+
+    async def answerable_prompt(self, request: GenerateRequest, found: DrafterPrompt) -> Int32Array:
+        """Return the drafter's prompt with the question whether it can answer [tokens]."""
+        return as_prompt(await self._encoded(self.drafter, request, asked(found.messages)))
 
     async def _encoded(
         self, text: ChatText, request: GenerateRequest, messages: Sequence[Message]

@@ -3,7 +3,8 @@
 All functions are pure, except `draw_seed`, and `sampling_of` where it draws a missing seed.
 
 Evidence chooses the contract: `auto` is `fused` when what retrieval found has enough to do with the
-question, else the target's own distribution. So an `auto` request with a seed gives the same answer
+question, and the drafter, where it is asked, says that it answers it; else the target's own
+distribution. So an `auto` request with a seed gives the same answer
 on an idle and on a busy system, as long as both have a drafter for it. There is one exception,
 which the receipt names: when no drafter is available (none within `drafter_wait_s`, none alive, or
 retrieval does not answer), `auto` is answered as `plain`, even where it would have been `fused`.
@@ -204,6 +205,20 @@ def decide(asked: Mode, evidence: Evidence) -> Decision:
         reason = f"asked for, but {evidence.why_none}: nothing to fuse with"
         return Decision(asked, reason, "target", is_drafted=False)
     return Decision("plain", evidence.why_none, "target", is_drafted=False)
+
+
+def decide_by_reading(log_odds: float, least: float) -> Decision:
+    """Choose the mode of an `auto` request whose drafter was asked whether it can answer.
+
+    Args:
+        log_odds: What the drafter said, yes against no.
+        least: The least that `auto` relies on.
+    """
+    if log_odds < least:
+        reason = f"the drafter does not find the answer in what was retrieved ({log_odds:+.2f})"
+        return Decision("plain", reason, "target", is_drafted=False)
+    reason = f"the drafter finds the answer in what was retrieved ({log_odds:+.2f})"
+    return Decision("fused", reason, "fused", is_drafted=True)
 
 
 def decide_lookup(asked: Mode) -> Decision:

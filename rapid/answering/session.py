@@ -203,6 +203,7 @@ class Session:
         log_odds: Sequence[float] = (),
         companion_tokens: int = 0,
         beside: Holding | None = None,
+        terms: Terms | None = None,
     ) -> Holding:
         """Take a lease and begin its prefill.
 
@@ -216,12 +217,13 @@ class Session:
             companion_tokens: Approximate length, in tokens, of the prompt of a second lease on this
                 engine.
             beside: The request's first lease on this engine.
+            terms: Settings of this lease alone; None takes the session's.
 
         Raises:
             Overloaded: There was no room in time.
             RapidError: The pool cannot be reached, or it refused the prompt.
         """
-        terms = self.terms
+        terms = terms or self.terms
         request = LeaseRequest(
             # The suffix is unique, so that a late call never reaches another lease of the request.
             lease_id=f"{terms.request_id}/{role}-{secrets.token_hex(6)}",

@@ -1,0 +1,58 @@
+"""Whether what was retrieved answers the question, by the drafter's own reading.
+
+A retriever's score says what a passage is about, and not whether it answers. The drafter is about
+to read the passages anyway, so it is asked first, for one word: its log odds of yes against no.
+They are a function of its prompt alone, so `auto` decides the same on an idle and a busy system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import exp, inf, log
+
+from rapid.answering.session import Terms
+from rapid.config import SamplingConfig
+from rapid.messages import Message, TokenLogprobs
+
+ALTERNATIVES = 20
+_ASKED = (
+    "Before answering: can this question be answered from the text above alone, without guessing? "
+    "Reply with one word, yes or no."
+)
+
+
+def asked(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the drafter's chat with its last message, the question, followed by ours."""
+    *before, question = messages
+    return (*before, replace(question, content=f"{question.content}\n\n{_ASKED}"))
+
+
+def terms_of(terms: Terms) -> Terms:
+    """Return the settings of the lease on which the drafter says its word, from a request's."""
+    sampling = SamplingConfig(temperature=0.0, seed=0)
+    return replace(terms, sampling=sampling, max_tokens=1, num_choices=1, num_logprobs=ALTERNATIVES)
+
+
+def log_odds(word: TokenLogprobs, decode: Callable[[Sequence[int]], str]) -> float:
+    """Return log P(yes) / P(no) of the drafter's first token.
+
+    Spellings are added up: `Yes`, ` yes`, and a first piece such as `y`. What is not among the
+    alternatives has at most the probability of the last of them. If neither word is, the drafter
+    does not do what it is asked, and the result is -inf.
+
+    Args:
+        word: The first token, with its alternatives.
+        decode: Function from token ids to their text.
+    """
+    told = dict(word.top) | {word.token_id: word.logprob}
+    chances = {"yes": 0.0, "no": 0.0}
+    for token_id, logprob in told.items():
+        piece = decode([token_id]).strip().casefold()
+        for whole in chances:
+            if piece and whole.startswith(piece):
+                chances[whole] += exp(logprob)
+    if not any(chances.values()):
+        return -inf
+    least = exp(min(told.values()))
+    return log(chances["yes"] or least) - log(chances["no"] or least)
