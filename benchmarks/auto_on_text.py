@@ -18,11 +18,17 @@ Retrieval is as found; `missed`, where the chunks with the evidence are passed o
 tabulates for *dev*, without any answers, how well the best cosine tells whether the evidence is
 among what was retrieved: the most that a threshold, or a prior made of it, could know.
 
+    python benchmarks/auto_on_text.py --target TARGET.gguf --drafter DRAFTER.gguf --asks [--cosines]
+
+asks the drafter as well, as `orchestrator.answerable_log_odds` does, and tabulates what follows
+from the least log odds of its yes. Some four seconds a question for a drafter of 1.5 billion
+parameters on two shared cores with AMX; words are kept in `--words`, so that a run resumes.
+
     python benchmarks/auto_on_text.py --target TARGET.gguf --check 12
 
 asks some of the questions of the product itself, in this process: `auto` has to choose what was
 kept, and to give the text of the mode that it chose. The target drafts for itself there, unless
-there is a `--drafter`.
+there is a `--drafter`; with `--asks` it is asked first, as above.
 """
 
 from __future__ import annotations
@@ -36,6 +42,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from drafters_word import Asked
 from reporting import RESULTS, keep, settings, table
 from sklearn.metrics import roc_auc_score
 
@@ -52,7 +59,8 @@ from retrieval import Embedder, RetrievedChunk, make_embedder
 
 RUNS = (RESULTS / "real-text/real-text", RESULTS / "real-text/real-text-wrong")
 EVIDENCE = {True: "found", False: "in part or not", None: "there is none"}
-LEAST_COSINE = 0.39  # of the product (`retrieval.embedding`)
+COSINES = (0.3, 0.39, 0.5)  # 0.39 is the product's (`retrieval.embedding`)
+LEASTS = (-0.5, 0.0, 0.3, 0.5, 0.7)  # log odds of the drafter's yes
 CHECKED_CONTEXT = 16_384  # tokens of the longest document, and room for retrieved text
 HALVES = ("plain", "rapid-adaptive")
 OTHERS = ("plain", "rapid-adaptive", "rag-drafter")
@@ -72,6 +80,8 @@ class Chosen:
         evidence: Whether all of its evidence was retrieved.
         cosine: The best cosine of a chunk that the drafter reads.
         fuses: Whether `auto` is `fused`; else it is `plain`.
+        log_odds: With which the drafter says that what was retrieved answers the question; None if
+            it was not asked.
         scores: `contains` of each system, and of `auto` as composed.
         f1: The same for `f1`.
     """
@@ -85,9 +95,16 @@ class Chosen:
     fuses: bool
     scores: dict[str, float]
     f1: dict[str, float]
+    log_odds: float | None = None
+
+    def with_word(self, least: float) -> Chosen:
+        """Return the decision of an `auto` that relies on so much of the drafter's word."""
+        fuses = self.fuses and self.log_odds is not None and self.log_odds >= least
+        scores, f1 = (each | {"auto": each[HALVES[fuses]]} for each in (self.scores, self.f1))
+        return replace(self, fuses=fuses, scores=scores, f1=f1)
 
 
-async def decided(run: Path, text: ChatText) -> list[Chosen]:
+async def decided(run: Path, text: ChatText, drafter: Asked | None) -> list[Chosen]:
     """Return what `auto` decides about every item of a run, with the scores.
 
     Raises:
@@ -103,18 +120,29 @@ async def decided(run: Path, text: ChatText) -> list[Chosen]:
     prompter = await open_prompter(task, items, text, text)
     embedder = make_embedder(retrieval_config(task.retrieval).embedder)
     try:
-        return [
+        chosen = [
             await _decided(item, condition, answers[item.id, condition.name], prompter, embedder)
             for item in items
             for condition in task.conditions
         ]
     finally:
         await prompter.close()
+    if drafter is None:
+        return [each for each, _ in chosen]
+    return await asyncio.gather(*(_with_word(each, found, drafter) for each, found in chosen))
+
+
+async def _with_word(chosen: Chosen, found: ShortContext, drafter: Asked) -> Chosen:
+    """Ask the drafter about what `auto` would fuse."""
+    if not chosen.fuses:
+        return chosen
+    word = await drafter.log_odds(f"{chosen.item} {chosen.condition}", found)
+    return replace(chosen, log_odds=word)
 
 
 async def _decided(
     item: Item, condition: Condition, answers: Answers, prompter: Prompter, embedder: Embedder
-) -> Chosen:
+) -> tuple[Chosen, ShortContext]:
     found = await retrieved(item, condition, prompter, embedder)
     now, then = len(prompter.encode(found, True)), answers["rapid-adaptive"].retrieved_tokens
     if now != then:
@@ -122,7 +150,7 @@ async def _decided(
             f"{item.id}, {condition.name}: {now} tokens are retrieved, and were {then}"
         )
     fuses = embedder.is_evidence(item.messages[-1].content, found.chunks)
-    return Chosen(
+    chosen = Chosen(
         item=item.id,
         condition=condition.name,
         kind=item.groups["kind"],
@@ -133,6 +161,7 @@ async def _decided(
         scores=composed(answers, "contains", fuses=fuses),
         f1=composed(answers, "f1", fuses=fuses),
     )
+    return chosen, found
 
 
 async def retrieved(
@@ -235,40 +264,70 @@ def _difference(ours: Sequence[float], theirs: Sequence[float]) -> str:
     return f"{gap.value:+.3f} ({gap.low:+.3f} to {gap.high:+.3f})"
 
 
-async def cosines(text: ChatText) -> str:
-    """Tabulate the best cosines on `dev` by what was retrieved."""
-    values: dict[str, list[float]] = {}
+def by_word(chosen: Sequence[Chosen], leasts: Sequence[float]) -> str:
+    """Tabulate right answers where the drafter is asked first: a row for each least log odds."""
+    rows = []
+    for least in leasts:
+        asked_first = [each.with_word(least) for each in chosen]
+        for condition in dict.fromkeys(each.condition for each in chosen):
+            some = [each for each in asked_first if each.condition == condition]
+            scores = {name: [each.scores[name] for each in some] for name in ("auto", *OTHERS)}
+            differences = (_difference(scores["auto"], scores[name]) for name in OTHERS)
+            fused = mean([float(each.fuses) for each in some]).value
+            right = mean(scores["auto"]).value
+            rows.append((f"{least:+.2g}", condition, f"{fused:.2f}", f"{right:.3f}", *differences))
+    differences = [f"auto - {name}" for name in OTHERS]
+    return table(["least log odds", "retrieval", "fused", "auto", *differences], rows)
+
+
+async def evidence_on_dev(text: ChatText, drafter: Asked | None) -> str:
+    """Tabulate the best cosines on `dev`, and the drafter's words, by what was retrieved."""
+    values: dict[str, list[tuple[float, float]]] = {}
     for name in ("real-text", "real-text-wrong"):
         task = load_task(name)
         task = task.model_copy(update={"source": task.source.model_copy(update={"split": "dev"})})
         items = load_items(task)
         prompter = await open_prompter(task, items, text, text)
         embedder = make_embedder(retrieval_config(task.retrieval).embedder)
+        told = []
         for item in items:
             for condition in task.conditions:
                 found = await retrieved(item, condition, prompter, embedder)
                 state = condition.name
                 if condition.corruption == "none":
                     state = EVIDENCE[found.evidence_found]
-                values.setdefault(state, []).append(best_cosine(found.chunks))
+                told.append((state, f"{item.id} {condition.name}", found))
         await prompter.close()
+        said = [0.0] * len(told)
+        if drafter is not None:
+            said = await asyncio.gather(*(drafter.log_odds(key, found) for _, key, found in told))
+        for (state, _, found), word in zip(told, said, strict=True):
+            values.setdefault(state, []).append((best_cosine(found.chunks), word))
+    pages = [_by_state({key: [a for a, _ in each] for key, each in values.items()}, COSINES)]
+    if drafter is not None:
+        words = {key: [word for _, word in each] for key, each in values.items()}
+        pages.append(_by_state(words, LEASTS))
+    return "\n".join(pages)
+
+
+def _by_state(values: dict[str, list[float]], leasts: Sequence[float]) -> str:
+    """Tabulate a number by what was retrieved: quartiles, area, share above each of `leasts`."""
     good = values["found"]
     rows = []
     for state, bad in values.items():
         area = roc_auc_score([1] * len(good) + [0] * len(bad), good + bad)
         low, middle, high = np.quantile(bad, [0.25, 0.5, 0.75])
-        fused = np.mean([value >= LEAST_COSINE for value in bad])
         rows.append(
             (
                 state,
                 len(bad),
                 f"{middle:.2f} ({low:.2f} to {high:.2f})",
-                f"{fused:.2f}",
                 "" if state == "found" else f"{area:.2f}",
+                *(f"{np.mean([value >= least for value in bad]):.2f}" for least in leasts),
             )
         )
-    heads = ["evidence", "questions", "best cosine: median (quartiles)", "fused", "area under ROC"]
-    return table(heads, rows)
+    heads = ["evidence", "questions", "median (quartiles)", "area under ROC"]
+    return table([*heads, *(f"at least {least:g}" for least in leasts)], rows)
 
 
 def check(options: argparse.Namespace) -> None:
@@ -285,7 +344,9 @@ def check(options: argparse.Namespace) -> None:
         if model is not None
     ]
     drafter = models[1] if len(models) > 1 else None
-    with open_pair(models[0], drafter=drafter, retrieval=retrieval) as pair:
+    least = options.least if options.asks else None
+    asked_first = {"answerable_log_odds": least, "retrieval": retrieval}
+    with open_pair(models[0], drafter=drafter, **asked_first) as pair:
         for item in items[: options.check]:
             texts, modes = {}, {}
             for mode in ("auto", "plain", "fused"):
@@ -316,19 +377,32 @@ def main() -> None:
     parser.add_argument("--thresholds", type=float, nargs="*", default=[])
     parser.add_argument("--name", default="auto-on-text", help="of the kept result")
     parser.add_argument("--cosines", action="store_true", help="of the split dev, no answers")
-    parser.add_argument("--drafter", help="for --check")
+    parser.add_argument("--drafter", help="for --asks and --check")
+    parser.add_argument("--asks", action="store_true", help="ask the drafter for its word")
+    parser.add_argument("--least", type=float, default=0.5, help="log odds, for --check --asks")
+    parser.add_argument("--words", type=Path, default=Path(".eval/words.jsonl"))
     parser.add_argument("--check", type=int, default=0, help="ask so many questions of the product")
     options = parser.parse_args()
     if options.check:
         return check(options)
     text = ChatText.load(options.target)
+    drafter = Asked(options.drafter, options.words) if options.asks else None
+    try:
+        asyncio.run(_tabulate(options, text, drafter))
+    finally:
+        if drafter is not None:
+            drafter.close()
+
+
+async def _tabulate(options: argparse.Namespace, text: ChatText, drafter: Asked | None) -> None:
+    told = {name: getattr(options, name) for name in ("target", "drafter", "name")}
+    report = {"settings": settings(argparse.Namespace(**told))}
     if options.cosines:
-        told = settings(argparse.Namespace(target=options.target))
-        title = "The best cosine and the evidence that was retrieved (dev split)"
-        report = {"settings": told}
-        return keep(f"{options.name}-cosines", title, asyncio.run(cosines(text)), report)
+        title = "What tells whether the evidence was retrieved (dev split)"
+        page = await evidence_on_dev(text, drafter)
+        return keep(f"{options.name}-cosines", title, page, report)
     files = [next(run.glob("results.jsonl*")) for run in options.runs]
-    chosen = [each for file in files for each in asyncio.run(decided(file, text))]
+    chosen = [each for file in files for each in await decided(file, text, drafter)]
     pages = [
         f"`auto` is `plain` or `rapid-adaptive`, by the best cosine of what was retrieved.\n\n"
         f"{by_condition(chosen)}",
@@ -341,8 +415,12 @@ def main() -> None:
             "## Other thresholds\n\nRight answers (share fused) with another least cosine.\n\n"
             f"{by_threshold(chosen, options.thresholds)}"
         )
-    told = settings(argparse.Namespace(target=options.target, name=options.name))
-    report = {"settings": told, "decisions": [asdict(each) for each in chosen]}
+    if drafter is not None:
+        pages.append(
+            "## The drafter asked first\n\nRight answers where `auto` fuses only if the drafter's "
+            f"log odds of yes are as high as that.\n\n{by_word(chosen, LEASTS)}"
+        )
+    report["decisions"] = [asdict(each) for each in chosen]
     keep(options.name, "`auto` on real text", "\n".join(pages), report)
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
+from evaluation.drivers.prompting import ShortContext
 from evaluation.results import Result
+from rapid.messages import Message
 from retrieval import Embedding, RetrievedChunk
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -49,6 +53,30 @@ def test_other_thresholds_choose_anew(script: ModuleType) -> None:
         "1.000 (0.50)",
         "0.500 (0.00)",
     ]
+
+
+def test_a_drafter_that_is_asked_has_the_last_word(script: ModuleType) -> None:
+    both = [chosen(script, cosine, plain=1, fused=0) for cosine in (0.3, 0.7)]
+    both = [replace(each, log_odds=0.4 if each.fuses else None) for each in both]
+    assert [each.with_word(0.3).fuses for each in both] == [False, True]
+    assert [each.with_word(0.3).scores["auto"] for each in both] == [1, 0]
+    assert [each.with_word(0.5).fuses for each in both] == [False, False]
+    rows = script.by_word(both, [0.3, 0.5]).splitlines()[2:]
+    assert [row.split(" | ")[2:4] for row in rows] == [["0.50", "0.500"], ["0.00", "1.000"]]
+
+
+async def test_words_are_kept_and_not_asked_again(script: ModuleType, tmp_path: Path) -> None:
+    kept = tmp_path / "words.jsonl"
+    found = ShortContext((Message("user", "What is it?"),), (), "", None, 0.0)
+    words = []
+    for model in ("embedded:drafter", "embedded:target"):
+        drafter = script.Asked(model, kept)
+        try:
+            words.append(await drafter.log_odds("a as is", found))
+        finally:
+            drafter.close()
+    assert words[0] == words[1]
+    assert kept.read_text() == f"{json.dumps(['a as is', words[0]])}\n"
 
 
 def test_the_table_has_the_difference_from_each_half(script: ModuleType) -> None:
