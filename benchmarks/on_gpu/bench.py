@@ -19,7 +19,7 @@ from rapid.engines.attention.survey import Candidate, device_ms
 from rapid.engines.kv.cache import KVLayout, PageTable, Run
 
 if TYPE_CHECKING:
-    from on_gpu.steps import Served
+    from benchmarks.on_gpu.steps import Served
 
 # Memory bandwidth in bytes per second and dense bfloat16 operations per second, from NVIDIA's
 # datasheets.

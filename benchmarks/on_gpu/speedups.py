@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from on_gpu.bench import Bench, OutOfTime
-from on_gpu.steps import Served
 
+from benchmarks.on_gpu.bench import Bench, OutOfTime
+from benchmarks.on_gpu.steps import Served
 from rapid.messages import DraftBlock
 from rapid.planning.speedups import draft_ahead_speedup, expected_tokens, sequential_speedup
 from rapid.speculation.draw import Draw

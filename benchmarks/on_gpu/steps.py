@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from on_gpu.bench import PAGE, Bench, OutOfTime, layout_of, questions_of, tables_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.on_gpu.bench import PAGE, Bench, OutOfTime, layout_of, questions_of, tables_of
 from rapid.engines.attention import ragged as attention
 from rapid.engines.attention.batch import Feed
 from rapid.engines.attention.cases import randomise
