@@ -48,9 +48,10 @@ try:
     import torch
 
     from benchmarks.on_gpu.attention import correctness, kernels_against_bytes, prefill_kernels
-    from benchmarks.on_gpu.bench import PAGE, SMOKE, Bench, OutOfTime, Plan
+    from benchmarks.on_gpu.bench import SMOKE, Bench, OutOfTime, Plan
     from benchmarks.on_gpu.eight_and_four_bits import keys_in_fp8, quantized_products
     from benchmarks.on_gpu.long_prompts import prefill, slices
+    from benchmarks.on_gpu.served import PAGE
     from benchmarks.on_gpu.speedups import speedups
     from benchmarks.on_gpu.steps import steps
     from rapid.engines.attention.cuda import all_candidates
