@@ -25,7 +25,7 @@ from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.cache import KVLayout
-from rapid.engines.kv.leases import Lease
+from rapid.engines.kv.lease import Lease
 from rapid.engines.work.base import Work
 from rapid.messages import LeaseRequest, as_prompt
 
