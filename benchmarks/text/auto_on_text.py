@@ -52,7 +52,7 @@ from retrieval import Embedder, RetrievedChunk, make_embedder
 
 RUNS = (RESULTS / "real-text/real-text", RESULTS / "real-text/real-text-wrong")
 EVIDENCE = {True: "found", False: "in part or not", None: "there is none"}
-LEAST_COSINE = 0.39  # of the product (`retrieval.embedding`)
+LEAST_COSINE = 0.39  # of the product (`retrieval.embedders`)
 CHECKED_CONTEXT = 16_384  # tokens of the longest document, and room for retrieved text
 HALVES = ("plain", "rapid-adaptive")
 OTHERS = ("plain", "rapid-adaptive", "rag-drafter")

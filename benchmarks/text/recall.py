@@ -48,7 +48,7 @@ from rapid.embedded.wording import DocumentKind
 from rapid.messages import Document, Message
 from retrieval import Embedder, LexicalEmbedder, RetrievalConfig, SentenceEmbedder, open_retriever
 from retrieval.config import SentenceEmbedderConfig
-from retrieval.embedding import coverage
+from retrieval.embedders import coverage
 
 BUDGETS = (288, 384, 768)
 EVIDENCE_BUDGET = 384  # of the task `real-text`

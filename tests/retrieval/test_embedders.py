@@ -5,7 +5,7 @@ import pytest
 
 from retrieval.chunking import RetrievedChunk
 from retrieval.config import LexicalEmbedderConfig
-from retrieval.embedding import LexicalEmbedder, coverage, make_embedder
+from retrieval.embedders import LexicalEmbedder, coverage, make_embedder
 
 lexical = LexicalEmbedder()
 
