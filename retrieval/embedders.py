@@ -1,4 +1,4 @@
-"""The embedder of a configuration: BM25 term counts (no model weights), BGE-M3, or a small model."""
+"""Embedders behind one protocol: BM25 term counts (no model weights), BGE-M3, or a small model."""
 
 from __future__ import annotations
 
