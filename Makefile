@@ -55,14 +55,16 @@ stop:                # ends what `make run` or `make run-text` started, nothing 
 	@test ! -x $(BIN)/rapid || $(BIN)/rapid stop
 
 # Each script says what it measures and how long it takes, and keeps its results.
-FULL := cpu_attention decode first_token rounds scheduling draft_ahead draft_length served_draft_length load determinism startup
-QUICK := cpu_attention decode first_token scheduling rounds
+FULL := engine.cpu_attention decoding.decode engine.first_token serving.rounds engine.scheduling \
+	decoding.draft_ahead decoding.draft_length serving.served_draft_length serving.load decoding.determinism \
+	serving.startup
+QUICK := engine.cpu_attention decoding.decode engine.first_token engine.scheduling serving.rounds
 
 bench: install       # about an hour and a quarter on two cores that nobody else uses
-	for script in $(FULL); do $(BIN)/python benchmarks/$$script.py || exit 1; done
+	for script in $(FULL); do $(BIN)/python -m benchmarks.$$script || exit 1; done
 
 bench-quick: install # five minutes; prints the tables and keeps nothing
-	for script in $(QUICK); do $(BIN)/python benchmarks/$$script.py --quick || exit 1; done
+	for script in $(QUICK); do $(BIN)/python -m benchmarks.$$script --quick || exit 1; done
 
 LAPTOP := laptop laptop-robustness laptop-dialogue
 

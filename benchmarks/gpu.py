@@ -42,17 +42,18 @@ def installed(package: str) -> str:
         return f"no {package}"
 
 
-FOLDER = Path(__file__).parent
-sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]  # for a machine without an install
+FOLDER = Path(__file__).resolve().parent
+sys.path.insert(0, str(FOLDER.parent))  # for a machine without an install
 try:
     import torch
-    from on_gpu.attention import correctness, kernels_against_bytes, prefill_kernels
-    from on_gpu.bench import PAGE, SMOKE, Bench, OutOfTime, Plan
-    from on_gpu.eight_and_four_bits import keys_in_fp8, quantized_products
-    from on_gpu.long_prompts import prefill, slices
-    from on_gpu.speedups import speedups
-    from on_gpu.steps import steps
 
+    from benchmarks.on_gpu.attention import correctness, kernels_against_bytes, prefill_kernels
+    from benchmarks.on_gpu.bench import SMOKE, Bench, OutOfTime, Plan
+    from benchmarks.on_gpu.eight_and_four_bits import keys_in_fp8, quantized_products
+    from benchmarks.on_gpu.long_prompts import prefill, slices
+    from benchmarks.on_gpu.served import PAGE
+    from benchmarks.on_gpu.speedups import speedups
+    from benchmarks.on_gpu.steps import steps
     from rapid.engines.attention.cuda import all_candidates
 except ImportError as missing:
     has = ", ".join(map(installed, ("torch", "transformers", "numpy", "triton")))

@@ -10,13 +10,8 @@ from retrieval.bge_m3 import BGEM3Embedder
 from retrieval.chunking import Chunk, RetrievedChunk, chunk_text, hf_token_offsets
 from retrieval.config import RetrievalConfig
 from retrieval.context import RetrievalTimings, RetrievedContext
-from retrieval.embedding import (
-    Embedder,
-    Embedding,
-    LexicalEmbedder,
-    SentenceEmbedder,
-    make_embedder,
-)
+from retrieval.embedders import LexicalEmbedder, SentenceEmbedder, make_embedder
+from retrieval.embedding import Embedder, Embedding
 from retrieval.errors import (
     ChunksMissing,
     CollectionMismatch,

@@ -1,31 +1,18 @@
-"""Embedders behind one protocol: BM25 term counts (no model weights), BGE-M3, or a small model.
+"""The vectors of texts, and the protocol of what computes them.
 
 Embedders block while they compute; asynchronous callers run them in a thread.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid.catalogue import local_path
-from rapid.errors import ConfigurationError
 from retrieval.chunking import RetrievedChunk
-from retrieval.config import BGEM3EmbedderConfig, EmbedderConfig, SentenceEmbedderConfig
-from retrieval.errors import EmbedderFailed
-from retrieval.terms import content_terms, names, terms
-from retrieval.turns import Turns
-
-_COSINE_PER_WORDS = 0.05  # what one unit of a BM25 score counts beside a cosine
-_LEAST_COSINE = 0.39
-_LEAST_COVERAGE = 0.5
-_NAME_WEIGHT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,170 +84,6 @@ class Embedder(Protocol):
     def embed_query(self, text: str) -> Embedding:
         """Embed a query."""
         ...
-
-
-def make_embedder(config: EmbedderConfig) -> Embedder:
-    """Build the configured embedder, and load its model where it has one.
-
-    Raises:
-        EmbedderFailed: If the model cannot be loaded.
-    """
-    if isinstance(config, BGEM3EmbedderConfig):
-        from retrieval.bge_m3 import BGEM3Embedder
-
-        return BGEM3Embedder(config)
-    if isinstance(config, SentenceEmbedderConfig):
-        return SentenceEmbedder(config)
-    return LexicalEmbedder()
-
-
-class LexicalEmbedder:
-    """A BM25 embedder; the store supplies the IDF factor (see `VectorSpace.idf`).
-
-    Terms are those of `retrieval.terms`. A term's number is a hash of it, the same in every
-    process.
-
-    Attributes:
-        space: Term weights with IDF, no dense vectors.
-        floor: Zero. Every shared term scores above it: a chunk with one content word of the query
-            is shown.
-    """
-
-    space = VectorSpace(dense_size=None, sparse=True, idf=True)
-    floor = 0.0
-
-    _SATURATION = 1.2  # k1
-    _LENGTH_WEIGHT = 0.75  # b
-
-    def embed_passages(self, texts: Sequence[str]) -> list[Embedding]:
-        """Return term weights ``tf (k1 + 1) / (tf + k1 (1 - b + b length / average))``.
-
-        The average is over `texts`, the chunks of one document.
-        """
-        counts = [Counter(terms(text)) for text in texts]
-        lengths = [count.total() for count in counts]
-        average = max(1.0, sum(lengths) / max(1, len(lengths)))
-        return [
-            Embedding(dense=None, sparse=self._weigh(count, length / average))
-            for count, length in zip(counts, lengths, strict=True)
-        ]
-
-    def embed_query(self, text: str) -> Embedding:
-        """Return the counts of the query's content words, or of all its words if it has none."""
-        counts = Counter(content_terms(text))
-        return Embedding(dense=None, sparse=_sparse({t: float(n) for t, n in counts.items()}))
-
-    def is_evidence(self, query: str, chunks: Sequence[RetrievedChunk]) -> bool:
-        """Return whether the chunks have half of the query's content; see `coverage`."""
-        return coverage(query, [chunk.text for chunk in chunks]) >= _LEAST_COVERAGE
-
-    def _weigh(self, counts: Counter[str], relative_length: float) -> SparseVector:
-        k1, b = self._SATURATION, self._LENGTH_WEIGHT
-        norm = k1 * (1 - b + b * relative_length)
-        return _sparse({term: n * (k1 + 1) / (n + norm) for term, n in counts.items()})
-
-
-def coverage(query: str, texts: Sequence[str]) -> float:
-    """Return the share of the query's content words that the texts have together, from 0 to 1.
-
-    Names and numbers count four times: a text about something else of the same kind has the other
-    words too.
-    """
-    named = names(query)
-    weights = {term: _NAME_WEIGHT if term in named else 1 for term in content_terms(query)}
-    found = {term for text in texts for term in terms(text)}
-    return sum(weights[term] for term in weights.keys() & found) / max(1, sum(weights.values()))
-
-
-def _sparse(weights: dict[str, float]) -> SparseVector:
-    """Replace terms by 32-bit hashes; the weights of terms that collide are added up."""
-    numbered: dict[int, float] = {}
-    for term, weight in weights.items():
-        number = zlib.crc32(term.encode())
-        numbered[number] = numbered.get(number, 0.0) + weight
-    terms = tuple(sorted(numbered))
-    return SparseVector(terms, tuple(numbered[term] for term in terms))
-
-
-class SentenceEmbedder:
-    """A sentence-transformers embedder: dense vectors (cosine), and BM25 term weights beside them.
-
-    The dense vectors find a passage that says the same in other words, the term weights find names
-    and numbers, which small models confuse; the store adds both scores, one weighted. Weight and
-    least cosine are those of all-MiniLM-L6-v2 (`benchmarks/recall.py`).
-
-    Attributes:
-        floor: The least dense cosine, 0.
-        space: Dense vectors of the model's size, and term weights with IDF.
-    """
-
-    floor = 0.0
-
-    def __init__(self, config: SentenceEmbedderConfig) -> None:
-        """Load the model; importing sentence-transformers alone takes seconds.
-
-        Raises:
-            EmbedderFailed: If the model is missing, has not been fetched, or cannot be loaded.
-        """
-        self._config = config
-        self._turns = Turns()
-        self._words = LexicalEmbedder()
-        try:
-            folder = local_path(config.model)
-        except ConfigurationError as error:
-            raise EmbedderFailed(str(error)) from error
-        try:
-            from sentence_transformers import SentenceTransformer
-
-            self._model: Any = SentenceTransformer(folder, device=device_named(config.device))
-        except Exception as error:
-            raise EmbedderFailed(
-                f"cannot load the embedder {config.model!r}: {error}. Give embedder.model a folder "
-                "of sentence-transformers, or a hub name"
-            ) from error
-        self._model.max_seq_length = config.max_length
-        size = int(self._model.get_embedding_dimension())
-        self.space = VectorSpace(
-            dense_size=size, sparse=True, idf=True, sparse_weight=_COSINE_PER_WORDS
-        )
-
-    def embed_passages(self, texts: Sequence[str]) -> list[Embedding]:
-        """Embed passages, `batch_size` of them in a forward pass.
-
-        Raises:
-            EmbedderFailed: If the model raises.
-        """
-        step = self._config.batch_size
-        dense: list[NDArray[np.float32]] = []
-        for first in range(0, len(texts), step):
-            with self._turns.batch():
-                dense += list(self._dense(texts[first : first + step]))
-        words = self._words.embed_passages(texts)
-        return [Embedding(d, each.sparse) for d, each in zip(dense, words, strict=True)]
-
-    def embed_query(self, text: str) -> Embedding:
-        """Embed a query, before any batch that waits.
-
-        Raises:
-            EmbedderFailed: If the model raises.
-        """
-        with self._turns.question():
-            (dense,) = self._dense([text])
-        return Embedding(dense, self._words.embed_query(text).sparse)
-
-    def is_evidence(self, query: str, chunks: Sequence[RetrievedChunk]) -> bool:
-        """Return whether the best cosine is at least 0.39."""
-        return max((chunk.cosine or 0.0 for chunk in chunks), default=0.0) >= _LEAST_COSINE
-
-    def _dense(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return unit vectors, [len(texts), dense_size]."""
-        try:
-            vectors: NDArray[np.float32] = self._model.encode(
-                list(texts), normalize_embeddings=True, show_progress_bar=False
-            )
-        except Exception as error:
-            raise EmbedderFailed(f"the embedder failed on {len(texts)} texts: {error}") from error
-        return vectors
 
 
 def device_named(name: str) -> str:

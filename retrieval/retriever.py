@@ -18,7 +18,8 @@ from rapid.messages import Document
 from retrieval.chunking import Chunk, TokenOffsets, chunk_text, hf_token_offsets
 from retrieval.config import RetrievalConfig, ServerStoreConfig
 from retrieval.context import RetrievalTimings, RetrievedContext
-from retrieval.embedding import Embedder, Embedding, make_embedder
+from retrieval.embedders import make_embedder
+from retrieval.embedding import Embedder, Embedding
 from retrieval.errors import ChunksMissing, StoreUnavailable, UnknownDocument
 from retrieval.ranking import select
 from retrieval.store import ChunkStore, StoredDocument

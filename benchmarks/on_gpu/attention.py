@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from on_gpu.bench import PAGE, Bench, layout_of, questions_of, tables_of, told_of
-
+from benchmarks.on_gpu.bench import Bench, layout_of, told_of
+from benchmarks.on_gpu.served import PAGE, questions_of, tables_of
 from rapid.engines.attention.cases import Rows, chunk_checks, make_case, step_checks, tile_timings
 from rapid.engines.attention.cuda import all_candidates
 from rapid.engines.attention.rows import Attend

@@ -10,16 +10,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from benchmarks.on_gpu.served import Served
 from evaluation.circumstances import circumstances
 from rapid.engines.attention.survey import Candidate, device_ms
-from rapid.engines.kv.cache import KVLayout, PageTable, Run
-
-if TYPE_CHECKING:
-    from on_gpu.steps import Served
+from rapid.engines.kv.cache import KVLayout
 
 # Memory bandwidth in bytes per second and dense bfloat16 operations per second, from NVIDIA's
 # datasheets.
@@ -94,7 +92,6 @@ SMOKE = Plan(
         "70B": TINY | {"num_hidden_layers": 10},
     },
 )
-PAGE = 16
 
 
 class OutOfTime(BaseException):
@@ -214,18 +211,3 @@ def layout_of(bench: Bench, shape: str, num_layers: int | None = None) -> KVLayo
         bench.dtype,
         (bench.device,) * (num_layers or sizes["num_hidden_layers"]),
     )
-
-
-def questions_of(context: int, number: int = 6) -> list[PageTable]:
-    """Return the pages of questions that share all but their last pages."""
-    own = 4
-    shared = context // PAGE - own
-    return [
-        PageTable([Run(0, shared), Run(shared + i * own, shared + (i + 1) * own)], PAGE)
-        for i in range(number)
-    ]
-
-
-def tables_of(context: int, batch: int) -> list[PageTable]:
-    each = context // PAGE
-    return [PageTable([Run(i * each, (i + 1) * each)], PAGE) for i in range(batch)]

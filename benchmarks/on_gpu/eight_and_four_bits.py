@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from on_gpu.bench import Bench
-from on_gpu.steps import serve
 
+from benchmarks.on_gpu.bench import Bench
+from benchmarks.on_gpu.steps import serve
 from rapid.engines.forward import four_bits
 from rapid.engines.forward.products import FP8_CAPABILITY, Method, Product, quantized
 

@@ -8,9 +8,9 @@ from functools import partial
 
 import numpy as np
 import torch
-from on_gpu.bench import Bench, OutOfTime
-from on_gpu.steps import serve
 
+from benchmarks.on_gpu.bench import Bench, OutOfTime
+from benchmarks.on_gpu.steps import serve
 from rapid.engines.forward.products import Method
 
 

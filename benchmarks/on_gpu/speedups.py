@@ -7,9 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from on_gpu.bench import Bench, OutOfTime
-from on_gpu.steps import Served
 
+from benchmarks.on_gpu.bench import Bench, OutOfTime
 from rapid.messages import DraftBlock
 from rapid.planning.speedups import draft_ahead_speedup, expected_tokens, sequential_speedup
 from rapid.speculation.draw import Draw
@@ -68,20 +67,20 @@ def best(
     return length, found[length]
 
 
-def roofline_speedup(target: Served, drafter: Served, context: int, batch: int) -> float:
-    plain = target.least_ms(context, batch)
-    draft = drafter.least_ms(target.bench.plan.draft_context, batch)
+def roofline_speedup(bench: Bench, name: str, context: int, batch: int) -> float:
+    plain = bench.models["8B"].least_ms(context, batch)
+    draft = bench.models[name].least_ms(bench.plan.draft_context, batch)
     return max(sequential(k, plain, draft, plain) for k in range(1, 17))
 
 
-def rounds(target: Served, drafter: Served, context: int, batch: int, k: int) -> dict[str, float]:
+def rounds(bench: Bench, name: str, context: int, batch: int, k: int) -> dict[str, float]:
     """Return milliseconds of a plain token and of a round, with the engines' work beside forwards.
 
     Drafts are proposed and drawn, blocks are judged, and plain tokens are drawn, each for all
     sequences of a step at once. The accepted tokens are not used, because they mean nothing with
     random weights.
     """
-    bench, vocab = target.bench, target.bench.plan.vocab_size
+    target, drafter, vocab = bench.models["8B"], bench.models[name], bench.plan.vocab_size
     run_target, run_drafter = target.runner(), drafter.runner()
     plain_feeds = target.feeds(context, batch, 1)
     draft_feeds = drafter.feeds(bench.plan.draft_context, batch, 1)
@@ -170,10 +169,10 @@ def speedups(bench: Bench) -> None:
 def modelled_speedups(bench: Bench, name: str, batch: int, *, is_large: bool) -> None:
     """Report speedups modelled from the measured steps alone."""
     context, times = bench.plan.contexts[0], bench.step_ms
-    target, drafter, draft_ms = bench.models["8B"], bench.models[name], bench.draft_ms[name][batch]
+    draft_ms = bench.draft_ms[name][batch]
     told = f"{name} drafter, {batch} x {context}"
     k, modelled = best(sequential, times, context, batch, draft_ms)
-    limit = roofline_speedup(target, drafter, context, batch)
+    limit = roofline_speedup(bench, name, context, batch)
     bench.say(
         f"sequential, forwards only, {told}",
         f"{modelled:.2f}x at {k} of at best {limit:.2f}x by bytes ({MARK})",
@@ -194,7 +193,7 @@ def measured_speedup(bench: Bench, name: str, batch: int) -> None:
     """Report the speedup of whole rounds, at the draft length that is best by the steps."""
     context, draft_ms = bench.plan.contexts[0], bench.draft_ms[name][batch]
     k, _ = best(sequential, bench.step_ms, context, batch, draft_ms)
-    ms = rounds(bench.models["8B"], bench.models[name], context, batch, k)
+    ms = rounds(bench, name, context, batch, k)
     measured = expected_tokens(ACCEPTANCE, k) * ms["plain"] / ms["round"]
     bench.report.setdefault("rounds", []).append(
         {"drafter": name, "batch": batch, "draft_length": k, "ms": ms}

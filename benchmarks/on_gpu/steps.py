@@ -2,75 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
-import numpy as np
 import torch
-from on_gpu.bench import PAGE, Bench, OutOfTime, layout_of, questions_of, tables_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.on_gpu.bench import Bench, OutOfTime, layout_of
+from benchmarks.on_gpu.served import PAGE, Served, questions_of
 from rapid.engines.attention import ragged as attention
-from rapid.engines.attention.batch import Feed
 from rapid.engines.attention.cases import randomise
 from rapid.engines.attention.cuda import choose_kernels
-from rapid.engines.attention.rows import Kernels
 from rapid.engines.forward.buckets import padding_pages
-from rapid.engines.forward.cuda_graphs import GraphCapture
 from rapid.engines.forward.decoder import decoder_of
 from rapid.engines.forward.products import Method, quantize
-from rapid.engines.forward.runner import Runner
-from rapid.engines.kv.cache import KVCache, PageTable
-
-
-@dataclass
-class Served:
-    """A model over a pool of random KV."""
-
-    bench: Bench
-    name: str
-    model: Any
-    cache: KVCache
-    kernels: Kernels
-    max_context: int
-
-    def runner(self, is_captured: bool = True) -> Runner:
-        runner = Runner(
-            self.model, self.cache, self.bench.device, self.bench.plan.vocab_size, self.kernels
-        )
-        if is_captured and self.bench.is_cuda:
-            runner.capture_steps(self.max_context, GraphCapture())
-        return runner
-
-    @property
-    def weight_bytes(self) -> int:
-        """The bytes of weights that a step reads: all but the embedding, unless it is the head."""
-        embedding = self.model.model.embed_tokens.weight
-        total = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        is_tied = embedding is self.model.lm_head.weight
-        return total - (0 if is_tied else embedding.numel() * embedding.element_size())
-
-    def least_ms(self, context: int, batch: int) -> float:
-        """Return the least milliseconds of a step, which are its bytes over the bandwidth."""
-        keys = self.cache.layers[0][0]
-        per_token = 2 * len(self.cache.layers) * keys.shape[0] * keys.shape[2] * keys.element_size()
-        return (self.weight_bytes + batch * context * per_token) / self.bench.peak()[0] * 1e3
-
-    def feeds(
-        self,
-        context: int,
-        batch: int,
-        rows: int,
-        wanted: int | None = None,
-        tables: list[PageTable] | None = None,
-    ) -> list[Feed]:
-        ids = np.random.default_rng(0).integers(4, self.bench.plan.vocab_size, (batch, rows))
-        wanted = rows if wanted is None else wanted
-        return [
-            Feed(own.tolist(), context - rows, table, wanted)
-            for own, table in zip(ids, tables or tables_of(context, batch), strict=True)
-        ]
+from rapid.engines.kv.cache import KVCache
 
 
 def serve(
@@ -117,7 +63,8 @@ def serve(
     for layer in cache.layers:
         for tensor in layer:
             randomise(tensor)
-    return Served(bench, name, model, cache, kernels, max_context)
+    bytes_per_s, _ = bench.peak()
+    return Served(name, model, cache, kernels, max_context, bench.device, bytes_per_s)
 
 
 def most_sequences(bench: Bench, context: int) -> int:

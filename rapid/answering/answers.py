@@ -77,7 +77,7 @@ async def gathered(
     """Yield `events` with one delta for each choice, just before the receipt.
 
     For a caller who reads no text before the answer is complete: a delta of every round costs an
-    orchestrator more than what it does itself for a round (``benchmarks/rounds.py``).
+    orchestrator more than what it does itself for a round (``benchmarks/serving/rounds.py``).
     """
     deltas: dict[int, list[TextDelta]] = {}
     async for event in events:

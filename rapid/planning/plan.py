@@ -120,8 +120,8 @@ class HostTime:
 
 
 NO_HOST_TIME = HostTime()
-# Python around a step, as `benchmarks/planned.py` measured it on a CPU; where steps are captured, a
-# GPU's layers are launched at once. Sampling's and the launch's own time is not in it.
+# Python around a step, as `benchmarks/decoding/planned.py` measured it on a CPU; where steps are
+# captured, a GPU's layers are launched at once. Sampling's and the launch's own time is not in it.
 PYTHON_TIME = HostTime(step_s=1.5e-4, sequence_s=3e-5)
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
+from benchmarks import gpu
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.engines.attention.survey import Candidate
 
@@ -23,20 +22,7 @@ ASKED = {"<= 1.15", ">= 60 %", ">= 1.2x", ">= 80 % of the bytes' speedup", ">= 2
 ASKED |= {"<= 1.35x (9 ms on an H200)", "int4 <= 1e-2 from its numbers"}
 
 
-@pytest.fixture(scope="module")
-def gpu() -> ModuleType:
-    """The script, imported."""
-    spec = importlib.util.spec_from_file_location("gpu_benchmark", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    sys.path.remove(str(SCRIPT.parent))
-    return module
-
-
-def bench_of(gpu: ModuleType, tmp_path: Path, candidates: list[Candidate], seconds: float = 600):
+def bench_of(tmp_path: Path, candidates: list[Candidate], seconds: float = 600):
     cpu = torch.device("cpu")
     deadline = gpu.time.monotonic() + seconds
     return gpu.Bench(gpu.SMOKE, cpu, torch.float32, deadline, candidates, tmp_path / "gpu.json")
@@ -95,12 +81,12 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_parts_that_fail_or_run_out_of_time_leave_the_others(
-    gpu: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(bench: object) -> None:
         raise RuntimeError("CUDA error: out of memory\nmore")
 
-    bench = bench_of(gpu, tmp_path, [])
+    bench = bench_of(tmp_path, [])
     bench.part("a", 0, fails)
     bench.part("b", 1e6, fails)
     bench.part("c", 0, lambda bench: bench.say("c", "3 ms"))
@@ -111,14 +97,12 @@ def test_parts_that_fail_or_run_out_of_time_leave_the_others(
     assert json.loads((tmp_path / "gpu.json").read_text())["table"][2][0] == "c"
 
 
-def test_a_candidate_that_fails_at_full_length_leaves_the_others(
-    gpu: ModuleType, tmp_path: Path
-) -> None:
+def test_a_candidate_that_fails_at_full_length_leaves_the_others(tmp_path: Path) -> None:
     def fails(*arguments: object) -> torch.Tensor:
         raise RuntimeError("out of memory")
 
     (plain,) = [one for one in gpu.all_candidates(16) if one.name == "runs, written out"]
-    bench = bench_of(gpu, tmp_path, [Candidate("large", lambda: fails), plain])
+    bench = bench_of(tmp_path, [Candidate("large", lambda: fails), plain])
     bench.report["copy_bytes_per_s"] = 1e9
     gpu.kernels_against_bytes(bench)
     told = [line[1] for line in bench.lines]
@@ -126,17 +110,17 @@ def test_a_candidate_that_fails_at_full_length_leaves_the_others(
     assert sum("of the bytes" in line for line in told) == 16
 
 
-def test_no_attention_is_timed_that_was_not_found_right(gpu: ModuleType, tmp_path: Path) -> None:
+def test_no_attention_is_timed_that_was_not_found_right(tmp_path: Path) -> None:
     def wrong(query: torch.Tensor, *rest: object) -> torch.Tensor:
         return query.transpose(1, 2)
 
-    bench = bench_of(gpu, tmp_path, [Candidate("wrong", lambda: wrong)])
+    bench = bench_of(tmp_path, [Candidate("wrong", lambda: wrong)])
     gpu.measure(bench)
     assert bench.lines[-1][1] == "skipped: no attention was found right here"
     assert not bench.models
 
 
-def test_it_samples_with_the_defaults_of_the_configuration(gpu: ModuleType) -> None:
+def test_it_samples_with_the_defaults_of_the_configuration() -> None:
     speedups = sys.modules[gpu.speedups.__module__]
     assert vars(speedups.SAMPLING) == SamplingConfig().model_dump()
     lossless = SpeculationConfig(eta=0)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from retrieval.chunking import Chunk
-from retrieval.embedding import Embedding, LexicalEmbedder, SparseVector, VectorSpace
+from retrieval.embedders import LexicalEmbedder
+from retrieval.embedding import Embedding, SparseVector, VectorSpace
 from retrieval.local_store import LocalChunkStore
 from tests.retrieval.memory_server import MemoryServer
 from tests.retrieval.plain_store import PlainChunkStore

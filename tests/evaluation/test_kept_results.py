@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import getpass
 import gzip
-import importlib.util
 import re
 import socket
 from pathlib import Path
-from types import ModuleType
 from urllib.parse import urlsplit
 
 import pytest
 
+from benchmarks import reporting
 from evaluation.reports.run_results import RunResults
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,18 +93,7 @@ def test_what_any_machine_would_write_is_none(text: str) -> None:
     assert traces(text) == []
 
 
-@pytest.fixture(scope="module")
-def reporting() -> ModuleType:
-    """What the benchmarks write their results with."""
-    spec = importlib.util.spec_from_file_location("reporting", ROOT / "benchmarks/reporting.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_options_of_a_script_are_kept_without_its_machine(reporting: ModuleType) -> None:
+def test_the_options_of_a_script_are_kept_without_its_machine() -> None:
     options = argparse.Namespace(
         out=ROOT / "benchmarks/results",
         url=f"http://{socket.gethostname()}:8000",

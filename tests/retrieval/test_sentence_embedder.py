@@ -15,7 +15,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 from retrieval import Document, EmbedderFailed, LexicalEmbedder, RetrievalConfig, open_retriever
 from retrieval.chunking import Chunk, RetrievedChunk
 from retrieval.config import SentenceEmbedderConfig
-from retrieval.embedding import SentenceEmbedder
+from retrieval.embedders import SentenceEmbedder
 from retrieval.local_store import LocalChunkStore
 from tests.retrieval.tokens import words
 

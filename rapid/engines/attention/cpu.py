@@ -12,7 +12,7 @@ and which as the batch:
   library spread products that are too small for it). Equal parts of the keys become the batch and
   are merged by their log-sum-exp.
 
-`benchmarks/cpu_attention.py` measures the forms, the unfused products, and the choice of
+`benchmarks/engine/cpu_attention.py` measures the forms, the unfused products, and the choice of
 `form_for`.
 """
 

@@ -10,7 +10,7 @@ of who reads what.
 Lengths, rows and slots are read from that table and never from the host, so that a captured graph
 can be replayed with new ones. A program reads the place of a block one block ahead: the loads of
 keys and values then depend on no load of their own iteration, which is what lets Triton buffer them
-twice (`benchmarks/kernel_resources.py`).
+twice (`benchmarks/engine/kernel_resources.py`).
 
 ``TRITON_INTERPRET=1`` runs the same code on a CPU, slowly; the tests use it.
 """

@@ -9,7 +9,7 @@ from collections import deque
 from rapid.engines.attention.batch import Feed
 from rapid.engines.execution.joining import Joining
 from rapid.engines.execution.timings import StepCosts
-from rapid.engines.kv.leases import Lease
+from rapid.engines.kv.lease import Lease
 from rapid.engines.work.base import MIN_CHUNK_TOKENS, Work
 from rapid.ports import Clock
 

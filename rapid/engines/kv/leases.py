@@ -28,48 +28,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rapid.engines.kv.cache import PagePool, PageTable, Run
+from rapid.engines.kv.cache import PagePool, PageTable
 from rapid.engines.kv.disk_tier import DiskTier
 from rapid.engines.kv.host_tier import HostTier
+from rapid.engines.kv.lease import Lease
 from rapid.engines.kv.lines import Lines, Waiter
-from rapid.engines.kv.prefix_cache import Pages, PrefixCache, as_runs, page_names, pages_of
-from rapid.engines.kv.rings import Ring, RingPool
+from rapid.engines.kv.prefix_cache import PrefixCache, as_runs, page_names, pages_of
+from rapid.engines.kv.rings import RingPool
 from rapid.engines.kv.sequences import Sequence
 from rapid.errors import BadRequest, LeaseNotFound, OutOfStep, PromptTooLong
 from rapid.messages import EngineStatus, LeaseRequest
 from rapid.ports import Clock
-
-
-@dataclass(eq=False)
-class Lease:
-    """A lease: the KV pages and sequences of one request on an engine.
-
-    Attributes:
-        request: The request that the lease was opened for.
-        sequences: The sequence of each choice.
-        runs: The pages that each choice holds, as the pool counts them.
-        prompt_pages: The full pages of the prompt, which other leases may share.
-        page_names: Their names.
-        last_used: Time of the last use or renewal, in seconds of the ledger's clock.
-        expects_companion: Whether room is kept for a second lease of the same request.
-        busy: Choices with a call in progress; a busy lease does not expire.
-        num_read: Tokens of the prompt whose KV the first choice holds, as its prefill last said.
-    """
-
-    request: LeaseRequest
-    sequences: list[Sequence]
-    runs: list[tuple[Run, ...]]
-    prompt_pages: Pages
-    page_names: list[bytes]
-    last_used: float
-    expects_companion: bool
-    busy: set[int] = field(default_factory=set)
-    num_read: int = 0
-
-    @property
-    def lease_id(self) -> str:
-        """The id that the caller chose."""
-        return self.request.lease_id
 
 
 @dataclass
@@ -185,7 +154,7 @@ class LeaseLedger:
         if lease is not None:
             for runs in lease.runs:
                 self.prefixes.free(runs)
-            for ring in _rings_of(lease):
+            for ring in lease.rings:
                 assert self.rings is not None
                 self.rings.free(ring)
             self.admit()
@@ -236,7 +205,7 @@ class LeaseLedger:
         """
         self.prefixes.check_integrity(runs for lease in self._open.values() for runs in lease.runs)
         if self.rings is not None:
-            self.rings.check_integrity(r for each in self._open.values() for r in _rings_of(each))
+            self.rings.check_integrity(r for each in self._open.values() for r in each.rings)
         if len(self._open) > self.max_leases:
             raise AssertionError("lease ledger: more leases open than allowed")
         self._lines.check_integrity()
@@ -389,7 +358,3 @@ class LeaseLedger:
             self.clock(),
             expects_companion,
         )
-
-
-def _rings_of(lease: Lease) -> list[Ring]:
-    return [sequence.ring for sequence in lease.sequences if sequence.ring is not None]

@@ -6,12 +6,9 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from rapid.engines.kv.lease import Lease
 from rapid.messages import LeaseRequest
-
-if TYPE_CHECKING:
-    from rapid.engines.kv.leases import Lease
 
 MOST_OVERTAKEN = 8  # later leases that may open before an earlier one of another tenant
 

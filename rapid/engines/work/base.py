@@ -19,7 +19,7 @@ import torch
 from typing_extensions import override
 
 from rapid.engines.attention.batch import Feed
-from rapid.engines.kv.leases import Lease
+from rapid.engines.kv.lease import Lease
 from rapid.errors import OutOfStep
 from rapid.messages import Verdict
 from rapid.speculation.draw import Draw

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from rapid.engines.attention.batch import Feed
 from rapid.engines.kv.cache import KVCache
-from rapid.engines.kv.leases import Lease
+from rapid.engines.kv.lease import Lease
 from rapid.engines.kv.prefix_cache import PrefixCache
 from rapid.engines.kv.rings import KeptWindows
 from rapid.engines.kv.sequences import Sequence

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from rapid.engines.kv.leases import Lease
+from rapid.engines.kv.lease import Lease
 from rapid.engines.work.base import SequenceWork
 from rapid.errors import BadRequest, OutOfStep
 from rapid.messages import DraftBlock, TargetLogits

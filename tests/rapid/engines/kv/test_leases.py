@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from rapid.engines.kv.cache import PagePool
-from rapid.engines.kv.leases import Lease, LeaseLedger, Waiter
+from rapid.engines.kv.lease import Lease
+from rapid.engines.kv.leases import LeaseLedger
+from rapid.engines.kv.lines import Waiter
 from rapid.errors import BadRequest, LeaseNotFound, OutOfStep, PromptTooLong
 from rapid.messages import LeaseRequest, as_prompt
 from tests.rapid.tiny_models import lease_request, random_prompt

@@ -1,0 +1,48 @@
+"""One lease: what a request holds on an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rapid.engines.kv.cache import Run
+from rapid.engines.kv.prefix_cache import Pages
+from rapid.engines.kv.rings import Ring
+from rapid.engines.kv.sequences import Sequence
+from rapid.messages import LeaseRequest
+
+
+@dataclass(eq=False)
+class Lease:
+    """A lease: the KV pages and sequences of one request on an engine.
+
+    Attributes:
+        request: The request that the lease was opened for.
+        sequences: The sequence of each choice.
+        runs: The pages that each choice holds, as the pool counts them.
+        prompt_pages: The full pages of the prompt, which other leases may share.
+        page_names: Their names.
+        last_used: Time of the last use or renewal, in seconds of the ledger's clock.
+        expects_companion: Whether room is kept for a second lease of the same request.
+        busy: Choices with a call in progress; a busy lease does not expire.
+        num_read: Tokens of the prompt whose KV the first choice holds, as its prefill last said.
+    """
+
+    request: LeaseRequest
+    sequences: list[Sequence]
+    runs: list[tuple[Run, ...]]
+    prompt_pages: Pages
+    page_names: list[bytes]
+    last_used: float
+    expects_companion: bool
+    busy: set[int] = field(default_factory=set)
+    num_read: int = 0
+
+    @property
+    def lease_id(self) -> str:
+        """The id that the caller chose."""
+        return self.request.lease_id
+
+    @property
+    def rings(self) -> list[Ring]:
+        """The rings of its choices; none where all layers have pages."""
+        return [sequence.ring for sequence in self.sequences if sequence.ring is not None]

@@ -1,0 +1,47 @@
+"""What the Triton kernel takes on two generations of GPUs, compiled ahead of time without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+MAX_REGISTERS = {16: 128, 32: 128, 64: 192, 128: 255}
+MORE_REGISTERS = {16: 168, 32: 192, 64: 192, 128: 255}  # where keys and values are converted
+MAX_SHARED_BYTES = {80: 163 * 2**10, 90: 227 * 2**10}  # of a program, from the CUDA manual
+
+
+@pytest.fixture(scope="module")
+def compiled() -> list[dict[str, Any]]:
+    """The launches that are taken where none was timed, in bfloat16, and with KV in fp8."""
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-m", "benchmarks.engine.kernel_resources", "--quick", "--json"]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT
+    )
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def test_every_tile_is_compiled_for_both(compiled: list[dict[str, Any]]) -> None:
+    sizes = {(one["capability"], one["keys"], one["packed"]) for one in compiled}
+    kinds = ((80, "bf16"), (90, "bf16"), (90, "fp8e4nv"))
+    assert sizes == {(*kind, packed) for kind in kinds for packed in MAX_REGISTERS}
+
+
+def test_a_block_is_loaded_while_the_one_before_is_computed(compiled: list[dict[str, Any]]) -> None:
+    assert all(one["buffers"] >= 2 for one in compiled)
+    assert all(one["shared_bytes"] <= MAX_SHARED_BYTES[one["capability"]] for one in compiled)
+
+
+def test_nothing_is_spilled_and_registers_are_bounded(compiled: list[dict[str, Any]]) -> None:
+    assert [one["spilled_bytes"] for one in compiled] == [0] * len(compiled)
+    for one in compiled:
+        most = MAX_REGISTERS if one["keys"] == "bf16" else MORE_REGISTERS
+        assert one["registers"] <= most[one["packed"]]
