@@ -18,11 +18,12 @@ Retrieval is as found; `missed`, where the chunks with the evidence are passed o
 tabulates for *dev*, without any answers, how well the best cosine tells whether the evidence is
 among what was retrieved: the most that a threshold, or a prior made of it, could know.
 
-    python -m benchmarks.text.auto_on_text --target TARGET.gguf --drafter DRAFTER.gguf --asks [--cosines]
+    python -m benchmarks.text.auto_on_text --target TARGET.gguf --drafter DRAFTER.gguf --asks
 
-asks the drafter as well, as `orchestrator.answerable_log_odds` does, and tabulates what follows
-from the least log odds of its yes. Some four seconds a question for a drafter of 1.5 billion
-parameters on two shared cores with AMX; words are kept in `--words`, so that a run resumes.
+asks the drafter as well (also with `--cosines`), as `orchestrator.answerable_log_odds` does, and
+tabulates what follows from the least log odds of its yes. Some three seconds a question for a
+drafter of 1.5 billion parameters on two shared cores with AMX; words are kept in `--words`, so that
+a run resumes.
 
     python -m benchmarks.text.auto_on_text --target TARGET.gguf --check 12
 
