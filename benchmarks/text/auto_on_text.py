@@ -335,6 +335,9 @@ def check(options: argparse.Namespace) -> None:
     """Ask the product itself, and compare its decisions with the kept ones, and its texts."""
     kept = json.loads((RESULTS / f"{options.name}.json").read_text())["decisions"]
     fuses = {each["item"]: each["fuses"] for each in kept if each["condition"] == "as is"}
+    if options.asks:
+        words = {each["item"]: each["log_odds"] for each in kept if each["condition"] == "as is"}
+        fuses = {item: yes and words[item] >= options.least for item, yes in fuses.items()}
     task = load_task("real-text")
     items = sorted(load_items(task), key=lambda item: hashlib.sha256(item.id.encode()).hexdigest())
     told = retrieval_config(task.retrieval)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from evaluation.drivers.prompting import ShortContext
 from evaluation.tasks import DAY
-from rapid.answering.answerable import asked, log_odds, terms_of
+from rapid.answering.answerable import asked, said, terms_of
 from rapid.answering.session import Session, Terms
 from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
@@ -58,9 +58,7 @@ class Asked:
         terms = Terms("asked", "local", SamplingConfig(seed=0), SpeculationConfig(), 1)
         async with Session(terms_of(terms)) as session:
             held = await session.take(LocalPool(self._engine), "drafter", prompt_ids)
-            await held.prefill
-            said = await held.lease.verifier(0, lambda: None, lambda: None).decode(1)
-        return log_odds(said.logprobs[0], self._text.decode)
+            return await said(held, self._text.decode)
 
     def close(self) -> None:
         self._engine.close()

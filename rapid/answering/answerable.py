@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import exp, inf, log
 
-from rapid.answering.session import Terms
+from rapid.answering.session import Holding, Terms
 from rapid.config import SamplingConfig
 from rapid.messages import Message, TokenLogprobs
 
@@ -32,6 +32,21 @@ def terms_of(terms: Terms) -> Terms:
     """Return the settings of the lease on which the drafter says its word, from a request's."""
     sampling = SamplingConfig(temperature=0.0, seed=0)
     return replace(terms, sampling=sampling, max_tokens=1, num_choices=1, num_logprobs=ALTERNATIVES)
+
+
+async def said(held: Holding, decode: Callable[[Sequence[int]], str]) -> float:
+    """Return the log odds that the drafter says on a lease with the terms of `terms_of`.
+
+    Args:
+        held: The lease, whose prompt ends with our question.
+        decode: Function from token ids to their text.
+
+    Raises:
+        RapidError: The lease or its engine is lost.
+    """
+    await held.prefill
+    verdict = await held.lease.verifier(0, _no_lease, _no_lease).decode(1)
+    return log_odds(verdict.logprobs[0], decode)
 
 
 def log_odds(word: TokenLogprobs, decode: Callable[[Sequence[int]], str]) -> float:
@@ -56,3 +71,7 @@ def log_odds(word: TokenLogprobs, decode: Callable[[Sequence[int]], str]) -> flo
         return -inf
     least = exp(min(told.values()))
     return log(chances["yes"] or least) - log(chances["no"] or least)
+
+
+def _no_lease() -> None:
+    """Stand for the lease of a drafter or witness where there is none."""

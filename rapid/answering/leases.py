@@ -17,7 +17,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from rapid.answering.answerable import log_odds, terms_of
+from rapid.answering.answerable import said, terms_of
 from rapid.answering.progress import Progress
 from rapid.answering.prompting import DrafterPrompt
 from rapid.answering.readings import Readings
@@ -190,8 +190,8 @@ class Leases:
             self._readings.fit("drafter", len(found.prompt_ids), self._session.terms.max_tokens)
             least = self._config.answerable_log_odds
             if self._asked == "auto" and least is not None:
-                said = await self._done_beside(verifier, self._answerable(verifier, found))
-                decision = decide_by_reading(said, least)
+                log_odds = await self._done_beside(verifier, self._answerable(verifier, found))
+                decision = decide_by_reading(log_odds, least)
                 if not decision.is_drafted:
                     return decision
             await self._readings.use(found, has_witness=has_witness)
@@ -232,8 +232,7 @@ class Leases:
         limit_s = self._patience.limit_s
         try:
             async with asyncio.timeout(limit_s):
-                await held.prefill
-                said = await held.lease.verifier(0, _no_lease, _no_lease).decode(1)
+                return await said(held, self._prompts.drafter.decode)
         except TimeoutError:
             raise DrafterUnavailable(f"it gave no word within {limit_s:g} s") from None
         except TargetUnavailable as error:  # said of the engine that decodes
@@ -242,7 +241,6 @@ class Leases:
             raise DrafterUnavailable(str(error)) from error
         finally:
             await held.release()
-        return log_odds(said.logprobs[0], self._prompts.drafter.decode)
 
     def _forgo_drafter(self, verifier: Holding) -> None:
         """Remove the draft source and free the room that was kept for its lease."""
@@ -262,10 +260,6 @@ class Leases:
         if self._pools.are_shared:  # the drafter's reading is the target's own
             return CompanionSource(self._pools.drafter, longest)
         return WitnessedSource(self._pools.drafter, self._pools.target, longest)
-
-
-def _no_lease() -> None:
-    """Stand for the lease of a drafter or witness where there is none."""
 
 
 def _refusal(error: RapidError) -> RapidError:

@@ -134,7 +134,9 @@ def test_the_word_is_that_of_the_model_on_what_it_drafts_from(monkeypatch) -> No
 
     words = []
     monkeypatch.setattr(ChatText, "encode_chat", watched)
-    monkeypatch.setattr("rapid.answering.leases.log_odds", lambda word, _: words.append(word) or 1)
+    monkeypatch.setattr(
+        "rapid.answering.answerable.log_odds", lambda word, _: words.append(word) or 1
+    )
     text = "The harbor of Bakeno is dolu maki 482. " * 4
     with rapid.open("embedded:target", drafter="embedded:drafter", answerable_log_odds=0.5) as pair:
         answer = pair.answer("What is the harbor of Bakeno?", documents=[text], temperature=0)
