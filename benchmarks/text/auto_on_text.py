@@ -13,56 +13,36 @@ Retrieval is as found; `missed`, where the chunks with the evidence are passed o
 `unrelated`, where all chunks are from another document (their cosines are computed anew). With
 `--thresholds`, meant for runs on `dev`, a last table has the score for other least cosines.
 
-    python -m benchmarks.text.auto_on_text --target TARGET.gguf --cosines
+    python -m benchmarks.text.auto_on_text --target TARGET.gguf --drafter DRAFTER.gguf
 
-tabulates for *dev*, without any answers, how well the best cosine tells whether the evidence is
-among what was retrieved: the most that a threshold, or a prior made of it, could know.
+asks the drafter as well, as `orchestrator.answerable_log_odds` does, and tabulates what follows
+from the least log odds of its yes. Some three seconds a question for a drafter of 1.5 billion
+parameters on two shared cores with AMX; words are kept in `--words`, so that a run resumes.
 
-    python -m benchmarks.text.auto_on_text --target TARGET.gguf --drafter DRAFTER.gguf --asks
-
-asks the drafter as well (also with `--cosines`), as `orchestrator.answerable_log_odds` does, and
-tabulates what follows from the least log odds of its yes. Some three seconds a question for a
-drafter of 1.5 billion parameters on two shared cores with AMX; words are kept in `--words`, so that
-a run resumes.
-
-    python -m benchmarks.text.auto_on_text --target TARGET.gguf --check 12
-
-asks some of the questions of the product itself, in this process: `auto` has to choose what was
-kept, and to give the text of the mode that it chose. The target drafts for itself there, unless
-there is a `--drafter`; with `--asks` it is asked first, as above.
+`auto_checked.py` asks some of these questions of the product itself.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import numpy as np
-from sklearn.metrics import roc_auc_score
-
 from benchmarks.reporting import RESULTS, keep, settings, table
-from benchmarks.text.drafters_word import Asked
+from benchmarks.text.drafters_word import LEASTS, WORDS, Asked
+from benchmarks.text.retrieved import EVIDENCE, best_cosine, retrieved
 from evaluation.drivers.prompting import Prompter, ShortContext, open_prompter, retrieval_config
 from evaluation.items import Item
 from evaluation.loaders import load_items
 from evaluation.reports.statistics import mean, paired_difference
 from evaluation.results import Result, read
-from evaluation.tasks import Condition, Task, load_task
+from evaluation.tasks import Condition, Task
 from rapid.checkpoints.text import ChatText
-from rapid.config import EngineConfig
-from rapid.pair import open_pair
-from retrieval import Embedder, RetrievedChunk, make_embedder
+from retrieval import Embedder, make_embedder
 
 RUNS = (RESULTS / "real-text/real-text", RESULTS / "real-text/real-text-wrong")
-EVIDENCE = {True: "found", False: "in part or not", None: "there is none"}
-COSINES = (0.3, 0.39, 0.5)  # 0.39 is the product's (`retrieval.embedders`)
-LEASTS = (-0.5, 0.0, 0.3, 0.5, 0.7)  # log odds of the drafter's yes
-CHECKED_CONTEXT = 16_384  # tokens of the longest document, and room for retrieved text
 HALVES = ("plain", "rapid-adaptive")
 OTHERS = ("plain", "rapid-adaptive", "rag-drafter")
 
@@ -165,33 +145,6 @@ async def _decided(
     return chosen, found
 
 
-async def retrieved(
-    item: Item, condition: Condition, prompter: Prompter, embedder: Embedder
-) -> ShortContext:
-    """Return what is retrieved for an item, with cosines of the texts that are shown."""
-    found = await prompter.retrieve(item, condition)
-    if condition.corruption != "unrelated":
-        return found
-    chunks = with_cosines(item.messages[-1].content, found.chunks, embedder)
-    return replace(found, chunks=chunks)
-
-
-def best_cosine(chunks: Sequence[RetrievedChunk]) -> float:
-    return max(chunk.cosine or 0.0 for chunk in chunks)
-
-
-def with_cosines(
-    question: str, chunks: Sequence[RetrievedChunk], embedder: Embedder
-) -> tuple[RetrievedChunk, ...]:
-    """Return the chunks with the cosines of their own texts."""
-    asked = embedder.embed_query(question).dense
-    vectors = [each.dense for each in embedder.embed_passages([chunk.text for chunk in chunks])]
-    return tuple(
-        replace(chunk, cosine=float(vector @ asked))
-        for chunk, vector in zip(chunks, vectors, strict=True)
-    )
-
-
 def composed(answers: Answers, metric: str, *, fuses: bool) -> dict[str, float]:
     """Return the score of every system, with that of `auto`."""
     scores = {name: answer.scores[metric] for name, answer in answers.items()}
@@ -281,97 +234,6 @@ def by_word(chosen: Sequence[Chosen], leasts: Sequence[float]) -> str:
     return table(["least log odds", "retrieval", "fused", "auto", *differences], rows)
 
 
-async def evidence_on_dev(text: ChatText, drafter: Asked | None) -> str:
-    """Tabulate the best cosines on `dev`, and the drafter's words, by what was retrieved."""
-    values: dict[str, list[tuple[float, float]]] = {}
-    for name in ("real-text", "real-text-wrong"):
-        task = load_task(name)
-        task = task.model_copy(update={"source": task.source.model_copy(update={"split": "dev"})})
-        items = load_items(task)
-        prompter = await open_prompter(task, items, text, text)
-        embedder = make_embedder(retrieval_config(task.retrieval).embedder)
-        told = []
-        for item in items:
-            for condition in task.conditions:
-                found = await retrieved(item, condition, prompter, embedder)
-                state = condition.name
-                if condition.corruption == "none":
-                    state = EVIDENCE[found.evidence_found]
-                told.append((state, f"{item.id} {condition.name}", found))
-        await prompter.close()
-        said = [0.0] * len(told)
-        if drafter is not None:
-            said = await asyncio.gather(*(drafter.log_odds(key, found) for _, key, found in told))
-        for (state, _, found), word in zip(told, said, strict=True):
-            values.setdefault(state, []).append((best_cosine(found.chunks), word))
-    pages = [_by_state({key: [a for a, _ in each] for key, each in values.items()}, COSINES)]
-    if drafter is not None:
-        words = {key: [word for _, word in each] for key, each in values.items()}
-        pages.append(_by_state(words, LEASTS))
-    return "\n".join(pages)
-
-
-def _by_state(values: dict[str, list[float]], leasts: Sequence[float]) -> str:
-    """Tabulate a number by what was retrieved: quartiles, area, share above each of `leasts`."""
-    good = values["found"]
-    rows = []
-    for state, bad in values.items():
-        area = roc_auc_score([1] * len(good) + [0] * len(bad), good + bad)
-        low, middle, high = np.quantile(bad, [0.25, 0.5, 0.75])
-        rows.append(
-            (
-                state,
-                len(bad),
-                f"{middle:.2f} ({low:.2f} to {high:.2f})",
-                "" if state == "found" else f"{area:.2f}",
-                *(f"{np.mean([value >= least for value in bad]):.2f}" for least in leasts),
-            )
-        )
-    heads = ["evidence", "questions", "median (quartiles)", "area under ROC"]
-    return table([*heads, *(f"at least {least:g}" for least in leasts)], rows)
-
-
-def check(options: argparse.Namespace) -> None:
-    """Ask the product itself, and compare its decisions with the kept ones, and its texts."""
-    kept = json.loads((RESULTS / f"{options.name}.json").read_text())["decisions"]
-    fuses = {each["item"]: each["fuses"] for each in kept if each["condition"] == "as is"}
-    if options.asks:
-        words = {each["item"]: each["log_odds"] for each in kept if each["condition"] == "as is"}
-        fuses = {item: yes and words[item] >= options.least for item, yes in fuses.items()}
-    task = load_task("real-text")
-    items = sorted(load_items(task), key=lambda item: hashlib.sha256(item.id.encode()).hexdigest())
-    told = retrieval_config(task.retrieval)
-    retrieval = told.model_copy(update={"budget_tokens": task.retrieval.tokens})
-    models = [
-        EngineConfig(model=model, dtype="bfloat16", max_context=CHECKED_CONTEXT, max_leases=4)
-        for model in (options.target, options.drafter)
-        if model is not None
-    ]
-    drafter = models[1] if len(models) > 1 else None
-    least = options.least if options.asks else None
-    asked_first = {"answerable_log_odds": least, "retrieval": retrieval}
-    with open_pair(models[0], drafter=drafter, **asked_first) as pair:
-        for item in items[: options.check]:
-            texts, modes = {}, {}
-            for mode in ("auto", "plain", "fused"):
-                answer = pair.answer(
-                    item.messages[-1].content,
-                    documents=[item.document],
-                    mode=mode,
-                    max_tokens=task.max_tokens,
-                    temperature=0.0,
-                )
-                texts[mode], modes[mode] = answer.text, answer.receipt.mode
-            wanted = "fused" if fuses[item.id] else "plain"
-            same = texts["auto"] == texts[wanted]
-            print(
-                f"{item.id}: auto is {modes['auto']}, kept {wanted}, "
-                f"{'the same text' if same else 'another text'}, "
-                f"plain and fused {'agree' if texts['plain'] == texts['fused'] else 'differ'}",
-                flush=True,
-            )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -380,17 +242,11 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, nargs="+", default=list(RUNS))
     parser.add_argument("--thresholds", type=float, nargs="*", default=[])
     parser.add_argument("--name", default="auto-on-text", help="of the kept result")
-    parser.add_argument("--cosines", action="store_true", help="of the split dev, no answers")
-    parser.add_argument("--drafter", help="for --asks and --check")
-    parser.add_argument("--asks", action="store_true", help="ask the drafter for its word")
-    parser.add_argument("--least", type=float, default=0.5, help="log odds, for --check --asks")
-    parser.add_argument("--words", type=Path, default=Path(".eval/words.jsonl"))
-    parser.add_argument("--check", type=int, default=0, help="ask so many questions of the product")
+    parser.add_argument("--drafter", help="asked for its word")
+    parser.add_argument("--words", type=Path, default=WORDS)
     options = parser.parse_args()
-    if options.check:
-        return check(options)
     text = ChatText.load(options.target)
-    drafter = Asked(options.drafter, options.words) if options.asks else None
+    drafter = Asked(options.drafter, options.words) if options.drafter else None
     try:
         asyncio.run(_tabulate(options, text, drafter))
     finally:
@@ -401,10 +257,6 @@ def main() -> None:
 async def _tabulate(options: argparse.Namespace, text: ChatText, drafter: Asked | None) -> None:
     told = {name: getattr(options, name) for name in ("target", "drafter", "name")}
     report = {"settings": settings(argparse.Namespace(**told))}
-    if options.cosines:
-        title = "What tells whether the evidence was retrieved (dev split)"
-        page = await evidence_on_dev(text, drafter)
-        return keep(f"{options.name}-cosines", title, page, report)
     files = [next(run.glob("results.jsonl*")) for run in options.runs]
     chosen = [each for file in files for each in await decided(file, text, drafter)]
     pages = [

@@ -18,6 +18,8 @@ from rapid.engines.ports import LocalPool
 from rapid.messages import as_prompt
 
 AT_ONCE = 6  # questions, whose prompts share a forward
+LEASTS = (-0.5, 0.0, 0.3, 0.5, 0.7)  # log odds of the drafter's yes that are tabulated
+WORDS = Path(".eval/words.jsonl")
 
 
 class Asked:

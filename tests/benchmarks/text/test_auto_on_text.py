@@ -6,13 +6,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.text import auto_on_text
+from benchmarks.text.drafters_word import Asked
 from evaluation.drivers.prompting import ShortContext
 from evaluation.results import Result
 from rapid.messages import Message
-from retrieval import Embedding, RetrievedChunk
 
 
 def test_auto_has_the_score_of_the_half_that_it_chose() -> None:
@@ -59,7 +57,7 @@ async def test_words_are_kept_and_not_asked_again(tmp_path: Path) -> None:
     found = ShortContext((Message("user", "What is it?"),), (), "", None, 0.0)
     words = []
     for model in ("embedded:drafter", "embedded:target"):
-        drafter = auto_on_text.Asked(model, kept)
+        drafter = Asked(model, kept)
         try:
             words.append(await drafter.log_odds("a as is", found))
         finally:
@@ -75,17 +73,3 @@ def test_the_table_has_the_difference_from_each_half() -> None:
     ]
     row = auto_on_text.by_condition(some).splitlines()[2]
     assert row.startswith("| as is | 2 | 0.50 | right | 1.000 | 0.500 | 0.500 | 0.500 | +0.500")
-
-
-def test_chunks_of_another_document_get_the_cosines_of_their_own_texts() -> None:
-    chunk = RetrievedChunk("id", "book", 0, 4, "text", 1, score=0.9, cosine=0.9)
-
-    class Told:
-        def embed_query(self, text: str) -> Embedding:
-            return Embedding(np.array([1.0, 0.0], dtype=np.float32), None)
-
-        def embed_passages(self, texts: list[str]) -> list[Embedding]:
-            return [Embedding(np.array([0.25, 0.5], dtype=np.float32), None) for _ in texts]
-
-    (again,) = auto_on_text.with_cosines("a question", [chunk], Told())
-    assert (again.cosine, again.text) == (0.25, "text")
