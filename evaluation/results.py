@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeGuard
+from typing import Any, Self, TextIO, TypeGuard
 
 from pydantic import Field, ValidationError
 
@@ -84,6 +84,8 @@ class Result(Frozen):
 class Log:
     """A run's file, to which results are appended one whole line at a time.
 
+    It is touched with the first result, so that a run that cannot start leaves nothing.
+
     Attributes:
         done: Keys that need no further answer. Results with an error are not among them: they are
             answered again, and the new line then counts instead of the earlier one.
@@ -97,31 +99,32 @@ class Log:
                 difference.
         """
         results: list[Result] = []
-        is_new = not path.exists() or path.stat().st_size == 0
-        if not is_new:
+        self._path = path
+        self._file: TextIO | None = None
+        self._first_line: Json | None = {"configuration": configuration}  # to write, if any
+        self._is_new = not path.exists() or path.stat().st_size == 0
+        if not self._is_new:
             known, results = read(path)
-            if is_extended(known, configuration):
-                _replace_first_line(path, {"configuration": configuration})
-            elif changes := differences(known, configuration):
-                raise ConfigurationError(
-                    f"{path} was made with another configuration; give another --out, or:\n"
-                    + "\n".join(f"  {each}" for each in changes)
-                )
-        path.parent.mkdir(parents=True, exist_ok=True)
+            if not is_extended(known, configuration):
+                self._first_line = None
+                if changes := differences(known, configuration):
+                    raise ConfigurationError(
+                        f"{path} was made with another configuration; give another --out, or:\n"
+                        + "\n".join(f"  {each}" for each in changes)
+                    )
         self.done = frozenset(each.key for each in results if each.error is None)
-        self._file = path.open("a", encoding="utf-8")
-        if is_new:
-            self._write({"configuration": configuration})
-        elif not path.read_bytes().endswith(b"\n"):  # the run ended in the middle of a line
-            self._file.write("\n")
 
     def append(self, result: Result) -> None:
         """Append a result and flush the line, so that it survives the end of this process."""
-        self._write(result.model_dump(mode="json"))
+        if self._file is None:
+            self._file = self._opened()
+        self._file.write(json.dumps(result.model_dump(mode="json"), ensure_ascii=False) + "\n")
+        self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -129,9 +132,18 @@ class Log:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write(self, line: Json) -> None:
-        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self._file.flush()
+    def _opened(self) -> TextIO:
+        """Open the file at the end of its last whole line, with this run's configuration."""
+        if self._is_new:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        elif self._first_line is not None:
+            _replace_first_line(self._path, self._first_line)
+        file = self._path.open("a", encoding="utf-8")
+        if self._is_new:
+            file.write(json.dumps(self._first_line, ensure_ascii=False) + "\n")
+        elif not self._path.read_bytes().endswith(b"\n"):  # it ended in the middle of a line
+            file.write("\n")
+        return file
 
 
 def read(path: Path) -> tuple[Json, list[Result]]:

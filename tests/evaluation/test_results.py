@@ -58,7 +58,7 @@ def test_a_run_that_ended_in_the_middle_of_a_line_goes_on_in_a_new_one(tmp_path)
 
 
 def test_another_configuration_is_refused_with_what_differs(tmp_path):
-    path = path_with(tmp_path)
+    path = path_with(tmp_path, Result(item="a", system="plain"))
     other = {
         "task": {"name": "tiny", "max_tokens": 16},
         "systems": [{"name": "plain"}, {"name": "sd"}],
@@ -83,6 +83,16 @@ def test_a_run_is_extended_by_systems_and_keeps_its_answers(tmp_path):
         Log(path, CONFIGURATION)
 
 
+def test_a_run_that_gave_no_answer_leaves_its_file_as_it_was(tmp_path):
+    new = tmp_path / "new" / "results.jsonl"
+    Log(new, CONFIGURATION).close()
+    assert not new.parent.exists()
+    path = path_with(tmp_path, Result(item="a", system="plain"))
+    before = path.read_bytes()
+    Log(path, CONFIGURATION | {"systems": [{"name": "sd"}, {"name": "plain"}]}).close()
+    assert path.read_bytes() == before
+
+
 def test_a_run_is_not_extended_where_anything_else_differs(tmp_path):
     path = path_with(tmp_path, Result(item="a", system="plain"))
     before = path.read_bytes()
@@ -95,8 +105,9 @@ def test_a_run_is_not_extended_where_anything_else_differs(tmp_path):
 
 def test_another_day_is_no_other_configuration(tmp_path):
     path = tmp_path / "results.jsonl"
-    Log(path, CONFIGURATION | {MADE: {"date": "2026-11-20"}}).close()
-    Log(path, CONFIGURATION | {MADE: {"date": "2026-11-21"}}).close()
+    for date in ("2026-11-20", "2026-11-21"):
+        with Log(path, CONFIGURATION | {MADE: {"date": date}}) as log:
+            log.append(Result(item="a", system="plain"))
     assert read(path)[0][MADE] == {"date": "2026-11-20"}
 
 

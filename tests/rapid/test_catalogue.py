@@ -11,6 +11,7 @@ from rapid.catalogue import (
     CATALOGUE,
     CatalogueFile,
     CatalogueRepository,
+    check_weights,
     find,
     local_path,
     models_folder,
@@ -18,6 +19,7 @@ from rapid.catalogue import (
 from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.files import checkpoint_source
 from rapid.config import EngineConfig
+from rapid.engines.forward.loading import load_model
 from rapid.errors import ConfigurationError
 from tests.rapid import tiny_gguf
 
@@ -47,6 +49,18 @@ def test_a_fetched_model_is_its_file(home: Path) -> None:
     assert checkpoint_source("SmolLM2-135m") == str(entry.path)
     assert entry.path.is_relative_to(home)
     assert read_model_facts(EngineConfig(model="smollm2-135m")).num_positions == 512
+
+
+def test_damaged_weights_are_not_used() -> None:
+    entry = find("smollm2-135m")
+    assert isinstance(entry, CatalogueFile)
+    entry.path.parent.mkdir(parents=True)
+    tiny_gguf.write(entry.path)
+    with pytest.raises(
+        ConfigurationError, match="is damaged.* models get smollm2-135m`"
+    ):
+        load_model(EngineConfig(model="smollm2-135m"))
+    check_weights("some/other-model")
 
 
 def test_a_model_that_is_not_there_says_how_to_get_it() -> None:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
+from rapid.catalogue import check_weights
 from rapid.checkpoints.facts import ModelFacts, read_model_facts
 from rapid.checkpoints.files import checkpoint_source, load_tokenizer, read_eos_ids
 from rapid.checkpoints.gguf import is_gguf, read_header, read_settings
@@ -229,6 +230,7 @@ def _load_weights(
         settings["device_map"] = {"": device}
     weights, model_class = None, AutoModelForCausalLM
     if is_gguf(source):
+        check_weights(config.model)
         weights = read_weights(read_header(source), read_settings(source), dtype)
         weights = weights if shard is None else sharded(weights, shard)
     elif shard is not None:

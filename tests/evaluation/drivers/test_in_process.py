@@ -162,7 +162,8 @@ def test_a_run_ends_when_an_engine_closes_and_the_same_command_goes_on(
         closing.setattr(in_process.InProcess, "_answer", answer_until_the_drafter_closes)
         with pytest.raises(BackendLost, match="an engine of this run has closed"):
             answered(task, tmp_path)
-    assert all(each.error is None for each in read(tmp_path / RESULTS)[1])
+    kept = tmp_path / RESULTS  # is not there if the first answer was lost
+    assert not kept.exists() or all(each.error is None for each in read(kept)[1])
     again = answered(task, tmp_path)
     assert {key: each.prediction for key, each in again.items()} == {
         key: results[key].prediction for key in again

