@@ -12,7 +12,7 @@ Pairs are of two kinds:
 
 * **upward**: every target with every drafter, which has twice the weights and knows more;
 * **equal**: every target with every *other* target as its drafter. Both have the same size, the
-  same curriculum and about the same skill, so what fusing gains is not a better model's knowledge.
+  same curriculum, so what fusing gains is not a better model's knowledge.
 
 Items, states of retrieval and rules are those of `adaptive_rules.py`, of the split on which the
 default was reported. Intervals resample targets, drafters and items, each by itself (the bootstrap

@@ -57,7 +57,7 @@ def test_damaged_weights_are_not_used() -> None:
     entry.path.parent.mkdir(parents=True)
     tiny_gguf.write(entry.path)
     with pytest.raises(
-        ConfigurationError, match="is damaged.* models get smollm2-135m`"
+        ConfigurationError, match=r"is damaged.* models get smollm2-135m`"
     ):
         load_model(EngineConfig(model="smollm2-135m"))
     check_weights("some/other-model")
