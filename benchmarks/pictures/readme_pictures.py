@@ -180,9 +180,9 @@ def claim(run: RunResults, lengths: Sequence[int]) -> str:
         if all(each is not None and each.sign > 0 for each in found):
             won.append(f"{length:,}")
     if not won:
-        return "Two models together are nowhere clearly better than each alone"
+        return "Two models together nowhere clearly beat each alone"
     at = " and ".join([", ".join(won[:-1]), won[-1]]) if won[1:] else won[0]
-    return f"Two models together are better than each alone at {at} tokens"
+    return f"Two models together beat each alone at {at} tokens"
 
 
 def save(figure: Figure, path: Path) -> None:

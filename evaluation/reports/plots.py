@@ -75,6 +75,8 @@ def draw(run: RunResults, out_dir: Path) -> dict[str, Path]:
         for name, picture in pictures.items():
             figure = picture(run)
             if figure is not None:
+                if name != "eta" and len(run.conditions) > 1:  # it alone shows them all
+                    figure.suptitle(f"retrieval: {run.conditions[0].name}", fontsize=9)
                 out_dir.mkdir(parents=True, exist_ok=True)
                 made[name] = out_dir / f"{name}.svg"
                 figure.savefig(made[name], metadata={"Date": None})

@@ -45,14 +45,14 @@ def test_both_themes_say_the_same_in_other_colours(tmp_path):
 @pytest.mark.parametrize(
     ("fused", "title"),
     [
-        ({"500": 1.0, "3000": 0.0}, "Two models together are better than each alone at 500 tokens"),
+        ({"500": 1.0, "3000": 0.0}, "Two models together beat each alone at 500 tokens"),
         (
             {"500": 1.0, "1000": 1.0, "3000": 1.0},
-            "Two models together are better than each alone at 500, 1,000 and 3,000 tokens",
+            "Two models together beat each alone at 500, 1,000 and 3,000 tokens",
         ),
         (
             {"500": 0.0, "3000": 0.0},
-            "Two models together are nowhere clearly better than each alone",
+            "Two models together nowhere clearly beat each alone",
         ),
     ],
 )
