@@ -56,9 +56,7 @@ def test_damaged_weights_are_not_used() -> None:
     assert isinstance(entry, CatalogueFile)
     entry.path.parent.mkdir(parents=True)
     tiny_gguf.write(entry.path)
-    with pytest.raises(
-        ConfigurationError, match=r"is damaged.* models get smollm2-135m`"
-    ):
+    with pytest.raises(ConfigurationError, match=r"is damaged.* models get smollm2-135m`"):
         load_model(EngineConfig(model="smollm2-135m"))
     check_weights("some/other-model")
 
