@@ -16,7 +16,7 @@ import numpy.typing as npt
 from rapid.speculation.draw import Draw
 from rapid.speculation.fusion import retrieved_weight
 from rapid.speculation.noise import Float64Array
-from rapid.speculation.rows import Ids, Row
+from rapid.speculation.rows import FINE, Ids, Row
 
 MANY = 64.0  # times the mean probability, from which a token is likely
 
@@ -141,7 +141,7 @@ def fused_row(row: Row, told: Told, draw: Draw, log_odds: float) -> Fused:
     moved = probs * np.exp(eta * scale * move * is_plausible)
     slack = moved * row.error * (1 + eta * scale * (probs + abs(move)))
     slack *= moved != probs
-    total = 1.0 + float((moved - probs).sum())
+    total = max(1.0 + float((moved - probs).sum()), FINE)  # `distill` may leave next to nothing
     error = row.error + (row.error + float(slack.sum())) / total
     return Fused(row, ids, moved, slack, total, error)
 

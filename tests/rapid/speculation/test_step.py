@@ -208,6 +208,19 @@ def test_a_filter_of_the_best_takes_others_for_what_the_proposal_moves_down(way)
     assert tokens == {2, 5}
 
 
+@pytest.mark.parametrize("coupling", get_args(Coupling))
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sure_target_whose_one_token_is_moved_down_to_nothing_is_specified(way, coupling):
+    speculation = SpeculationConfig(transfer="distill", eta=60, coupling=coupling)
+    proposed, rows = torch.zeros(1, 5_000), torch.zeros(1, 5_000)
+    proposed[0, [7, 8]] = torch.tensor([20.0, 20.2])
+    rows[0, 7] = 45.0
+    for seed in range(5):
+        draw = Draw(SamplingConfig(temperature=0.1, seed=seed), speculation, 0, 0)
+        question = ToJudge(drafted(proposed, draw), rows, draw, frozenset())
+        assert WAYS[way]([question]) == [question.by_specification()]
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_logits_that_are_not_numbers_end_their_own_answer_only(way):
     draw = Draw(SamplingConfig(), SpeculationConfig(), 0, 0)
