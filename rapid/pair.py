@@ -14,8 +14,10 @@ and from several threads.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypedDict
@@ -42,7 +44,7 @@ from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel, check_memory
 from rapid.engines.parallel.leading import load_replica
 from rapid.engines.ports import LocalPool
-from rapid.errors import BadRequest
+from rapid.errors import BadRequest, RapidError
 from rapid.estimators import Patience
 from rapid.loop_thread import LoopThread, Result
 from rapid.messages import (
@@ -107,7 +109,8 @@ class Answer:
 class Stream(Iterator[str]):
     """An iterator over the pieces of an answer's text, each available once it is final.
 
-    `close` gives up the rest of the answer and releases its leases.
+    `close` gives up the rest of the answer and releases its leases. One thread at a time may take
+    pieces; any may close.
 
     Attributes:
         answer: The complete answer once the last piece was taken; None before.
@@ -119,14 +122,29 @@ class Stream(Iterator[str]):
         self._events = events
         self._pieces: list[str] = []
         self._finish: FinishReason = "length"
+        self._taking = threading.Lock()
+        self._turn = asyncio.Lock()
 
     def __next__(self) -> str:
+        if not self._taking.acquire(blocking=False):
+            raise RapidError(
+                "another thread waits for a piece of this stream: give each thread its own stream"
+            )
+        try:
+            return self._next()
+        except StopIteration:
+            raise
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._taking.release()
+
+    def _next(self) -> str:
         while self.answer is None:
-            try:
-                event: GenerationEvent = self._pair._run(anext(self._events))
-            except BaseException:
-                self.close()
-                raise
+            event = self._pair._run(self._event)
+            if event is None:  # `close` came first
+                break
             if isinstance(event, TextDelta):
                 self._pieces.append(event.text)
                 self._finish = event.finish_reason or self._finish
@@ -138,8 +156,20 @@ class Stream(Iterator[str]):
         raise StopIteration
 
     def close(self) -> None:
-        """Give up the rest of the answer; a complete one is unaffected."""
-        self._pair._run(self._events.aclose())
+        """Give up the rest of the answer; no-op on a complete one, or where the pair is closed."""
+        try:
+            self._pair._run(self._end)
+        except RapidError:
+            if not self._pair._loop.is_closed:
+                raise
+
+    async def _event(self) -> GenerationEvent | None:
+        async with self._turn:
+            return await anext(self._events, None)
+
+    async def _end(self) -> None:
+        async with self._turn:  # after a wait that was interrupted, and releases its leases
+            await self._events.aclose()
 
 
 class Pair:
@@ -216,7 +246,7 @@ class Pair:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, work: Awaitable[Result]) -> Result:
+    def _run(self, work: Callable[[], Awaitable[Result]]) -> Result:
         return self._loop.run(work)
 
 
@@ -267,8 +297,8 @@ def open_pair(
         retriever: Retriever | None = None
         if not looks_up:
             offsets, tokenizer = texts[0].token_offsets, texts[0].fingerprint
-            retriever = loop.run(open_retriever(retrieval, offsets, tokenizer=tokenizer))
-            opening.callback(lambda: loop.run(retriever.close()))
+            retriever = loop.run(lambda: open_retriever(retrieval, offsets, tokenizer=tokenizer))
+            opening.callback(loop.run, retriever.close)
         config = AnsweringConfig(answerable_log_odds=answerable_log_odds)
         prompts = RequestPrompts(
             texts[0],

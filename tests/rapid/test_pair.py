@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -157,6 +159,55 @@ def test_a_closed_pair_says_so_and_leaves_no_thread():
         opened.answer("What is it?")
     left = {thread.name for thread in set(threading.enumerate()) - before}
     assert left <= {"tqdm_monitor"}
+
+
+def test_a_stream_that_was_given_up_has_ended(pair):
+    stream = pair.stream("What is it?", documents=[FACTS], mode="plain")
+    assert next(stream)
+    stream.close()
+    stream.close()
+    assert list(stream) == []
+    assert stream.answer is None
+
+
+@pytest.mark.parametrize("drafter", ["embedded:drafter", None])
+def test_a_pair_is_closed_with_streams_open(drafter, caplog):
+    """One has begun, one has not: both end without a word, and neither can be read on."""
+    with rapid.open("embedded:target", drafter=drafter) as opened:
+        begun = opened.stream("What is it?", documents=[FACTS], mode="fused", max_tokens=200)
+        unread = opened.stream("What is it?", documents=[FACTS])
+        assert next(begun)
+    opened.close()
+    for stream in (begun, unread):
+        stream.close()
+        with pytest.raises(RapidError, match="this pair is closed"):
+            next(stream)
+    del begun, unread, stream
+    gc.collect()  # a generator that was left open would complain here
+    assert caplog.messages == []
+
+
+def test_a_stream_has_one_reader_at_a_time_and_anyone_may_close_it(pair, monkeypatch):
+    stream = pair.stream("What is it?", documents=[FACTS], mode="plain", max_tokens=40)
+    assert next(stream)
+    runner = pair._services.pools.target._engine._compute.runner
+    run, is_waiting, goes_on = runner.run, threading.Event(), threading.Event()
+
+    def waits(feeds):
+        is_waiting.set()
+        assert goes_on.wait(60)
+        return run(feeds)
+
+    monkeypatch.setattr(runner, "run", waits)
+    with ThreadPoolExecutor() as threads:
+        reading = threads.submit(list, stream)
+        assert is_waiting.wait(60)
+        with pytest.raises(RapidError, match="give each thread its own stream"):
+            next(stream)
+        closing = threads.submit(stream.close)
+        goes_on.set()
+        closing.result()
+        reading.result()  # it ends, wherever the other thread has closed it
 
 
 def test_the_readme_s_example_answers_right(
