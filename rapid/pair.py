@@ -19,76 +19,39 @@ import itertools
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import Any, Self, TypedDict
+from dataclasses import dataclass
+from typing import Self
 
-from pydantic import ValidationError
 from typing_extensions import Unpack
 
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.request import RequestRun
 from rapid.answering.services import Pools, Services
+from rapid.asking import Settings, as_request, in_own_words
 from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary
-from rapid.config import (
-    AnsweringConfig,
-    Coupling,
-    EngineConfig,
-    Mode,
-    PromptLookup,
-    SpeculationConfig,
-    Transfer,
-)
+from rapid.config import AnsweringConfig, EngineConfig, PromptLookup, SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel, check_memory
 from rapid.engines.parallel.leading import load_replica
 from rapid.engines.ports import LocalPool
-from rapid.errors import BadRequest, RapidError
+from rapid.errors import BadRequest, ConfigurationError, RapidError
 from rapid.estimators import Patience
 from rapid.loop_thread import LoopThread, Result
 from rapid.messages import (
     Document,
     Finished,
     FinishReason,
-    GenerateRequest,
     GenerationEvent,
     Message,
     Receipt,
-    SpeculationRequest,
     TextDelta,
 )
 from retrieval import RetrievalConfig, Retriever, open_retriever
 
-Documents = Sequence[str | Document]
-
-_TENANT = "local"
 _EMBEDDED = "embedded:"
 _FOR_EMBEDDED = RetrievalConfig(chunk_tokens=64, budget_tokens=320)  # as in `serve_config.yaml`
-
-
-class Settings(TypedDict, total=False):
-    """Optional settings of a question, with the names and defaults of the HTTP API.
-
-    ``docs/api.md`` describes each of them.
-    """
-
-    mode: Mode
-    max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int | None
-    seed: int
-    stop: Sequence[str]
-    query: str
-    retrieval_tokens: int
-    transfer: Transfer
-    eta: float
-    max_draft: int
-    coupling: Coupling
-    plausibility: float
-    draft_top_k: int | None
-    refresh: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +97,8 @@ class Stream(Iterator[str]):
             return self._next()
         except StopIteration:
             raise
+        except BadRequest as refused:
+            raise in_own_words(refused) from None
         except BaseException:
             self.close()
             raise
@@ -185,18 +150,19 @@ class Pair:
         self,
         question: str | Sequence[Message],
         *,
-        documents: Documents = (),
+        documents: Sequence[str | Document] = (),
         **settings: Unpack[Settings],
     ) -> Answer:
         """Answer a question about documents.
 
         Args:
-            question: A question, or a whole chat.
-            documents: The documents, which the target reads in full.
+            question: A question, or a whole chat of `rapid.Message`.
+            documents: The documents, which the target reads in full: texts, or `rapid.Document`
+                where they have names.
             settings: Mode, sampling and speculation settings.
 
         Raises:
-            BadRequest: A setting is invalid; ``param`` names it.
+            BadRequest: An argument or a setting is invalid; ``param`` names it.
             PromptTooLong: Question, documents and answer exceed the target's context.
             RapidError: The answer could not be produced under its contract.
         """
@@ -210,7 +176,7 @@ class Pair:
         self,
         question: str | Sequence[Message],
         *,
-        documents: Documents = (),
+        documents: Sequence[str | Document] = (),
         **settings: Unpack[Settings],
     ) -> Stream:
         """Answer piece by piece, with the arguments and errors of `answer`.
@@ -223,17 +189,17 @@ class Pair:
     def _begin(
         self,
         question: str | Sequence[Message],
-        documents: Documents,
+        documents: Sequence[str | Document],
         settings: Settings,
         *,
         is_streamed: bool,
     ) -> Stream:
-        request = _request(f"local-{next(self._ids)}", question, documents, settings)
-        request = replace(request, is_streamed=is_streamed)
+        request_id = f"local-{next(self._ids)}"
+        request = as_request(request_id, question, documents, settings, is_streamed=is_streamed)
         try:
             run = RequestRun(self._services, request)
-        except ValidationError as error:
-            raise _bad_request(error) from None
+        except BadRequest as refused:
+            raise in_own_words(refused) from None
         return Stream(self, run.events())
 
     def close(self) -> None:
@@ -266,7 +232,7 @@ def open_pair(
         drafter: Likewise. With None the target drafts for itself on the retrieved chunks; with
             `PromptLookup` nothing is retrieved.
         retrieval: How documents are searched; None searches by words, without a download.
-        speculation: Defaults for settings that a question leaves out.
+        speculation: Defaults for settings that a question leaves out; the paper's rule is a mode.
         context_tokens: Longest prompt plus answer, in tokens, for models given by name; their KV
             pool holds twice that.
         answerable_log_odds: See `AnsweringConfig`: `auto` asks the drafter first.
@@ -275,6 +241,8 @@ def open_pair(
         ConfigurationError: A checkpoint cannot be used, the two do not share a vocabulary, or the
             memory does not suffice.
     """
+    if speculation is not None and speculation.rule != "exact":
+        raise ConfigurationError("speculation.rule is not for all answers: ask with mode 'paper'")
     configs = [_engine_config(target, context_tokens)]
     looks_up = isinstance(drafter, PromptLookup)
     if isinstance(drafter, str | EngineConfig):
@@ -340,47 +308,3 @@ def _engine_config(model: str | EngineConfig, context_tokens: int) -> EngineConf
     facts = read_model_facts(EngineConfig(model=model))
     longest = min(context_tokens, facts.num_positions)
     return EngineConfig(model=model, max_context=longest, kv_cache_tokens=2 * longest)
-
-
-def _request(
-    request_id: str, question: str | Sequence[Message], documents: Documents, settings: Settings
-) -> GenerateRequest:
-    given: dict[str, Any] = dict(settings)
-    unknown = given.keys() - Settings.__annotations__.keys()
-    if unknown:
-        raise TypeError(f"no such setting: {', '.join(sorted(unknown))}")
-    of_method = {
-        name: given.pop(name) for name in list(given) if name in SpeculationRequest.__slots__
-    }
-    if "draft_top_k" in of_method and of_method["draft_top_k"] is None:
-        of_method["all_draft_tokens"] = True
-    stop = given.pop("stop", ())
-    return GenerateRequest(
-        request_id=request_id,
-        tenant=_TENANT,
-        messages=(Message("user", question),) if isinstance(question, str) else tuple(question),
-        documents=_named(documents),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        speculation=SpeculationRequest(**of_method),
-        **given,
-    )
-
-
-def _named(documents: Documents) -> tuple[Document, ...]:
-    """Give every unnamed text a distinct name, because the prompts state the names."""
-    if isinstance(documents, str):
-        raise TypeError("documents is a sequence of texts: put the text into a list")
-    names = {document.name for document in documents if isinstance(document, Document)}
-    fresh = (name for number in itertools.count(1) if (name := f"document {number}") not in names)
-    if len(documents) == 1 and isinstance(documents[0], str):
-        return (Document("document", documents[0]),)
-    return tuple(
-        document if isinstance(document, Document) else Document(next(fresh), document)
-        for document in documents
-    )
-
-
-def _bad_request(error: ValidationError) -> BadRequest:
-    first = error.errors(include_url=False, include_input=False)[0]
-    field = str(first["loc"][0]) if first["loc"] else None
-    return BadRequest(f"{field}: {first['msg']}" if field else first["msg"], field)

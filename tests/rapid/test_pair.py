@@ -15,7 +15,7 @@ import torch
 import rapid
 from evaluation.loaders.generated import load
 from evaluation.tasks import Source
-from rapid.errors import BadRequest, PromptTooLong, RapidError
+from rapid.errors import BadRequest, ConfigurationError, PromptTooLong, RapidError
 from rapid.messages import Document, Message
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -120,14 +120,31 @@ def test_a_setting_out_of_range_is_refused_by_its_name(pair, settings, field):
 
 
 def test_mistakes_of_the_caller_are_named(pair):
-    with pytest.raises(PromptTooLong, match="more than the 8192 tokens of the model's context"):
+    with pytest.raises(PromptTooLong, match="more than the 8192 tokens of the target's context"):
         pair.answer("word " * 20_000)
-    with pytest.raises(TypeError, match="no such setting: temprature"):
-        pair.answer("What is it?", temprature=0)
-    with pytest.raises(TypeError, match="put the text into a list"):
-        pair.answer("What is it?", documents=FACTS)
-    with pytest.raises(BadRequest, match=r"rapid\.refresh is not part of mode 'paper'"):
+    with pytest.raises(BadRequest, match=r"^refresh is not part of mode 'paper'"):
         pair.answer("What is it?", documents=[FACTS], mode="paper", refresh=True)
+    with pytest.raises(BadRequest, match=r"^retrieval_tokens must be below") as refused:
+        pair.answer("What is it?", documents=[FACTS], retrieval_tokens=8192)
+    assert refused.value.param == "retrieval_tokens"
+    with pytest.raises(ConfigurationError, match="ask with mode 'paper'"):
+        rapid.open("embedded:target", speculation=rapid.SpeculationConfig(rule="paper"))
+
+
+@pytest.mark.parametrize("mode", ["plain", "rag", "fused"])
+def test_a_call_that_is_refused_leaves_the_engines_as_they_were(pair, mode):
+    with pytest.raises(BadRequest, match="max_tokens must be a valid integer"):
+        pair.answer("What is it?", documents=[FACTS], mode=mode, max_tokens=20.0)
+    assert pair.answer("What is it?", documents=[FACTS], mode=mode, max_tokens=2).text
+
+
+def test_what_an_engine_cannot_reserve_fails_alone(pair, monkeypatch):
+    prefixes = pair._services.pools.target._engine._state.ledger.prefixes
+    with monkeypatch.context() as broken:
+        broken.setattr(prefixes, "take", None)
+        with pytest.raises(TypeError):
+            pair.answer("What is it?", mode="plain", max_tokens=2)
+    assert pair.answer("What is it?", mode="plain", max_tokens=2).text
 
 
 @pytest.mark.parametrize("drafter", [None, rapid.PromptLookup()], ids=["target", "lookup"])
