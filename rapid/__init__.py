@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rapid.config import PromptLookup, SamplingConfig, SpeculationConfig, WindowDrafting
     from rapid.generation import Generation, generate, load
+    from rapid.messages import Document, Message
     from rapid.pair import Answer, Pair
     from rapid.pair import open_pair as open
 
 __all__ = [
     "Answer",
+    "Document",
     "Generation",
+    "Message",
     "Pair",
     "PromptLookup",
     "SamplingConfig",
@@ -24,7 +27,9 @@ __all__ = [
 
 _HOMES = {
     "Answer": ("rapid.pair", "Answer"),
+    "Document": ("rapid.messages", "Document"),
     "Generation": ("rapid.generation", "Generation"),
+    "Message": ("rapid.messages", "Message"),
     "Pair": ("rapid.pair", "Pair"),
     "PromptLookup": ("rapid.config", "PromptLookup"),
     "SamplingConfig": ("rapid.config", "SamplingConfig"),

@@ -14,79 +14,44 @@ and from several threads.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import Any, Self, TypedDict
+from dataclasses import dataclass
+from typing import Self
 
-from pydantic import ValidationError
 from typing_extensions import Unpack
 
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.request import RequestRun
 from rapid.answering.services import Pools, Services
+from rapid.asking import Settings, as_request, in_own_words
 from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary
-from rapid.config import (
-    AnsweringConfig,
-    Coupling,
-    EngineConfig,
-    Mode,
-    PromptLookup,
-    SpeculationConfig,
-    Transfer,
-)
+from rapid.config import AnsweringConfig, EngineConfig, PromptLookup, SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel, check_memory
 from rapid.engines.parallel.leading import load_replica
 from rapid.engines.ports import LocalPool
-from rapid.errors import BadRequest
+from rapid.errors import BadRequest, ConfigurationError, RapidError
 from rapid.estimators import Patience
 from rapid.loop_thread import LoopThread, Result
 from rapid.messages import (
     Document,
     Finished,
     FinishReason,
-    GenerateRequest,
     GenerationEvent,
     Message,
     Receipt,
-    SpeculationRequest,
     TextDelta,
 )
 from retrieval import RetrievalConfig, Retriever, open_retriever
 
-Documents = Sequence[str | Document]
-
-_TENANT = "local"
 _EMBEDDED = "embedded:"
 _FOR_EMBEDDED = RetrievalConfig(chunk_tokens=64, budget_tokens=320)  # as in `serve_config.yaml`
-
-
-class Settings(TypedDict, total=False):
-    """Optional settings of a question, with the names and defaults of the HTTP API.
-
-    ``docs/api.md`` describes each of them.
-    """
-
-    mode: Mode
-    max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int | None
-    seed: int
-    stop: Sequence[str]
-    query: str
-    retrieval_tokens: int
-    transfer: Transfer
-    eta: float
-    max_draft: int
-    coupling: Coupling
-    plausibility: float
-    draft_top_k: int | None
-    refresh: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +72,8 @@ class Answer:
 class Stream(Iterator[str]):
     """An iterator over the pieces of an answer's text, each available once it is final.
 
-    `close` gives up the rest of the answer and releases its leases.
+    `close` gives up the rest of the answer and releases its leases. One thread at a time may take
+    pieces; any may close.
 
     Attributes:
         answer: The complete answer once the last piece was taken; None before.
@@ -119,14 +85,31 @@ class Stream(Iterator[str]):
         self._events = events
         self._pieces: list[str] = []
         self._finish: FinishReason = "length"
+        self._taking = threading.Lock()
+        self._turn = asyncio.Lock()
 
     def __next__(self) -> str:
+        if not self._taking.acquire(blocking=False):
+            raise RapidError(
+                "another thread waits for a piece of this stream: give each thread its own stream"
+            )
+        try:
+            return self._next()
+        except StopIteration:
+            raise
+        except BadRequest as refused:
+            raise in_own_words(refused) from None
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._taking.release()
+
+    def _next(self) -> str:
         while self.answer is None:
-            try:
-                event: GenerationEvent = self._pair._run(anext(self._events))
-            except BaseException:
-                self.close()
-                raise
+            event = self._pair._run(self._event)
+            if event is None:  # `close` came first
+                break
             if isinstance(event, TextDelta):
                 self._pieces.append(event.text)
                 self._finish = event.finish_reason or self._finish
@@ -138,8 +121,20 @@ class Stream(Iterator[str]):
         raise StopIteration
 
     def close(self) -> None:
-        """Give up the rest of the answer; a complete one is unaffected."""
-        self._pair._run(self._events.aclose())
+        """Give up the rest of the answer; no-op on a complete one, or where the pair is closed."""
+        try:
+            self._pair._run(self._end)
+        except RapidError:
+            if not self._pair._loop.is_closed:
+                raise
+
+    async def _event(self) -> GenerationEvent | None:
+        async with self._turn:
+            return await anext(self._events, None)
+
+    async def _end(self) -> None:
+        async with self._turn:  # after a wait that was interrupted, and releases its leases
+            await self._events.aclose()
 
 
 class Pair:
@@ -155,18 +150,19 @@ class Pair:
         self,
         question: str | Sequence[Message],
         *,
-        documents: Documents = (),
+        documents: Sequence[str | Document] = (),
         **settings: Unpack[Settings],
     ) -> Answer:
         """Answer a question about documents.
 
         Args:
-            question: A question, or a whole chat.
-            documents: The documents, which the target reads in full.
+            question: A question, or a whole chat of `rapid.Message`.
+            documents: The documents, which the target reads in full: texts, or `rapid.Document`
+                where they have names.
             settings: Mode, sampling and speculation settings.
 
         Raises:
-            BadRequest: A setting is invalid; ``param`` names it.
+            BadRequest: An argument or a setting is invalid; ``param`` names it.
             PromptTooLong: Question, documents and answer exceed the target's context.
             RapidError: The answer could not be produced under its contract.
         """
@@ -180,7 +176,7 @@ class Pair:
         self,
         question: str | Sequence[Message],
         *,
-        documents: Documents = (),
+        documents: Sequence[str | Document] = (),
         **settings: Unpack[Settings],
     ) -> Stream:
         """Answer piece by piece, with the arguments and errors of `answer`.
@@ -193,17 +189,17 @@ class Pair:
     def _begin(
         self,
         question: str | Sequence[Message],
-        documents: Documents,
+        documents: Sequence[str | Document],
         settings: Settings,
         *,
         is_streamed: bool,
     ) -> Stream:
-        request = _request(f"local-{next(self._ids)}", question, documents, settings)
-        request = replace(request, is_streamed=is_streamed)
+        request_id = f"local-{next(self._ids)}"
+        request = as_request(request_id, question, documents, settings, is_streamed=is_streamed)
         try:
             run = RequestRun(self._services, request)
-        except ValidationError as error:
-            raise _bad_request(error) from None
+        except BadRequest as refused:
+            raise in_own_words(refused) from None
         return Stream(self, run.events())
 
     def close(self) -> None:
@@ -216,7 +212,7 @@ class Pair:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, work: Awaitable[Result]) -> Result:
+    def _run(self, work: Callable[[], Awaitable[Result]]) -> Result:
         return self._loop.run(work)
 
 
@@ -236,7 +232,7 @@ def open_pair(
         drafter: Likewise. With None the target drafts for itself on the retrieved chunks; with
             `PromptLookup` nothing is retrieved.
         retrieval: How documents are searched; None searches by words, without a download.
-        speculation: Defaults for settings that a question leaves out.
+        speculation: Defaults for settings that a question leaves out; the paper's rule is a mode.
         context_tokens: Longest prompt plus answer, in tokens, for models given by name; their KV
             pool holds twice that.
         answerable_log_odds: See `AnsweringConfig`: `auto` asks the drafter first.
@@ -245,6 +241,8 @@ def open_pair(
         ConfigurationError: A checkpoint cannot be used, the two do not share a vocabulary, or the
             memory does not suffice.
     """
+    if speculation is not None and speculation.rule != "exact":
+        raise ConfigurationError("speculation.rule is not for all answers: ask with mode 'paper'")
     configs = [_engine_config(target, context_tokens)]
     looks_up = isinstance(drafter, PromptLookup)
     if isinstance(drafter, str | EngineConfig):
@@ -267,8 +265,8 @@ def open_pair(
         retriever: Retriever | None = None
         if not looks_up:
             offsets, tokenizer = texts[0].token_offsets, texts[0].fingerprint
-            retriever = loop.run(open_retriever(retrieval, offsets, tokenizer=tokenizer))
-            opening.callback(lambda: loop.run(retriever.close()))
+            retriever = loop.run(lambda: open_retriever(retrieval, offsets, tokenizer=tokenizer))
+            opening.callback(loop.run, retriever.close)
         config = AnsweringConfig(answerable_log_odds=answerable_log_odds)
         prompts = RequestPrompts(
             texts[0],
@@ -310,47 +308,3 @@ def _engine_config(model: str | EngineConfig, context_tokens: int) -> EngineConf
     facts = read_model_facts(EngineConfig(model=model))
     longest = min(context_tokens, facts.num_positions)
     return EngineConfig(model=model, max_context=longest, kv_cache_tokens=2 * longest)
-
-
-def _request(
-    request_id: str, question: str | Sequence[Message], documents: Documents, settings: Settings
-) -> GenerateRequest:
-    given: dict[str, Any] = dict(settings)
-    unknown = given.keys() - Settings.__annotations__.keys()
-    if unknown:
-        raise TypeError(f"no such setting: {', '.join(sorted(unknown))}")
-    of_method = {
-        name: given.pop(name) for name in list(given) if name in SpeculationRequest.__slots__
-    }
-    if "draft_top_k" in of_method and of_method["draft_top_k"] is None:
-        of_method["all_draft_tokens"] = True
-    stop = given.pop("stop", ())
-    return GenerateRequest(
-        request_id=request_id,
-        tenant=_TENANT,
-        messages=(Message("user", question),) if isinstance(question, str) else tuple(question),
-        documents=_named(documents),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        speculation=SpeculationRequest(**of_method),
-        **given,
-    )
-
-
-def _named(documents: Documents) -> tuple[Document, ...]:
-    """Give every unnamed text a distinct name, because the prompts state the names."""
-    if isinstance(documents, str):
-        raise TypeError("documents is a sequence of texts: put the text into a list")
-    names = {document.name for document in documents if isinstance(document, Document)}
-    fresh = (name for number in itertools.count(1) if (name := f"document {number}") not in names)
-    if len(documents) == 1 and isinstance(documents[0], str):
-        return (Document("document", documents[0]),)
-    return tuple(
-        document if isinstance(document, Document) else Document(next(fresh), document)
-        for document in documents
-    )
-
-
-def _bad_request(error: ValidationError) -> BadRequest:
-    first = error.errors(include_url=False, include_input=False)[0]
-    field = str(first["loc"][0]) if first["loc"] else None
-    return BadRequest(f"{field}: {first['msg']}" if field else first["msg"], field)

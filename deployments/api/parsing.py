@@ -6,16 +6,15 @@ are refused, since an answer that silently ignores an option is worse than an er
 
 from __future__ import annotations
 
-import difflib
 import json
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from deployments.api.limits import USUAL_LIMITS, Limits
-from deployments.api.requests import ChatRequest, DocumentBody, RapidOptions
+from deployments.api.requests import ChatRequest, RapidOptions
 from rapid.errors import BadRequest
+from rapid.requests import bad_request
 
 # Fields that change the answer and are not supported, each with its values that have no effect.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -87,7 +86,7 @@ def parse_chat_request(body: bytes, limits: Limits = USUAL_LIMITS) -> ChatReques
     try:
         request = ChatRequest.model_validate(fields)
     except ValidationError as error:
-        raise _bad_request(error.errors(include_url=False, include_input=False)[0]) from None
+        raise bad_request(error, RapidOptions) from None
     documents = (request.rapid and request.rapid.documents) or ()
     limits.check_sizes(
         request.n or 1, (each.content for each in request.messages), (d.text for d in documents)
@@ -109,37 +108,3 @@ def _parse_json(body: bytes) -> object:
         raise BadRequest(f"The request body is not JSON: {error}") from None
     except ValueError:
         raise BadRequest("The request body has a number of too many digits.") from None
-
-
-_MESSAGES = {
-    "too_short": "must not be empty",
-    "string_too_short": "must not be empty",
-    "too_long": "is too long: at most {max_length}",
-    "string_too_long": "is too long: at most {max_length}",
-    "model_type": "must be an object",
-    "dict_type": "must be an object",
-    "list_type": "must be a list",
-}
-
-
-def _bad_request(error: ErrorDetails) -> BadRequest:
-    param = _param(error["loc"])
-    kind = error["type"]
-    if kind == "extra_forbidden":
-        name = str(error["loc"][-1])
-        model = DocumentBody if "documents" in error["loc"] else RapidOptions
-        close = difflib.get_close_matches(name, list(model.model_fields), n=1)
-        hint = f": did you mean {close[0]!r}?" if close else ""
-        return BadRequest(f"{param} is not known{hint}", param, "unknown_parameter")
-    if kind == "missing":
-        return BadRequest(f"{param} is missing", param, "missing_required_parameter")
-    message = error["msg"].replace("Input should be", "must be")
-    if kind in _MESSAGES:
-        message = _MESSAGES[kind].format(**error.get("ctx", {}))
-    return BadRequest(f"{param} {message}", param, "invalid_value")
-
-
-def _param(loc: tuple[int | str, ...]) -> str:
-    """Format a location such as ``("messages", 0, "content")`` as ``messages[0].content``."""
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
-    return param.removeprefix(".")

@@ -168,7 +168,7 @@ class RequestPrompts:
         is_suspect = sum(map(len, texts)) > _PLAUSIBLE_CHARACTERS * max_context
         if is_suspect and self.target.has_more_tokens(texts, max_context):
             raise PromptTooLong(
-                f"The prompt has more than the {max_context} tokens of the model's context."
+                f"The prompt has more than the {max_context} tokens of the target's context."
             )
         chat = target_messages(request.messages, request.documents)
         return self.target.encode_chat(chat, day=request.date)

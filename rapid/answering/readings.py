@@ -79,6 +79,7 @@ class Readings:
             self._config.default_max_tokens,
             num_prompt,
             self._max_context[role],
+            whose=role,
             hint=self.hint(role),
         )
 

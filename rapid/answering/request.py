@@ -87,6 +87,7 @@ class RequestRun:
             request,
             max_context[self._role],
             max_context["drafter"],
+            whose=self._role,
             hint=self._readings.hint(self._role),
         )
         if not self._looks_up:

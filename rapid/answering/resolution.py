@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from typing import assert_never
 
 from rapid.config import PAPER, Contract, Mode, SamplingConfig, SpeculationConfig
 from rapid.errors import BadRequest, PromptTooLong
@@ -125,7 +126,12 @@ def check_refresh(request: GenerateRequest, *, looks_up: bool) -> None:
 
 
 def check_lengths(
-    request: GenerateRequest, max_context: int, drafter_context: int, *, hint: str = ""
+    request: GenerateRequest,
+    max_context: int,
+    drafter_context: int,
+    *,
+    whose: str = "target",
+    hint: str = "",
 ) -> None:
     """Raise an error for lengths that fit no prompt at all, before any text is tokenized.
 
@@ -133,6 +139,7 @@ def check_lengths(
         request: The request.
         max_context: Longest prompt plus answer of the model that answers, in tokens.
         drafter_context: Longest prompt plus answer of the model that drafts, in tokens.
+        whose: Role of the model that answers, which the error names.
         hint: Advice that is appended to the error about the answer.
 
     Raises:
@@ -141,8 +148,8 @@ def check_lengths(
     """
     if request.max_tokens is not None and request.max_tokens >= max_context:
         raise PromptTooLong(
-            f"A prompt with an answer of {request.max_tokens} tokens is longer than the model's "
-            f"context of {max_context} tokens.{hint}",
+            f"A prompt with an answer of {request.max_tokens} tokens is longer than the "
+            f"{whose}'s context of {max_context} tokens.{hint}",
             "max_tokens",
         )
     budget = request.retrieval_tokens
@@ -193,18 +200,19 @@ def decide(asked: Mode, evidence: Evidence) -> Decision:
         if evidence.is_lost:
             return without_drafter(evidence.why_none)
         return Decision("lossless", "asked for", "target", is_drafted=True)
-    if evidence.num_chunks and asked == "paper":
-        return Decision("paper", "asked for", "paper", is_drafted=True)
-    if evidence.num_chunks and asked == "auto" and not evidence.is_enough:
-        reason = "what retrieval found has too little to do with the question"
-        return Decision("plain", reason, "target", is_drafted=False)
-    if evidence.num_chunks:
-        reason = "asked for" if asked == "fused" else "retrieval found evidence"
-        return Decision("fused", reason, "fused", is_drafted=True)
-    if asked in FUSING:
-        reason = f"asked for, but {evidence.why_none}: nothing to fuse with"
-        return Decision(asked, reason, "target", is_drafted=False)
-    return Decision("plain", evidence.why_none, "target", is_drafted=False)
+    if asked == "fused" or asked == "paper":
+        if not evidence.num_chunks:
+            reason = f"asked for, but {evidence.why_none}: nothing to fuse with"
+            return Decision(asked, reason, "target", is_drafted=False)
+        return Decision(asked, "asked for", asked, is_drafted=True)
+    if asked == "auto":
+        if not evidence.num_chunks:
+            return Decision("plain", evidence.why_none, "target", is_drafted=False)
+        if not evidence.is_enough:
+            reason = "what retrieval found has too little to do with the question"
+            return Decision("plain", reason, "target", is_drafted=False)
+        return Decision("fused", "retrieval found evidence", "fused", is_drafted=True)
+    assert_never(asked)
 
 
 def decide_by_reading(log_odds: float, least: float) -> Decision:
@@ -249,7 +257,13 @@ def without_drafter(why: str) -> Decision:
 
 
 def answer_tokens(
-    asked: int | None, default: int, num_prompt: int, max_context: int, *, hint: str = ""
+    asked: int | None,
+    default: int,
+    num_prompt: int,
+    max_context: int,
+    *,
+    whose: str = "target",
+    hint: str = "",
 ) -> int:
     """Return the longest answer in tokens: as requested, or the default cut to the room left.
 
@@ -258,6 +272,7 @@ def answer_tokens(
         default: Default length.
         num_prompt: Length of the prompt, in tokens.
         max_context: Longest prompt plus answer, in tokens.
+        whose: Role of the model whose prompt and context these are, which the error names.
         hint: Advice that is appended to the error.
 
     Raises:
@@ -267,7 +282,7 @@ def answer_tokens(
     over = num_prompt + wanted - max_context
     if over > 0:
         raise PromptTooLong(
-            f"The prompt has {num_prompt} tokens and the answer may have {wanted}: that is "
-            f"{over} more than the model's context of {max_context} tokens.{hint}"
+            f"The {whose}'s prompt has {num_prompt} tokens and the answer may have {wanted}: that "
+            f"is {over} more than the {whose}'s context of {max_context} tokens.{hint}"
         )
     return min(default, max_context - num_prompt) if asked is None else asked

@@ -32,7 +32,7 @@ from rapid.engines.work.drafting import Decode, Draft
 from rapid.engines.work.prefill import Prefill
 from rapid.engines.work.verifying import Score, Scored, Verify, Weigh
 from rapid.engines.work.window_drafting import WindowDraft
-from rapid.errors import BadRequest, ConfigurationError, EngineFailed, LeaseNotFound
+from rapid.errors import BadRequest, ConfigurationError, LeaseNotFound
 from rapid.messages import (
     DraftBlock,
     EngineStatus,
@@ -127,8 +127,8 @@ class Engine:
                 raise BadRequest("the prompt holds a token id beyond the vocabulary", "messages")
         reply = Reply()
 
-        def answer(lease: Lease | None) -> None:
-            reply.settle(None, None if lease else EngineFailed("the engine is closed"))
+        def answer(opened: Lease | Exception) -> None:
+            reply.settle(None, opened if isinstance(opened, Exception) else None)
 
         waiter = self._state.ledger.prepare(request, answer)
         with self._state.guard:

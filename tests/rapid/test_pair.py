@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import torch
 import rapid
 from evaluation.loaders.generated import load
 from evaluation.tasks import Source
-from rapid.errors import BadRequest, PromptTooLong, RapidError
+from rapid.errors import BadRequest, ConfigurationError, PromptTooLong, RapidError
 from rapid.messages import Document, Message
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -118,14 +120,31 @@ def test_a_setting_out_of_range_is_refused_by_its_name(pair, settings, field):
 
 
 def test_mistakes_of_the_caller_are_named(pair):
-    with pytest.raises(PromptTooLong, match="more than the 8192 tokens of the model's context"):
+    with pytest.raises(PromptTooLong, match="more than the 8192 tokens of the target's context"):
         pair.answer("word " * 20_000)
-    with pytest.raises(TypeError, match="no such setting: temprature"):
-        pair.answer("What is it?", temprature=0)
-    with pytest.raises(TypeError, match="put the text into a list"):
-        pair.answer("What is it?", documents=FACTS)
-    with pytest.raises(BadRequest, match=r"rapid\.refresh is not part of mode 'paper'"):
+    with pytest.raises(BadRequest, match=r"^refresh is not part of mode 'paper'"):
         pair.answer("What is it?", documents=[FACTS], mode="paper", refresh=True)
+    with pytest.raises(BadRequest, match=r"^retrieval_tokens must be below") as refused:
+        pair.answer("What is it?", documents=[FACTS], retrieval_tokens=8192)
+    assert refused.value.param == "retrieval_tokens"
+    with pytest.raises(ConfigurationError, match="ask with mode 'paper'"):
+        rapid.open("embedded:target", speculation=rapid.SpeculationConfig(rule="paper"))
+
+
+@pytest.mark.parametrize("mode", ["plain", "rag", "fused"])
+def test_a_call_that_is_refused_leaves_the_engines_as_they_were(pair, mode):
+    with pytest.raises(BadRequest, match="max_tokens must be a valid integer"):
+        pair.answer("What is it?", documents=[FACTS], mode=mode, max_tokens=20.0)
+    assert pair.answer("What is it?", documents=[FACTS], mode=mode, max_tokens=2).text
+
+
+def test_what_an_engine_cannot_reserve_fails_alone(pair, monkeypatch):
+    prefixes = pair._services.pools.target._engine._state.ledger.prefixes
+    with monkeypatch.context() as broken:
+        broken.setattr(prefixes, "take", None)
+        with pytest.raises(TypeError):
+            pair.answer("What is it?", mode="plain", max_tokens=2)
+    assert pair.answer("What is it?", mode="plain", max_tokens=2).text
 
 
 @pytest.mark.parametrize("drafter", [None, rapid.PromptLookup()], ids=["target", "lookup"])
@@ -157,6 +176,55 @@ def test_a_closed_pair_says_so_and_leaves_no_thread():
         opened.answer("What is it?")
     left = {thread.name for thread in set(threading.enumerate()) - before}
     assert left <= {"tqdm_monitor"}
+
+
+def test_a_stream_that_was_given_up_has_ended(pair):
+    stream = pair.stream("What is it?", documents=[FACTS], mode="plain")
+    assert next(stream)
+    stream.close()
+    stream.close()
+    assert list(stream) == []
+    assert stream.answer is None
+
+
+@pytest.mark.parametrize("drafter", ["embedded:drafter", None])
+def test_a_pair_is_closed_with_streams_open(drafter, caplog):
+    """One has begun, one has not: both end without a word, and neither can be read on."""
+    with rapid.open("embedded:target", drafter=drafter) as opened:
+        begun = opened.stream("What is it?", documents=[FACTS], mode="fused", max_tokens=200)
+        unread = opened.stream("What is it?", documents=[FACTS])
+        assert next(begun)
+    opened.close()
+    for stream in (begun, unread):
+        stream.close()
+        with pytest.raises(RapidError, match="this pair is closed"):
+            next(stream)
+    del begun, unread, stream
+    gc.collect()  # a generator that was left open would complain here
+    assert caplog.messages == []
+
+
+def test_a_stream_has_one_reader_at_a_time_and_anyone_may_close_it(pair, monkeypatch):
+    stream = pair.stream("What is it?", documents=[FACTS], mode="plain", max_tokens=40)
+    assert next(stream)
+    runner = pair._services.pools.target._engine._compute.runner
+    run, is_waiting, goes_on = runner.run, threading.Event(), threading.Event()
+
+    def waits(feeds):
+        is_waiting.set()
+        assert goes_on.wait(60)
+        return run(feeds)
+
+    monkeypatch.setattr(runner, "run", waits)
+    with ThreadPoolExecutor() as threads:
+        reading = threads.submit(list, stream)
+        assert is_waiting.wait(60)
+        with pytest.raises(RapidError, match="give each thread its own stream"):
+            next(stream)
+        closing = threads.submit(stream.close)
+        goes_on.set()
+        closing.result()
+        reading.result()  # it ends, wherever the other thread has closed it
 
 
 def test_the_readme_s_example_answers_right(

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,9 +35,9 @@ from rapid.engines.kv.host_tier import HostTier
 from rapid.engines.kv.lease import Lease
 from rapid.engines.kv.lines import Lines, Waiter
 from rapid.engines.kv.prefix_cache import PrefixCache, as_runs, page_names, pages_of
-from rapid.engines.kv.rings import RingPool
+from rapid.engines.kv.rings import Ring, RingPool
 from rapid.engines.kv.sequences import Sequence
-from rapid.errors import BadRequest, LeaseNotFound, OutOfStep, PromptTooLong
+from rapid.errors import BadRequest, EngineFailed, LeaseNotFound, OutOfStep, PromptTooLong
 from rapid.messages import EngineStatus, LeaseRequest
 from rapid.ports import Clock
 
@@ -77,7 +78,9 @@ class LeaseLedger:
     def __post_init__(self) -> None:
         self.prefixes = PrefixCache(self.pool, self.host, self.disk)
 
-    def prepare(self, request: LeaseRequest, on_open: Callable[[Lease | None], None]) -> Waiter:
+    def prepare(
+        self, request: LeaseRequest, on_open: Callable[[Lease | Exception], None]
+    ) -> Waiter:
         """Return a waiter for a request, with its prompt's pages named.
 
         Naming takes a while for a long prompt and does not need the engine's lock.
@@ -117,7 +120,12 @@ class LeaseLedger:
     def admit(self) -> None:
         """Open leases, in the order that the module describes, for as long as one fits."""
         while (waiter := self._next()) is not None:
-            lease = self._reserve(waiter)
+            try:
+                lease = self._reserve(waiter)
+            except Exception as error:  # its own: those behind it, and who called, are not at fault
+                self._lines.leave(waiter)
+                waiter.on_open(error)
+                continue
             self._lines.serve(waiter)
             self._open[lease.lease_id] = lease
             first = self._open.get(waiter.request.beside or "")
@@ -167,7 +175,7 @@ class LeaseLedger:
     def close(self) -> None:
         """Refuse all waiting requests."""
         for waiter in list(self._lines):
-            waiter.on_open(None)
+            waiter.on_open(EngineFailed("the engine is closed"))
         self._lines = Lines()
 
     def expired(self) -> list[Lease]:
@@ -322,32 +330,39 @@ class LeaseLedger:
         return shared + request.num_choices * (each - shared)
 
     def _reserve(self, waiter: Waiter) -> Lease:
+        """Return a lease with all it can ever need; where that fails, nothing stays taken."""
+        with ExitStack() as undoing:
+            lease = self._reserved(waiter, undoing)
+            undoing.pop_all()
+        return lease
+
+    def _reserved(self, waiter: Waiter, undoing: ExitStack) -> Lease:
         request = waiter.request
         num_prompt = len(request.prompt_ids)
         capacity = self._capacity(request, num_prompt)
         num_pages = -(-capacity // self.page_tokens)
         num_shared = self._num_shared(request, num_prompt)
         first = self.prefixes.take(waiter.page_names, num_pages)
+        undoing.callback(self.prefixes.free, first)
         held = [first]
         shared = as_runs(pages_of(first, num_shared))
         for _ in range(request.num_choices - 1):
+            own = self.prefixes.take((), num_pages - num_shared)
             self.pool.share(shared)
-            held.append((*shared, *self.prefixes.take((), num_pages - num_shared)))
+            held.append((*shared, *own))
+            undoing.callback(self.prefixes.free, held[-1])
+        rings: list[Ring | None] = [None] * len(held)
+        if self.rings is not None:
+            for index in range(len(held)):
+                rings[index] = ring = self.rings.take()
+                undoing.callback(self.rings.free, ring)
         prompt_ids = request.prompt_ids.tolist()
         committed = request.committed or ((),) * request.num_choices
         log_odds = request.log_odds or (0.0,) * request.num_choices
         sequences = [
-            Sequence(
-                prompt_ids,
-                ids,
-                PageTable(runs, self.page_tokens),
-                capacity,
-                odds,
-                None if self.rings is None else self.rings.take(),
-            )
-            for runs, ids, odds in zip(held, committed, log_odds, strict=True)
+            Sequence(prompt_ids, ids, PageTable(runs, self.page_tokens), capacity, odds, ring)
+            for runs, ids, odds, ring in zip(held, committed, log_odds, rings, strict=True)
         ]
-        expects_companion = request.companion_tokens > 0
         prompt_pages = pages_of(first, len(waiter.page_names))
         return Lease(
             request,
@@ -356,5 +371,5 @@ class LeaseLedger:
             prompt_pages,
             waiter.page_names,
             self.clock(),
-            expects_companion,
+            expects_companion=request.companion_tokens > 0,
         )

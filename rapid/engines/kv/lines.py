@@ -19,8 +19,8 @@ class Waiter:
 
     Attributes:
         request: The lease request.
-        on_open: Callback, called at most once: with the lease when it opens, or with None when the
-            ledger closes first.
+        on_open: Callback, called at most once: with the lease when it opens, or with the error why
+            it never will.
         page_names: Names of the full pages of the prompt.
         number: Position in the order of submission.
         num_overtaken: Number of later leases of other tenants that opened while this one stood at
@@ -28,7 +28,7 @@ class Waiter:
     """
 
     request: LeaseRequest
-    on_open: Callable[[Lease | None], None]
+    on_open: Callable[[Lease | Exception], None]
     page_names: list[bytes]
     number: int = 0
     num_overtaken: int = 0

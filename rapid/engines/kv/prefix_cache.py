@@ -106,8 +106,12 @@ class PrefixCache:
         if self._host is not None:
             self._host.want(names)
         num_missing = num_pages - len(here)
-        self._make_room(num_missing)
-        fresh = [page for run in self._pool.allocate(num_missing) for page in run.pages]
+        try:
+            self._make_room(num_missing)
+            fresh = [page for run in self._pool.allocate(num_missing) for page in run.pages]
+        except Exception:
+            self._pool.free(as_runs(here))
+            raise
         new = iter(fresh)
         for index, name in enumerate(names):
             if pages[index] is None:

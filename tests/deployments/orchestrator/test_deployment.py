@@ -131,7 +131,7 @@ async def test_a_prompt_that_is_too_long_is_refused_with_numbers(fakes: Fakes) -
     with pytest.raises(PromptTooLong) as refused:
         await answered(fakes, question("r6", text="word " * 3000))
     assert refused.value.param == "messages"
-    assert "more than the 1024 tokens of the model's context" in str(refused.value)
+    assert "more than the 1024 tokens of the target's context" in str(refused.value)
     assert "mode: rag" in str(refused.value)
     assert fakes.held() == (0, 0)
 

@@ -61,6 +61,21 @@ async def test_a_broken_drafter_pool_leaves_the_answer_to_the_target(
     assert tokens(events) == script(5, 12)
 
 
+@pytest.mark.parametrize(
+    ("asked", "whose"),
+    [
+        ({"mode": "fused", "max_tokens": 1020}, "drafter's context of 1024"),
+        ({"mode": "rag", "max_tokens": 1020}, "drafter's context of 1024"),
+        ({"mode": "rag", "max_tokens": 1024}, "drafter's context of 1024"),
+        ({"mode": "fused", "max_tokens": 4090}, "target's context of 4096"),
+    ],
+)
+async def test_what_does_not_fit_names_the_model_whose_context_is_too_short(asked, whose) -> None:
+    app = LocalApplication(engine={"max_context": 4096, "kv_cache_tokens": 8192})
+    with pytest.raises(PromptTooLong, match=whose):
+        await app.answered(question("r", documents=ATLAS, **asked))
+
+
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda error: type(error).__name__)
 async def test_fused_cannot_do_without_one_and_says_so(broken: Exception) -> None:
     app = LocalApplication()

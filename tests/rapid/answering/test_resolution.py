@@ -124,29 +124,34 @@ def test_what_the_request_does_not_say_is_configured() -> None:
     assert speculation_of(request(mode="lossless", eta=5.0), defaults).eta == 0.0
 
 
+def test_a_mode_that_does_not_exist_is_no_auto() -> None:
+    with pytest.raises(AssertionError, match="losless"):
+        decide("losless", FOUND)  # type: ignore[arg-type]
+
+
 def test_the_answer_is_cut_to_the_room_only_when_nobody_asked() -> None:
     assert answer_tokens(None, 512, 100, 4096) == 512
     assert answer_tokens(None, 512, 4000, 4096) == 96
     assert answer_tokens(50, 512, 4000, 4096) == 50
     with pytest.raises(PromptTooLong, match=r"4 more than .* 4096 tokens. Use rag"):
         answer_tokens(100, 512, 4000, 4096, hint=" Use rag.")
-    with pytest.raises(PromptTooLong, match="905 more"):
-        answer_tokens(None, 512, 5000, 4096)
+    with pytest.raises(PromptTooLong, match="905 more than the drafter's context of 4096"):
+        answer_tokens(None, 512, 5000, 4096, whose="drafter")
 
 
 @pytest.mark.parametrize(
-    ("asked", "param"),
+    ("asked", "param", "whose"),
     [
-        ({"max_tokens": 4095, "retrieval_tokens": 1023}, None),
-        ({"max_tokens": 4096}, "max_tokens"),
-        ({"retrieval_tokens": 1024}, "rapid.retrieval_tokens"),
+        ({"max_tokens": 4095, "retrieval_tokens": 1023}, None, None),
+        ({"max_tokens": 4096}, "max_tokens", "target"),
+        ({"retrieval_tokens": 1024}, "rapid.retrieval_tokens", "drafter"),
     ],
 )
-def test_lengths_that_fit_no_prompt_are_refused_before_any_is_read(asked, param):
+def test_lengths_that_fit_no_prompt_are_refused_before_any_is_read(asked, param, whose):
     if param is None:
         return check_lengths(replace(request(), **asked), 4096, 1024)
-    with pytest.raises(BadRequest) as refused:
-        check_lengths(replace(request(), **asked), 4096, 1024, hint=" Shorten it.")
+    with pytest.raises(BadRequest, match=f"the {whose}'s context of") as refused:
+        check_lengths(replace(request(), **asked), 4096, 1024, whose="target", hint=" Shorten it.")
     assert refused.value.param == param
 
 

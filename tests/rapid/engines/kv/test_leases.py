@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from rapid.engines.kv.cache import PagePool
+from rapid.engines.kv.cache import PagePool, Run
 from rapid.engines.kv.lease import Lease
 from rapid.engines.kv.leases import LeaseLedger
 from rapid.engines.kv.lines import Waiter
+from rapid.engines.kv.rings import Ring, RingPool
 from rapid.errors import BadRequest, LeaseNotFound, OutOfStep, PromptTooLong
 from rapid.messages import LeaseRequest, as_prompt
+from rapid.planning.rings import RingPlan
 from tests.rapid.tiny_models import lease_request, random_prompt
 
 
@@ -45,8 +47,8 @@ class Ledger(LeaseLedger):
         self.submit(waiter)
         return waiter
 
-    def _remember(self, lease: Lease | None) -> None:
-        self.admitted.append(lease.lease_id if lease else "none")
+    def _remember(self, opened: Lease | Exception) -> None:
+        self.admitted.append(opened.lease_id if isinstance(opened, Lease) else repr(opened))
 
 
 def test_a_lease_reserves_all_it_can_ever_need() -> None:
@@ -440,3 +442,64 @@ def test_what_two_prompts_share_is_read_once() -> None:
         ledger.request(lease_request(name, prompt, max_tokens=4))
     assert ledger.status().leases_open == 2
     assert ledger.status().tokens_waiting == 4 * 8
+
+
+class Breaking(RingPool):
+    """Rings, one of which cannot be had: the `fails_at`-th that is taken, counted from 0."""
+
+    def __init__(self, fails_at: int) -> None:
+        super().__init__(RingPlan(24, 8, 32, num_rings=8, num_kept=2))
+        self.fails_at, self.num_taken = fails_at, 0
+
+    def take(self) -> Ring:
+        self.num_taken += 1
+        if self.num_taken - 1 == self.fails_at:
+            raise TypeError("broken")
+        return super().take()
+
+
+@pytest.mark.parametrize("num_choices", [1, 3])
+def test_a_lease_that_cannot_be_opened_is_told_and_nobody_else_suffers(num_choices: int) -> None:
+    """It fails in its own call, with all it had taken given back, and those behind it open."""
+    ledger = Ledger()
+    ledger.rings = Breaking(fails_at=num_choices - 1)
+    ledger.ask("bad", 40, num_choices=num_choices)
+    assert ledger.admitted == ["TypeError('broken')"]
+    assert ledger.status().kv_pages_in_use == 0
+    ledger.check_integrity()
+    ledger.ask("good", 40)
+    assert ledger.admitted[1:] == ["good"]
+
+
+def test_a_lease_that_fails_after_it_has_waited_does_not_fail_who_made_room() -> None:
+    ledger = Ledger()
+    ledger.rings = Breaking(fails_at=1)
+    ledger.ask("a", 120)
+    ledger.ask("bad", 80)
+    ledger.ask("good", 80)
+    ledger.release("a")
+    assert ledger.admitted == ["a", "TypeError('broken')", "good"]
+    ledger.check_integrity()
+
+
+def test_a_prompt_that_gets_no_pages_gives_back_those_it_shared(monkeypatch) -> None:
+    ledger = Ledger()
+    prompt = random_prompt(40)
+    ledger.request(lease_request("a", prompt, max_tokens=4))
+
+    def breaks(num_pages: int) -> tuple[Run, ...]:
+        raise TypeError("broken")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ledger.pool, "allocate", breaks)
+        ledger.request(lease_request("bad", prompt, max_tokens=4))
+    assert ledger.admitted == ["a", "TypeError('broken')"]
+    ledger.check_integrity()
+
+
+def test_who_waits_when_the_engine_closes_is_told_why() -> None:
+    ledger = Ledger()
+    ledger.ask("a", 120)
+    ledger.ask("b", 120)
+    ledger.close()
+    assert ledger.admitted == ["a", "EngineFailed('the engine is closed')"]

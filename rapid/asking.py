@@ -1,0 +1,136 @@
+"""The questions of `rapid.open`: what a caller may pass, and its refusal in one sentence."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypedDict
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+
+from rapid.config import Coupling, Mode, Transfer
+from rapid.errors import BadRequest
+from rapid.messages import Document, GenerateRequest, Message
+from rapid.requests import (
+    Documents,
+    MethodFields,
+    SamplingFields,
+    Turn,
+    bad_request,
+    encodable,
+    refuse,
+    someone_asks,
+)
+
+_TENANT = "local"
+_CHAT = "must be a text or a list of rapid.Message(role, text)"
+_TEXTS = "must be a list of texts or of rapid.Document(name, text)"
+
+
+class Settings(TypedDict, total=False):
+    """Optional settings of a question, with the names, types and defaults of the HTTP API.
+
+    ``docs/api.md`` describes each of them. As there, None leaves a setting to its default, except
+    `draft_top_k`, where it means no cut.
+    """
+
+    mode: Mode | None
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    seed: int | None
+    stop: str | Sequence[str] | None
+    query: str | None
+    retrieval_tokens: int | None
+    transfer: Transfer | None
+    eta: float | None
+    max_draft: int | None
+    coupling: Coupling | None
+    plausibility: float | None
+    draft_top_k: int | None
+    refresh: bool | None
+
+
+def _as_turns(question: object) -> object:
+    if isinstance(question, str):
+        return [{"role": "user", "content": encodable(question)}]
+    return [
+        {"role": each.role, "content": each.content} for each in _entries(question, Message, _CHAT)
+    ]
+
+
+def _as_attached(documents: object) -> object:
+    """Give every unnamed text a distinct name, because the prompts state the names."""
+    if isinstance(documents, str):
+        refuse("documents", "is one text: put it into a list")
+    entries: list[Any] = _entries(documents, str | Document, _TEXTS)
+    names = {each.name for each in entries if isinstance(each, Document)}
+    numbered = (f"document {number}" for number in itertools.count(1))
+    fresh = iter(["document"]) if len(entries) == 1 else (n for n in numbered if n not in names)
+    return [
+        {"name": each.name, "text": each.text}
+        if isinstance(each, Document)
+        else {"name": next(fresh), "text": each}
+        for each in entries
+    ]
+
+
+def _entries(given: object, kind: Any, what: str) -> list[Any]:
+    if isinstance(given, bytes) or not isinstance(given, Sequence):
+        refuse("type", f"{what}; it is of type {type(given).__name__}")
+    for each in given:
+        if not isinstance(each, kind):
+            refuse("type", f"{what}; it has an entry of type {type(each).__name__}")
+    return list(given)
+
+
+class Question(SamplingFields, MethodFields):
+    """A question with its documents and settings."""
+
+    question: Annotated[
+        list[Turn], BeforeValidator(_as_turns), Field(min_length=1), AfterValidator(someone_asks)
+    ]
+    documents: Annotated[Documents, BeforeValidator(_as_attached)]
+
+
+def as_request(
+    request_id: str,
+    question: str | Sequence[Message],
+    documents: Sequence[str | Document],
+    settings: Mapping[str, Any],
+    *,
+    is_streamed: bool,
+) -> GenerateRequest:
+    """Return a question as the orchestrator gets it.
+
+    Raises:
+        BadRequest: Something is not what it must be; ``param`` names it.
+    """
+    try:
+        asked = Question.model_validate({**settings, "question": question, "documents": documents})
+    except ValidationError as error:
+        raise bad_request(error, Question) from None
+    return GenerateRequest(
+        request_id=request_id,
+        tenant=_TENANT,
+        messages=tuple(turn.as_message() for turn in asked.question),
+        documents=tuple(each.as_document() for each in asked.documents),
+        query=asked.query,
+        retrieval_tokens=asked.retrieval_tokens,
+        temperature=1.0 if asked.temperature is None else asked.temperature,
+        top_p=1.0 if asked.top_p is None else asked.top_p,
+        top_k=asked.top_k,
+        seed=asked.seed,
+        max_tokens=asked.max_tokens,
+        stop=tuple(asked.stop or ()),
+        is_streamed=is_streamed,
+        speculation=asked.as_speculation(),
+    )
+
+
+def in_own_words(refused: BadRequest) -> BadRequest:
+    """Return a refusal with the names of `Settings`, which HTTP has in an object ``rapid``."""
+    param = (refused.param or "").removeprefix("rapid.")
+    param = "question" if param == "messages" else param
+    return type(refused)(str(refused).replace("rapid.", ""), param or None, refused.code)

@@ -1,0 +1,221 @@
+"""The fields of a request, with their bounds, as the HTTP API and `rapid.open` take them.
+
+They are validated strictly: `"1"` is not a number, and an unknown field is refused. Both ways to
+ask refuse the same values in the same words. A message of a validator continues the name of its
+field, which `bad_request` puts before it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Annotated, Literal, NoReturn, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from rapid.config import MAX_DRAFT, PAPER, Coupling, Finite, Mode, Transfer
+from rapid.errors import BadRequest
+from rapid.messages import Document, Message, SpeculationRequest
+
+MAX_STOPS = 4
+MAX_STOP_LENGTH = 1000
+MAX_NAME = 256
+_MAX_QUERY = 2**14
+
+
+def refuse(code: str, message: str) -> NoReturn:
+    """Raise a validation error whose `message` continues the field's name."""
+    raise PydanticCustomError(code, "{what}", {"what": message})
+
+
+def encodable(text: str) -> str:
+    """Return a text that has an encoding, and refuse others."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        refuse("unicode", "has a lone surrogate (half of an escaped character)")
+    return text
+
+
+Text = Annotated[str, AfterValidator(encodable)]
+
+
+class Fields(BaseModel):
+    """Base of the models of a request."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class Turn(Fields):
+    """A message of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text
+
+    def as_message(self) -> Message:
+        """Return the message in a role that chat templates know: `developer` becomes `system`."""
+        return Message("system" if self.role == "developer" else self.role, self.content)
+
+
+AnyTurn = TypeVar("AnyTurn", bound=Turn)
+
+
+def someone_asks(turns: list[AnyTurn]) -> list[AnyTurn]:
+    """Return the messages of a conversation in which there is a question, and refuse others."""
+    if all(turn.role != "user" for turn in turns):
+        refuse("messages", "has no message with role 'user': there is no question")
+    return turns
+
+
+class AttachedDocument(Fields):
+    """A document attached to the request."""
+
+    name: Text = Field(min_length=1, max_length=MAX_NAME)
+    text: Text
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_one_line(cls, name: str) -> str:
+        if not name.isprintable():
+            refuse("name", "must be one line of printable characters")
+        return name
+
+    @field_validator("text")
+    @classmethod
+    def _text_is_not_blank(cls, text: str) -> str:
+        if not text.strip():
+            refuse("text", "is empty")
+        return text
+
+    def as_document(self) -> Document:
+        """Return the document as the orchestrator gets it."""
+        return Document(self.name, self.text)
+
+
+def _names_are_distinct(documents: list[AttachedDocument]) -> list[AttachedDocument]:
+    names: set[str] = set()
+    for document in documents:
+        if document.name in names:
+            refuse("documents", f"has two documents named {document.name!r}: rename one")
+        names.add(document.name)
+    return documents
+
+
+Documents = Annotated[list[AttachedDocument], AfterValidator(_names_are_distinct)]
+
+
+def _as_stops(stop: object) -> object:
+    if isinstance(stop, str):
+        return [stop]
+    if stop is not None and not isinstance(stop, list | tuple):
+        refuse("stop", "must be a string or a list of strings")
+    return stop and list(stop)
+
+
+Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+Stops = Annotated[list[Stop] | None, BeforeValidator(_as_stops)]
+
+
+class SamplingFields(Fields):
+    """How tokens are drawn, and where an answer ends; None leaves a field to its default."""
+
+    temperature: Finite | None = Field(None, ge=0, le=2)
+    top_p: Finite | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=1)
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    stop: Stops = Field(None, max_length=MAX_STOPS)
+    max_tokens: int | None = Field(None, ge=1)
+
+
+class MethodFields(Fields):
+    """The settings of retrieval and speculation; None leaves a field to the configuration."""
+
+    mode: Mode | None = None
+    transfer: Transfer | None = None
+    eta: Finite | None = Field(None, ge=0, le=1000)
+    max_draft: int | None = Field(None, ge=1, le=MAX_DRAFT)
+    coupling: Coupling | None = None
+    plausibility: Finite | None = Field(None, ge=0, le=1)
+    draft_top_k: int | None = Field(None, ge=1)
+    retrieval_tokens: int | None = Field(None, ge=1)
+    query: Text | None = Field(None, max_length=_MAX_QUERY)
+    refresh: bool | None = None
+
+    @field_validator(*PAPER)
+    @classmethod
+    def _paper_has_no_variants(cls, value: object, info: ValidationInfo) -> object:
+        own = PAPER[info.field_name or ""]
+        if info.data.get("mode") == "paper" and value not in (None, own):
+            refuse("paper", f"must be left out with mode 'paper', whose own is {own!r}")
+        return value
+
+    @field_validator("query")
+    @classmethod
+    def _query_is_not_blank(cls, query: str | None) -> str | None:
+        if query is not None and not query.strip():
+            refuse("query", "is empty: leave it out to search for the last user message")
+        return query
+
+    def as_speculation(self) -> SpeculationRequest:
+        """Return the fields that concern speculation."""
+        cut_is_off = self.draft_top_k is None and "draft_top_k" in self.model_fields_set
+        return SpeculationRequest(
+            mode=self.mode or "auto",
+            transfer=self.transfer,
+            eta=self.eta,
+            max_draft=self.max_draft,
+            coupling=self.coupling,
+            plausibility=self.plausibility,
+            draft_top_k=self.draft_top_k,
+            all_draft_tokens=cut_is_off,
+            refresh=bool(self.refresh),
+        )
+
+
+_MESSAGES = {
+    "too_short": "must not be empty",
+    "string_too_short": "must not be empty",
+    "too_long": "is too long: at most {max_length}",
+    "string_too_long": "is too long: at most {max_length}",
+    "model_type": "must be an object",
+    "dict_type": "must be an object",
+    "list_type": "must be a list",
+}
+
+
+def bad_request(error: ValidationError, options: type[Fields]) -> BadRequest:
+    """Return the refusal for the first finding of a validation, which it names.
+
+    Args:
+        error: The error of a model's validation.
+        options: The model whose fields an unknown one may have been meant for.
+    """
+    first = error.errors(include_url=False, include_input=False)[0]
+    param, kind = _param(first["loc"]), first["type"]
+    if kind == "extra_forbidden":
+        known = AttachedDocument if "documents" in first["loc"] else options
+        close = difflib.get_close_matches(str(first["loc"][-1]), list(known.model_fields), n=1)
+        hint = f": did you mean {close[0]!r}?" if close else ""
+        return BadRequest(f"{param} is not known{hint}", param, "unknown_parameter")
+    if kind == "missing":
+        return BadRequest(f"{param} is missing", param, "missing_required_parameter")
+    message = first["msg"].replace("Input should be", "must be")
+    if kind in _MESSAGES:
+        message = _MESSAGES[kind].format(**first.get("ctx", {}))
+    return BadRequest(f"{param} {message}", param, "invalid_value")
+
+
+def _param(loc: Sequence[int | str]) -> str:
+    """Format a location such as ``("messages", 0, "content")`` as ``messages[0].content``."""
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+    return param.removeprefix(".")
