@@ -47,7 +47,7 @@ def test_a_question_of_many_lines_is_searched_for_whole():
 
 
 def test_a_long_last_paragraph_is_searched_for_whole():
-    asked = "what of this and " * 20
+    asked = "what of this and " * 40
     query = choose_query("A letter.\n\n" + asked, words, budget_tokens=1000)
     assert query.text == asked.strip()
 
