@@ -10,6 +10,8 @@ from typing import Any, Self
 from rapid.errors import EngineFailed
 from rapid.messages import GenerationEvent
 
+_GOODBYE_S = 1.0
+
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
@@ -21,7 +23,8 @@ class EventFeed:
     """A context that runs a generation and watches its connection; leaving it ends both.
 
     One task owns the generation for its whole life and closes it wherever it stands, which frees
-    the leases. Another polls the ASGI `receive`, the only way to learn of a disconnect.
+    the leases. Another polls the ASGI `receive`, the only way to learn of a disconnect. Where a
+    client leaves, Serve may cancel the call of the generation before `receive` says so.
     """
 
     def __init__(self, events: AsyncGenerator[GenerationEvent], receive: Receive) -> None:
@@ -30,7 +33,8 @@ class EventFeed:
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     async def __aenter__(self) -> Self:
-        self._tasks = (asyncio.create_task(self._pump()), asyncio.create_task(self._watch()))
+        watching = asyncio.create_task(self._watch())
+        self._tasks = (watching, asyncio.create_task(self._pump(watching)))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -54,15 +58,18 @@ class EventFeed:
             raise event
         return event
 
-    async def _pump(self) -> None:
+    async def _pump(self, watching: asyncio.Task[None]) -> None:
         try:
             async with aclosing(self._events) as events:
                 async for event in events:
                     self._queue.put_nowait(event)
             self._queue.put_nowait(EngineFailed("The answer ended without its receipt."))
-        except asyncio.CancelledError:  # on leaving the context, the queue is not read any more
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():  # on leaving the context: nobody reads the queue
+                raise
+            await asyncio.wait({watching}, timeout=_GOODBYE_S)  # it queues `ClientLeft` before this
             self._queue.put_nowait(EngineFailed("The answer was cancelled on the server."))
-            raise
         except Exception as error:
             self._queue.put_nowait(error)
 

@@ -42,6 +42,7 @@ from deployments.api.shares import Shares
 from deployments.config.serve_config import ApiConfig
 from deployments.config.tenants import Tenants
 from rapid.errors import (
+    BadRequest,
     EngineFailed,
     Overloaded,
     TargetUnavailable,
@@ -200,17 +201,23 @@ class Ingress:
             timing = Timing(began)
             _log.info("request %s is answered as %s", _request_id(request), frame.id)
             feed = await stack.enter_async_context(EventFeed(events, request.receive))
-            if not isinstance(await self._first(feed), Started):
+            if not isinstance(await self._first(feed, asked), Started):
                 raise EngineFailed("The answer began without a mode.")
             if not asked.stream:
                 return JSONResponse(await self._complete(feed, asked, frame, timing))
             chunks = self._chunks(feed, frame, timing, place)
             return EventStream(chunks, place, stack.pop_all(), _request_id(request), _failure)
 
-    async def _first(self, feed: EventFeed) -> GenerationEvent | None:
-        """Return the first event; a refusal without a measured time to retry gets one."""
+    async def _first(self, feed: EventFeed, asked: ChatRequest) -> GenerationEvent | None:
+        """Return the first event.
+
+        A refusal names the caller's own field, and without a measured time to retry it gets one.
+        """
         try:
             return await feed.next()
+        except BadRequest as error:
+            error.param = asked.field_of(error.param)
+            raise
         except Overloaded as error:
             if error.retry_after_s is None:
                 raise type(error)(str(error), self._admission.next_place_s()) from error
@@ -224,6 +231,7 @@ class Ingress:
             event = await feed.next()
             if isinstance(event, Started):  # an orchestrator was lost, and the answer begins again
                 choices = [GrowingChoice() for _ in choices]
+                timing.first_token = None
             elif isinstance(event, TextDelta):
                 choices[event.choice].add(event)
                 self._observe(timing)

@@ -80,7 +80,7 @@ def parse_chat_request(body: bytes, limits: Limits = USUAL_LIMITS) -> ChatReques
                 "unknown_parameter",
             )
         usual = _UNSUPPORTED.get(name)
-        if usual is not None and value is not None and value not in usual:
+        if usual is not None and value is not None and not _asks_for_nothing(value, usual):
             raise BadRequest(f"{name} is not supported yet: leave it out.", name, "unsupported")
     limits.check_counts(fields)
     try:
@@ -92,6 +92,13 @@ def parse_chat_request(body: bytes, limits: Limits = USUAL_LIMITS) -> ChatReques
         request.n or 1, (each.content for each in request.messages), (d.text for d in documents)
     )
     return request
+
+
+def _asks_for_nothing(value: object, usual: tuple[Any, ...]) -> bool:
+    """Return whether a value is one of the usual ones; to Python, False is equal to 0."""
+    return any(
+        value == each and isinstance(value, bool) == isinstance(each, bool) for each in usual
+    )
 
 
 def _parse_json(body: bytes) -> object:

@@ -22,7 +22,7 @@ from deployments.api.readiness import Readiness
 from deployments.config.live import accepted
 from deployments.config.serve_config import ApiConfig
 from deployments.logs import log_with_serve
-from rapid.errors import ConfigurationError, OrchestratorLost, Overloaded
+from rapid.errors import ConfigurationError, OrchestratorLost, Overloaded, RapidError
 from rapid.messages import GenerateRequest, GenerationEvent
 
 _LOOK_S = 1.0
@@ -67,6 +67,8 @@ class RemoteOrchestrator:
                     async with aclosing(watched) as events:
                         async for event in events:
                             self._readiness.note_progress()
+                            if isinstance(event, RapidError):  # a refusal
+                                raise event
                             yield event
                     return
                 except _BeginsElsewhere:

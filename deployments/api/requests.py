@@ -98,7 +98,7 @@ class RapidOptions(MethodFields):
 
 def _without_vllms_all(top_k: object) -> object:
     """Return `top_k` with vLLM's spelling of "all tokens", -1, as None."""
-    return None if top_k == -1 and not isinstance(top_k, bool) else top_k
+    return None if isinstance(top_k, int) and top_k == -1 else top_k
 
 
 class ChatRequest(SamplingFields):
@@ -122,7 +122,8 @@ class ChatRequest(SamplingFields):
     @classmethod
     def _has_its_switch(cls, value: object, info: ValidationInfo) -> object:
         switch = "logprobs" if info.field_name == "top_logprobs" else "stream"
-        if value is not None and not info.data.get(switch):
+        asks_for_nothing = info.field_name == "top_logprobs" and value == 0
+        if value is not None and not asks_for_nothing and not info.data.get(switch):
             refuse("switch", f"needs {switch} to be true")
         return value
 
@@ -138,6 +139,20 @@ class ChatRequest(SamplingFields):
     def includes_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    def field_of(self, param: str | None) -> str | None:
+        """Return the field of this body that a refusal by the orchestrator is about.
+
+        The orchestrator knows one length of the answer and one prompt; a client has two names for
+        the length, and most of its prompt may be documents.
+        """
+        if param == "max_tokens" and self.max_completion_tokens is not None:
+            return "max_completion_tokens"
+        documents = (self.rapid and self.rapid.documents) or ()
+        attached = sum(len(each.text) for each in documents)
+        if param == "messages" and attached > sum(len(each.content) for each in self.messages):
+            return "rapid.documents"
+        return param
 
     def as_generate_request(self, request_id: str, tenant: str) -> GenerateRequest:
         """Convert the body to a `GenerateRequest`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -78,6 +79,18 @@ def ask(
     The models of the default configuration understand only documents that 'rapid sample-document'
     has made. For text of your own, start the server with 'make run-text'.
     """
+    _check_writable(
+        {
+            "the question": question,
+            "--url": url,
+            "--model": model,
+            "--mode": mode,
+            "--transfer": transfer,
+            "--temperature": temperature,
+            "--top-p": top_p,
+            "--eta": eta,
+        }
+    )
     documents = _read(document or [])
     rapid = {
         "mode": mode,
@@ -107,11 +120,27 @@ def ask(
         out.print(_table(receipt, usage))
 
 
+def _check_writable(given: dict[str, str | float | None]) -> None:
+    """Refuse what JSON cannot say: numbers that are not finite, and text that is not UTF-8."""
+    for name, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            fail(f"{name} must be a finite number, and it is {value}")
+        if isinstance(value, str) and _shown(value) != value:
+            fail(f"{name} is no UTF-8 text: {_shown(value)}")
+
+
+def _shown(text: str) -> str:
+    """Return a text of the command line with the bytes that are not UTF-8 replaced."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def _read(paths: list[Path]) -> list[_Json]:
     """Return the documents, named by file name, or by path where files share a name."""
     names = [path.name for path in paths]
     documents = []
     for path in paths:
+        if _shown(str(path)) != str(path):
+            fail(f"the file name {_shown(str(path))} is no UTF-8 text: rename the file")
         try:
             text = path.read_bytes().decode("utf-8")
         except OSError as error:
@@ -128,9 +157,11 @@ def _client(url: str, api_key: str | None) -> httpx.Client:
 
     from deployments.config.tenants import is_loopback
 
+    if api_key and not (api_key.isascii() and api_key.isprintable()):
+        fail("--api-key has characters that no key has: a key is one word of ASCII characters")
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        base = httpx.URL(url.rstrip("/"))
+        base = httpx.URL(url.rstrip("/").removesuffix("/v1"))  # `rapid serve` prints it with /v1
     except httpx.InvalidURL as error:
         fail(f"--url {url} is no URL: {error}")
     if base.scheme not in ("http", "https") or not base.host:

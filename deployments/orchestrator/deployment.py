@@ -20,7 +20,11 @@ from deployments.orchestrator.services import RayServices
 from rapid.answering.answers import gathered
 from rapid.answering.request import RequestRun
 from rapid.checkpoints.text import ChatText
+from rapid.errors import BadRequest, Overloaded
 from rapid.messages import Finished, GenerateRequest, GenerationEvent, Started
+
+Refusal = BadRequest | Overloaded
+"""What is the last event of a request that is refused: Serve logs what is raised as an error."""
 
 
 class Orchestrator:
@@ -59,19 +63,19 @@ class Orchestrator:
         self._settings = accepted(ServeConfig, settings, self._settings, of="Orchestrator")
         self._services = self._shared.under(self._settings)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent | Refusal]:
         """Yield the events of a request; closing or cancelling the stream releases everything.
 
         Rounds that end within a twentieth of a second share a delta.
         """
         async with aclosing(paced(self._events(request))) as events:
-            async for event in events:
+            async for event in _with_refusal(events):
                 yield event
 
-    async def answer(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
-        """Yield the events of `generate` with the text of a choice in one piece, at the end."""
+    async def answer(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent | Refusal]:
+        """Yield the events of `generate` with the text in two pieces: the first, and the rest."""
         async with aclosing(self._events(request)) as events:
-            async for event in gathered(events):
+            async for event in _with_refusal(gathered(events)):
                 yield event
 
     async def _events(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
@@ -88,6 +92,17 @@ class Orchestrator:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return how late the event loop is, for Serve's autoscaler."""
         return self._loop.autoscaling_stats()
+
+
+async def _with_refusal(
+    events: AsyncGenerator[GenerationEvent],
+) -> AsyncGenerator[GenerationEvent | Refusal]:
+    """Yield `events` and the refusal that ends them, if one does."""
+    try:
+        async for event in events:
+            yield event
+    except (BadRequest, Overloaded) as refusal:
+        yield refusal
 
 
 def _note(span: Span, event: GenerationEvent) -> None:

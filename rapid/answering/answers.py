@@ -74,16 +74,19 @@ class GrowingAnswer:
 async def gathered(
     events: AsyncIterator[GenerationEvent],
 ) -> AsyncGenerator[GenerationEvent]:
-    """Yield `events` with one delta for each choice, just before the receipt.
+    """Yield `events` with the first delta as it comes and all later ones just before the receipt.
 
-    For a caller who reads no text before the answer is complete: a delta of every round costs an
-    orchestrator more than what it does itself for a round (``benchmarks/serving/rounds.py``).
+    For a caller who reads no text before the answer is complete, but may time its beginning: a
+    delta of every round costs an orchestrator more than what it does itself for a round
+    (``benchmarks/serving/rounds.py``). The later deltas are one for each choice.
     """
     deltas: dict[int, list[TextDelta]] = {}
+    has_begun = False
     async for event in events:
-        if isinstance(event, TextDelta):
+        if isinstance(event, TextDelta) and has_begun:
             deltas.setdefault(event.choice, []).append(event)
             continue
+        has_begun = has_begun or isinstance(event, TextDelta)
         if isinstance(event, Finished):
             for _, parts in sorted(deltas.items()):
                 yield as_one(parts)

@@ -1,15 +1,24 @@
-"""The retrieval query: the question in the last user message."""
+"""The question in the last user message, and the text to search for, which is the question's end.
+
+The drafter reads the question, so it may be long. Retrieval searches for the end of it alone: in a
+message that is a document with a question after it, the words of the document would outnumber
+those of the question, in the search as in the evidence that `auto` needs to fuse.
+"""
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 TokenOffsets = Callable[[str], Sequence[tuple[int, int]]]
 
 _MAX_QUESTION_TOKENS = 512
+_MAX_SHORT_TOKENS = 128
+_MAX_JOINED_TOKENS = 32
 _PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")
+_LINE = re.compile(r"\n\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,11 @@ def choose_query(
     of at most 512 tokens together (or the budget, if that is less); a last paragraph longer than
     this is cut at a token.
 
+    The text to search for is the question, if the message has at most 128 tokens. In a longer one
+    it is the last paragraph of the question, or its last line if no line is blank. The paragraphs
+    before it are added while all have at most 32 tokens together, because "Thanks!" alone asks for
+    nothing.
+
     Args:
         message: The last message of the user.
         token_offsets: Function that returns the character offsets of the target's tokens.
@@ -52,7 +66,16 @@ def choose_query(
     cut = 0
     if len(starts) > budget_tokens:
         earliest = starts[-min(_MAX_QUESTION_TOKENS, budget_tokens)]
-        paragraphs = (match.end() for match in _PARAGRAPH.finditer(message, earliest))
-        cut = next((p for p in paragraphs if p < len(message)), earliest)
-    question = message[cut:]
-    return Query(text=query or question.strip(), question=question, context=message[:cut])
+        cut = next(iter(_begins(_PARAGRAPH, message, earliest)), earliest)
+    begins = [cut]
+    if len(starts) > _MAX_SHORT_TOKENS:
+        begins += _begins(_PARAGRAPH, message, cut) or _begins(_LINE, message, cut)
+    joined = (b for b in begins if len(starts) - bisect_left(starts, b) <= _MAX_JOINED_TOKENS)
+    text = query or message[next(joined, begins[-1]) :].strip()
+    return Query(text=text, question=message[cut:], context=message[:cut])
+
+
+def _begins(separator: re.Pattern[str], message: str, start: int) -> list[int]:
+    """Return where each paragraph or line begins that follows a separator after `start`."""
+    ends = (match.end() for match in separator.finditer(message, start))
+    return [end for end in ends if end < len(message)]

@@ -62,6 +62,18 @@ async def test_a_client_that_leaves_ends_the_feed_and_leaving_it_the_generation(
     assert answer.is_closed
 
 
+async def test_a_call_that_is_cancelled_because_the_client_leaves_is_no_error() -> None:
+    """Serve cancels the call of a client that leaves, and only then says that it has left."""
+    client, answer = Client(), Answer(asyncio.CancelledError())
+    answer.goes_on.set()
+    async with EventFeed(answer.events(), client.receive) as feed:
+        await feed.next()
+        assert await feed.next(patience_s=0.01) is None
+        client.closes.set()
+        with pytest.raises(ClientLeft):
+            await feed.next()
+
+
 @pytest.mark.parametrize(
     ("end", "sentence"),
     [(None, "without its receipt"), (asyncio.CancelledError(), "cancelled on the server")],

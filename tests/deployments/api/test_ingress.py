@@ -278,6 +278,9 @@ class TestStream:
         assert response.status_code == 500
 
 
+DOCUMENT = [{"name": "long", "text": "longer than the question"}]
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 class TestRefusal:
     @pytest.mark.parametrize(
@@ -301,6 +304,21 @@ class TestRefusal:
         assert ("retry-after" in response.headers) == (status == 503)
         if isinstance(error, Overloaded):
             assert response.headers["retry-after"] == "3"
+
+    @pytest.mark.parametrize(
+        ("change", "param", "named"),
+        [
+            ({"max_tokens": 10}, "max_tokens", "max_tokens"),
+            ({"max_completion_tokens": 10}, "max_tokens", "max_completion_tokens"),
+            ({"max_completion_tokens": 10}, "messages", "messages"),
+            ({"rapid": {"documents": DOCUMENT}}, "messages", "rapid.documents"),
+            ({"rapid": {"documents": DOCUMENT}}, "n", "n"),
+        ],
+    )
+    async def test_it_names_the_field_that_the_caller_wrote(self, is_stream, change, param, named):
+        app = ingress(ScriptedOrchestrator(PromptTooLong("Too long.", param)))
+        response = await post(app, ASK | change | {"stream": is_stream})
+        assert response.json()["error"]["param"] == named
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -358,6 +376,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"cache_salt": "x" * 257}, "cache_salt"),
     ({"model": "x" * 257}, "model"),
     ({"top_k": 1.5}, "top_k"),
+    ({"top_k": -1.0}, "top_k"),
     ({"seed": 2**63}, "seed"),
     ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
     ({"stop": [""]}, "stop[0]"),
@@ -372,6 +391,8 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"presence_penalty": 0.1}, "presence_penalty"),
+    ({"presence_penalty": False}, "presence_penalty"),
+    ({"echo": 0}, "echo"),
     ({"frequency_penalty": -1}, "frequency_penalty"),
     ({"logit_bias": {"5": 1}}, "logit_bias"),
     ({"tools": [{"type": "function"}]}, "tools"),
@@ -451,6 +472,7 @@ class TestBadInput:
 
     async def test_unknown_fields_of_openai_are_ignored(self):
         change = {"user": "me", "metadata": {}, "store": False, "presence_penalty": 0.0}
+        change |= {"echo": False, "logprobs": False, "top_logprobs": 0}
         assert (await post(ingress(ScriptedOrchestrator()), ASK | change)).status_code == 200
 
     async def test_an_unknown_key_gets_a_suggestion(self):

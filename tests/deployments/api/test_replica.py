@@ -31,8 +31,8 @@ class ScriptedHandle:
 
     app_name, deployment_id = "rapid", "Orchestrator"
 
-    def __init__(self, failure: Exception | None = None) -> None:
-        self.failure = failure
+    def __init__(self, failure: Exception | None = None, *events: Any) -> None:
+        self.failure, self.events = failure, [*events]
 
     def options(self, **options: Any) -> ScriptedHandle:
         self.given = options
@@ -45,6 +45,8 @@ class ScriptedHandle:
         return self
 
     async def __anext__(self) -> Any:
+        if self.events:
+            return self.events.pop(0)
         raise self.failure or StopAsyncIteration
 
     def cancel(self) -> None:
@@ -112,6 +114,17 @@ async def test_what_the_orchestrator_raised_reaches_the_client_without_rays_wrap
     error = http_error(await caught(failure))
     assert (error.status, error.body["error"]["param"]) == (400, "n")
     assert error.body["error"]["message"] == "No."
+
+
+@pytest.mark.parametrize("refusal", [BadRequest("No.", "n"), Overloaded("Full.", 3.2)])
+async def test_a_refusal_comes_as_an_event_and_is_raised(refusal: Exception) -> None:
+    """Serve would log what crosses it as an exception, as an error of this server."""
+    with pytest.raises(type(refusal)) as raised:
+        async for _ in remote(ScriptedHandle(None, refusal)).generate(
+            GenerateRequest("r", "local", ())
+        ):
+            pass
+    assert raised.value is refusal
 
 
 async def test_what_cannot_be_subclassed_is_unwrapped_as_well() -> None:

@@ -182,6 +182,29 @@ class TestAsk:
         assert result.exit_code == 1
         assert said in " ".join(result.stderr.split())
 
+    def test_the_url_that_rapid_serve_prints(self, serve):
+        for tail in ("/v1", "/v1/", "/"):
+            assert rapid("ask", "Who?", "--url", serve().url + tail).exit_code == 0
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            (("Who?", "--temperature", "nan"), "--temperature must be a finite number"),
+            (("Who?", "--eta", "nan"), "--eta must be a finite number"),
+            (("Who?", "--top-p", "inf"), "--top-p must be a finite number"),
+            (("Who?", "--api-key", "ключ"), "--api-key has characters that no key has"),
+            (("Wh\udce9?",), "the question is no UTF-8 text: Wh\ufffd?"),
+            (("Who?", "--mode", "\udce9"), "--mode is no UTF-8 text"),
+            (("Who?", "-d", "caf\udce9.txt"), "the file name caf\ufffd.txt is no UTF-8 text"),
+        ],
+    )
+    def test_what_cannot_be_sent_is_one_sentence(self, serve, given, said):
+        server = serve()
+        result = rapid("ask", *given, "--url", server.url)
+        assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+        assert said in result.stderr
+        assert not server.orchestrator.requests
+
     def test_bad_options_and_files(self, serve, tmp_path):
         url = serve().url
         assert "rapid.mode must be" in rapid("ask", "Who?", "--url", url, "--mode", "x").stderr

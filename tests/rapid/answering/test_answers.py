@@ -131,7 +131,7 @@ async def test_a_failure_waits_for_what_other_choices_had_to_say() -> None:
     assert [delta.finish_reason for delta in seen if delta.choice == 0] == [None, "stop"]
 
 
-async def test_gathered_events_have_one_delta_for_each_choice_before_the_receipt() -> None:
+async def test_of_gathered_events_the_first_text_comes_at_once_and_the_rest_at_the_end() -> None:
     started, finished = Started("plain", "asked", "target"), Finished(None)  # type: ignore[arg-type]
     a, b = TokenText("a", -1.0), TokenText("b", -2.0)
 
@@ -145,22 +145,25 @@ async def test_gathered_events_have_one_delta_for_each_choice_before_the_receipt
 
     assert [event async for event in gathered(events())] == [
         started,
+        TextDelta(1, "one "),
         TextDelta(0, "ab", (a, b), "length"),
-        TextDelta(1, "one more", (), "stop"),
+        TextDelta(1, "more", (), "stop"),
         finished,
     ]
 
 
-async def test_of_an_answer_that_fails_nothing_is_gathered() -> None:
+async def test_of_an_answer_that_fails_the_rest_does_not_come() -> None:
     async def events() -> AsyncIterator[GenerationEvent]:
         yield TextDelta(0, "a")
+        yield TextDelta(0, "b")
         raise TargetUnavailable("lost")
 
     seen: list[GenerationEvent] = []
 
     async def look() -> None:
-        seen.extend([event async for event in gathered(events())])
+        async for event in gathered(events()):
+            seen.append(event)
 
     with pytest.raises(TargetUnavailable):
         await look()
-    assert seen == []
+    assert seen == [TextDelta(0, "a")]
