@@ -138,7 +138,7 @@ class LeaseRequest:
         log_odds: Per choice, the last verdict's log odds, where `committed` is given.
         companion_tokens: Approximate length of the drafter's prompt, in tokens, on an engine that
             drafts for itself; the engine keeps room for a second lease of this request. 0 if there
-            will be none.
+            will be none. With `beside`, another one will follow this lease, in the same room.
         beside: Id of the request's first lease on this engine, which keeps room for this one.
         affinity: Name of what the prompt is about; a pool prefers the replica that has read it.
         cache_salt: Part of the names of the prompt's pages, beside the tenant.

@@ -219,14 +219,16 @@ class Leases:
             DrafterUnavailable: It cannot be reached, or gave no word in time.
             RapidError: It has no room, or the verifier's engine, which drafts, was lost.
         """
-        pools, session = self._pools, self._session
+        pools, session, source = self._pools, self._session, self._progress.source
         assert pools.drafter is not None
+        assert source is not None
         held = await session.take(
             pools.drafter,
             "drafter",
             await self._prompts.answerable_prompt(self._request, found),
             timeout_s=self._config.drafter_wait_s,
             beside=verifier if pools.are_shared else None,
+            companion_tokens=source.companion_tokens if pools.are_shared else 0,
             terms=terms_of(session.terms),
         )
         limit_s = self._patience.limit_s

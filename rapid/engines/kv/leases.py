@@ -130,7 +130,7 @@ class LeaseLedger:
             self._open[lease.lease_id] = lease
             first = self._open.get(waiter.request.beside or "")
             if first is not None:
-                first.expects_companion = False
+                first.expects_companion = waiter.request.companion_tokens > 0
             waiter.on_open(lease)
 
     def get(self, lease_id: str) -> Lease:
@@ -371,5 +371,5 @@ class LeaseLedger:
             prompt_pages,
             waiter.page_names,
             self.clock(),
-            expects_companion=request.companion_tokens > 0,
+            expects_companion=request.companion_tokens > 0 and request.beside is None,
         )

@@ -17,7 +17,7 @@ from rapid.answering.answerable import ALTERNATIVES, asked, log_odds
 from rapid.checkpoints.text import ChatText
 from rapid.embedded import DRAFTER
 from rapid.errors import EngineFailed
-from rapid.messages import Message, TokenLogprobs, Verdict
+from rapid.messages import LeaseRequest, Message, TokenLogprobs, Verdict
 from tests.answered import ATLAS, receipt
 from tests.fakes import FakeEngine
 from tests.local_pools import LocalApplication
@@ -62,6 +62,14 @@ class Says(FakeEngine):
 
     word = "yes"
     asked: list[tuple[int, ...]] = []  # noqa: RUF012 (of the test's own class)
+    opened: list[LeaseRequest] = []  # noqa: RUF012
+    most_open = 0
+
+    async def open(self, request: LeaseRequest) -> None:
+        await super().open(request)
+        self.opened.append(request)
+        is_open = [lease for lease in self.leases.values() if not lease.closed.is_set()]
+        self.most_open = max(self.most_open, len(is_open))
 
     async def decode(self, lease_id: str, choice: int, num_tokens: int) -> Verdict:
         lease = self._lease(lease_id)
@@ -80,6 +88,7 @@ def saying(a_word: str) -> type[Says]:
     class Saying(Says):
         word = a_word
         asked: list[tuple[int, ...]] = []  # noqa: RUF012
+        opened: list[LeaseRequest] = []  # noqa: RUF012
 
     return Saying
 
@@ -103,6 +112,11 @@ async def test_auto_fuses_when_the_drafter_finds_the_answer(word, mode, drafter)
     assert (end.mode, len(engine.asked)) == (mode, 1)
     assert "drafter" in end.reason
     assert bool(end.chunks) is (mode == "fused")
+    asks = [each for each in engine.opened if each.num_logprobs == ALTERNATIVES]
+    assert [each.companion_tokens > 0 for each in asks] == [drafter == "target"]
+    drafts = app.target if drafter == "target" else app.drafter
+    most = 1 + (drafter == "target")  # the lease of the word is given back before the drafting one
+    assert drafts.engine.actor._engine.most_open == most
     await until_idle(app)
 
 

@@ -303,6 +303,21 @@ def test_the_room_for_a_companion_that_will_not_come_is_given_back() -> None:
     ledger.check_integrity()
 
 
+def test_a_companion_that_another_follows_leaves_it_its_room() -> None:
+    """The drafter is asked one word on a lease of its own, before the one on which it drafts."""
+    ledger = Ledger(max_leases=2)
+    ledger.ask("a", 24, companion_tokens=10)
+    ledger.ask("plain", 24)
+    ledger.ask("a-word", 24, beside="a", companion_tokens=10)
+    ledger.release("a-word")
+    assert ledger.admitted == ["a", "a-word"]
+    ledger.ask("a-draft", 24, beside="a")
+    assert ledger.admitted == ["a", "a-word", "a-draft"]
+    ledger.check_integrity()
+    ledger.release("a-draft")
+    assert ledger.admitted[3:] == ["plain"]
+
+
 def test_a_companion_that_has_ended_leaves_its_room_to_others() -> None:
     ledger = Ledger(max_leases=3)
     ledger.ask("a", 24, companion_tokens=10)
