@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Self
 
 from rapid.errors import EngineFailed
@@ -23,8 +23,9 @@ class EventFeed:
     """A context that runs a generation and watches its connection; leaving it ends both.
 
     One task owns the generation for its whole life and closes it wherever it stands, which frees
-    the leases. Another polls the ASGI `receive`, the only way to learn of a disconnect. Where a
-    client leaves, Serve may cancel the call of the generation before `receive` says so.
+    the leases. Another polls the ASGI `receive`, the only way to learn of a disconnect. When a
+    client leaves, Serve may cancel the call of the generation first, and its `receive` may fail
+    instead of saying so.
     """
 
     def __init__(self, events: AsyncGenerator[GenerationEvent], receive: Receive) -> None:
@@ -74,6 +75,7 @@ class EventFeed:
             self._queue.put_nowait(error)
 
     async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        with suppress(Exception):  # the connection of a `receive` that fails is lost
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
         self._queue.put_nowait(ClientLeft())

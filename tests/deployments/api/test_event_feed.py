@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, MutableMapping
 from typing import Any
 
 import pytest
+from ray.exceptions import TaskCancelledError
 
 from deployments.api.event_feed import ClientLeft, EventFeed
 from rapid.errors import EngineFailed
@@ -14,13 +15,15 @@ from rapid.messages import GenerationEvent, TextDelta
 
 
 class Client:
-    """A connection that stays open until it is told to close."""
+    """A connection that stays open until it is told to close, or to fail."""
 
-    def __init__(self) -> None:
-        self.closes = asyncio.Event()
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.closes, self.failure = asyncio.Event(), failure
 
     async def receive(self) -> MutableMapping[str, Any]:
         await self.closes.wait()
+        if self.failure is not None:
+            raise self.failure
         return {"type": "http.disconnect"}
 
 
@@ -51,8 +54,12 @@ async def test_an_event_that_does_not_come_in_time_is_none_and_comes_later() -> 
             await feed.next()
 
 
-async def test_a_client_that_leaves_ends_the_feed_and_leaving_it_the_generation() -> None:
-    client, answer = Client(), Answer()
+@pytest.mark.parametrize("failure", [None, TaskCancelledError()])
+async def test_a_client_that_leaves_ends_the_feed_and_leaving_it_the_generation(
+    failure: Exception | None,
+) -> None:
+    """Serve's `receive` fails where its call to the proxy is cancelled."""
+    client, answer = Client(failure), Answer()
     async with EventFeed(answer.events(), client.receive) as feed:
         await feed.next()
         client.closes.set()
@@ -62,9 +69,12 @@ async def test_a_client_that_leaves_ends_the_feed_and_leaving_it_the_generation(
     assert answer.is_closed
 
 
-async def test_a_call_that_is_cancelled_because_the_client_leaves_is_no_error() -> None:
+@pytest.mark.parametrize("failure", [None, TaskCancelledError()])
+async def test_a_call_that_is_cancelled_because_the_client_leaves_is_no_error(
+    failure: Exception | None,
+) -> None:
     """Serve cancels the call of a client that leaves, and only then says that it has left."""
-    client, answer = Client(), Answer(asyncio.CancelledError())
+    client, answer = Client(failure), Answer(asyncio.CancelledError())
     answer.goes_on.set()
     async with EventFeed(answer.events(), client.receive) as feed:
         await feed.next()

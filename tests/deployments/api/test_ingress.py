@@ -169,6 +169,26 @@ class TestWhole:
         assert speculation["num_spec_steps"] == 6
         assert [each["num_spec_steps"] for each in speculation["choices"]] == [3, 3]
 
+    @pytest.mark.parametrize("lost", [(), (STARTED, 0.01, TextDelta(0, "Hel"), 0.01)])
+    async def test_the_times_are_those_of_the_answer_that_is_given(self, lost):
+        """A second passes with every step, also of an answer whose orchestrator is lost."""
+        now = 0.0
+
+        class Ticking(ScriptedOrchestrator):
+            async def generate(self, request):
+                nonlocal now
+                async for event in super().generate(request):
+                    now += 1
+                    yield event
+
+        end = (TextDelta(0, "lo", (), "stop"), 0.01, Finished(receipt()))
+        script = (*lost, STARTED, 0.01, TextDelta(0, "Hel"), 0.01, *end)
+        app = Ingress(Ticking(*script), ApiConfig(model=MODEL), clock=lambda: now)
+        metrics = (await post(app)).json()["metrics"]
+        begins = 4 if lost else 2
+        assert metrics["time_to_first_token_ms"] == 1000 * begins
+        assert metrics["generation_time_ms"] == 2000
+
     async def test_explain(self):
         body = await post(ingress(ScriptedOrchestrator()), ASK | {"rapid": {"explain": "tokens"}})
         assert body.json()["rapid"]["explain"] == {
