@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rapid.engines.engine import Engine
+from rapid.engines.kv.host_tier import RestorePace
 from tests.rapid.engines.gate import Gate
 from tests.rapid.tiny_models import tiny_engine
 
@@ -28,3 +29,12 @@ async def engine(engine_settings: dict[str, Any]) -> AsyncIterator[Engine]:
     engine.close()
     assert engine.status().kv_pages_in_use == 0
     engine.check_integrity()
+
+
+@pytest.fixture
+def always_restores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are copied and read back, however long that took.
+
+    Computing a page of so small a model takes about as long, so the measured pace is chance.
+    """
+    monkeypatch.setattr(RestorePace, "is_restoring_faster", True)

@@ -58,6 +58,7 @@ def opened(folder: Path) -> Pair:
     )
 
 
+@pytest.mark.usefixtures("always_restores")
 def test_lossless_says_what_plain_says(tmp_path: Path) -> None:
     """Greedy and seeded, after rejections, from the pool, host memory, and an earlier process."""
     said: dict[str, str] = {}

@@ -199,6 +199,7 @@ async def test_a_full_disk_is_told_once(
     engine.close()
 
 
+@pytest.mark.usefixtures("always_restores")
 async def test_others_decode_while_a_document_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

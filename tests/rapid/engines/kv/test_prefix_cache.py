@@ -241,6 +241,7 @@ async def test_old_pages_give_way_and_used_ones_do_not() -> None:
     engine.close()
 
 
+@pytest.mark.usefixtures("always_restores")
 async def test_what_had_to_leave_comes_back_from_host_memory() -> None:
     engine = tiny_engine(kv_cache_tokens=128, max_context=128, host_cache_tokens=256)
     rows = Rows(engine)
