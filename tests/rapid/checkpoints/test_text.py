@@ -276,7 +276,7 @@ class TestStreaming:
         assert decoded == len(text)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     texts=st.lists(st.text("aeiou rstl.,\n", max_size=300), max_size=4),
     most=st.integers(0, 200),

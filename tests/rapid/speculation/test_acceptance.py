@@ -41,7 +41,7 @@ PAIRS = st.lists(st.tuples(LOGIT, LOGIT), min_size=1, max_size=8).filter(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     logits=LOGITS,
     top_k=st.one_of(st.none(), st.integers(1, 9)),
@@ -62,7 +62,7 @@ def test_filters_keep_a_distribution_with_its_best_token(logits, top_k, top_p, t
     assert abs(q.sum() - 1) < 1e-6
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     pairs=PAIRS,
     transfer=st.sampled_from(get_args(Transfer)),

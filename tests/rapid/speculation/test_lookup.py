@@ -36,7 +36,7 @@ def scanned(text: list[int], num_tokens: int) -> list[int]:
     return []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     prompt=st.lists(st.integers(0, 3), min_size=1, max_size=40),
     rounds=st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=6),

@@ -88,7 +88,7 @@ class Resized:
         return self._drafter.draft(verdict, min(num_tokens, next(self._lengths)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6),
     coupling=st.sampled_from(["maximal", "shared_noise"]),
@@ -130,7 +130,7 @@ class Scripted:
         self.rounds.append((self.asked, verdict.token_ids))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(0, 6), min_size=1, max_size=8),
     temperature=st.sampled_from([0.0, 0.5, 1.0]),

@@ -102,7 +102,7 @@ def assert_specified(questions: Sequence[Question]) -> None:
     st.sampled_from(["usual", *ROWS]),
     st.integers(0, 2**32),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_whatever_is_asked_the_answers_are_the_specifications(
     asked, vocab, dtype, is_witnessed, num_logprobs, kind, seed
 ):

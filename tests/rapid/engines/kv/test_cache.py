@@ -49,7 +49,7 @@ def test_a_shared_page_is_free_when_its_last_holder_leaves() -> None:
     pool.check_integrity(held=[])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=40))
 def test_the_ledger_balances_after_any_history(moves: list[tuple[bool, int]]) -> None:
     pool = PagePool(24)

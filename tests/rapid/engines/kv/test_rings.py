@@ -39,7 +39,7 @@ def test_a_token_lies_where_the_one_that_left_its_ring_lay() -> None:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_what_the_plan_lets_rows_write_overwrites_nothing_that_rows_read(data) -> None:
     """Any history of chunks, speculation and rollbacks: every slot read holds its own position."""
     plan = RingPlan(
