@@ -1,8 +1,8 @@
 """Transfer rules with other trainings of the embedded models, so that intervals cover models too.
 
     for seed in 2 3; do
-        python -m rapid.embedded.training target --seed $seed --minutes 30 --out .run/target-$seed
-        python -m rapid.embedded.training drafter --seed $seed --minutes 30 --out .run/drafter-$seed
+        python -m rapid.embedded.training target --seed $seed --out .run/target-$seed
+        python -m rapid.embedded.training drafter --seed $seed --out .run/drafter-$seed
     done
     python -m benchmarks.method.trainings .run/target-2,.run/drafter-2 .run/target-3,.run/drafter-3
 
@@ -19,8 +19,9 @@ default was reported. Intervals resample targets, drafters and items, each by it
 of crossed factors: Owen, arXiv 0711.1236). With three trainings that is a coarse view of what a
 fourth one would do, so the least and the greatest pair stand beside it.
 
-Each item's probabilities are kept in `--voices`, so that a run resumes. About ten minutes for two
-further trainings, on one core. Writes `results/trainings.json` and `.md`.
+A training takes an hour of a core. Each item's probabilities are kept in `--voices`, so that a run
+resumes: a quarter of an hour for two further trainings, on one core. Writes
+`results/trainings.json` and `.md`.
 """
 
 from __future__ import annotations
