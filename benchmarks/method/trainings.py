@@ -222,7 +222,7 @@ def worst_cells(scores: Mapping[str, Scores]) -> str:
         for rule in (RULE, "boost, eta 10"):
             gaps = values[rule] - bounds
             state, length = cells[int(gaps.argmin())]
-            row += [f"{gaps.min():+.3f} ({state}, {length:,})", int((gaps < -0.02).sum())]
+            row += [f"{gaps.min():+.3f} ({state}, {length:,})", int((gaps.round(6) < -0.02).sum())]
         rows.append([*row, *(f"{values[rule].mean():.3f}" for rule in (RULE, "boost, eta 10"))])
     heads = ["target", "drafter"]
     for rule in (RULE, "boost, eta 10"):
@@ -257,8 +257,8 @@ def main() -> None:
             "interval over models and items); least to greatest pair.\n\n"
             f"{differences(by_rule)}",
             f"## {kind.capitalize()} pairs: distance from the bound\n\nThe bound of a cell is the "
-            "best of the target alone, either model on the retrieved text, and both on it, for "
-            f"this pair.\n\n{worst_cells(by_rule)}",
+            "best of the target alone, either model on the retrieved text, and both on it, "
+            f"plainly or boosted, for this pair.\n\n{worst_cells(by_rule)}",
         ]
     kept = {
         kind: [
