@@ -14,7 +14,7 @@ import pytest
 
 from rapid.embedded import DRAFTER, TARGET
 from rapid.embedded.generator import generate_document
-from tests import reference
+from tests.reference import Reference, Settings, load_reference
 
 pytestmark = pytest.mark.ray
 
@@ -57,7 +57,7 @@ def recomputed(reply: dict[str, Any], request: dict[str, Any]) -> bool:
     receipt = reply["rapid"]
     explain = receipt["explain"]
     is_fused = receipt["contract"] == "fused"
-    settings = reference.Settings(
+    settings = Settings(
         seed=receipt["seed"],
         temperature=request["temperature"],
         top_p=request.get("top_p", 1.0),
@@ -68,17 +68,17 @@ def recomputed(reply: dict[str, Any], request: dict[str, Any]) -> bool:
         draft_top_k=receipt["draft_top_k"],
         transfer_temperature=receipt["transfer_temperature"],
     )
-    steps = reference.answer(
-        reference.load_reference(TARGET),
+    reference = Reference(
+        load_reference(TARGET),
         explain["target_prompt_ids"],
         settings,
         num_tokens=request["max_tokens"],
-        drafter=reference.load_reference(DRAFTER) if is_fused else None,
+        drafter=load_reference(DRAFTER) if is_fused else None,
         drafter_prompt=explain["drafter_prompt_ids"],
         witness_prompt=(explain["witness_prompt_ids"] or None) if is_fused else None,
         eos_ids=[EOS],
     )
-    return reference.is_tied(tokens(reply), steps, settings)
+    return reference.is_tied(tokens(reply))
 
 
 async def test_lossless_is_plain(application: str) -> None:

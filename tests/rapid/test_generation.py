@@ -14,7 +14,6 @@ from rapid import generation
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.errors import ConfigurationError, PromptTooLong
-from tests import reference
 from tests.rapid.tiny_models import (
     EOS,
     VOCAB,
@@ -24,6 +23,7 @@ from tests.rapid.tiny_models import (
     out_of_memory,
     random_prompt,
 )
+from tests.reference import Reference, Settings, load_reference
 
 LONG, SHORT = random_prompt(90, seed=1).tolist(), random_prompt(30, seed=2).tolist()
 NUM_TOKENS = 40
@@ -31,13 +31,13 @@ GREEDY = SamplingConfig(temperature=0)
 LOSSLESS = SpeculationConfig(eta=0)
 
 
-def slow(drafter_seed: int | None, settings: reference.Settings) -> list[reference.Step]:
-    return reference.answer(
-        reference.load_reference(checkpoint(seed=0)),
+def slow(drafter_seed: int | None, settings: Settings) -> Reference:
+    return Reference(
+        load_reference(checkpoint(seed=0)),
         LONG,
         settings,
         num_tokens=NUM_TOKENS,
-        drafter=reference.load_reference(checkpoint(seed=drafter_seed)) if drafter_seed else None,
+        drafter=load_reference(checkpoint(seed=drafter_seed)) if drafter_seed else None,
         drafter_prompt=SHORT,
         witness_prompt=SHORT if settings.transfer == "adaptive" else None,
         eos_ids=[EOS],
@@ -58,7 +58,7 @@ def slow(drafter_seed: int | None, settings: reference.Settings) -> list[referen
     ],
 )
 def test_fused_equals_the_slow_reference_at_every_draft_length(temperature, transfer, eta):
-    settings = reference.Settings(
+    settings = Settings(
         seed=11, temperature=temperature, top_p=0.95, eta=eta, transfer=transfer, draft_top_k=16
     )
     want = slow(1, settings)
@@ -75,19 +75,19 @@ def test_fused_equals_the_slow_reference_at_every_draft_length(temperature, tran
                 max_draft=max_draft, eta=eta, transfer=transfer, draft_top_k=16
             ),
         )
-        assert not reference.is_tied(got.token_ids, want, settings)
+        assert not want.is_tied(got.token_ids)
         texts.add(got.token_ids)
     assert len(texts) == 1
 
 
 def test_lossless_equals_plain_and_the_slow_reference():
-    settings = reference.Settings(seed=5, temperature=0.8, top_k=20)
+    settings = Settings(seed=5, temperature=0.8, top_k=20)
     sampling = SamplingConfig(temperature=0.8, top_k=20, seed=5)
     common = {"max_tokens": NUM_TOKENS, "sampling": sampling}
     plain = rapid.generate(loaded(), None, LONG, **common)
     lossless = rapid.generate(loaded(), loaded(seed=1), LONG, SHORT, speculation=LOSSLESS, **common)
     assert plain.token_ids == lossless.token_ids
-    assert not reference.is_tied(plain.token_ids, slow(None, settings), settings)
+    assert not slow(None, settings).is_tied(plain.token_ids)
     assert plain.statistics.drafted == 0
     assert lossless.statistics.drafted > 0
 

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from rapid.config import Rule, SamplingConfig, SpeculationConfig, Transfer
+from rapid.reference import Settings, keep, softmax
 from rapid.speculation import draw
 from rapid.speculation.fusion import fused_probs
 from rapid.speculation.loop import speculate
 from rapid.speculation.noise import Purpose, uniforms
 from rapid.speculation.sampling import filter_probs, proposal
 from tests.branches import Branches, assert_same, branches
-from tests.reference import keep, softmax
 from tests.toy import ToyDrafter, ToyModel, ToyVerifier
 
 __all__ = ["branches"]
@@ -66,8 +66,15 @@ def draft_probs(drafter, prefix, sampling, speculation) -> np.ndarray:
 
 
 def target_probs(target, prefix, sampling) -> np.ndarray:
-    logits = target.logits(prefix).double().numpy()
-    return keep(softmax(logits / sampling.temperature), sampling.top_k, sampling.top_p)[0]
+    return keep(own_probs(target, prefix, sampling), settings_of(sampling))
+
+
+def own_probs(model, prefix, sampling) -> np.ndarray:
+    return softmax(model.logits(prefix).double().numpy(), settings_of(sampling))
+
+
+def settings_of(sampling: SamplingConfig) -> Settings:
+    return Settings(temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p)
 
 
 def told_by_retrieval(drafter, witness, prefix, sampling, speculation) -> np.ndarray:
@@ -75,7 +82,7 @@ def told_by_retrieval(drafter, witness, prefix, sampling, speculation) -> np.nda
     q = draft_probs(drafter, prefix, sampling, speculation)
     if witness is None:
         return q
-    return (q + softmax(witness.logits(prefix).double().numpy() / sampling.temperature)) / 2
+    return (q + own_probs(witness, prefix, sampling)) / 2
 
 
 def log_odds_after(target, drafter, text, sampling, speculation, witness=None) -> float:
@@ -83,7 +90,7 @@ def log_odds_after(target, drafter, text, sampling, speculation, witness=None) -
     told = 0.0
     for age, token in zip(reversed(range(len(text))), text, strict=True):
         before = text[: len(text) - age - 1]
-        p = softmax(target.logits(before).double().numpy() / sampling.temperature)[token]
+        p = own_probs(target, before, sampling)[token]
         s = told_by_retrieval(drafter, witness, before, sampling, speculation)[token]
         told += 0.85**age * float(np.log(max(s, 1e-3)) - np.log(max(p, 1e-3)))
     return told
