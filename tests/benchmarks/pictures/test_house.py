@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from benchmarks.pictures import house
+from benchmarks.pictures.rooms import House
 
 SOURCES = {
     "big/tiny/__init__.py": "from big.tiny import door",
@@ -28,7 +29,7 @@ def cook():
 
 
 def test_rooms_arrows_floors_and_circles_are_counted():
-    read = house.House.read("big.tiny", SOURCES)
+    read = House.read("big.tiny", SOURCES)
     assert read.arrows == [
         ("door", "cellar"),
         ("door", "hall"),
@@ -42,7 +43,7 @@ def test_rooms_arrows_floors_and_circles_are_counted():
 
 
 def test_nothing_on_a_floor_overlaps():
-    layout = house.Layout(house.House.read("big.tiny", SOURCES))
+    layout = house.Layout(House.read("big.tiny", SOURCES))
     assert ("cellar", 2) in layout.middles  # the arrow from the door passes hall and kitchen
     row = sorted(layout.middles.items(), key=lambda item: item[1])
     for (left, at), (right, then) in itertools.combinations(row, 2):
@@ -61,5 +62,5 @@ def test_a_package_is_read_as_it_was_committed(tmp_path):
     subprocess.run([*git, "commit", "--quiet", "--message", "A house"], check=True)
     (tmp_path / "big/tiny/door.py").write_text("import nothing")
     assert house.sources_at("HEAD", "big.tiny", tmp_path) == SOURCES
-    house.draw(house.House.read("big.tiny", SOURCES), tmp_path / "house.svg")
+    house.draw(House.read("big.tiny", SOURCES), tmp_path / "house.svg")
     assert "kitchen</text>" in (tmp_path / "house.svg").read_text()
