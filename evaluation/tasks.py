@@ -128,7 +128,7 @@ class Task(Frozen):
         description: What reports say about the task.
         source: Where the items come from.
         templates: Wording of the prompts; None takes the product's own prompts (`rapid.prompts`).
-        metrics: Names of `evaluation.reports.metrics.NAMES`; the first is the headline.
+        metrics: Names of `evaluation.scorers.NAMES`; the first is the headline.
         max_tokens: Maximum length of an answer.
         extraction_tokens: Maximum length of an answer of the second pass.
         temperature: Sampling temperature; 0 is greedy.
@@ -213,7 +213,7 @@ def load_task(name_or_path: str | Path) -> Task:
             )
     settings = read_yaml(path, f"a file of {TASK_FILES}")
     task = validated(Task, settings, prefix=f"{path}: ", top="task")
-    from evaluation.reports.metrics import NAMES  # importing the scorers takes a second
+    from evaluation.scorers import NAMES  # importing the scorers takes a second
 
     for index, metric in enumerate(task.metrics):
         if metric not in NAMES:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from evaluation.items import Item
-from evaluation.reports.metrics import Metric
 from evaluation.results import Result
+from evaluation.scorers import Metric
 from evaluation.systems import System
 from evaluation.tasks import Condition, Task
 from rapid.errors import RapidError

@@ -28,8 +28,8 @@ from evaluation.drivers.in_process import Models, open_in_process
 from evaluation.drivers.judge import JudgeConfig, judges
 from evaluation.drivers.over_http import Server, open_over_http
 from evaluation.items import Item
-from evaluation.reports.metrics import Metric, scorers
 from evaluation.results import MADE, RESULTS, Json, Log, Result
+from evaluation.scorers import Metric, scorers
 from evaluation.tasks import Task
 from rapid.checkpoints.facts import text_settings
 from rapid.checkpoints.files import checkpoint_source, read_json

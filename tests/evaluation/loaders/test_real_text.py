@@ -9,7 +9,7 @@ import pytest
 
 from evaluation.loaders import load_items
 from evaluation.loaders.real_text import NOT_IN_THE_TEXT, split_of
-from evaluation.reports.metrics import contains
+from evaluation.scorers import contains
 from evaluation.tasks import Task, load_task
 from evaluation.texts.questions import document_names, questions_of
 from rapid.errors import ConfigurationError

@@ -1,7 +1,7 @@
 import pytest
 
 from evaluation.items import Item
-from evaluation.reports.metrics import METRICS, scorers
+from evaluation.scorers import METRICS, scorers
 from rapid.errors import ConfigurationError
 from rapid.messages import Message
 
