@@ -28,8 +28,8 @@ from evaluation.drivers.answering import answer_all, trials_left
 from evaluation.drivers.in_process import Models, open_in_process
 from evaluation.items import Item
 from evaluation.loaders.generated import load
-from evaluation.scorers import METRICS
 from evaluation.results import Result
+from evaluation.scorers import METRICS
 from evaluation.tasks import Task, load_task
 from rapid.config import EngineConfig
 from rapid.engines.attention.batch import Feed
