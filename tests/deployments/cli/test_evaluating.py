@@ -81,6 +81,7 @@ def test_an_unknown_metric_is_refused_before_anything_is_loaded(tmp_path):
     assert "metrics.0: unknown metric 'exakt'; known:" in words(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_ended_run_leaves_its_answers_and_no_worker(tmp_path, number):
     path, results = tmp_path / "long.yaml", tmp_path / "run" / "results.jsonl"

@@ -93,6 +93,7 @@ async def with_lease() -> AsyncIterator[tuple[Engine, psutil.Process]]:
         assert not follower.is_running()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
 async def test_a_lost_process_ends_every_lease(number: signal.Signals) -> None:
     """Also one that was stopped while nothing is computed: it is no longer heard."""
@@ -108,6 +109,7 @@ async def test_a_lost_process_ends_every_lease(number: signal.Signals) -> None:
             await engine.decode("a", 0, 1)
 
 
+@pytest.mark.slow
 async def test_a_step_that_fails_here_closes_the_engine_as_the_other_process_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -122,6 +124,7 @@ async def test_a_step_that_fails_here_closes_the_engine_as_the_other_process_wai
             engine.check_running()
 
 
+@pytest.mark.slow
 def test_the_end_of_the_first_process_ends_the_others() -> None:
     """Also one that was stopped, and cannot read that its orders have ended."""
     config = engine_config(tensor_parallel=2).model_dump_json()
