@@ -193,7 +193,8 @@ class EngineConfig(Frozen):
         deterministic: Whether every position is computed in a place and a shape of its own, so that
             the text is bit-identical whatever else runs, in any dtype
             (`rapid.engines.forward.tiles`). Slower, as sequences are computed one after the other.
-        lease_ttl_s: Seconds after which a lease that is neither stepped nor renewed is freed.
+        lease_ttl_s: Seconds after which a lease that is neither stepped nor renewed is freed; one
+            that is held in the engine's own process lasts until it is released.
         threads: Compute threads of torch on a CPU; None keeps torch's default.
     """
 

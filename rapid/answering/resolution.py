@@ -9,8 +9,8 @@ on an idle and on a busy system, as long as both have a drafter for it. There is
 which the receipt names: when no drafter is available (none within `drafter_wait_s`, none alive, or
 retrieval does not answer), `auto` is answered as `plain`, even where it would have been `fused`.
 `lossless` promises the same distribution either way; an explicit `fused` or `paper` is refused
-instead. When a drafter is lost during the answer, the target decodes the rest; ``plain_from`` is
-the first such token.
+instead, also when the drafter is lost before the first token. When a drafter is lost later, the
+target decodes the rest; ``plain_from`` is the first such token.
 """
 
 from __future__ import annotations
@@ -251,9 +251,15 @@ def decide_lookup(asked: Mode) -> Decision:
     return Decision("lossless", reason, "target", is_drafted=True)
 
 
-def without_drafter(why: str) -> Decision:
-    """Return the decision for `auto` and `lossless` when no drafter is available."""
-    return Decision("plain", f"{why}: {_ALONE}", "target", is_drafted=False, is_fallback=True)
+def without_drafter(why: str, *, at_start: bool = True) -> Decision:
+    """Return the decision for `auto` and `lossless` when no drafter is available.
+
+    Args:
+        why: Explanation for the caller.
+        at_start: Whether that was known when the answer began, and no draft was expected.
+    """
+    reason = f"{why}: {_ALONE}"
+    return Decision("plain", reason, "target", is_drafted=not at_start, is_fallback=True)
 
 
 def answer_tokens(

@@ -113,7 +113,7 @@ class Rounds:
             how, cause = "drafter lost", cause_of(error)
         await verifier.check()
         logger.warning("request %s: no drafter: %s", self._request.request_id, cause)
-        self._progress.lose_drafter(how)
+        self._progress.lose_drafter(how, cause)
         await source.release()
 
     def _verdicts(
@@ -137,7 +137,7 @@ class Rounds:
     def _note_loss(self, answer: GrowingAnswer, error: DrafterUnavailable) -> None:
         """Log the loss of one answer's drafter and continue without it."""
         logger.warning("request %s: no drafter any more: %s", self._request.request_id, error)
-        self._progress.lose_drafter_of(answer, "drafter lost")
+        self._progress.lose_drafter_of(answer, "drafter lost", error)
 
     # --- retrieving again -------------------------------------------------------------------------
 

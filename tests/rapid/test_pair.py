@@ -15,7 +15,13 @@ import torch
 import rapid
 from evaluation.loaders.generated import load
 from evaluation.tasks import Source
-from rapid.errors import BadRequest, ConfigurationError, PromptTooLong, RapidError
+from rapid.errors import (
+    BadRequest,
+    ConfigurationError,
+    DrafterUnavailable,
+    PromptTooLong,
+    RapidError,
+)
 from rapid.messages import Document, Message
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -245,6 +251,24 @@ def test_the_readme_s_example_answers_right(
     assert second.startswith("The first deposit of Lonadu is ")
 
 
+def test_a_reader_that_pauses_for_long_reads_the_same_answer(pair, monkeypatch):
+    asked = {"documents": [FACTS], "mode": "fused", "seed": 3, "max_tokens": 20}
+    whole = pair.answer("What is the banner of Tezawe?", **asked)
+    pools = pair._services.pools
+    engines = [pools.target._engine, pools.drafter._engine]
+    now = [0.0]
+    for engine in engines:
+        monkeypatch.setattr(engine._state.ledger, "clock", lambda: now[0])
+    stream = pair.stream("What is the banner of Tezawe?", **asked)
+    pieces = []
+    for piece in stream:
+        pieces.append(piece)
+        now[0] += 10_000
+        assert [engine.status().leases_open for engine in engines] == [2, 1]  # a witness
+    assert "".join(pieces) == whole.text
+    assert stream.answer.receipt.failovers == ()
+
+
 def test_a_step_that_fails_costs_no_token(pair, monkeypatch, caplog):
     asked = {"documents": [FACTS], "mode": "fused", "seed": 3, "max_tokens": 20}
     whole = pair.answer("What is the banner of Tezawe?", **asked)
@@ -264,12 +288,13 @@ def test_a_step_that_fails_costs_no_token(pair, monkeypatch, caplog):
     assert re.match(r"request local-\d+: new leases: .*\(OutOfMemoryError\('no memory'\)\)", told)
 
 
+@pytest.mark.parametrize("mode", ["auto", "fused"])
 @pytest.mark.parametrize(
     ("drafts", "told"),
     [(False, "no drafter: "), (True, "no drafter any more: the drafter gave no")],
 )
 def test_why_a_drafter_was_lost_is_in_the_log_under_the_requests_id(
-    pair, monkeypatch, caplog, drafts, told
+    pair, monkeypatch, caplog, drafts, told, mode
 ):
     """It fails at the first forward that reads, or at the first that drafts."""
     runner = pair._services.pools.drafter._engine._compute.runner
@@ -282,8 +307,14 @@ def test_why_a_drafter_was_lost_is_in_the_log_under_the_requests_id(
         return run(feeds)
 
     monkeypatch.setattr(runner, "run", fails_once)
-    other = "The gate of Ulen is green. " * 5  # which it has not read yet
-    answer = pair.answer(f"Gate {drafts}?", documents=[other], mode="fused", max_tokens=20)
-    assert answer.receipt.failovers == ("drafter lost",)
+    other = f"The gate of Ulen is green in {mode}. " * 5  # which it has not read yet
+    asked = {"documents": [other], "mode": mode, "max_tokens": 20}
+    if mode == "auto":
+        answer = pair.answer(f"What is the gate of Ulen? {drafts}", **asked)
+        assert answer.receipt.failovers == ("drafter lost",)
+        assert (answer.receipt.contract, answer.receipt.is_fallback) == ("target", True)
+    else:
+        with pytest.raises(DrafterUnavailable, match="before the first token"):
+            pair.answer(f"What is the gate of Ulen? {drafts}", **asked)
     (line,) = [each for each in caplog.messages if "no drafter" in each]
     assert re.match(rf"request local-\d+: {told}.*RuntimeError\('no memory'\)", line)

@@ -184,7 +184,7 @@ class LeaseLedger:
         return [
             lease
             for lease in self._open.values()
-            if not lease.busy and now - lease.last_used > self.ttl_s
+            if lease.expires and not lease.busy and now - lease.last_used > self.ttl_s
         ]
 
     def status(self) -> EngineStatus:

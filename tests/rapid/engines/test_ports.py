@@ -8,10 +8,17 @@ from collections.abc import AsyncIterator
 import pytest
 
 from rapid.engines.engine import Engine
-from rapid.engines.ports import EngineDrafter, EngineVerifier, LocalLease
+from rapid.engines.ports import EngineDrafter, EngineVerifier, LocalLease, LocalPool
 from rapid.errors import DrafterUnavailable, LeaseNotFound
 from tests.rapid.engines.gate import Gate
-from tests.rapid.tiny_models import lease_request, random_prompt, reference_greedy, tiny_engine
+from tests.rapid.tiny_models import (
+    engine_config,
+    lease_request,
+    loaded,
+    random_prompt,
+    reference_greedy,
+    tiny_engine,
+)
 
 PROMPT = random_prompt(37, seed=1)
 EXPECTED = reference_greedy(PROMPT.tolist(), 6)
@@ -72,4 +79,20 @@ async def test_a_lease_tells_after_every_step_how_much_of_its_prompt_is_read() -
     engine.release("a")
     with pytest.raises(LeaseNotFound):
         await lease.num_read()
+    engine.close()
+
+
+async def test_a_lease_held_in_this_process_lasts_until_its_holder_lets_it_go() -> None:
+    now = [0.0]
+    engine = Engine(loaded(), engine_config(lease_ttl_s=60.0), clock=lambda: now[0])
+    request = lease_request("a", PROMPT)
+    async with LocalPool(engine).lease(request, timeout_s=None, beside=None) as a:
+        await a.prefill()
+        now[0] = 10_000.0
+        assert engine.status().leases_open == 1
+        verdict = await a.verifier(0, lambda: None).decode(6)
+        now[0] = 20_000.0
+        assert engine.status().leases_open == 1
+    assert verdict.token_ids == tuple(EXPECTED)
+    assert engine.status().leases_open == 0
     engine.close()
