@@ -162,6 +162,14 @@ class DraftSource(ABC):
     async def read(self) -> None:  # noqa: B027 (most sources read nothing of their own)
         """Wait for the prefill of the source's own prompt."""
 
+    async def num_read(self) -> int:
+        """Return how many tokens of its own prompts have been read so far.
+
+        Raises:
+            RapidError: An engine cannot be asked, or a lease has ended.
+        """
+        return 0
+
     async def release(self) -> None:  # noqa: B027 (most sources hold no lease of their own)
         """Release the source's own lease, after which it cannot draft."""
 

@@ -118,6 +118,55 @@ async def test_reading_is_told_anew_of_the_engine_that_replaces_a_dead_one() -> 
     assert tokens(events) == script(5, 12)
 
 
+class ReadsSlowly(ReadsWhenAsked):
+    """It reads so for one role; the prompts of others are read at once."""
+
+    role, most = "", 30
+
+    async def prefill(self, lease_id: str) -> PrefillReceipt:
+        is_slow = f"/{self.role}-" in lease_id
+        return await (super() if is_slow else super(ReadsWhenAsked, self)).prefill(lease_id)
+
+    def num_read(self, lease_id: str) -> int:
+        if f"/{self.role}-" not in lease_id:
+            return FakeEngine.num_read(self, lease_id)
+        return super().num_read(lease_id) if self.progress < self.most else self.most
+
+
+def reading_slowly(role: str) -> tuple[LocalApplication, ReadsSlowly]:
+    """An application that gives no drafter or witness longer than 20 ms without a sign."""
+    app = LocalApplication(drafter_hangs_s=0.02)
+    pool = app.drafter if role == "drafter" else app.target
+    engine = ReadsSlowly(app.config.target.engine)
+    engine.role = role
+    pool.load = lambda: engine
+    pool.start()
+    return app, engine
+
+
+@pytest.mark.parametrize("role", ["drafter", "witness"])
+async def test_who_reads_slowly_but_steadily_does_not_hang(role: str) -> None:
+    app, engine = reading_slowly(role)
+    request = question(
+        "r", mode="fused", documents=ATLAS, seed=5, max_tokens=20, explain=True,
+        rapid={"transfer": "adaptive"},
+    )  # fmt: skip
+    events = await app.answered(request)
+    assert engine.progress == 30
+    assert (receipt(events).failovers, receipt(events).plain_from) == ((), (None,))
+    assert receipt(events).choices[0].drafted == 20
+    assert tokens(events) == script(5, 20)
+
+
+@pytest.mark.parametrize("role", ["drafter", "witness"])
+async def test_who_reads_no_further_does(role: str) -> None:
+    app, engine = reading_slowly(role)
+    engine.most = 20
+    request = question("r", documents=ATLAS, seed=5, rapid={"transfer": "adaptive"})
+    assert receipt(await app.answered(request)).failovers == ("drafter hung",)
+    assert engine.progress == 20
+
+
 class Hangs(FakeEngine):
     """From the third call of this method on it answers nobody, and lives."""
 
