@@ -131,9 +131,9 @@ class AnsweringConfig(Frozen):
             with status 503.
         drafter_wait_s: Longest wait for a drafter lease, in seconds; after it `auto` and `lossless`
             continue without a drafter.
-        drafter_hangs_s: Longest wait for the drafter's prefill or for a round with it, in seconds,
-            raised to ten times the longest recent round where that is more. After it the drafter
-            counts as lost even if it is alive.
+        drafter_hangs_s: Longest wait for a round with the drafter or, while it reads, for one more
+            token of its prompt, in seconds, raised to ten times the longest recent round where that
+            is more. After it the drafter counts as lost even if it is alive.
         target_hangs_s: Longest wait for a sign of life, in seconds, from the engine that verifies
             and has not answered a call for two seconds. After it the answer continues on another
             engine.
