@@ -311,8 +311,7 @@ class LeaseLedger:
             )
         if self.max_leases < 2:
             raise PromptTooLong(
-                "what was retrieved needs a lease beside that of the whole text; the engine has "
-                "one (max_leases)"
+                "what was retrieved needs a second lease; the engine has one (max_leases)"
             )
 
     def _fits(self, waiter: Waiter) -> bool:
@@ -379,9 +378,12 @@ class LeaseLedger:
         prompt_ids = request.prompt_ids.tolist()
         committed = request.committed or ((),) * request.num_choices
         log_odds = request.log_odds or (0.0,) * request.num_choices
+        names = [f"{request.answer_id}/{choice}" for choice in range(request.num_choices)]
         sequences = [
-            Sequence(prompt_ids, ids, PageTable(runs, self.page_tokens), capacity, odds, ring)
-            for runs, ids, odds, ring in zip(held, committed, log_odds, rings, strict=True)
+            Sequence(prompt_ids, ids, PageTable(runs, self.page_tokens), capacity, odds, ring, name)
+            for runs, ids, odds, ring, name in zip(
+                held, committed, log_odds, rings, names, strict=True
+            )
         ]
         prompt_pages = pages_of(first, len(waiter.page_names))
         return Lease(

@@ -9,7 +9,7 @@ import pytest
 
 from rapid.engines.engine import Engine
 from rapid.engines.ports import EngineDrafter, EngineVerifier, LocalLease, LocalPool
-from rapid.errors import DrafterUnavailable, LeaseNotFound
+from rapid.errors import DrafterUnavailable, LeaseNotFound, OutOfStep
 from tests.rapid.engines.gate import Gate
 from tests.rapid.tiny_models import (
     engine_config,
@@ -96,3 +96,41 @@ async def test_a_lease_held_in_this_process_lasts_until_its_holder_lets_it_go() 
     assert verdict.token_ids == tuple(EXPECTED)
     assert engine.status().leases_open == 0
     engine.close()
+
+
+async def test_a_block_is_judged_on_the_text_alone_that_it_continues(
+    engines: tuple[Engine, Engine],
+) -> None:
+    """Two answers begin alike; a third lease holds another text of the same length."""
+    target, drafter = engines
+    asked = {"x": "one", "y": "two", "z": "one"}
+    for engine in engines:
+        for lease_id, answer_id in asked.items():
+            committed = ((5 if lease_id == "z" else 6,),)
+            request = lease_request(lease_id, PROMPT, answer_id=answer_id, committed=committed)
+            await engine.open(request)
+            await engine.prefill(lease_id)
+    block = await drafter.draft("x", 0, None, 3)
+    for lease_id in "yz":
+        with pytest.raises(
+            OutOfStep, match=f"of lease 'x' continues another .* lease '{lease_id}'"
+        ):
+            await target.verify(lease_id, 0, block)
+    verdict = await target.verify("x", 0, block)
+    again = await target.verify("x", 0, await drafter.draft("x", 0, verdict, 3))
+    assert again.position == 1 + len(verdict.token_ids)
+    for engine in engines:
+        for lease_id in asked:
+            engine.release(lease_id)
+
+
+async def test_a_lease_that_replaces_another_takes_its_blocks(
+    engines: tuple[Engine, Engine],
+) -> None:
+    target, drafter = engines
+    verdict = await target.verify("a", 0, await drafter.draft("a", 0, None, 3))
+    await target.open(lease_request("b", PROMPT, committed=(verdict.token_ids,)))
+    await target.prefill("b")
+    block = await drafter.draft("a", 0, verdict, 3)
+    assert (await target.verify("b", 0, block)).position == len(verdict.token_ids)
+    target.release("b")
