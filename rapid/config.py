@@ -131,9 +131,9 @@ class AnsweringConfig(Frozen):
             with status 503.
         drafter_wait_s: Longest wait for a drafter lease, in seconds; after it `auto` and `lossless`
             continue without a drafter.
-        drafter_hangs_s: Longest wait for the drafter's prefill or for a round with it, in seconds,
-            raised to ten times the longest recent round where that is more. After it the drafter
-            counts as lost even if it is alive.
+        drafter_hangs_s: Longest wait for a round with the drafter or, while it reads, for one more
+            token of its prompt, in seconds, raised to ten times the longest recent round where that
+            is more. After it the drafter counts as lost even if it is alive.
         target_hangs_s: Longest wait for a sign of life, in seconds, from the engine that verifies
             and has not answered a call for two seconds. After it the answer continues on another
             engine.
@@ -193,7 +193,8 @@ class EngineConfig(Frozen):
         deterministic: Whether every position is computed in a place and a shape of its own, so that
             the text is bit-identical whatever else runs, in any dtype
             (`rapid.engines.forward.tiles`). Slower, as sequences are computed one after the other.
-        lease_ttl_s: Seconds after which a lease that is neither stepped nor renewed is freed.
+        lease_ttl_s: Seconds after which a lease that is neither stepped nor renewed is freed; one
+            that is held in the engine's own process lasts until it is released.
         threads: Compute threads of torch on a CPU; None keeps torch's default.
     """
 

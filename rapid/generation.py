@@ -29,7 +29,7 @@ from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel
 from rapid.engines.parallel.leading import load_replica
 from rapid.engines.ports import LocalPool
-from rapid.errors import ConfigurationError
+from rapid.errors import ConfigurationError, DrafterUnavailable
 from rapid.messages import Int32Array, TokenLogprobs, as_prompt
 from rapid.ports import Drafter, EnginePool
 from rapid.speculation.statistics import RoundStatistics
@@ -90,7 +90,8 @@ def generate(
 
     The function also works inside a running event loop, as in a notebook. If the drafter fails
     during the answer, the target continues alone, as in a service: a UserWarning is issued, and
-    the statistics of the result contain the position.
+    the statistics of the result contain the position. Before the first token that is an error where
+    the answer is fused or follows the rule `paper`.
 
     Settings that are left out have the defaults of their class, with three exceptions. The seed is
     drawn. The coupling is `shared_noise` where a seed is given, except under the rule `paper`, so
@@ -118,6 +119,7 @@ def generate(
             that has nothing to transfer, `paper` or `refresh` has no drafter model, or `refresh` is
             combined with `paper`.
         BadRequest: `paper` was requested at temperature 0.
+        DrafterUnavailable: The drafter failed before the first token of a fused answer.
         PromptTooLong: Prompt and answer exceed a model's context.
     """
     reads_alone = isinstance(drafter, LoadedModel)
@@ -210,10 +212,16 @@ async def _generate(
                 statistics.refreshes += 1
                 return source.drafter(0)
 
+            def go_on_alone(error: DrafterUnavailable) -> None:
+                is_fused = terms.speculation.eta > 0 or terms.speculation.rule == "paper"
+                if is_fused and not statistics.token_ids:
+                    raise error
+                statistics.lose_drafter(error)
+
             async for verdict in session.rounds(
                 verifier,
                 source,
-                on_loss=statistics.lose_drafter,
+                on_loss=go_on_alone,
                 refresh=reread if refresh else None,
             ):
                 statistics.observe(verdict)

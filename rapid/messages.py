@@ -142,6 +142,8 @@ class LeaseRequest:
         beside: Id of the request's first lease on this engine, which keeps room for this one.
         affinity: Name of what the prompt is about; a pool prefers the replica that has read it.
         cache_salt: Part of the names of the prompt's pages, beside the tenant.
+        answer_id: Id that all leases of one request share, and no others: blocks are drafted and
+            judged under the same one.
         traceparent: Place in the request's trace (W3C) below which the engine records its calls on
             this lease; empty for a request that is not traced.
     """
@@ -160,6 +162,7 @@ class LeaseRequest:
     beside: str | None = None
     affinity: str = ""
     cache_salt: str = ""
+    answer_id: str = ""
     traceparent: str = ""
 
 
@@ -195,6 +198,8 @@ class DraftBlock:
         candidate_ids: Tokens of each proposal [k, m].
         candidate_probs: Probabilities of the candidates, float32 [k, m].
         draft_ms: Milliseconds that drafting took.
+        digest: Digest of the request, the choice and its committed text, on which alone the block
+            may be judged. None where it is made beside the loop that has it judged.
     """
 
     lease_id: str
@@ -204,6 +209,7 @@ class DraftBlock:
     candidate_ids: Int32Array
     candidate_probs: Float32Array
     draft_ms: float = 0.0
+    digest: int | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -406,7 +412,8 @@ class Receipt:
             witness_prefill (where there is a witness), draft and verify.
         plain_from: Per choice, the position from which the drafter was lost, or None.
         failovers: Failures after which the answer was continued, in order.
-        is_fallback: Whether the answer is plain because no drafter could be had.
+        is_fallback: Whether the mode did not get the drafter or the retrieved text that it needs;
+            `reason` says which.
         application: Name of the application that answered, where there are two beside each other.
     """
 

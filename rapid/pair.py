@@ -72,7 +72,8 @@ class Answer:
 class Stream(Iterator[str]):
     """An iterator over the pieces of an answer's text, each available once it is final.
 
-    `close` gives up the rest of the answer and releases its leases. One thread at a time may take
+    It keeps its leases until it is read to the end, however slowly, or closed: `close` gives up the
+    rest of the answer. One thread at a time may take
     pieces; any may close.
 
     Attributes:

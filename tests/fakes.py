@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rapid.config import EngineConfig
+from rapid.engines.kv.cache import PageTable
+from rapid.engines.kv.sequences import Sequence
 from rapid.errors import EngineFailed, LeaseNotFound, OutOfStep, PromptTooLong
 from rapid.messages import (
     DraftBlock,
@@ -134,6 +136,7 @@ class FakeEngine:
             token_ids=ids,
             candidate_ids=(ids[:, None] + spread) % self.vocab,
             candidate_probs=probs,
+            digest=self._digest(lease, choice),
         )
         return WatchedBlock(self.opened_by, block) if self.opened_by else block
 
@@ -151,6 +154,8 @@ class FakeEngine:
         start = len(lease.committed[choice])
         if block.position != start:
             raise OutOfStep(f"a block for position {block.position} at {start}")
+        if block.digest not in (None, self._digest(lease, choice)):
+            raise OutOfStep("a block for another text")
         token_ids: list[int] = []
         num_accepted = 0
         for drafted in block.token_ids.tolist() or [None]:  # an empty block decodes one token
@@ -263,6 +268,10 @@ class FakeEngine:
         answer = self._answer(lease, choice, position)
         is_wrong = self.wrong_every and position % self.wrong_every == self.wrong_every - 1
         return answer + 1 if is_wrong else answer
+
+    def _digest(self, lease: FakeLease, choice: int) -> int:
+        name = f"{lease.request.answer_id}/{choice}"
+        return Sequence((), lease.committed[choice], PageTable((), 1), 0, name=name).digest
 
     def _commit(self, lease: FakeLease, verdict: Verdict) -> None:
         committed = lease.committed[verdict.choice]

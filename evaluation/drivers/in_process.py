@@ -39,7 +39,6 @@ from rapid.speculation.statistics import RoundStatistics
 from retrieval import RetrievalConfig
 
 PREFILL_SLOWDOWN = 1e6  # nobody waits for a token here: prefill gets all that a step has left
-_LEASE_TTL_S = 3600.0  # no lease is abandoned here, and one may wait for a long prefill
 _WORDING_TOKENS = 1024  # tokens of a prompt besides its context: template, question, choices
 
 Port = Drafter[Any]
@@ -392,7 +391,6 @@ def _engine(loaded: LoadedModel, num_tokens: int, leases: int, vocab_size: int |
         "max_context": min(most, num_tokens // config.page_tokens * config.page_tokens),
         "kv_cache_tokens": num_tokens,
         "max_leases": leases,
-        "lease_ttl_s": _LEASE_TTL_S,
         "prefill_slowdown": PREFILL_SLOWDOWN,
         "draft_ahead": False,  # both engines share this process and Python's lock
     }

@@ -92,7 +92,7 @@ class Leases:
         """
         progress, session = self._progress, self._session
         if progress.has_lost_drafter:  # for one answer, and so for all: they share it
-            progress.lose_drafter("drafter lost")
+            progress.lose_drafter("drafter lost", "it was lost for another choice")
         if progress.decision is None and self._finding is None:
             progress.source = self._model_source()
             self._finding = session.begin(self._readings.find())
@@ -133,9 +133,11 @@ class Leases:
             try:
                 await self.hold_drafter(verifier)
             except (DrafterUnavailable, Overloaded, PromptTooLong) as error:
+                if progress.needs_drafter:
+                    raise
                 logger.warning("request %s: no drafter again: %s", progress.request_id, error)
                 self._forgo_drafter(verifier)
-                progress.lose_drafter("drafter lost")
+                progress.lose_drafter("drafter lost", error)
 
     async def hold_drafter(self, verifier: Holding) -> None:
         """Take the leases that drafting needs, and look meanwhile whether the verifier's lives.
@@ -199,7 +201,7 @@ class Leases:
         except PromptTooLong:
             if self._asked in FUSING:
                 raise
-            why = "what the drafter would read does not fit its context"
+            why = "what the drafter would read does not fit"
         except (DrafterUnavailable, Overloaded) as error:
             if self._asked in FUSING:
                 raise

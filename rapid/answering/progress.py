@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 from rapid.answering.answers import GrowingAnswer
 from rapid.answering.receipts import Record
-from rapid.answering.resolution import Decision
+from rapid.answering.resolution import FUSING, Decision, without_drafter
 from rapid.answering.session import DraftSource
+from rapid.config import Mode
+from rapid.errors import DrafterUnavailable
 from rapid.messages import Failover
 
 
@@ -17,6 +19,7 @@ class Progress:
 
     Attributes:
         request_id: Id of the request, for log lines.
+        asked: The mode that the request names.
         decision: The resolved mode; None while it is open.
         source: Source of the drafts; None if the answers are not drafted, or no longer.
         answers: The answers, one for each choice.
@@ -25,6 +28,7 @@ class Progress:
     """
 
     request_id: str
+    asked: Mode = "auto"
     decision: Decision | None = None
     source: DraftSource | None = None
     answers: list[GrowingAnswer] = field(default_factory=list)
@@ -47,18 +51,50 @@ class Progress:
         """Whether an answer goes on without its drafter."""
         return any(answer.statistics.plain_from is not None for answer in self.answers)
 
-    def lose_drafter(self, how: Failover) -> None:
-        """Continue every unfinished answer without a drafter."""
+    @property
+    def needs_drafter(self) -> bool:
+        """Whether an answer without the drafter would have nothing of what was asked for."""
+        is_begun = any(answer.statistics.token_ids for answer in self.answers)
+        return self.asked in FUSING and not is_begun
+
+    @property
+    def outcome(self) -> Decision:
+        """The mode, reason and contract of the receipt.
+
+        They are those of the decision, unless a fused answer has lost its drafter before its first
+        token, and so is all the target's own.
+        """
+        assert self.decision is not None
+        is_plain = all(answer.statistics.plain_from == 0 for answer in self.answers)
+        if self.decision.contract in FUSING and is_plain:
+            return without_drafter("the drafter was lost before the first token", at_start=False)
+        return self.decision
+
+    def lose_drafter(self, how: Failover, cause: object) -> None:
+        """Continue every unfinished answer without a drafter.
+
+        Args:
+            how: The loss, for the receipt.
+            cause: What has happened, for the error.
+
+        Raises:
+            DrafterUnavailable: The answer needs its drafter.
+        """
         for answer in self.answers:
             if not answer.is_finished:
-                self.lose_drafter_of(answer, how)
+                self.lose_drafter_of(answer, how, cause)
         self.source = None
 
-    def lose_drafter_of(self, answer: GrowingAnswer, how: Failover) -> None:
-        """Continue one answer without a drafter.
+    def lose_drafter_of(self, answer: GrowingAnswer, how: Failover, cause: object) -> None:
+        """Continue one answer without a drafter; arguments and errors are as for `lose_drafter`.
 
         All answers share the drafter, so only the first of them adds a failover to the receipt.
         """
+        if self.needs_drafter:
+            raise DrafterUnavailable(
+                f"The drafter was lost before the first token, and mode {self.asked!r} cannot do "
+                f"without one: {cause}"
+            )
         if not self.has_lost_drafter:
             self.record.failovers.append(how)
         answer.statistics.lose_drafter(how)

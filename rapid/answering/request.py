@@ -10,7 +10,7 @@ Every refusal comes before `Started`, when the leases are held and the mode is r
 may continue after it. The leases are released however the generator ends. A target that is lost,
 fails or hangs is replaced, even before `Started`: the request takes new leases, replays the
 committed tokens and continues the same answer. A drafter that is lost or hangs is not replaced: the
-target continues alone.
+target continues alone. Before the first token, an explicit `fused` or `paper` ends with an error.
 
 The parts are in modules of their own: what is read (`rapid.answering.readings`), the leases
 (`rapid.answering.leases`) and the rounds on them (`rapid.answering.rounds`).
@@ -80,7 +80,7 @@ class RequestRun:
         self._sampling = sampling_of(request)
         self._speculation = speculation_of(request, services.speculation, looks_up=self._looks_up)
         self._role: Role = "drafter" if request.speculation.mode == "rag" else "target"
-        self._progress = Progress(request.request_id)
+        self._progress = Progress(request.request_id, request.speculation.mode)
         self._readings = Readings(services, request, self._progress.record)
         max_context = services.pools.max_context
         check_lengths(
@@ -121,7 +121,7 @@ class RequestRun:
                             yield delta
                     break
                 except DrafterHangs as error:  # at most once: no drafter is left afterwards
-                    progress.lose_drafter("drafter hung")
+                    progress.lose_drafter("drafter hung", error)
                     self._log_new_leases(error)
                 except _LOSSES as error:
                     self._lose_target(error)
@@ -131,7 +131,7 @@ class RequestRun:
             yield Finished(
                 receipt_of(
                     self._request,
-                    decision,
+                    progress.outcome,
                     session.terms,
                     progress.record,
                     session.timings_ms,

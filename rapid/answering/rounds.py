@@ -94,27 +94,41 @@ class Rounds:
             yield Reading(num_read, len(verifier.prompt_ids))
 
     async def _read_by_drafter(self, source: DraftSource, verifier: Holding) -> None:
-        """Wait for the drafter's prefill, at most as long as a round may take.
+        """Wait for the drafter's prefill; one that fails or hangs costs the drafter.
 
         Raises:
+            DrafterUnavailable: The answer cannot do without the drafter.
             RapidError: The verifier's lease or engine is lost.
         """
-        limit_s = self._patience.limit_s
         how: Failover
         try:
-            async with asyncio.timeout(limit_s):
-                await source.read()
+            await self._read(source)
             return
         except TargetUnavailable:  # the target reads for the drafter as well
             raise
-        except (TimeoutError, DrafterHangs):
-            how, cause = "drafter hung", f"not read within {limit_s:g} s"
         except RapidError as error:
-            how, cause = "drafter lost", cause_of(error)
+            how = "drafter hung" if isinstance(error, DrafterHangs) else "drafter lost"
+            cause = cause_of(error)
         await verifier.check()
         logger.warning("request %s: no drafter: %s", self._request.request_id, cause)
-        self._progress.lose_drafter(how)
+        self._progress.lose_drafter(how, cause)
         await source.release()
+
+    async def _read(self, source: DraftSource) -> None:
+        """Wait for a source's prefills for as long as they read on.
+
+        Raises:
+            DrafterHangs: For as long as a round may take, not one token was read.
+            RapidError: A lease or an engine of the source is lost.
+        """
+        reading, num_read = self._session.begin(source.read()), 0
+        limit_s = self._patience.limit_s
+        while not (await asyncio.wait({reading}, timeout=limit_s))[0]:
+            so_far = await source.num_read()
+            if so_far <= num_read:
+                raise DrafterHangs(f"not one token was read within {limit_s:g} s")
+            num_read = so_far
+        await reading
 
     def _verdicts(
         self,
@@ -137,7 +151,7 @@ class Rounds:
     def _note_loss(self, answer: GrowingAnswer, error: DrafterUnavailable) -> None:
         """Log the loss of one answer's drafter and continue without it."""
         logger.warning("request %s: no drafter any more: %s", self._request.request_id, error)
-        self._progress.lose_drafter_of(answer, "drafter lost")
+        self._progress.lose_drafter_of(answer, "drafter lost", error)
 
     # --- retrieving again -------------------------------------------------------------------------
 
@@ -166,7 +180,7 @@ class Rounds:
             self._readings.fit("drafter", len(found.prompt_ids), max_tokens)
             await self._readings.use(found, has_witness=isinstance(source, WitnessedSource))
             await self._leases.hold_drafter(verifier)
-            await source.read()
+            await self._read(source)
         except TargetUnavailable:
             raise
         except RapidError as error:

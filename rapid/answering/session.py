@@ -162,6 +162,14 @@ class DraftSource(ABC):
     async def read(self) -> None:  # noqa: B027 (most sources read nothing of their own)
         """Wait for the prefill of the source's own prompt."""
 
+    async def num_read(self) -> int:
+        """Return how many tokens of its own prompts have been read so far.
+
+        Raises:
+            RapidError: An engine cannot be asked, or a lease has ended.
+        """
+        return 0
+
     async def release(self) -> None:  # noqa: B027 (most sources hold no lease of their own)
         """Release the source's own lease, after which it cannot draft."""
 
@@ -180,6 +188,7 @@ class Session:
         self.kv_cache_dtype: dict[str, KVCacheDtype] = {}
         self.timings_ms = {"queue": 0.0, "target_prefill": 0.0, "drafter_prefill": 0.0}
         self._held = AsyncExitStack()
+        self._answer_id = secrets.token_hex(8)  # several requests may have the same id
 
     async def __aenter__(self) -> Self:
         return self
@@ -240,6 +249,7 @@ class Session:
             beside=beside.lease.lease_id if beside else None,
             affinity=terms.affinity if role == "target" else "",
             cache_salt=terms.cache_salt,
+            answer_id=self._answer_id,
             traceparent=current_traceparent(),
         )
         held = await self._held.enter_async_context(AsyncExitStack())

@@ -55,6 +55,11 @@ class PoolSource(DraftSource):
         await self._held.prefill
 
     @override
+    async def num_read(self) -> int:
+        assert self._held is not None
+        return await self._held.lease.num_read()
+
+    @override
     async def release(self) -> None:
         held, self._held = self._held, None
         if held is not None:
@@ -119,6 +124,11 @@ class WitnessedSource(PoolSource):
         assert self._witness is not None
         await super().read()
         await self._witness.prefill
+
+    @override
+    async def num_read(self) -> int:
+        assert self._witness is not None
+        return await super().num_read() + await self._witness.lease.num_read()
 
     @override
     async def release(self) -> None:

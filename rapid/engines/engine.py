@@ -110,10 +110,15 @@ class Engine:
 
     # --- leases ---------------------------------------------------------------------------------
 
-    async def open(self, request: LeaseRequest) -> None:
+    async def open(self, request: LeaseRequest, *, expires: bool = True) -> None:
         """Open a lease with all pages the request can ever need, queueing until there is room.
 
         Cancelling the call leaves the queue.
+
+        Args:
+            request: The prompt and the length of its answers.
+            expires: Whether the lease ends when it is idle and unrenewed for `lease_ttl_s`. One
+                whose holder cannot be lost without this engine needs no such end.
 
         Raises:
             PromptTooLong: The request can never fit.
@@ -128,6 +133,8 @@ class Engine:
         reply = Reply()
 
         def answer(opened: Lease | Exception) -> None:
+            if isinstance(opened, Lease):
+                opened.expires = expires
             reply.settle(None, opened if isinstance(opened, Exception) else None)
 
         waiter = self._state.ledger.prepare(request, answer)

@@ -24,11 +24,11 @@ class LocalPool:
     async def lease(
         self, request: LeaseRequest, *, timeout_s: float | None, beside: EngineLease | None
     ) -> AsyncIterator[LocalLease]:
-        """Hold a lease while the context lasts; see `rapid.ports.EnginePool`."""
+        """Hold a lease while the context lasts, however long; see `rapid.ports.EnginePool`."""
         began = time.monotonic()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._engine.open(request)
+                await self._engine.open(request, expires=False)
         except TimeoutError:
             raise Overloaded(f"The engine is full: no room within {timeout_s:g} s.") from None
         try:

@@ -152,7 +152,7 @@ def _summed(fused: Fused, probs: Float64Array, times: float) -> Fused:
     Tokens with at least `times` the mean probability are added one by one. Sharpening multiplies
     the others by hardly more than one: at most by what it would for the likeliest of them.
     """
-    most = times / len(fused.row.logits)
+    most = min(times / len(fused.row.logits), 1.0)  # of few tokens, that is more than any has
     likely = fused.row.probs(fused.without_own(fused.row.at_least(most)))
     rest = fused.share * max(1 - float(probs.sum()) - float(likely.sum()), 0.0)
     half = rest * math.expm1(fused.sharpening * most) / 2

@@ -13,7 +13,7 @@ import rapid
 from rapid import generation
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
-from rapid.errors import ConfigurationError, PromptTooLong
+from rapid.errors import ConfigurationError, DrafterUnavailable, PromptTooLong
 from tests.rapid.tiny_models import (
     EOS,
     VOCAB,
@@ -235,6 +235,35 @@ def test_a_drafter_that_is_lost_is_told_with_the_token_and_the_reason():
         loaded(seed=0), None, [*LONG, *kept], max_tokens=NUM_TOKENS - lost_at, sampling=GREEDY
     )
     assert told.token_ids[lost_at:] == plain.token_ids
+
+
+@pytest.mark.parametrize(
+    "speculation", [SpeculationConfig(eta=50), SpeculationConfig(rule="paper")]
+)
+def test_a_drafter_that_is_lost_before_the_first_token_of_a_fused_answer_is_an_error(speculation):
+    warm = SamplingConfig(temperature=1.0, seed=3)
+    common = {"max_tokens": NUM_TOKENS, "sampling": warm}
+    with (
+        out_of_memory(loaded(seed=1).model, forward=2),
+        pytest.raises(DrafterUnavailable, match="out of memory"),
+    ):
+        rapid.generate(
+            loaded(seed=0), loaded(seed=1), LONG, SHORT, speculation=speculation, **common
+        )
+
+
+@pytest.mark.parametrize("transfer", ["boost", "adaptive"])
+def test_no_lease_expires_while_the_other_model_reads(transfer):
+    speculation = SpeculationConfig(transfer=transfer, eta=50, max_draft=3)
+    common = {"max_tokens": NUM_TOKENS, "sampling": GREEDY, "speculation": speculation}
+    usual = rapid.generate(loaded(seed=0), loaded(seed=1), LONG, SHORT, **common)
+    hasty = [
+        dataclasses.replace(loaded(seed=seed), config=engine_config(seed=seed, lease_ttl_s=1e-6))
+        for seed in range(2)
+    ]
+    answer = rapid.generate(*hasty, LONG, SHORT, **common)
+    assert answer.statistics.plain_from is None
+    assert answer.token_ids == usual.token_ids
 
 
 def test_what_cannot_be_done_is_said():

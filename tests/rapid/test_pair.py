@@ -7,6 +7,7 @@ import itertools
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,14 @@ import torch
 import rapid
 from evaluation.loaders.generated import load
 from evaluation.tasks import Source
-from rapid.errors import BadRequest, ConfigurationError, PromptTooLong, RapidError
+from rapid.config import AnsweringConfig, EngineConfig
+from rapid.errors import (
+    BadRequest,
+    ConfigurationError,
+    DrafterUnavailable,
+    PromptTooLong,
+    RapidError,
+)
 from rapid.messages import Document, Message
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -147,6 +155,22 @@ def test_what_an_engine_cannot_reserve_fails_alone(pair, monkeypatch):
     assert pair.answer("What is it?", mode="plain", max_tokens=2).text
 
 
+@pytest.mark.parametrize("drafter", ["embedded:drafter", None])
+def test_a_document_that_leaves_no_room_for_what_is_retrieved_is_refused_with_numbers(drafter):
+    """`auto` goes on without, and neither waits for room that never comes."""
+    target = EngineConfig(model="embedded:target", max_context=1024, kv_cache_tokens=1024)
+    text = "The banner of Tezawe is sozo sema 40. The well of Ruki is dry. " * 35
+    asked = {"question": "What is the banner of Tezawe?", "documents": [text], "max_tokens": 20}
+    with rapid.open(target, drafter=drafter) as tight:
+        for_ever = AnsweringConfig(drafter_wait_s=1e6)
+        tight._services = replace(tight._services, config=for_ever)
+        with pytest.raises(PromptTooLong, match=r"beside the \d+ .* has 1024 \(kv_cache_tokens\)"):
+            tight.answer(mode="fused", **asked)
+        receipt = tight.answer(mode="auto", **asked).receipt
+        assert (receipt.mode, receipt.is_fallback) == ("plain", True)
+        assert receipt.reason.startswith("what the drafter would read does not fit")
+
+
 @pytest.mark.parametrize("drafter", [None, rapid.PromptLookup()], ids=["target", "lookup"])
 def test_a_target_drafts_for_itself_or_looks_up_and_loses_no_token(pair, drafter):
     asked = {"documents": [FACTS], "temperature": 0, "max_tokens": 16, "mode": "lossless"}
@@ -245,6 +269,24 @@ def test_the_readme_s_example_answers_right(
     assert second.startswith("The first deposit of Lonadu is ")
 
 
+def test_a_reader_that_pauses_for_long_reads_the_same_answer(pair, monkeypatch):
+    asked = {"documents": [FACTS], "mode": "fused", "seed": 3, "max_tokens": 20}
+    whole = pair.answer("What is the banner of Tezawe?", **asked)
+    pools = pair._services.pools
+    engines = [pools.target._engine, pools.drafter._engine]
+    now = [0.0]
+    for engine in engines:
+        monkeypatch.setattr(engine._state.ledger, "clock", lambda: now[0])
+    stream = pair.stream("What is the banner of Tezawe?", **asked)
+    pieces = []
+    for piece in stream:
+        pieces.append(piece)
+        now[0] += 10_000
+        assert [engine.status().leases_open for engine in engines] == [2, 1]  # a witness
+    assert "".join(pieces) == whole.text
+    assert stream.answer.receipt.failovers == ()
+
+
 def test_a_step_that_fails_costs_no_token(pair, monkeypatch, caplog):
     asked = {"documents": [FACTS], "mode": "fused", "seed": 3, "max_tokens": 20}
     whole = pair.answer("What is the banner of Tezawe?", **asked)
@@ -264,12 +306,13 @@ def test_a_step_that_fails_costs_no_token(pair, monkeypatch, caplog):
     assert re.match(r"request local-\d+: new leases: .*\(OutOfMemoryError\('no memory'\)\)", told)
 
 
+@pytest.mark.parametrize("mode", ["auto", "fused"])
 @pytest.mark.parametrize(
     ("drafts", "told"),
     [(False, "no drafter: "), (True, "no drafter any more: the drafter gave no")],
 )
 def test_why_a_drafter_was_lost_is_in_the_log_under_the_requests_id(
-    pair, monkeypatch, caplog, drafts, told
+    pair, monkeypatch, caplog, drafts, told, mode
 ):
     """It fails at the first forward that reads, or at the first that drafts."""
     runner = pair._services.pools.drafter._engine._compute.runner
@@ -282,8 +325,14 @@ def test_why_a_drafter_was_lost_is_in_the_log_under_the_requests_id(
         return run(feeds)
 
     monkeypatch.setattr(runner, "run", fails_once)
-    other = "The gate of Ulen is green. " * 5  # which it has not read yet
-    answer = pair.answer(f"Gate {drafts}?", documents=[other], mode="fused", max_tokens=20)
-    assert answer.receipt.failovers == ("drafter lost",)
+    other = f"The gate of Ulen is green in {mode}. " * 5  # which it has not read yet
+    asked = {"documents": [other], "mode": mode, "max_tokens": 20}
+    if mode == "auto":
+        answer = pair.answer(f"What is the gate of Ulen? {drafts}", **asked)
+        assert answer.receipt.failovers == ("drafter lost",)
+        assert (answer.receipt.contract, answer.receipt.is_fallback) == ("target", True)
+    else:
+        with pytest.raises(DrafterUnavailable, match="before the first token"):
+            pair.answer(f"What is the gate of Ulen? {drafts}", **asked)
     (line,) = [each for each in caplog.messages if "no drafter" in each]
     assert re.match(rf"request local-\d+: {told}.*RuntimeError\('no memory'\)", line)

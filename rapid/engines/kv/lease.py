@@ -25,6 +25,7 @@ class Lease:
         expects_companion: Whether room is kept for a second lease of the same request.
         busy: Choices with a call in progress; a busy lease does not expire.
         num_read: Tokens of the prompt whose KV the first choice holds, as its prefill last said.
+        expires: Whether the lease ends when it is idle and unrenewed for the time-to-live.
     """
 
     request: LeaseRequest
@@ -36,6 +37,7 @@ class Lease:
     expects_companion: bool
     busy: set[int] = field(default_factory=set)
     num_read: int = 0
+    expires: bool = True
 
     @property
     def lease_id(self) -> str:

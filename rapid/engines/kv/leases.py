@@ -99,6 +99,8 @@ class LeaseLedger:
             LeaseNotFound: The lease named by `request.beside` is not open.
         """
         self._check(waiter.request)
+        if waiter.request.beside is not None:
+            self._check_companion(waiter, self.get(waiter.request.beside))
         self._lines.join(waiter)
         self.admit()
 
@@ -184,7 +186,7 @@ class LeaseLedger:
         return [
             lease
             for lease in self._open.values()
-            if not lease.busy and now - lease.last_used > self.ttl_s
+            if lease.expires and not lease.busy and now - lease.last_used > self.ttl_s
         ]
 
     def status(self) -> EngineStatus:
@@ -295,6 +297,23 @@ class LeaseLedger:
                 f"the engine has {self.pool.num_pages * self.page_tokens}"
             )
 
+    def _check_companion(self, waiter: Waiter, first: Lease) -> None:
+        """Raise PromptTooLong if a companion can never fit beside its first lease."""
+        request = waiter.request
+        held = self._num_pages(first.request, len(first.request.prompt_ids))
+        num_shared = len(set(first.page_names).intersection(waiter.page_names))
+        own = self._num_pages(request, len(request.prompt_ids)) - num_shared
+        if held + own > self.pool.num_pages:
+            raise PromptTooLong(
+                f"what was retrieved needs {own * self.page_tokens} tokens of KV beside the "
+                f"{held * self.page_tokens} of the whole text; the engine has "
+                f"{self.pool.num_pages * self.page_tokens} (kv_cache_tokens)"
+            )
+        if self.max_leases < 2:
+            raise PromptTooLong(
+                "what was retrieved needs a second lease; the engine has one (max_leases)"
+            )
+
     def _fits(self, waiter: Waiter) -> bool:
         """Return whether a lease fits, beside the room kept for expected companions."""
         request = waiter.request
@@ -359,9 +378,12 @@ class LeaseLedger:
         prompt_ids = request.prompt_ids.tolist()
         committed = request.committed or ((),) * request.num_choices
         log_odds = request.log_odds or (0.0,) * request.num_choices
+        names = [f"{request.answer_id}/{choice}" for choice in range(request.num_choices)]
         sequences = [
-            Sequence(prompt_ids, ids, PageTable(runs, self.page_tokens), capacity, odds, ring)
-            for runs, ids, odds, ring in zip(held, committed, log_odds, rings, strict=True)
+            Sequence(prompt_ids, ids, PageTable(runs, self.page_tokens), capacity, odds, ring, name)
+            for runs, ids, odds, ring, name in zip(
+                held, committed, log_odds, rings, names, strict=True
+            )
         ]
         prompt_pages = pages_of(first, len(waiter.page_names))
         return Lease(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+from array import array
 from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
 
@@ -43,6 +45,8 @@ class Sequence:
         gap: Measured time between a block and the next call.
         log_odds: Result of judging so far, under `adaptive` (`rapid.speculation.fusion.observed`).
         ring: Where the last tokens lie in layers that have rings; None where all have pages.
+        digest: Digest of the name and the committed answer, the same on every engine that holds
+            this text of this choice.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class Sequence:
         capacity: int,
         log_odds: float = 0.0,
         ring: Ring | None = None,
+        name: str = "",
     ) -> None:
         self.table = table
         self.capacity = capacity
@@ -65,6 +70,7 @@ class Sequence:
         self.gap = Gap()
         self.log_odds = log_odds
         self.ring = ring
+        self.digest = digest_of(committed, zlib.crc32(name.encode()))
 
     @property
     def num_generated(self) -> int:
@@ -127,6 +133,7 @@ class Sequence:
         self.proposals = self.proposals[num_right:] if is_hit else []
         self.num_offered = 0
         self.token_ids += token_ids
+        self.digest = digest_of(token_ids, self.digest)
         num_tokens = len(self.token_ids) + len(self.draft_ids)
         self.num_computed = min(self.num_computed, kept + len(self.draft_ids), num_tokens - 1)
         return is_hit
@@ -134,6 +141,11 @@ class Sequence:
     def drop_speculation(self) -> None:
         """Discard the tokens that were drafted but not committed."""
         self.commit(())
+
+
+def digest_of(token_ids: TokenIds[int], before: int) -> int:
+    """Return the digest of a text that had the digest `before` and continues with `token_ids`."""
+    return zlib.crc32(array("i", token_ids), before)
 
 
 def _left(limit: int | None, taken: list[int]) -> int | None:

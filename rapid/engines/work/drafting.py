@@ -177,6 +177,7 @@ def draft_block(work: SequenceWork, token_ids: list[int], proposals: list[Propos
         candidate_ids=candidate_ids,
         candidate_probs=candidate_probs,
         draft_ms=work.elapsed_ms,
+        digest=work.sequence.digest,
     )
 
 

@@ -36,6 +36,11 @@ class Judging(SequenceWork):
         super().begin()
         block, sequence = self._block, self.sequence
         self._check_position("block", block.position, block.choice)
+        if block.digest not in (None, sequence.digest):
+            raise OutOfStep(
+                f"a block of lease {block.lease_id!r} continues another text than that of lease "
+                f"{self.lease.lease_id!r}"
+            )
         if self._num_wanted() > sequence.room:
             raise OutOfStep(f"a block of {len(block)} tokens does not fit the lease's room")
         token_ids = block.token_ids.tolist()

@@ -91,6 +91,13 @@ async def test_a_failed_verify_tells_whose_failure_it_is(
     assert type(raised.value) is kind
 
 
+async def test_a_target_that_drafts_for_itself_and_dies_is_a_lost_target() -> None:
+    target = HeldLease("t", ScriptedEngine(TARGET, ActorUnavailableError("gone", TARGET)), 0.0)
+    beside = HeldLease("d", target.engine, 0.0)
+    with pytest.raises(TargetUnavailable):
+        await RayVerifier(target, lambda: beside, Patience(30)).verify("block")
+
+
 @pytest.mark.parametrize(
     "failure", [ObjectLostError("0" * 56, None, ""), ActorUnavailableError("gone", DRAFTER)]
 )

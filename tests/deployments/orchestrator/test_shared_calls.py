@@ -209,14 +209,21 @@ class Pair:
         self._calls = [SharedCalls(each) for each in (self.drafter, self.target)]
 
     def round(
-        self, name: str, patience: float = 30, *, is_large: bool = False
+        self,
+        name: str,
+        patience: float = 30,
+        *,
+        is_large: bool = False,
+        drafter: Actor | None = None,
+        drafts: SharedCalls | None = None,
     ) -> asyncio.Task[Any]:
-        drafts, judges = self._calls
-        lease = HeldLease(f"d{name}", self.drafter, 0.0, "drafter")
+        own, judges = self._calls
+        drafts = drafts or own
+        lease = HeldLease(f"d{name}", drafter or self.drafter, 0.0, "drafter")
         target = HeldLease(f"t{name}", self.target, 0.0, "target")
         verifier = RayVerifier(target, lambda: lease, Patience(patience), calls=judges)
-        drafter = RayDrafter(lease, 0, None if is_large else drafts)
-        return asyncio.create_task(verifier.verify(drafter.draft(None, 4)))
+        proposer = RayDrafter(lease, 0, None if is_large else drafts)
+        return asyncio.create_task(verifier.verify(proposer.draft(None, 4)))
 
 
 async def test_blocks_that_were_drafted_together_are_judged_together() -> None:
@@ -229,6 +236,21 @@ async def test_blocks_that_were_drafted_together_are_judged_together() -> None:
     pair.judging.end(ta=1, tb=2, tc=3)
     assert await asyncio.gather(*rounds) == [1, 2, 3]
     assert pair.drafter.calls == pair.target.calls == ["3 together"]
+
+
+async def test_blocks_of_several_drafters_reach_their_own_targets() -> None:
+    pair, drafting = Pair(), SteppingEngine()
+    other = Actor(bytes(range(32, 48)), drafting)
+    drafts = SharedCalls(other)
+    rounds = [pair.round(name) for name in "ab"]
+    rounds += [pair.round(name, drafter=other, drafts=drafts) for name in "cd"]
+    await turns()
+    pair.drafting.end(da="A", db="B")
+    drafting.end(dc="C", dd="D")
+    await turns(20)
+    assert sorted(block for _, block in pair.judging.blocks) == ["A", "B", "C", "D"]
+    pair.judging.end(ta=1, tb=2, tc=3, td=4)
+    assert await asyncio.gather(*rounds) == [1, 2, 3, 4]
 
 
 async def test_a_round_that_is_alone_goes_as_two_calls_one_upon_the_other() -> None:

@@ -147,7 +147,7 @@ async def test_after_its_drafter_was_lost_an_answer_asks_for_no_room_for_one() -
 
     app = LocalApplication(drafter="target", load=Fails)
     request = question(
-        "r", mode="fused", documents=ATLAS, seed=5, max_tokens=60, num_choices=2, explain=True
+        "r", mode="auto", documents=ATLAS, seed=5, max_tokens=60, num_choices=2, explain=True
     )
     events = await app.answered(request, target_dies_after=3)
     assert receipt(events).failovers == ("drafter lost", "target lost")

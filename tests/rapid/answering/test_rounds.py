@@ -9,13 +9,11 @@ from typing import Literal
 import pytest
 
 import rapid
+from deployments.api.errors import http_error
 from deployments.pools.engine_actor import load_engine
 from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig, Transfer
-from rapid.errors import (
-    EngineFailed,
-    OutOfStep,
-)
+from rapid.errors import DrafterUnavailable, EngineFailed, OutOfStep, Overloaded
 from rapid.messages import (
     GenerationEvent,
     PrefillReceipt,
@@ -120,6 +118,55 @@ async def test_reading_is_told_anew_of_the_engine_that_replaces_a_dead_one() -> 
     assert tokens(events) == script(5, 12)
 
 
+class ReadsSlowly(ReadsWhenAsked):
+    """It reads so for one role; the prompts of others are read at once."""
+
+    role, most = "", 30
+
+    async def prefill(self, lease_id: str) -> PrefillReceipt:
+        is_slow = f"/{self.role}-" in lease_id
+        return await (super() if is_slow else super(ReadsWhenAsked, self)).prefill(lease_id)
+
+    def num_read(self, lease_id: str) -> int:
+        if f"/{self.role}-" not in lease_id:
+            return FakeEngine.num_read(self, lease_id)
+        return super().num_read(lease_id) if self.progress < self.most else self.most
+
+
+def reading_slowly(role: str) -> tuple[LocalApplication, ReadsSlowly]:
+    """An application that gives no drafter or witness longer than 20 ms without a sign."""
+    app = LocalApplication(drafter_hangs_s=0.02)
+    pool = app.drafter if role == "drafter" else app.target
+    engine = ReadsSlowly(app.config.target.engine)
+    engine.role = role
+    pool.load = lambda: engine
+    pool.start()
+    return app, engine
+
+
+@pytest.mark.parametrize("role", ["drafter", "witness"])
+async def test_who_reads_slowly_but_steadily_does_not_hang(role: str) -> None:
+    app, engine = reading_slowly(role)
+    request = question(
+        "r", mode="fused", documents=ATLAS, seed=5, max_tokens=20, explain=True,
+        rapid={"transfer": "adaptive"},
+    )  # fmt: skip
+    events = await app.answered(request)
+    assert engine.progress == 30
+    assert (receipt(events).failovers, receipt(events).plain_from) == ((), (None,))
+    assert receipt(events).choices[0].drafted == 20
+    assert tokens(events) == script(5, 20)
+
+
+@pytest.mark.parametrize("role", ["drafter", "witness"])
+async def test_who_reads_no_further_does(role: str) -> None:
+    app, engine = reading_slowly(role)
+    engine.most = 20
+    request = question("r", documents=ATLAS, seed=5, rapid={"transfer": "adaptive"})
+    assert receipt(await app.answered(request)).failovers == ("drafter hung",)
+    assert engine.progress == 20
+
+
 class Hangs(FakeEngine):
     """From the third call of this method on it answers nobody, and lives."""
 
@@ -142,7 +189,7 @@ class Hangs(FakeEngine):
 
 @pytest.mark.parametrize("site", ["target", "orchestrator"])
 @pytest.mark.parametrize("num_choices", [1, 3])
-@pytest.mark.parametrize(("mode", "method"), [("lossless", "draft"), ("fused", "prefill")])
+@pytest.mark.parametrize(("mode", "method"), [("lossless", "draft"), ("auto", "prefill")])
 async def test_a_drafter_that_hangs_leaves_the_answer_to_the_target(
     mode: str, method: str, num_choices: int, site: str
 ) -> None:
@@ -165,6 +212,83 @@ async def test_a_drafter_that_hangs_leaves_the_answer_to_the_target(
     await asyncio.sleep(0.05)
     assert hanging.leases == {}
     assert app.target.engine.actor._engine.leases == {}
+
+
+class BreaksAtOnce(FakeEngine):
+    """It reads or drafts nothing: it fails, ends its lease, or hangs."""
+
+    how = ""
+
+    async def prefill(self, lease_id: str) -> PrefillReceipt:
+        if self.how == "hangs while reading":
+            await asyncio.Event().wait()
+        if self.how == "fails to read":
+            raise EngineFailed("a forward pass raised")
+        return await super().prefill(lease_id)
+
+    async def draft(self, lease_id, *args):
+        if self.how == "hangs while drafting":
+            await asyncio.Event().wait()
+        if self.how == "loses its lease":
+            self.release(lease_id)
+        return await super().draft(lease_id, *args)
+
+
+EARLY = ["hangs while reading", "fails to read", "hangs while drafting", "loses its lease"]
+
+
+def with_drafter(how: str, **settings: object) -> LocalApplication:
+    """An application whose drafter breaks in that way before the first token."""
+    app = LocalApplication(drafter_hangs_s=0.05, **settings)
+    engine = BreaksAtOnce(app.config.drafter_pool.engine)
+    engine.how = how
+    app.drafter.load = lambda: engine
+    app.drafter.start()
+    return app
+
+
+@pytest.mark.parametrize("how", EARLY)
+@pytest.mark.parametrize("mode", ["fused", "paper"])
+@pytest.mark.parametrize("num_choices", [1, 3])
+async def test_what_must_be_fused_is_an_error_where_the_drafter_is_lost_before_the_first_token(
+    mode: str, how: str, num_choices: int
+) -> None:
+    app = with_drafter(how)
+    asked = question("r", mode=mode, documents=ATLAS, seed=5, num_choices=num_choices)
+    with pytest.raises(
+        DrafterUnavailable, match=f"before the first token, and mode '{mode}'"
+    ) as no:
+        await app.answered(asked)
+    assert http_error(no.value).status == 503
+    for pool in (app.target, app.drafter):
+        engine = pool.engine.actor._engine
+        for lease in list(engine.leases.values()):
+            await lease.closed.wait()
+
+
+@pytest.mark.parametrize("how", EARLY)
+async def test_auto_goes_on_without_the_drafter_and_its_receipt_says_so(how: str) -> None:
+    events = await with_drafter(how).answered(
+        question("r", documents=ATLAS, seed=5, max_tokens=12, explain=True)
+    )
+    end = receipt(events)
+    assert (end.mode, end.contract, end.eta, end.is_fallback) == ("plain", "target", 0.0, True)
+    assert end.reason == "the drafter was lost before the first token: the target went on alone"
+    assert (end.plain_from, len(end.failovers)) == ((0,), 1)
+    assert tokens(events) == script(5, 12)
+
+
+async def test_a_drafter_that_cannot_be_had_again_before_the_first_token_is_an_error() -> None:
+    """The target dies while it reads, and the drafter's pool with it."""
+    app = LocalApplication()
+    events = app.generate(question("r", mode="fused", documents=ATLAS, seed=5))
+    assert isinstance(await anext(events), Started)
+    app.drafter.fail = Overloaded("The queue of the Drafter pool is full.", 7.2)
+    dead = app.target.engine
+    app.target.start()
+    dead.kill()
+    with pytest.raises(Overloaded, match="No drafter could be had"):
+        await anext(events)
 
 
 class Breaks(FakeEngine):

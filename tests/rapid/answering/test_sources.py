@@ -12,7 +12,9 @@ from deployments.pools.engine_actor import load_engine
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.messages import (
     GenerateRequest,
+    GenerationEvent,
     LeaseRequest,
+    TextDelta,
     Verdict,
 )
 from tests.answered import ATLAS, receipt, script, tokens
@@ -100,8 +102,13 @@ async def test_a_witness_that_fits_nowhere_leaves_no_drafter_behind() -> None:
     app = LocalApplication(
         engine={"max_leases": 1}, speculation={"transfer": "boost"}, drafter_wait_s=0.01
     )
-    asked = adaptive(question("r", mode="auto", documents=ATLAS, seed=5, max_tokens=12))
-    end = receipt(await app.answered(asked))
+    asked = adaptive(question("r", mode="auto", documents=ATLAS, seed=2_005, max_tokens=12))
+    events: list[GenerationEvent] = []
+    async for event in app.generate(asked):
+        events.append(event)
+        if isinstance(event, TextDelta):
+            assert app.drafter.engine.actor._engine.leases == {}
+    end = receipt(events)
     assert (end.contract, end.witness_tokens) == ("target", 0)
     assert end.reason == "no drafter could be had: the target went on alone"
 

@@ -93,6 +93,16 @@ def assert_specified(questions: Sequence[Question]) -> None:
         assert [told(one) for one in answer(questions)] == expected
 
 
+@pytest.mark.parametrize("vocab", [2, 3, 20])
+@pytest.mark.parametrize("coupling", get_args(Coupling))
+def test_a_vocabulary_of_few_tokens_is_judged_at_the_strongest_move(vocab, coupling):
+    """Where 64 times the mean probability is more than one."""
+    numbers = np.random.default_rng(vocab)
+    speculation = SpeculationConfig(transfer="adaptive", eta=300, coupling=coupling)
+    draws = [Draw(SamplingConfig(seed=seed), speculation, 0, seed) for seed in range(20)]
+    assert_specified(blocks(numbers, draws, vocab, is_witnessed=True, kind="usual"))
+
+
 @given(
     st.lists(st.tuples(SAMPLINGS, SPECULATIONS), min_size=1, max_size=3),
     st.sampled_from([3, 17, 300, 2048]),
