@@ -356,11 +356,12 @@ class LeaseLedger:
             for index in range(len(held)):
                 rings[index] = ring = self.rings.take()
                 undoing.callback(self.rings.free, ring)
-        prompt_ids = request.prompt_ids.tolist()
         committed = request.committed or ((),) * request.num_choices
         log_odds = request.log_odds or (0.0,) * request.num_choices
         sequences = [
-            Sequence(prompt_ids, ids, PageTable(runs, self.page_tokens), capacity, odds, ring)
+            Sequence(
+                request.prompt_ids, ids, PageTable(runs, self.page_tokens), capacity, odds, ring
+            )
             for runs, ids, odds, ring in zip(held, committed, log_odds, rings, strict=True)
         ]
         prompt_pages = pages_of(first, len(waiter.page_names))
