@@ -5,9 +5,9 @@ one port (``docs/operations.md``), so replicas and engines come and go without p
 Ray prefixes every name with ``ray_`` and allows no colon: ``vllm:num_requests_running`` becomes
 ``ray_vllm_num_requests_running``, as when vLLM runs under Ray.
 
-Every label has few values: a configured name, a mode, one of the fixed sentences of
-`rapid.answering`, or a position in a block. Labels never hold a tenant, a request or its
-content.
+Every label has few values: a configured name, a mode, a `rapid.messages.Cause`, a
+`rapid.messages.Failover`, or a position in a block. Labels never hold a tenant, a request or its
+content, and never the sentence of a receipt, which may hold numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ Instrument = TypeVar("Instrument", Gauge, Counter, Histogram)
 
 _TOKEN_S = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0]
 _REQUEST_S = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0]
-_LOST = "the drafter was lost"
 
 
 class RequestMetrics:
@@ -151,7 +150,7 @@ class RequestMetrics:
                     if isinstance(event, Started):
                         is_running = True
                         self._move(waiting=-1, running=1)
-                        self._modes.inc(1, {"mode": event.mode, "reason": event.reason})
+                        self._modes.inc(1, {"mode": event.mode, "reason": event.cause})
                     elif isinstance(event, TextDelta):
                         if first is None:
                             first = now
@@ -204,9 +203,9 @@ class RequestMetrics:
         for reason, number in Counts(receipt.failovers).items():
             self._failovers.inc(number, {"reason": reason})
         if receipt.is_fallback:
-            self._fallbacks.inc(1, {"reason": receipt.reason})
+            self._fallbacks.inc(1, {"reason": receipt.cause})
         elif any(position is not None for position in receipt.plain_from):
-            self._fallbacks.inc(1, {"reason": _LOST})
+            self._fallbacks.inc(1, {"reason": "drafter lost"})
 
 
 class EngineMetrics:

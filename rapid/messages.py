@@ -32,6 +32,22 @@ FinishReason = Literal["stop", "length"]
 Failover = Literal[
     "orchestrator lost", "target lost", "target hung", "drafter lost", "drafter hung"
 ]
+Cause = Literal[  # of a mode; metrics have it as a label, so it never holds a number or a name
+    "asked for",
+    "evidence found",
+    "evidence too weak",
+    "drafter can answer",
+    "drafter cannot answer",
+    "prompt lookup",
+    "nothing to retrieve from",
+    "nothing above the floor",
+    "nothing fits the budget",
+    "still indexing",
+    "retrieval lost",
+    "drafter's prompt too long",
+    "no drafter",
+    "drafter lost",
+]
 
 
 # --- caller -> orchestrator ---------------------------------------------------------------------
@@ -341,11 +357,17 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The event that leases are held and the mode is resolved, so that the response may start."""
+    """The event that leases are held and the mode is resolved, so that the response may start.
+
+    Attributes:
+        reason: Why it is this mode, in a sentence.
+        cause: The same as one of few words.
+    """
 
     mode: Mode
     reason: str
     contract: Contract
+    cause: Cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +427,8 @@ class Receipt:
     """The contract under which an answer was produced, with every resolved setting.
 
     Attributes:
+        reason: Why it is this mode, in a sentence.
+        cause: The same as one of few words.
         witness_tokens: Length of the retrieved text that the target read beside its own prompt,
             for `adaptive`; 0 if it did not.
         kv_cache_dtype: That of the engines that keep KV in eight bits, by role.
@@ -419,6 +443,7 @@ class Receipt:
 
     mode: Mode
     reason: str
+    cause: Cause
     contract: Contract
     seed: int
     date: datetime.date

@@ -38,7 +38,7 @@ from rapid.errors import (
     RapidError,
     TargetUnavailable,
 )
-from rapid.messages import GenerateRequest
+from rapid.messages import Cause, GenerateRequest
 
 logger = logging.getLogger(__name__)
 
@@ -201,16 +201,16 @@ class Leases:
         except PromptTooLong:
             if self._asked in FUSING:
                 raise
-            why = "what the drafter would read does not fit"
+            cause: Cause = "drafter's prompt too long"
         except (DrafterUnavailable, Overloaded) as error:
             if self._asked in FUSING:
                 raise
             logger.info("request %s: %s", self._progress.request_id, error)
-            why = "no drafter could be had"
+            cause = "no drafter"
         else:
             return decision
         self._progress.record.drop_drafter()
-        return without_drafter(why)
+        return without_drafter(cause)
 
     async def _answerable(self, verifier: Holding, found: DrafterPrompt) -> float:
         """Ask the drafter whether what was found answers the question; return its log odds.

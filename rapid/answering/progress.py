@@ -67,7 +67,7 @@ class Progress:
         assert self.decision is not None
         is_plain = all(answer.statistics.plain_from == 0 for answer in self.answers)
         if self.decision.contract in FUSING and is_plain:
-            return without_drafter("the drafter was lost before the first token", at_start=False)
+            return without_drafter("drafter lost", at_start=False)
         return self.decision
 
     def lose_drafter(self, how: Failover, cause: object) -> None:

@@ -26,13 +26,11 @@ logger = logging.getLogger(__name__)
 
 _NUM_THREADS = 2
 _PLAUSIBLE_CHARACTERS = 8  # of a token; a text with more to each token of the context is suspect
-_NOTHING = Evidence(0, "there is nothing to retrieve from", has_text=False)
-_BELOW_FLOOR = Evidence(0, "retrieval found nothing above its floor")
-_LOST = Evidence(0, "retrieval did not answer", is_lost=True)
-_PENDING = Evidence(
-    0, "the documents were still being indexed for retrieval; ask again later", is_lost=True
-)
-_NO_ROOM = Evidence(0, "no retrieved chunk fits the budget")
+_NOTHING = Evidence(0, "nothing to retrieve from")
+_BELOW_FLOOR = Evidence(0, "nothing above the floor")
+_LOST = Evidence(0, "retrieval lost")
+_PENDING = Evidence(0, "still indexing")
+_NO_ROOM = Evidence(0, "nothing fits the budget")
 
 BudgetFor = Callable[[int], int]
 """Function from the number of tokens to search to the number of tokens to retrieve."""

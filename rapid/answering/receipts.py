@@ -76,6 +76,7 @@ def receipt_of(
     return Receipt(
         mode=decision.mode,
         reason=decision.reason,
+        cause=decision.cause,
         contract=decision.contract,
         seed=terms.sampling.seed,
         date=request.date,

@@ -113,7 +113,7 @@ class RequestRun:
             assert progress.decision is not None
             decision = progress.decision
             progress.is_started = True
-            yield Started(decision.mode, decision.reason, decision.contract)
+            yield Started(decision.mode, decision.reason, decision.contract, decision.cause)
             while True:
                 try:
                     async with aclosing(rounds.deltas(verifier)) as deltas:

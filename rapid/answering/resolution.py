@@ -28,11 +28,26 @@ from typing import assert_never
 
 from rapid.config import PAPER, Contract, Mode, SamplingConfig, SpeculationConfig
 from rapid.errors import BadRequest, PromptTooLong, RetrievalUnavailable
-from rapid.messages import GenerateRequest
+from rapid.messages import Cause, GenerateRequest
 
 FUSING: tuple[Mode, ...] = ("fused", "paper")  # modes that need a drafter when set explicitly
 
-_ALONE = "the target went on alone"
+_SENTENCES: dict[Cause, str] = {
+    "asked for": "asked for",
+    "evidence found": "retrieval found evidence",
+    "evidence too weak": "what retrieval found has too little to do with the question",
+    "drafter can answer": "the drafter finds the answer in what was retrieved",
+    "drafter cannot answer": "the drafter does not find the answer in what was retrieved",
+    "prompt lookup": "prompt lookup drafts: nothing to fuse with",
+    "nothing to retrieve from": "there is nothing to retrieve from",
+    "nothing above the floor": "retrieval found nothing above its floor",
+    "nothing fits the budget": "no retrieved chunk fits the budget",
+    "still indexing": "the documents were still being indexed for retrieval; ask again later",
+    "retrieval lost": "retrieval did not answer",
+    "drafter's prompt too long": "what the drafter would read does not fit",
+    "no drafter": "no drafter could be had",
+    "drafter lost": "the drafter was lost before the first token",
+}
 _SEED_BITS = 53  # survives a client that reads JSON numbers as doubles
 MOST_BLOCK_BYTES = 32 * 2**20  # of a round's blocks, which cross processes
 _CANDIDATE_BYTES = 8  # of a candidate in a block: an int32 id and a float32 probability
@@ -44,33 +59,52 @@ class Evidence:
 
     Attributes:
         num_chunks: Number of retrieved chunks that the drafter will read.
+        cause: What came of retrieval, in few words.
         is_enough: Whether these chunks have enough to do with the question for `auto` to rely on.
-        why_none: Explanation for the caller when there are none.
-        is_lost: Whether retrieval failed.
-        has_text: Whether there was any text to search.
     """
 
     num_chunks: int
-    why_none: str = ""
-    is_lost: bool = False
-    has_text: bool = True
+    cause: Cause = "evidence found"
     is_enough: bool = True
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether retrieval failed."""
+        return self.cause in ("retrieval lost", "still indexing")
+
+    @property
+    def has_text(self) -> bool:
+        """Whether there was any text to search."""
+        return self.cause != "nothing to retrieve from"
+
+    @property
+    def why_none(self) -> str:
+        """Explanation for the caller when there are no chunks."""
+        return _SENTENCES[self.cause]
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The resolved mode with its reason and contract.
+    """The resolved mode with its cause and contract.
 
     Attributes:
+        cause: Why it is this mode, for metrics: one of few.
         is_drafted: Whether the answer is drafted.
         is_fallback: Whether the mode did not get the drafter or the retrieved text that it needs.
+        detail: What the receipt says of this request after the sentence of the cause.
     """
 
     mode: Mode
-    reason: str
+    cause: Cause
     contract: Contract
     is_drafted: bool
     is_fallback: bool = False
+    detail: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Why it is this mode, in a sentence for the receipt."""
+        return _SENTENCES[self.cause] + self.detail
 
 
 def draw_seed() -> int:
@@ -218,26 +252,25 @@ def decide(asked: Mode, evidence: Evidence) -> Decision:
                 "rapid.mode",
                 "invalid_value",
             )
-        reason, is_fallback = "asked for", not evidence.num_chunks
+        detail, is_fallback = "", not evidence.num_chunks
         if is_fallback:
-            reason = f"asked for, but {evidence.why_none}: the drafter answered without documents"
-        return Decision("rag", reason, "drafter", is_drafted=False, is_fallback=is_fallback)
+            detail = f", but {evidence.why_none}: the drafter answered without documents"
+        return Decision("rag", "asked for", "drafter", False, is_fallback, detail)
     if evidence.is_lost:
-        return without_drafter(evidence.why_none)
+        return without_drafter(evidence.cause)
     if asked == "lossless":
         return Decision("lossless", "asked for", "target", is_drafted=True)
     if asked == "fused" or asked == "paper":
         if not evidence.num_chunks:
-            reason = f"asked for, but {evidence.why_none}: nothing to fuse with"
-            return Decision(asked, reason, "target", is_drafted=False, is_fallback=True)
+            detail = f", but {evidence.why_none}: nothing to fuse with"
+            return Decision(asked, "asked for", "target", False, is_fallback=True, detail=detail)
         return Decision(asked, "asked for", asked, is_drafted=True)
     if asked == "auto":
         if not evidence.num_chunks:
-            return Decision("plain", evidence.why_none, "target", is_drafted=False)
+            return Decision("plain", evidence.cause, "target", is_drafted=False)
         if not evidence.is_enough:
-            reason = "what retrieval found has too little to do with the question"
-            return Decision("plain", reason, "target", is_drafted=False)
-        return Decision("fused", "retrieval found evidence", "fused", is_drafted=True)
+            return Decision("plain", "evidence too weak", "target", is_drafted=False)
+        return Decision("fused", "evidence found", "fused", is_drafted=True)
     assert_never(asked)
 
 
@@ -248,11 +281,11 @@ def decide_by_reading(log_odds: float, least: float) -> Decision:
         log_odds: What the drafter said, yes against no.
         least: The least that `auto` relies on.
     """
+    detail = f" ({log_odds:+.2f})"
     if log_odds < least:
-        reason = f"the drafter does not find the answer in what was retrieved ({log_odds:+.2f})"
-        return Decision("plain", reason, "target", is_drafted=False)
-    reason = f"the drafter finds the answer in what was retrieved ({log_odds:+.2f})"
-    return Decision("fused", reason, "fused", is_drafted=True)
+        cause: Cause = "drafter cannot answer"
+        return Decision("plain", cause, "target", is_drafted=False, detail=detail)
+    return Decision("fused", "drafter can answer", "fused", is_drafted=True, detail=detail)
 
 
 def decide_lookup(asked: Mode) -> Decision:
@@ -271,21 +304,21 @@ def decide_lookup(asked: Mode) -> Decision:
             "rapid.mode",
             "invalid_value",
         )
-    reason = "asked for, drafted by prompt lookup"
     if asked == "auto":
-        reason = "prompt lookup drafts: nothing to fuse with"
-    return Decision("lossless", reason, "target", is_drafted=True)
+        return Decision("lossless", "prompt lookup", "target", is_drafted=True)
+    detail = ", drafted by prompt lookup"
+    return Decision("lossless", "asked for", "target", is_drafted=True, detail=detail)
 
 
-def without_drafter(why: str, *, at_start: bool = True) -> Decision:
+def without_drafter(cause: Cause, *, at_start: bool = True) -> Decision:
     """Return the decision for `auto` and `lossless` when no drafter is available.
 
     Args:
-        why: Explanation for the caller.
+        cause: Why there is none.
         at_start: Whether that was known when the answer began, and no draft was expected.
     """
-    reason = f"{why}: {_ALONE}"
-    return Decision("plain", reason, "target", is_drafted=not at_start, is_fallback=True)
+    detail = ": the target went on alone"
+    return Decision("plain", cause, "target", not at_start, is_fallback=True, detail=detail)
 
 
 def answer_tokens(

@@ -27,9 +27,11 @@ FREQUENCIES = "rope_freqs.weight"
 _VERSIONS = (2, 3)
 _ALIGNMENT = 32  # of the data, where the metadata name no other
 _MOST_DIMENSIONS = 4
+_MOST_NESTED = 2  # arrays within each other
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q",
             11: "<q", 12: "<d"}  # fmt: skip
 _STRING, _ARRAY = 8, 9
+_LEAST_BYTES = {_STRING: 8, _ARRAY: 12}  # what an empty one takes
 _UNUSED = 5  # the type of a token that only pads the vocabulary
 # Vocabularies whose digits are split from each other before the words of GPT-2 are
 # (`LLAMA_VOCAB_PRE_TYPE_SMOLLM` and its neighbours in llama.cpp).
@@ -136,7 +138,7 @@ def read_settings(source: str) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_output.bias" in tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in tensors,
-        "eos_token_id": _ends(header.metadata),
+        "eos_token_id": _ends(header),
         "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
     }
     _check_shapes(header, settings)
@@ -260,20 +262,23 @@ class _Reader:
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string()
         (num_dimensions,) = self._unpack("<I")
-        if num_dimensions > _MOST_DIMENSIONS:
+        if not (name.isprintable() and 1 <= num_dimensions <= _MOST_DIMENSIONS):
             raise EOFError
         dimensions = self._unpack(f"<{num_dimensions}Q")  # the fastest-moving first
         type_id, offset = self._unpack("<IQ")
         return name, tuple(reversed(dimensions)), type_id, offset
 
-    def _value(self, type_id: int) -> Any:
+    def _value(self, type_id: int, depth: int = 0) -> Any:
         if type_id == _STRING:
             return self._string()
         if type_id != _ARRAY:
             return self._unpack(self._scalar(type_id))[0]
         element, count = self._unpack("<IQ")
+        least = _LEAST_BYTES.get(element) or struct.calcsize(self._scalar(element))
+        if depth == _MOST_NESTED or count * least > self._size - self._position:
+            raise EOFError
         if element in (_STRING, _ARRAY):
-            return [self._value(element) for _ in range(count)]
+            return [self._value(element, depth + 1) for _ in range(count)]
         return list(self._unpack(f"<{count}{self._scalar(element)[1]}"))
 
     def _scalar(self, type_id: int) -> str:
@@ -343,7 +348,8 @@ def _check_shapes(header: GGUFHeader, settings: Mapping[str, Any]) -> None:
     }
     for name, place in header.tensors.items():
         stem, _, kind = name.rpartition(".")
-        _, layer, part = re.fullmatch(r"(blk\.(\d+)\.)?(.*)", stem).groups()  # type: ignore[union-attr]
+        in_layer = re.fullmatch(r"blk\.(\d{1,9})\.(.*)", stem)
+        layer, part = in_layer.groups() if in_layer else (None, stem)
         shape = shapes.get(part, place.shape)
         shape = shape[:1] if kind == "bias" else shape
         if place.shape != shape:
@@ -356,8 +362,10 @@ def _check_shapes(header: GGUFHeader, settings: Mapping[str, Any]) -> None:
                 f"{header.path}: its tensor {name} is of a layer that its metadata do not count: "
                 "the file is damaged"
             )
-    num_tokens = len(header.metadata.get("tokenizer.ggml.tokens", ()))
-    if num_tokens > vocabulary:
+    tokens = header.metadata.get("tokenizer.ggml.tokens", [])
+    if not isinstance(tokens, list):
+        raise _not_a("tokenizer.ggml.tokens", "a list", tokens, header.path)
+    if (num_tokens := len(tokens)) > vocabulary:
         raise ConfigurationError(
             f"{header.path}: its tokenizer has {num_tokens:,} tokens, and its embeddings have "
             f"{vocabulary:,} rows: the file contradicts itself"
@@ -382,8 +390,14 @@ def _rope(entry: Any, number: Any) -> dict[str, Any]:
     }
 
 
-def _ends(metadata: Mapping[str, Any]) -> list[int]:
+def _ends(header: GGUFHeader) -> list[int]:
     """Return the ids of the tokens that end an answer: end of sequence and end of turn."""
-    names = ("eos_token_id", "eot_token_id")
-    ids = [metadata.get(f"tokenizer.ggml.{name}") for name in names]
-    return sorted({id_ for id_ in ids if id_ is not None})
+    ids = set()
+    for name in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"):
+        id_ = header.metadata.get(name)
+        if id_ is None:
+            continue
+        if type(id_) is not int:
+            raise _not_a(name, "a whole number", id_, header.path)
+        ids.add(id_)
+    return sorted(ids)

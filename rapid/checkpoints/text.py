@@ -10,9 +10,13 @@ import codecs
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import date, datetime, time
+from datetime import date, datetime
+from types import FrameType
 from typing import Any
 
 from jinja2 import TemplateError
@@ -24,6 +28,8 @@ from rapid.messages import Message
 
 _PIECE_CHARACTERS = 2**16  # of a text whose tokens are counted piece by piece
 _CUT_TOKENS = 16  # tokens of a piece that may be owed to its being cut
+_MOST_TEMPLATE_S = 10.0  # of the processor, for one chat
+_TEMPLATE_FILE = "<template>"  # as which jinja compiles what has no file
 
 
 class ChatText:
@@ -84,21 +90,23 @@ class ChatText:
             add_generation_prompt: whether the prompt ends where the answer begins.
 
         Raises:
-            BadRequest: the template refuses the chat, for instance because roles do not alternate.
+            BadRequest: the template refuses the chat, for instance because roles do not alternate,
+                or computes for too long.
         """
         chat = [{"role": message.role, "content": message.content} for message in messages]
         spoofed = any(self._control.search(message.content) for message in messages)
         before = _told_day.set(day)
         try:
             _pin_clock(self.tokenizer.get_chat_template())
-            rendered = self.tokenizer.apply_chat_template(
-                chat,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=spoofed,
-                sanitize_control_tokens=spoofed,
-                return_dict=False,
-            )
-        except (TemplateError, ValueError) as error:
+            with _bounded():
+                rendered = self.tokenizer.apply_chat_template(
+                    chat,
+                    add_generation_prompt=add_generation_prompt,
+                    tokenize=spoofed,
+                    sanitize_control_tokens=spoofed,
+                    return_dict=False,
+                )
+        except (TemplateError, ValueError, RecursionError) as error:
             raise BadRequest(f"the model's chat template refuses: {error}", "messages") from error
         finally:
             _told_day.reset(before)
@@ -169,7 +177,36 @@ def _pin_clock(chat_template: str) -> None:
 
 def _strftime_told(format: str) -> str:
     day = _told_day.get()
-    return (datetime.now() if day is None else datetime.combine(day, time())).strftime(format)
+    now = datetime.now() if day is None else datetime(day.year, day.month, day.day)
+    return now.strftime(format)
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """End a template that this thread renders within, once it has computed for too long.
+
+    A template is a program that may have come with a file from elsewhere, and can loop for ever.
+    Between its lines the processor's time of this thread is looked at, as it is not that of a busy
+    machine. A single operation is not interrupted.
+
+    Raises:
+        TemplateError: The template took longer.
+    """
+    until = time.thread_time() + _MOST_TEMPLATE_S
+
+    def trace(frame: FrameType, _event: str, _arg: Any) -> Any:
+        if frame.f_code.co_filename != _TEMPLATE_FILE:
+            return None
+        if time.thread_time() > until:
+            raise TemplateError(f"it computes for more than {_MOST_TEMPLATE_S:g} s")
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 class TextStream:

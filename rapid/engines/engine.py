@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar, cast
 
+import numpy as np
+
 from rapid.checkpoints.memory import plan_pages
 from rapid.config import EngineConfig, WindowDrafting
 from rapid.engines.execution.compute import ComputeThread
@@ -46,6 +48,8 @@ from rapid.speculation.questions import ToJudge
 from rapid.speculation.step import judged
 
 Result = TypeVar("Result")
+
+_NAMED_AT_ONCE = 4096  # most tokens of a prompt whose pages are named on the event loop
 
 
 class Engine:
@@ -127,8 +131,8 @@ class Engine:
             LeaseNotFound: The lease named by `request.beside` is not open.
             EngineFailed: The engine is closed.
         """
-        for token_ids in (request.prompt_ids.tolist(), *request.committed):
-            if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._num_rows:
+        for token_ids in (request.prompt_ids, *map(np.asarray, request.committed)):
+            if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < self._num_rows:
                 raise BadRequest("the prompt holds a token id beyond the vocabulary", "messages")
         reply = Reply()
 
@@ -137,7 +141,11 @@ class Engine:
                 opened.expires = expires
             reply.settle(None, opened if isinstance(opened, Exception) else None)
 
-        waiter = self._state.ledger.prepare(request, answer)
+        prepare = self._state.ledger.prepare
+        if len(request.prompt_ids) <= _NAMED_AT_ONCE:
+            waiter = prepare(request, answer)
+        else:  # milliseconds, in which the loop would answer nobody else
+            waiter = await asyncio.to_thread(prepare, request, answer)
         with self._state.guard:
             self._state.check_running()
             self._state.ledger.submit(waiter)

@@ -62,7 +62,7 @@ class ScriptedOrchestrator:
         return self.state
 
 
-STARTED = Started("fused", "retrieval found evidence", "fused")
+STARTED = Started("fused", "retrieval found evidence", "fused", "evidence found")
 
 
 def answer(request: GenerateRequest) -> list[GenerationEvent]:
@@ -87,6 +87,7 @@ def receipt(num_choices: int = 1, *, is_explained: bool = False) -> Receipt:
     return Receipt(
         mode="fused",
         reason="retrieval found evidence",
+        cause="evidence found",
         contract="fused",
         seed=7,
         date=date(2026, 1, 31),

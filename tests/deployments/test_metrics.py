@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import pytest
 
 from deployments import metrics
 from deployments.metrics import EngineMetrics, RequestMetrics
-from rapid.answering.resolution import without_drafter
+from rapid.answering.resolution import decide_by_reading, without_drafter
 from rapid.errors import TargetUnavailable
 from rapid.messages import (
+    Cause,
     ChoiceStatistics,
     EngineStatus,
     Finished,
@@ -24,7 +25,7 @@ from rapid.messages import (
 )
 from tests.deployments.scripted import receipt
 
-STARTED = Started("lossless", "asked for", "target")
+STARTED = Started("lossless", "asked for", "target", "asked for")
 TIMES = dict.fromkeys(("retrieval", "drafter_prefill"), 0.0) | {
     "queue": 100.0, "target_prefill": 400.0, "draft": 30.0, "verify": 60.0
 }  # fmt: skip
@@ -32,6 +33,7 @@ ANSWERED = replace(
     receipt(),
     mode="lossless",
     reason="asked for",
+    cause="asked for",
     prompt_tokens=100,
     timings_ms=TIMES,
     choices=(ChoiceStatistics(4, 9, 6, 2, 0, 18, {3: (0, 1, 1, 1)}),),
@@ -158,14 +160,15 @@ async def test_what_was_given_up_is_an_abort_and_runs_no_longer(read: dict[str, 
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"plain_from": (12,)}, "the drafter was lost"),
+        ({"plain_from": (12,)}, "drafter lost"),
         (
             {
                 "mode": "plain",
-                "reason": without_drafter("no drafter could be had").reason,
+                "reason": without_drafter("no drafter").reason,
+                "cause": "no drafter",
                 "is_fallback": True,
             },
-            "no drafter could be had: the target went on alone",
+            "no drafter",
         ),
     ],
 )
@@ -174,6 +177,27 @@ async def test_an_answer_without_its_drafter_is_a_fallback(
 ) -> None:
     await watch(Script((0.1, STARTED), (0.2, Finished(replace(ANSWERED, **changed)))))
     assert read[f'rapid_fallback_total{{reason="{reason}"}}'] == 1
+
+
+async def test_what_differs_with_every_request_is_no_label(read: dict[str, Any]) -> None:
+    for log_odds in range(-100, 100):
+        made = decide_by_reading(log_odds / 7, least=0.5)
+        started = Started(made.mode, made.reason, made.contract, made.cause)
+        ended = replace(ANSWERED, reason=made.reason, cause=made.cause, is_fallback=True)
+        await watch(Script((0.1, started), (0.2, Finished(ended))))
+    series = {name for name in read if name.startswith(("rapid_mode", "rapid_fallback"))}
+    assert series == {
+        'rapid_mode_total{mode="fused",reason="drafter can answer"}',
+        'rapid_mode_total{mode="plain",reason="drafter cannot answer"}',
+        'rapid_fallback_total{reason="drafter can answer"}',
+        'rapid_fallback_total{reason="drafter cannot answer"}',
+    }
+
+
+def test_a_cause_is_a_few_plain_words() -> None:
+    for cause in get_args(Cause):
+        assert len(cause) < 30
+        assert not any(character.isdigit() for character in cause)
 
 
 async def test_the_targets_second_reading_is_counted_once_it_was_read(

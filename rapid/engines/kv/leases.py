@@ -375,12 +375,19 @@ class LeaseLedger:
             for index in range(len(held)):
                 rings[index] = ring = self.rings.take()
                 undoing.callback(self.rings.free, ring)
-        prompt_ids = request.prompt_ids.tolist()
         committed = request.committed or ((),) * request.num_choices
         log_odds = request.log_odds or (0.0,) * request.num_choices
         names = [f"{request.answer_id}/{choice}" for choice in range(request.num_choices)]
         sequences = [
-            Sequence(prompt_ids, ids, PageTable(runs, self.page_tokens), capacity, odds, ring, name)
+            Sequence(
+                request.prompt_ids,
+                ids,
+                PageTable(runs, self.page_tokens),
+                capacity,
+                odds,
+                ring,
+                name,
+            )
             for runs, ids, odds, ring, name in zip(
                 held, committed, log_odds, rings, names, strict=True
             )

@@ -112,18 +112,15 @@ class PrefixCache:
         except Exception:
             self._pool.free(as_runs(here))
             raise
-        new = iter(fresh)
-        for index, name in enumerate(names):
-            if pages[index] is None:
-                pages[index] = page = next(new)
-                self._add(name, page)
+        missing = [name for name, page in zip(names, pages, strict=True) if page is None]
+        self._add(missing, fresh[: len(missing)])
         for name in reversed(names):
             self._page_of.move_to_end(name)
         if self._host is not None:
             self._host.want(())
         if self._disk is not None and names:
             self._disk.use(names)
-        return as_runs([*pages, *new])  # type: ignore[list-item]
+        return as_runs([*map(self._page_of.__getitem__, names), *fresh[len(missing) :]])
 
     def free(self, runs: Iterable[Run]) -> None:
         """Drop a lease's hold on its pages.
@@ -262,16 +259,17 @@ class PrefixCache:
             if self.tags[page] != self._name_of[page]:
                 raise AssertionError(f"prefix cache: page {page} holds another prompt's KV")
 
-    def _add(self, name: bytes, page: int) -> None:
-        self._pool.share([Run(page, page + 1)])
-        self._page_of[name] = page
-        self._name_of[page] = name
-        self._is_named[page] = True
-        self._is_computed[page] = False
-        if self._host is None or self._host.restore(name, page):
+    def _add(self, names: Sequence[bytes], pages: Sequence[int]) -> None:
+        self._pool.share(as_runs(pages))
+        self._page_of.update(zip(names, pages, strict=True))
+        self._name_of.update(zip(pages, names, strict=True))
+        self._is_named[pages] = True
+        self._is_computed[pages] = False
+        if self._host is None:
             return
-        if self._disk is not None:
-            self._disk.restore(name)
+        for name, page in zip(names, pages, strict=True):
+            if not self._host.restore(name, page) and self._disk is not None:
+                self._disk.restore(name)
 
     def _drop(self, name: bytes) -> None:
         page = self._page_of.pop(name)
@@ -306,13 +304,12 @@ class PrefixCache:
 
 def as_runs(pages: Iterable[int]) -> tuple[Run, ...]:
     """Return pages as runs in the same order, with consecutive ones joined."""
-    runs: list[Run] = []
-    for page in pages:
-        if runs and runs[-1].stop == page:
-            runs[-1] = Run(runs[-1].start, page + 1)
-        else:
-            runs.append(Run(page, page + 1))
-    return tuple(runs)
+    each = np.fromiter(pages, dtype=np.intp)
+    if not len(each):
+        return ()
+    first = np.flatnonzero(np.diff(each, prepend=each[0] - 2) != 1)  # of every run
+    last = np.append(first[1:], len(each)) - 1
+    return tuple(map(Run, each[first].tolist(), (each[last] + 1).tolist()))
 
 
 def pages_of(runs: Iterable[Run], num_pages: int) -> Pages:

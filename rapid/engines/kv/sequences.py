@@ -6,6 +6,9 @@ import zlib
 from array import array
 from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
 
 from rapid.engines.kv.cache import PageTable
 from rapid.engines.kv.rings import Ring
@@ -36,7 +39,6 @@ class Sequence:
         table: Where the tokens lie in the KV tensors.
         capacity: Number of tokens that the pages may hold.
         num_prompt: Number of prompt tokens.
-        token_ids: The prompt and the committed answer.
         draft_ids: The speculation.
         proposals: The distributions that `draft_ids` were drawn from; empty where the tokens were
             not drafted on this engine to be sent.
@@ -51,7 +53,7 @@ class Sequence:
 
     def __init__(
         self,
-        prompt_ids: TokenIds[int],
+        prompt_ids: TokenIds[int] | Int32Array,
         committed: TokenIds[int],
         table: PageTable,
         capacity: int,
@@ -62,7 +64,8 @@ class Sequence:
         self.table = table
         self.capacity = capacity
         self.num_prompt = len(prompt_ids)
-        self.token_ids = [*prompt_ids, *committed]
+        self._prompt_ids = prompt_ids
+        self._committed = committed
         self.draft_ids: list[int] = []
         self.proposals: list[Proposal] = []
         self.num_offered = 0
@@ -71,6 +74,15 @@ class Sequence:
         self.log_odds = log_odds
         self.ring = ring
         self.digest = digest_of(committed, zlib.crc32(name.encode()))
+
+    @cached_property
+    def token_ids(self) -> list[int]:
+        """The prompt and the committed answer.
+
+        A long prompt takes a while to become a list, so it becomes one where it is first computed
+        with, on the compute thread, and not where its lease opens.
+        """
+        return [*np.asanyarray(self._prompt_ids).tolist(), *self._committed]
 
     @property
     def num_generated(self) -> int:

@@ -73,7 +73,7 @@ async def test_a_request_is_answered_under_its_contract(
         fakes, question("r1", mode=mode, documents=documents, seed=5, explain=True)
     )
     started, end = events[0], receipt(events)
-    assert started == Started(end.mode, end.reason, end.contract)
+    assert started == Started(end.mode, end.reason, end.contract, end.cause)
     assert (end.mode, end.contract) == (resolved, contract)
     assert end.explanation is not None
     # Whoever drafts, the script's tokens come out: wrong drafts are corrected.

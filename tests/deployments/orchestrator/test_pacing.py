@@ -11,7 +11,7 @@ from deployments.orchestrator.pacing import joined, paced
 from rapid.errors import TargetUnavailable
 from rapid.messages import GenerationEvent, Reading, Started, TextDelta, TokenText
 
-STARTED = Started("plain", "asked for", "target")
+STARTED = Started("plain", "asked for", "target", "asked for")
 NEVER_S = 1000.0
 
 

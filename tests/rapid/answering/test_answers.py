@@ -132,7 +132,7 @@ async def test_a_failure_waits_for_what_other_choices_had_to_say() -> None:
 
 
 async def test_of_gathered_events_the_first_text_comes_at_once_and_the_rest_at_the_end() -> None:
-    started, finished = Started("plain", "asked", "target"), Finished(None)  # type: ignore[arg-type]
+    started, finished = Started("plain", "asked for", "target", "asked for"), Finished(None)  # type: ignore[arg-type]
     a, b = TokenText("a", -1.0), TokenText("b", -2.0)
 
     async def events() -> AsyncIterator[GenerationEvent]:

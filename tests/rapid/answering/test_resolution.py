@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from random import Random
+from typing import get_args
 
 import pytest
 
 from rapid.answering.resolution import (
+    Decision,
     Evidence,
     answer_tokens,
     check_blocks,
     check_lengths,
     decide,
+    decide_by_reading,
     decide_lookup,
     sampling_of,
     speculation_of,
@@ -17,13 +23,13 @@ from rapid.answering.resolution import (
 )
 from rapid.config import Mode, SpeculationConfig
 from rapid.errors import BadRequest, PromptTooLong, RetrievalUnavailable
-from rapid.messages import GenerateRequest, Message, SpeculationRequest
+from rapid.messages import Cause, GenerateRequest, Message, SpeculationRequest
 
 FOUND = Evidence(3)
 WEAK = Evidence(3, is_enough=False)
-NOTHING = Evidence(0, "retrieval found nothing above its floor")
-NO_TEXT = Evidence(0, "there is nothing to retrieve from", has_text=False)
-LOST = Evidence(0, "retrieval failed (gone)", is_lost=True)
+NOTHING = Evidence(0, "nothing above the floor")
+NO_TEXT = Evidence(0, "nothing to retrieve from")
+LOST = Evidence(0, "retrieval lost")
 
 
 def request(seed: int | None = None, **speculation: object) -> GenerateRequest:
@@ -68,7 +74,7 @@ def test_evidence_chooses_mode_and_contract(
 
 @pytest.mark.parametrize("asked", ["fused", "paper", "rag"])
 def test_a_mode_that_needs_retrieval_is_refused_where_it_failed(asked: Mode) -> None:
-    with pytest.raises(RetrievalUnavailable, match=r"\(gone\)\. Ask again, or use mode 'auto'"):
+    with pytest.raises(RetrievalUnavailable, match=r"did not answer.* or use mode 'auto'"):
         decide(asked, LOST)
 
 
@@ -96,9 +102,33 @@ def test_prompt_lookup_cannot_do_what_needs_a_reader(asked: Mode) -> None:
 
 
 def test_without_a_drafter_the_target_goes_on_and_says_why() -> None:
-    decision = without_drafter("no drafter could be had")
+    decision = without_drafter("no drafter")
     assert (decision.mode, decision.contract, decision.is_drafted) == ("plain", "target", False)
     assert "no drafter" in decision.reason
+
+
+def decisions(number: int) -> Iterator[Decision]:
+    """Decisions of every function, over outcomes drawn at random."""
+    draw = Random(number)
+    for _ in range(number):
+        asked, cause = draw.choice(get_args(Mode)), draw.choice(get_args(Cause))
+        evidence = Evidence(draw.choice((0, 3)), cause, draw.random() < 0.5)
+        with suppress(RetrievalUnavailable, BadRequest):
+            yield decide(asked, evidence)
+        yield decide_by_reading(draw.gauss(0.0, 5.0), least=draw.gauss(0.0, 1.0))
+        yield decide_lookup(draw.choice(("auto", "lossless", "plain")))
+        yield without_drafter(cause)
+
+
+def test_metrics_see_few_causes_and_the_receipt_the_numbers() -> None:
+    """A cause is a label, of which there may only be so many; the sentence has the log odds."""
+    made = list(decisions(1_000))
+    assert {each.cause for each in made} == set(get_args(Cause))
+    assert len({each.reason for each in made}) > 500
+    assert decide_by_reading(-3.0, least=0.5).reason.endswith("what was retrieved (-3.00)")
+    assert without_drafter("no drafter").reason == (
+        "no drafter could be had: the target went on alone"
+    )
 
 
 def test_a_request_without_a_seed_is_given_one() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import itertools
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.files import checkpoint_source, load_tokenizer, read_eos_ids
+from rapid.checkpoints.gguf import read_settings
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary, num_ids
 from rapid.config import EngineConfig
@@ -192,6 +197,145 @@ def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes, message: str)
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match=message):
         facts(path)
+
+
+def string(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
+def array(type_id: int, count: int, content: bytes = b"") -> bytes:
+    return struct.pack("<IQ", type_id, count) + content
+
+
+def header_of(*entries: bytes, num_tensors: int = 0) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, num_tensors, len(entries)) + b"".join(entries)
+
+
+ARRAY = 9
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(array(type_id, 2**63) for type_id in range(13)),
+        array(0, 10_000),
+        array(8, 10_000),
+        array(ARRAY, 1) * 5_000 + array(0, 0),
+        array(ARRAY, 1) * 2 + array(0, 0),
+    ],
+)
+def test_an_array_that_its_file_cannot_hold_is_refused(tmp_path: Path, value: bytes) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(header_of(string(b"x") + struct.pack("<I", ARRAY) + value) + bytes(500))
+    with pytest.raises(ConfigurationError, match="is cut off or damaged"):
+        facts(path)
+
+
+SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q",
+           11: "<q", 12: "<d"}  # fmt: skip
+KEYS = st.sampled_from(
+    [
+        "general.alignment", "split.count", "llama.block_count", "llama.context_length",
+        "llama.embedding_length", "llama.feed_forward_length", "llama.attention.head_count",
+        "llama.attention.key_length", "llama.attention.layer_norm_rms_epsilon",
+        "llama.rope.scaling.type", "tokenizer.ggml.tokens", "tokenizer.ggml.eos_token_id",
+    ]
+)  # fmt: skip
+NAMES = st.sampled_from(["token_embd.weight", "blk.0.attn_q.weight"]) | st.text()
+NUMBERS = st.integers(0, 16) | st.sampled_from([2**31, 2**63, 2**64 - 1])
+
+
+def scalar(type_id: int) -> st.SearchStrategy[bytes]:
+    form = SCALARS[type_id]
+    return st.binary(min_size=struct.calcsize(form), max_size=struct.calcsize(form))
+
+
+def values() -> st.SearchStrategy[bytes]:
+    """Typed values, with arrays in arrays, whose counts may lie."""
+    texts = st.text(max_size=5).map(lambda text: string(text.encode()))
+    plain = st.sampled_from(sorted(SCALARS)).flatmap(
+        lambda id_: st.tuples(st.just(id_), scalar(id_))
+    ) | texts.map(lambda text: (8, text))
+
+    def nested(inner: st.SearchStrategy[tuple[int, bytes]]) -> st.SearchStrategy[tuple[int, bytes]]:
+        count = st.sampled_from([1, 2]) | NUMBERS
+        return st.tuples(inner, count).map(lambda p: (ARRAY, array(p[0][0], p[1], p[0][1])))
+
+    typed = st.recursive(plain, nested, max_leaves=4)
+    return typed.map(lambda pair: struct.pack("<I", pair[0]) + pair[1])
+
+
+ENTRIES = st.tuples(KEYS | st.text(max_size=9), values()).map(
+    lambda pair: string(pair[0].encode()) + pair[1]
+)
+NAMED = string(b"general.architecture") + struct.pack("<I", 8) + string(b"llama")
+COUNTED = [
+    string(b"llama." + name) + struct.pack("<II", 4, 1 + name.endswith(b"length"))
+    for name in (
+        b"embedding_length", b"attention.head_count", b"feed_forward_length", b"block_count",
+        b"context_length",
+    )
+]  # fmt: skip
+EPSILON = string(b"llama.attention.layer_norm_rms_epsilon") + struct.pack("<If", 6, 1e-5)
+TENSORS = st.builds(
+    lambda name, shape, kind, offset: (
+        string(name.encode()) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+    ),
+    NAMES,
+    st.lists(NUMBERS, max_size=5),
+    st.integers(0, 40),
+    NUMBERS,
+)
+HEADERS = st.builds(
+    lambda entries, tensors: (
+        header_of(NAMED, *COUNTED, EPSILON, *entries, num_tensors=len(tensors)) + b"".join(tensors)
+    ),
+    st.lists(ENTRIES, max_size=6),
+    st.lists(TENSORS, max_size=3),
+)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The header of a sound file."""
+    path = tmp_path_factory.mktemp("gguf") / "m.gguf"
+    return tiny_gguf.write(path).read_bytes()[:8192]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(HEADERS | st.binary(max_size=200).map(lambda rest: b"GGUF\x03\0\0\0" + rest))
+def test_whatever_a_file_says_it_is_read_or_refused(tmp_path: Path, content: bytes) -> None:
+    _look(tmp_path, content)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(st.tuples(st.integers(0, 8191), st.binary(min_size=1, max_size=8)), max_size=4),
+    st.integers(0, 10**6),
+)
+def test_a_damaged_header_is_read_or_refused(
+    tmp_path: Path, sound: bytes, damage: list[tuple[int, bytes]], more: int
+) -> None:
+    content = bytearray(sound)
+    for at, change in damage:
+        content[at : at + len(change)] = change
+    _look(tmp_path, bytes(content) + bytes(more))
+
+
+_numbers = itertools.count()
+
+
+def _look(folder: Path, content: bytes) -> None:
+    path = folder / f"{next(_numbers)}.gguf"  # a header is read once while its file is the same
+    path.write_bytes(content)
+    refusal = ""
+    try:
+        read_settings(str(path))
+    except ConfigurationError as error:
+        refusal = str(error)
+    finally:
+        path.unlink()
+    assert "\n" not in refusal
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

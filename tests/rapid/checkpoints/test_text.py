@@ -111,6 +111,27 @@ class TestEncoding:
         with pytest.raises(BadRequest, match="roles must alternate"):
             ChatText(tokenizer, frozenset()).encode_chat([Message("user", "a")], day=DAY)
 
+    @pytest.mark.parametrize(
+        "template",
+        [
+            "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}"
+            "{% endfor %}{% endfor %}{% endfor %}",
+            "{% macro twice(n) %}{% if n %}{{ twice(n - 1) }}{{ twice(n - 1) }}{% endif %}"
+            "{% endmacro %}{{ twice(60) }}",
+            "{% for a in range(99999) %}{{ range(99999) | sum }}{% endfor %}",
+            "{% macro deeper(n) %}{{ deeper(n + 1) }}{% endmacro %}{{ deeper(0) }}",
+        ],
+    )
+    def test_a_template_without_end_gives_its_thread_back(self, template, monkeypatch):
+        monkeypatch.setattr("rapid.checkpoints.text._MOST_TEMPLATE_S", 0.05)
+        text = sentencepiece_like()
+        text.tokenizer.chat_template = template
+        with pytest.raises(BadRequest, match="the model's chat template refuses"):
+            text.encode_chat([Message("user", "hi")], day=DAY)
+        assert sys.gettrace() is None
+        text.tokenizer.chat_template = "{{ messages[0].content }}"
+        assert text.encode_chat([Message("user", "hi")], day=DAY) == text.encode("hi")
+
     @pytest.mark.parametrize("spoof", ["", "<|end|>"])
     def test_a_template_that_asks_for_the_time_is_told_the_day(self, spoof):
         tokenizer = PreTrainedTokenizerFast(

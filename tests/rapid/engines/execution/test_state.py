@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -101,6 +103,58 @@ async def test_a_long_prompt_is_hashed_before_the_engine_is_locked(
     monkeypatch.setattr("rapid.engines.kv.leases.page_names", names)
     await engine.open(lease_request("a", PROMPT))
     assert seen == [False]
+
+
+class Prompt(np.ndarray):
+    """Token ids that remember which threads made a list of them."""
+
+    listed: list[int]
+
+    def tolist(self) -> Any:
+        self.listed.append(threading.get_ident())
+        return super().tolist()
+
+
+async def test_the_event_loop_neither_names_nor_lists_a_long_prompt(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named: list[int] = []
+
+    def names(*arguments: Any) -> list[bytes]:
+        named.append(threading.get_ident())
+        return page_names(*arguments)
+
+    monkeypatch.setattr("rapid.engines.kv.leases.page_names", names)
+    monkeypatch.setattr("rapid.engines.engine._NAMED_AT_ONCE", len(PROMPT) - 1)
+    prompt = as_prompt(PROMPT).view(Prompt)
+    prompt.listed = []
+    await engine.open(replace(lease_request("a", PROMPT), prompt_ids=prompt))
+    assert not prompt.listed
+    await engine.prefill("a")
+    assert (await engine.decode("a", 0, 6)).token_ids == tuple(EXPECTED)
+    assert threading.get_ident() not in (*named, *prompt.listed)
+    assert (len(named), len(prompt.listed)) == (1, 1)
+
+
+async def test_giving_up_while_a_long_prompt_is_named_opens_nothing(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, may_end = threading.Event(), threading.Event()
+
+    def names(*arguments: Any) -> list[bytes]:
+        began.set()
+        may_end.wait(timeout=10)
+        return page_names(*arguments)
+
+    monkeypatch.setattr("rapid.engines.kv.leases.page_names", names)
+    monkeypatch.setattr("rapid.engines.engine._NAMED_AT_ONCE", 0)
+    opening = asyncio.ensure_future(engine.open(lease_request("a", PROMPT)))
+    await asyncio.to_thread(began.wait)
+    opening.cancel()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert (engine.status().leases_open, engine.status().leases_waiting) == (0, 0)
 
 
 async def test_when_the_pool_is_full_opening_waits_its_turn() -> None:
