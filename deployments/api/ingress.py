@@ -257,7 +257,7 @@ class Ingress:
             if event is None:
                 yield "ping"
             elif isinstance(event, Reading):
-                yield f"reading {event.num_read} of {event.num_tokens} tokens"
+                yield f"reading {event.num_read} of {event.num_all} tokens"
             elif isinstance(event, TextDelta):
                 self._observe(timing)
                 num_growing -= event.finish_reason is not None

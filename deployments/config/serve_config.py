@@ -108,7 +108,7 @@ class OrchestratorPoolConfig(AnsweringConfig):
         acceptance_site: Where blocks are judged: beside the target's logits, or in the orchestrator
             after moving them there (for audits; the tokens are the same).
         retrieval_wait_s: The longest wait for the retriever, in seconds; then the answer goes on
-            without. Documents that take longer to index are there for a later question.
+            without. What is embedded by then is there for a later question.
         pool: Settings of the orchestrator's replicas.
     """
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from rapid.answering.answerable import asked
 from rapid.answering.query import choose_query
 from rapid.answering.resolution import Evidence
-from rapid.answering.threads import Threads
 from rapid.checkpoints.text import ChatText
 from rapid.errors import PromptTooLong, RapidError, RetrievalPending
 from rapid.messages import Document, GenerateRequest, Int32Array, Message, as_prompt
 from rapid.ports import Found, Passage, Retrieval
 from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, target_messages
+from rapid.threads import Threads
 
 logger = logging.getLogger(__name__)
 
