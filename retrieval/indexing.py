@@ -44,7 +44,7 @@ class Passages:
     def advance(
         self, config: RetrievalConfig, embedder: Embedder, token_offsets: TokenOffsets
     ) -> bool:
-        """Cut the document, or embed some of its passages; return whether any are left.
+        """Cut the document if it is whole, and embed some passages; return whether any are left.
 
         This blocks, so it runs in a thread.
 
@@ -54,7 +54,7 @@ class Passages:
         with self._lock:
             if self._document is not None:
                 self._cut(self._document, config, embedder, token_offsets)
-            elif taken := list(islice(self._rest, _PASSAGES_AT_ONCE)):
+            if taken := list(islice(self._rest, _PASSAGES_AT_ONCE)):
                 self.embeddings.extend(taken)
             elif len(self.embeddings) < len(self.chunks):
                 raise EmbedderFailed(

@@ -25,7 +25,7 @@ from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig
 from rapid.engines.kv.cache import PagePool
 from rapid.engines.kv.leases import LeaseLedger
-from rapid.messages import GenerateRequest, GenerationEvent, LeaseRequest
+from rapid.messages import GenerateRequest, GenerationEvent, LeaseRequest, Reading
 from retrieval import RetrievedChunk
 from tests.fakes import FakeEngine
 from tests.ray_cluster import FAKE_CONFIG
@@ -187,6 +187,8 @@ class LocalRetriever:
     Attributes:
         chunk: what it finds.
         chunk_again: what it finds for another query than the first one; None: the same.
+        progress: what it says of documents that it indexes.
+        indexing: what it waits for after that, if anything.
     """
 
     deployment_id = "Retriever"
@@ -196,6 +198,9 @@ class LocalRetriever:
         self.chunk = FOUND
         self.chunk_again: RetrievedChunk | None = None
         self.queries: list[str] = []
+        self.progress: list[Reading] = []
+        self.indexing: asyncio.Event | None = None
+        self.num_cancelled = 0
         self.retrieve = self
 
     def options(self, **_: Any) -> Any:
@@ -206,10 +211,14 @@ class LocalRetriever:
         return self
 
     def cancel(self) -> None:
-        pass
+        self.num_cancelled += 1
 
-    def __await__(self) -> Any:
-        yield from asyncio.sleep(0).__await__()
+    async def __anext__(self) -> Any:
+        await asyncio.sleep(0)
+        if self.progress:
+            return self.progress.pop(0)
+        if self.indexing is not None:
+            await self.indexing.wait()
         if self.fail is not None:
             raise self.fail
         chunk = self.chunk

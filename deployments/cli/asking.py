@@ -30,7 +30,7 @@ _SETTINGS = (
     "transfer_temperature",
 )
 
-_READING = ": reading "
+_PROGRESS = (": reading ", ": embedding ")
 
 _Json = dict[str, Any]
 
@@ -249,11 +249,11 @@ def _stream(client: httpx.Client, body: _Json) -> tuple[_Json, _Json]:
 
 
 def _chunks(response: httpx.Response) -> Iterator[_Json | str]:
-    """Yield the chunks and, as strings, the comments that say how far the server has read."""
+    """Yield the chunks and, as strings, the comments that say how far the server is."""
     for line in response.iter_lines():
         if line.startswith("data: ") and line != "data: [DONE]":
             yield json.loads(line.removeprefix("data: "))
-        elif line.startswith(_READING):
+        elif line.startswith(_PROGRESS):
             yield line.removeprefix(": ")
 
 

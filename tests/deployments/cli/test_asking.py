@@ -99,6 +99,15 @@ class TestAsk:
         result = rapid("ask", "Who?", "--url", serve(*script).url)
         assert (result.stdout, result.stderr) == ("Hello\n", "reading 512 of 4000 tokens\n")
 
+    def test_the_command_waits_while_documents_are_embedded(self, serve, monkeypatch):
+        """The server is silent for longer than the command waits, but for its comments."""
+        monkeypatch.setattr("deployments.cli.asking._SILENCE_TIMEOUT_S", 2.0)
+        text = TextDelta(0, "Hello", (), "stop")
+        steps = [each for n in range(6) for each in (Reading(n, 6, "passages"), 0.2)]
+        server = serve(*steps, 2.5, STARTED, text, Finished(receipt()), heartbeat_s=0.1)
+        result = rapid("ask", "Who?", "--url", server.url)
+        assert (result.stdout, result.stderr) == ("Hello\n", "embedding passages 0 of 6\n")
+
     def test_a_document_that_is_read_again_in_mid_answer_is_not_spoken_of(self, serve):
         begun, rest = TextDelta(0, "Hel"), TextDelta(0, "lo", (), "stop")
         script = (STARTED, begun, Reading(512, 4000), rest, Finished(receipt()))
