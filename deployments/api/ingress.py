@@ -186,7 +186,8 @@ class Ingress:
             body = await read_json_body(request, self._config.max_body_bytes)
             asked = parse_chat_request(body, self._limits)
             self._check_model(asked.model)
-            sent = asked.as_generate_request(_request_id(request), tenant)
+            default = self._config.default_temperature
+            sent = asked.as_generate_request(_request_id(request), tenant, default)
             event_id = request.headers.get("last-event-id")
             place = Place.of_event(event_id, sent, body) if event_id else Place.first(sent, body)
             events = continued(self._service, place.as_asked(sent), place.marks)

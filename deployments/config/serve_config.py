@@ -170,6 +170,8 @@ class ApiConfig(Frozen):
             least four; a server with one tenant shares nothing.
         tenant_weights: How many shares of one tenant another has in `shared_requests`, by tenant;
             who is not named has one.
+        default_temperature: The temperature of requests that name none. None is that of the
+            target's generation config, or 1, which is OpenAI's.
         heartbeat_s: Seconds of silence after which a stream gets a comment line.
         canary: Another version of the application beside this one; None for this one alone.
         pool: Settings of the ingress's replicas.
@@ -186,6 +188,7 @@ class ApiConfig(Frozen):
     max_requests_per_tenant: int | None = Field(None, ge=1)
     shared_requests: int | None = Field(None, ge=1)
     tenant_weights: dict[str, Annotated[int, Field(ge=1, le=1000)]] = Field(default_factory=dict)
+    default_temperature: Finite | None = Field(None, ge=0, le=2)
     heartbeat_s: Finite = Field(5.0, gt=0)
     canary: CanaryConfig | None = None
     pool: RequestPoolConfig = RequestPoolConfig()

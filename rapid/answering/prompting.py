@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rapid.answering.answerable import asked
 from rapid.answering.query import choose_query
-from rapid.answering.resolution import Evidence
+from rapid.answering.resolution import NOTHING_FOUND, Evidence
 from rapid.checkpoints.text import ChatText
 from rapid.errors import PromptTooLong, RapidError, RetrievalPending
 from rapid.messages import Document, GenerateRequest, Int32Array, Message, Tell, as_prompt
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _NUM_THREADS = 2
 _PLAUSIBLE_CHARACTERS = 8  # of a token; a text with more to each token of the context is suspect
 _NOTHING = Evidence(0, "there is nothing to retrieve from")
-_BELOW_FLOOR = Evidence(0, "retrieval found nothing above its floor")
+_BELOW_FLOOR = Evidence(0, NOTHING_FOUND)
 _LOST = Evidence(0, "retrieval did not answer", is_lost=True)
 _PENDING = Evidence(
     0, "the documents were still being indexed for retrieval; ask again later", is_lost=True

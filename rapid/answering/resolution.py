@@ -25,6 +25,12 @@ from rapid.messages import GenerateRequest
 
 FUSING: tuple[Mode, ...] = ("fused", "paper")  # modes that need a drafter when set explicitly
 
+NOTHING_FOUND = "retrieval found nothing above its floor"
+TOO_LITTLE = "what retrieval found has too little to do with the question"
+NOT_ANSWERED = "the drafter does not find the answer in what was retrieved"
+SAYS_NOTHING = (NOTHING_FOUND, TOO_LITTLE, NOT_ANSWERED)
+"""Parts of reasons which say that the documents are not about the question."""
+
 _ALONE = "the target went on alone"
 _SEED_BITS = 53  # survives a client that reads JSON numbers as doubles
 MOST_BLOCK_BYTES = 32 * 2**20  # of a round's blocks, which cross processes
@@ -192,27 +198,33 @@ def decide(asked: Mode, evidence: Evidence) -> Decision:
     if asked == "plain":
         return Decision("plain", "asked for", "target", is_drafted=False)
     if asked == "rag":
-        reason = "asked for"
+        reason = _asked_for(evidence)
         if not evidence.num_chunks:
             reason = f"asked for, but {evidence.why_none}: the drafter answered without documents"
         return Decision("rag", reason, "drafter", is_drafted=False)
     if asked == "lossless":
         if evidence.is_lost:
             return without_drafter(evidence.why_none)
-        return Decision("lossless", "asked for", "target", is_drafted=True)
+        return Decision("lossless", _asked_for(evidence), "target", is_drafted=True)
     if asked == "fused" or asked == "paper":
         if not evidence.num_chunks:
             reason = f"asked for, but {evidence.why_none}: nothing to fuse with"
             return Decision(asked, reason, "target", is_drafted=False)
-        return Decision(asked, "asked for", asked, is_drafted=True)
+        return Decision(asked, _asked_for(evidence), asked, is_drafted=True)
     if asked == "auto":
         if not evidence.num_chunks:
             return Decision("plain", evidence.why_none, "target", is_drafted=False)
         if not evidence.is_enough:
-            reason = "what retrieval found has too little to do with the question"
-            return Decision("plain", reason, "target", is_drafted=False)
+            return Decision("plain", TOO_LITTLE, "target", is_drafted=False)
         return Decision("fused", "retrieval found evidence", "fused", is_drafted=True)
     assert_never(asked)
+
+
+def _asked_for(evidence: Evidence) -> str:
+    """Return the reason for an explicit mode, which says if the documents are about another."""
+    if evidence.why_none == NOTHING_FOUND or not evidence.is_enough:
+        return f"asked for, though {TOO_LITTLE if evidence.num_chunks else NOTHING_FOUND}"
+    return "asked for"
 
 
 def decide_by_reading(log_odds: float, least: float) -> Decision:
@@ -223,7 +235,7 @@ def decide_by_reading(log_odds: float, least: float) -> Decision:
         least: The least that `auto` relies on.
     """
     if log_odds < least:
-        reason = f"the drafter does not find the answer in what was retrieved ({log_odds:+.2f})"
+        reason = f"{NOT_ANSWERED} ({log_odds:+.2f})"
         return Decision("plain", reason, "target", is_drafted=False)
     reason = f"the drafter finds the answer in what was retrieved ({log_odds:+.2f})"
     return Decision("fused", reason, "fused", is_drafted=True)

@@ -69,6 +69,20 @@ def parsed(data: str) -> Any:
 
 
 class TestWhole:
+    async def test_a_temperature_that_is_left_out_is_the_server_s(self):
+        for default, given, expected in ((None, {}, 1), (0, {}, 0), (0, {"temperature": 0.7}, 0.7)):
+            orchestrator = ScriptedOrchestrator()
+            app = ingress(orchestrator, default_temperature=default)
+            assert (await post(app, ASK | given)).status_code == 200
+            assert orchestrator.requests[0].temperature == expected
+
+    async def test_an_empty_question_is_refused(self):
+        for content in ("", " \n", [{"type": "text", "text": ""}]):
+            body = ASK | {"messages": [{"role": "user", "content": content}]}
+            response = await post(ingress(ScriptedOrchestrator()), body)
+            assert response.status_code == 400
+            assert "there is no question" in response.json()["error"]["message"]
+
     async def test_shape(self):
         response = await post(ingress(ScriptedOrchestrator()), headers={"x-request-id": "mine"})
         assert response.status_code == 200
