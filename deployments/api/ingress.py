@@ -132,7 +132,12 @@ class Ingress:
             config.shared_requests if len({key.tenant for key in keys}) > 1 else None,
             config.tenant_weights,
         )
-        self._card = model_card(config.model, int(time.time()), is_embedded=self._is_embedded)
+        self._card = model_card(
+            config.model,
+            int(time.time()),
+            is_embedded=self._is_embedded,
+            silence_s=config.silence_s,
+        )
         self._fingerprint = _fingerprint(config.model)
 
     @property

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import httpx
 
 _CONNECT_TIMEOUT_S = 5.0
-_SILENCE_TIMEOUT_S = 60.0  # the server sends a heartbeat every few seconds
+_SILENCE_TIMEOUT_S = 60.0  # a stream has a heartbeat every few seconds, once it has begun
 _FOREIGN = 0.2  # generated documents have no unknown words, other English 0.7
 _SETTINGS = (
     "seed",
@@ -130,7 +130,8 @@ def ask(
         card = _card(client, model)
         if card.get("rapid", {}).get("embedded"):
             _warn_of_foreign(documents or [{"name": "the question", "text": question}])
-        receipt, usage = _stream(client, body | {"model": card["id"]})
+        silence_s = card.get("rapid", {}).get("silence_s", 0.0)
+        receipt, usage = _stream(client, body | {"model": card["id"]}, silence_s)
     if (line := origin(receipt, documents)) is not None:
         note(line)
     for place, text in passages(receipt, documents) if sources else ():
@@ -226,8 +227,14 @@ def _card(client: httpx.Client, model: str | None) -> _Json:
     return cards[0]
 
 
-def _stream(client: httpx.Client, body: _Json) -> tuple[_Json, _Json]:
-    """Print the answer as it arrives; return its receipt and the chunk with its usage."""
+def _stream(client: httpx.Client, body: _Json, silence_s: float) -> tuple[_Json, _Json]:
+    """Print the answer as it arrives; return its receipt and the chunk with its usage.
+
+    Args:
+        client: The client.
+        body: The request.
+        silence_s: Seconds that the server may take before it says anything.
+    """
     import httpx
 
     receipt: _Json = {}
@@ -237,7 +244,8 @@ def _stream(client: httpx.Client, body: _Json) -> tuple[_Json, _Json]:
     waiting = Waiting(f"reading {num_characters:,} characters" if num_characters else "thinking")
     is_printing = False
     try:
-        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        timeout = httpx.Timeout(_SILENCE_TIMEOUT_S + silence_s, connect=_CONNECT_TIMEOUT_S)
+        with client.stream("POST", "/v1/chat/completions", json=body, timeout=timeout) as response:
             if response.status_code != 200:
                 waiting.stop()
                 _refused(response.status_code, response.read(), names)

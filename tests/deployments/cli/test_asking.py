@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
@@ -110,6 +111,15 @@ class TestAsk:
         server = serve(*steps, 2.5, STARTED, text, Finished(receipt()), heartbeat_s=0.1)
         result = rapid("ask", "Who?", "--url", server.url)
         assert (result.stdout, result.stderr) == ("Hello\n", "embedding passages 0 of 6\n")
+
+    def test_the_command_waits_as_long_as_the_server_says(self, serve, monkeypatch):
+        monkeypatch.setattr("deployments.cli.asking._SILENCE_TIMEOUT_S", 0.5)
+        text = TextDelta(0, "Hello", (), "stop")
+        answer = (STARTED, text, Finished(receipt()))
+        result = rapid("ask", "Who?", "--url", serve(1.5, *answer, silence_s=60).url)
+        assert result.stdout == "Hello\n"
+        result = rapid("ask", "Who?", "--url", serve(asyncio.Event(), *answer).url)
+        assert "went silent" in result.stderr
 
     def test_a_document_that_is_read_again_in_mid_answer_is_not_spoken_of(self, serve):
         begun, rest = TextDelta(0, "Hel"), TextDelta(0, "lo", (), "stop")
