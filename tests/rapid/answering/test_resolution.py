@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from rapid.answering.resolution import (
+    NOTHING_FOUND,
+    SAYS_NOTHING,
     Evidence,
     answer_tokens,
     check_blocks,
@@ -58,6 +60,18 @@ def test_evidence_chooses_mode_and_contract(
     decision = decide(asked, evidence)
     assert (decision.mode, decision.contract, decision.is_drafted) == (mode, contract, is_drafted)
     assert decision.reason
+
+
+@pytest.mark.parametrize("asked", ["rag", "lossless", "fused", "paper"])
+def test_a_mode_that_is_asked_for_says_if_the_documents_are_about_something_else(
+    asked: Mode,
+) -> None:
+    for evidence in (WEAK, Evidence(0, NOTHING_FOUND)):
+        reason = decide(asked, evidence).reason
+        assert reason.startswith("asked for")
+        assert any(each in reason for each in SAYS_NOTHING)
+    for evidence in (FOUND, NOTHING):
+        assert not any(each in decide(asked, evidence).reason for each in SAYS_NOTHING)
 
 
 @pytest.mark.parametrize(
