@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from time import perf_counter
 from typing import Any
+from weakref import WeakValueDictionary
 
 from rapid.errors import RetrievalPending
 from rapid.messages import Document, Tell
@@ -60,6 +61,7 @@ class Retriever:
         # Keyed by tenant and document id, least recently used first.
         self._entries: OrderedDict[tuple[str, str], Entry] = OrderedDict()
         self._threads = Threads(_DOCUMENTS_AT_ONCE, "documents")
+        self._own_turns = WeakValueDictionary[str, asyncio.Lock]()
         self._waiting = Counter[str]()  # requests that wait for documents, by tenant
         self._queries = ThreadPoolExecutor(1, thread_name_prefix="queries")
 
@@ -289,9 +291,11 @@ class Retriever:
         entry.stored, entry.passages = found, None
 
     async def _embed(self, tenant: str, passages: Passages) -> None:
-        """Embed what is left of a document, in the tenant's turns."""
+        """Embed what is left of a document, one of a tenant at a time, in the tenants' turns."""
         work = self._config, self._embedder, self._token_offsets
-        await self._threads.run_steps(tenant, functools.partial(passages.advance, *work))
+        turn = self._own_turns.setdefault(tenant, asyncio.Lock())
+        async with turn:  # so that one tenant never has all threads
+            await self._threads.run_steps(tenant, functools.partial(passages.advance, *work))
 
     async def _make_room(self) -> None:
         """Drop unused documents, least recently used first, until the rest fit the cache.

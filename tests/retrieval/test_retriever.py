@@ -386,13 +386,23 @@ async def test_tenants_take_turns_between_batches(retriever, embedder):
 
 
 async def test_one_document_of_a_tenant_is_finished_before_the_next_begins(retriever, embedder):
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(module, "_DOCUMENTS_AT_ONCE", 1)
-        retriever = Retriever(SMALL, embedder, PlainChunkStore(embedder.space), words)
     await retriever.index("local", [long_document("first"), long_document("second")])
     names = [text.split()[3] for text in embedder.order]
     assert names == sorted(names)
-    await retriever.close()
+
+
+async def test_a_tenant_never_has_all_threads(retriever, embedder):
+    """While a passage of one tenant takes for ever, another tenant is answered."""
+    hold, go_on = embedder.go_on, threading.Event()
+    flood = [long_document(f"flood{i}") for i in range(4)]
+    asking = await begin(retriever, embedder, "hostile", flood)
+    embedder.go_on = go_on
+    go_on.set()  # for passages that begin from now on
+    async with asyncio.timeout(10):
+        assert (await retriever.retrieve("other", [long_document("a", 3)], "harbor")).chunks
+    assert not any("flood" in text for text in embedder.order)
+    hold.set()
+    await asking
 
 
 async def test_one_tenant_fills_half_of_the_room_for_those_who_wait(
