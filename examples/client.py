@@ -13,7 +13,6 @@ def main(path: str, question: str) -> None:
     stream = client.chat.completions.create(
         model=client.models.list().data[0].id,
         messages=[{"role": "user", "content": question}],
-        temperature=0,
         stream=True,
         extra_body={"rapid": {"documents": [{"name": path, "text": Path(path).read_text()}]}},
     )

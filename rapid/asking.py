@@ -101,6 +101,7 @@ def as_request(
     settings: Mapping[str, Any],
     *,
     is_streamed: bool,
+    default_temperature: float = 1.0,
 ) -> GenerateRequest:
     """Return a question as the orchestrator gets it.
 
@@ -118,7 +119,7 @@ def as_request(
         documents=tuple(each.as_document() for each in asked.documents),
         query=asked.query,
         retrieval_tokens=asked.retrieval_tokens,
-        temperature=1.0 if asked.temperature is None else asked.temperature,
+        temperature=default_temperature if asked.temperature is None else asked.temperature,
         top_p=1.0 if asked.top_p is None else asked.top_p,
         top_k=asked.top_k,
         seed=asked.seed,

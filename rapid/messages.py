@@ -7,7 +7,7 @@ copy. Positions count generated tokens from 0: the first answer token of a choic
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -372,10 +372,17 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Progress of the prefill that a streamed answer waits for, in tokens of the prompt."""
+    """Progress of what an answer waits for: a prefill, or the indexing of its documents.
+
+    Attributes:
+        num_read: Tokens of the prompt that are read, or passages that are embedded.
+        num_all: Tokens of the prompt, or passages as far as they are known; 0 where none is yet.
+        unit: What is counted.
+    """
 
     num_read: int
-    num_tokens: int
+    num_all: int
+    unit: Literal["tokens", "passages"] = "tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,6 +483,8 @@ class Finished:
 
 
 GenerationEvent = Started | Reading | TextDelta | Finished
+Tell = Callable[[Reading], None]
+"""Function that is told how far something has come."""
 
 
 def as_prompt(token_ids: Sequence[int]) -> Int32Array:

@@ -29,6 +29,7 @@ from rapid.answering.request import RequestRun
 from rapid.answering.services import Pools, Services
 from rapid.asking import Settings, as_request, in_own_words
 from rapid.checkpoints.facts import read_model_facts
+from rapid.checkpoints.files import checkpoint_source, read_temperature
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary
 from rapid.config import AnsweringConfig, EngineConfig, PromptLookup, SpeculationConfig
@@ -141,8 +142,11 @@ class Stream(Iterator[str]):
 class Pair:
     """A target with its drafter, open until `close`; made by `rapid.open`."""
 
-    def __init__(self, services: Services, loop: LoopThread, opened: ExitStack) -> None:
+    def __init__(
+        self, services: Services, loop: LoopThread, opened: ExitStack, temperature: float
+    ) -> None:
         self._services = services
+        self._temperature = temperature  # of questions that name none
         self._loop = loop
         self._opened = opened
         self._ids = itertools.count()
@@ -160,7 +164,8 @@ class Pair:
             question: A question, or a whole chat of `rapid.Message`.
             documents: The documents, which the target reads in full: texts, or `rapid.Document`
                 where they have names.
-            settings: Mode, sampling and speculation settings.
+            settings: Mode, sampling and speculation settings. A temperature that is left out is 0
+                with an embedded target, else that of its generation config, or 1.
 
         Raises:
             BadRequest: An argument or a setting is invalid; ``param`` names it.
@@ -196,7 +201,14 @@ class Pair:
         is_streamed: bool,
     ) -> Stream:
         request_id = f"local-{next(self._ids)}"
-        request = as_request(request_id, question, documents, settings, is_streamed=is_streamed)
+        request = as_request(
+            request_id,
+            question,
+            documents,
+            settings,
+            is_streamed=is_streamed,
+            default_temperature=self._temperature,
+        )
         try:
             run = RequestRun(self._services, request)
         except BadRequest as refused:
@@ -254,8 +266,10 @@ def open_pair(
     models = [load_replica(config) for config in configs]
     vocab_size = check_same_vocabulary(*models) if len(models) == 2 else None
     texts = [ChatText.load(config.model) for config in configs]
+    is_embedded = configs[0].model.startswith(_EMBEDDED)
+    # The embedded models were taught one right answer to each question.
+    temperature = 0.0 if is_embedded else read_temperature(checkpoint_source(configs[0].model))
     if retrieval is None:
-        is_embedded = configs[0].model.startswith(_EMBEDDED)
         retrieval = _FOR_EMBEDDED if is_embedded else RetrievalConfig()
     with ExitStack() as opening:
         loop = opening.enter_context(LoopThread())
@@ -292,7 +306,7 @@ def open_pair(
             prompts=prompts,
             patience=Patience(config.drafter_hangs_s),
         )
-        return Pair(services, loop, opening.pop_all())
+        return Pair(services, loop, opening.pop_all(), temperature)
 
 
 def _pool(opening: ExitStack, model: LoadedModel, vocab_size: int | None) -> LocalPool:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from rapid.messages import Document, LeaseRequest, PrefillReceipt, Verdict
+from rapid.messages import Document, LeaseRequest, PrefillReceipt, Tell, Verdict
 
 if TYPE_CHECKING:
     from rapid.config import WindowDrafting
@@ -191,9 +191,17 @@ class Retrieval(Protocol):
     """A search over documents."""
 
     async def retrieve(
-        self, tenant: str, documents: Sequence[Document], query: str, budget_tokens: int
+        self,
+        tenant: str,
+        documents: Sequence[Document],
+        query: str,
+        budget_tokens: int,
+        *,
+        tell: Tell | None = None,
     ) -> Found:
         """Return the relevant passages, of at most `budget_tokens` tokens together.
+
+        `tell` is told now and then how many passages of new documents are embedded.
 
         Raises:
             RapidError: Retrieval is unavailable.

@@ -74,6 +74,9 @@ def someone_asks(turns: list[AnyTurn]) -> list[AnyTurn]:
     """Return the messages of a conversation in which there is a question, and refuse others."""
     if all(turn.role != "user" for turn in turns):
         refuse("messages", "has no message with role 'user': there is no question")
+    last = next(turn.content for turn in reversed(turns) if turn.role == "user")
+    if not last.strip():
+        refuse("messages", "has an empty last message with role 'user': there is no question")
     return turns
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from retrieval.chunking import RetrievedChunk
@@ -53,19 +53,18 @@ class BGEM3Embedder:
         size = int(self._model.model.config.hidden_size)
         self.space = VectorSpace(dense_size=size, sparse=True)
 
-    def embed_passages(self, texts: Sequence[str]) -> list[Embedding]:
+    def embed_passages(self, texts: Sequence[str]) -> Iterator[Embedding]:
         """Embed passages, so many in a forward pass as `batch_tokens` allows.
 
         Raises:
             EmbedderFailed: If the model raises.
         """
         if not texts:
-            return []
-        embeddings: list[Embedding] = []
+            return
         for batch in batches(self._lengths(texts), self._config.batch_tokens):
             with self._turns.batch():
-                embeddings += self._embed([texts[i] for i in batch])
-        return embeddings
+                embeddings = self._embed([texts[i] for i in batch])
+            yield from embeddings
 
     def embed_query(self, text: str) -> Embedding:
         """Embed a query, before any batch that waits; BGE-M3 treats queries and passages alike.

@@ -60,7 +60,7 @@ class SentenceEmbedderConfig(_Config):
 
 
 class LocalStoreConfig(_Config):
-    """Settings of an in-memory Qdrant in this process, for thousands of chunks."""
+    """Settings of the store inside this process, for thousands of chunks."""
 
     is_shared: ClassVar[bool] = False  # by several retrievers
     kind: Literal["local"] = "local"
@@ -154,9 +154,10 @@ class RetrievalConfig(_Config):
         None,
         ge=1,
         description=(
-            "Chunks of attached documents kept for the next question; by default 1,024 in the "
-            "local store, whose searches visit every chunk it holds. Of a server's chunks a "
-            "retriever knows so many by name, by default 65,536; they stay for store.ttl_s."
+            "Chunks of attached documents kept for the next question; by default 8,192 in the "
+            "local store. A document with more than half of them counts as half. Of a server's "
+            "chunks a retriever knows so many by name, by default 65,536; they stay for "
+            "store.ttl_s."
         ),
     )
 
@@ -186,7 +187,7 @@ class RetrievalConfig(_Config):
         """`max_cached_chunks`, or its default for the configured store."""
         if self.max_cached_chunks is not None:
             return self.max_cached_chunks
-        return 65_536 if isinstance(self.store, ServerStoreConfig) else 1_024
+        return 65_536 if isinstance(self.store, ServerStoreConfig) else 8_192
 
     def index_name(self, tokenizer: str) -> str:
         """Return a name of everything beside a text that decides its chunks and vectors.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,18 +57,16 @@ class LexicalEmbedder:
     _SATURATION = 1.2  # k1
     _LENGTH_WEIGHT = 0.75  # b
 
-    def embed_passages(self, texts: Sequence[str]) -> list[Embedding]:
-        """Return term weights ``tf (k1 + 1) / (tf + k1 (1 - b + b length / average))``.
+    def embed_passages(self, texts: Sequence[str]) -> Iterator[Embedding]:
+        """Yield term weights ``tf (k1 + 1) / (tf + k1 (1 - b + b length / average))``.
 
         The average is over `texts`, the chunks of one document.
         """
         counts = [Counter(terms(text)) for text in texts]
         lengths = [count.total() for count in counts]
         average = max(1.0, sum(lengths) / max(1, len(lengths)))
-        return [
-            Embedding(dense=None, sparse=self._weigh(count, length / average))
-            for count, length in zip(counts, lengths, strict=True)
-        ]
+        for count, length in zip(counts, lengths, strict=True):
+            yield Embedding(dense=None, sparse=self._weigh(count, length / average))
 
     def embed_query(self, text: str) -> Embedding:
         """Return the counts of the query's content words, or of all its words if it has none."""
@@ -150,19 +148,19 @@ class SentenceEmbedder:
             dense_size=size, sparse=True, idf=True, sparse_weight=_COSINE_PER_WORDS
         )
 
-    def embed_passages(self, texts: Sequence[str]) -> list[Embedding]:
+    def embed_passages(self, texts: Sequence[str]) -> Iterator[Embedding]:
         """Embed passages, `batch_size` of them in a forward pass.
 
         Raises:
             EmbedderFailed: If the model raises.
         """
+        words = self._words.embed_passages(texts)
         step = self._config.batch_size
-        dense: list[NDArray[np.float32]] = []
         for first in range(0, len(texts), step):
             with self._turns.batch():
-                dense += list(self._dense(texts[first : first + step]))
-        words = self._words.embed_passages(texts)
-        return [Embedding(d, each.sparse) for d, each in zip(dense, words, strict=True)]
+                dense = self._dense(texts[first : first + step])
+            for vector in dense:
+                yield Embedding(vector, next(words).sparse)
 
     def embed_query(self, text: str) -> Embedding:
         """Embed a query, before any batch that waits.

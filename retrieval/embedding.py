@@ -5,7 +5,7 @@ Embedders block while they compute; asynchronous callers run them in a thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.chunking import RetrievedChunk
+from retrieval.errors import CollectionMismatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,24 @@ class VectorSpace:
     idf: bool = False
     sparse_weight: float | None = field(default=None, compare=False)
 
+    def describe(self) -> str:
+        """Return the shape in words, for messages."""
+        dense = f"dense vectors of {self.dense_size}" if self.dense_size else "no dense vectors"
+        sparse = "term weights" if self.sparse else "no term weights"
+        return f"{dense} and {sparse}{' with IDF' if self.idf else ''}"
+
+
+def check_space(embedding: Embedding, space: VectorSpace, holder: str) -> None:
+    """Check that a holder of vectors of `space` can hold these.
+
+    Raises:
+        CollectionMismatch: If it cannot.
+    """
+    size = None if embedding.dense is None else len(embedding.dense)
+    given = VectorSpace(size, embedding.sparse is not None)
+    if (given.dense_size, given.sparse) != (space.dense_size, space.sparse):
+        raise CollectionMismatch(f"{holder} holds {space.describe()}, not {given.describe()}")
+
 
 class Embedder(Protocol):
     """An embedder of passages and queries into one space; safe to call from several threads."""
@@ -77,8 +96,12 @@ class Embedder(Protocol):
         """Return whether these chunks together have enough to do with the query to rely on them."""
         ...
 
-    def embed_passages(self, texts: Sequence[str]) -> list[Embedding]:
-        """Embed all chunks of one document in one call: weights may depend on their averages."""
+    def embed_passages(self, texts: Sequence[str]) -> Iterable[Embedding]:
+        """Embed all chunks of one document, in order; weights may depend on their averages.
+
+        The model computes a batch only when its first embedding is taken, so that who needs no more
+        takes no more.
+        """
         ...
 
     def embed_query(self, text: str) -> Embedding:

@@ -1,23 +1,28 @@
-"""The chunk store inside the process, on Qdrant's local mode, for thousands of chunks."""
+"""The chunk store inside the process: exact products over the vectors of the documents searched."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Self
-from uuid import uuid4
 
-from qdrant_client import AsyncQdrantClient
-from qdrant_client import models as qm
+import numpy as np
+from numpy.typing import NDArray
 
 from retrieval.chunking import Chunk, RetrievedChunk
-from retrieval.embedding import Embedding, VectorSpace
-from retrieval.qdrant import LOCAL, QdrantCollection
+from retrieval.embedding import Embedding, SparseVector, VectorSpace, check_space
+from retrieval.ranking import fuse, rank
 from retrieval.store import StoredDocument
 
 
 class LocalChunkStore:
     """A `ChunkStore` of one retriever, which is gone with its process.
+
+    A document's vectors are arrays of their own: a deleted one leaves nothing behind, and a search
+    reads no document but those it is about. Arrays are built and searched in threads, because an
+    event loop that computes answers nobody meanwhile.
 
     Attributes:
         outage: None: the store is always there.
@@ -25,25 +30,21 @@ class LocalChunkStore:
 
     outage = None
 
-    def __init__(self, collection: QdrantCollection) -> None:
-        self._collection = collection
-        self._stored: dict[tuple[str, str], StoredDocument] = {}
-        self._point_ids: dict[tuple[str, str], list[str]] = {}
-        # Local mode never frees a deleted point's slot and keeps scoring it, so ids are reused.
-        self._free_point_ids: list[str] = []
+    def __init__(self, space: VectorSpace) -> None:
+        self._space = space
+        self._documents: dict[tuple[str, str], _Vectors] = {}
 
-    @classmethod
-    async def open(cls, collection: str, space: VectorSpace) -> Self:
-        """Create an empty store."""
-        store = cls(QdrantCollection(AsyncQdrantClient(LOCAL), collection, space))
-        await store._collection.prepare()
-        return store
+    @property
+    def num_chunks(self) -> int:
+        """The number of chunks that take memory."""
+        return sum(len(each.chunks) for each in self._documents.values())
 
     @asynccontextmanager
     async def claimed(self, tenant: str, document_id: str) -> AsyncIterator[StoredDocument | None]:
         """Enter with the document if it is stored; see `ChunkStore.claimed`."""
+        held = self._documents.get((tenant, document_id))
         try:
-            yield self._stored.get((tenant, document_id))
+            yield held.stored if held else None
         except BaseException:
             await self.delete(tenant, document_id)
             raise
@@ -57,14 +58,11 @@ class LocalChunkStore:
         num_tokens: int,
     ) -> StoredDocument:
         """Add a document, in place of what was stored under its id; see `ChunkStore.add`."""
-        await self.delete(tenant, document_id)
-        key = (tenant, document_id)
-        ids = self._unused_point_ids()
-        points = self._collection.points(tenant, document_id, chunks, embeddings, ids)
-        self._point_ids[key] = [str(point.id) for point in points]
-        await self._collection.upsert(points)
-        self._stored[key] = StoredDocument(len(points), num_tokens)
-        return self._stored[key]
+        held = await asyncio.to_thread(
+            _Vectors.of, chunks, embeddings, num_tokens, space=self._space
+        )
+        self._documents[tenant, document_id] = held
+        return held.stored
 
     async def search(
         self,
@@ -76,30 +74,154 @@ class LocalChunkStore:
         floor: float,
     ) -> list[RetrievedChunk]:
         """Search as `ChunkStore.search` specifies; nothing is ever missing."""
-        documents = {each: self._point_ids.get((tenant, each), []) for each in document_ids}
-        return await self._collection.search(tenant, documents, query, limit=limit, floor=floor)
+        documents = [
+            self._documents[tenant, each]
+            for each in dict.fromkeys(document_ids)
+            if (tenant, each) in self._documents
+        ]
+        return await asyncio.to_thread(self._search, documents, query, limit, floor)
+
+    def _search(
+        self, documents: Sequence[_Vectors], query: Embedding, limit: int, floor: float
+    ) -> list[RetrievedChunk]:
+        chunks = {chunk.id: chunk for each in documents for chunk in each.chunks}
+        cosines: dict[str, float] = {}
+        if query.dense is not None:
+            for each in documents:
+                assert each.dense is not None
+                scores = (each.dense @ query.dense).tolist()
+                cosines |= zip((chunk.id for chunk in each.chunks), scores, strict=True)
+            best = rank({id_: score for id_, score in cosines.items() if score >= floor})
+            if query.sparse is not None and query.sparse.terms:
+                by_words = rank(self._by_words(documents, query.sparse))
+                best = fuse(best, by_words, chunks, self._space.sparse_weight)
+        else:
+            assert query.sparse is not None
+            by_words = self._by_words(documents, query.sparse)
+            best = rank({id_: score for id_, score in by_words.items() if score >= floor})
+        return [
+            RetrievedChunk(
+                id=id_,
+                document=chunks[id_].document,
+                start=chunks[id_].start,
+                end=chunks[id_].end,
+                text=chunks[id_].text,
+                num_tokens=chunks[id_].num_tokens,
+                score=best[id_],
+                cosine=cosines.get(id_),
+            )
+            for id_ in list(best)[:limit]
+        ]
+
+    def _by_words(self, documents: Sequence[_Vectors], query: SparseVector) -> dict[str, float]:
+        """Return the products of term weights, of chunks that share a term with the query.
+
+        Inverse document frequency is counted over these documents, by Qdrant's formula.
+        """
+        found = [[each.terms.find(term) for term in query.terms] for each in documents]
+        idf = np.ones(len(query.terms))
+        if self._space.idf:
+            total = sum(each.terms.num_rows for each in documents)
+            counts = np.array([sum(len(rows[0]) for rows in of) for of in zip(*found, strict=True)])
+            idf = np.log((total - counts + 0.5) / (counts + 0.5) + 1)
+        scores: dict[str, float] = {}
+        for each, by_term in zip(documents, found, strict=True):
+            sums = np.zeros(len(each.chunks))
+            shares = np.zeros(len(each.chunks), dtype=bool)
+            for (rows, weights), factor in zip(by_term, idf * query.weights, strict=True):
+                sums[rows] += factor * weights
+                shares[rows] = True
+            scores |= {each.chunks[row].id: float(sums[row]) for row in np.flatnonzero(shares)}
+        return scores
 
     async def evict(self, tenant: str, document_id: str) -> None:
-        """Delete a document: every search visits every chunk that is held."""
+        """Delete a document, which frees its memory."""
         await self.delete(tenant, document_id)
 
     async def delete(self, tenant: str, document_id: str) -> None:
         """Delete a document; see `ChunkStore.delete`."""
-        key = (tenant, document_id)
-        self._stored.pop(key, None)
-        ids = self._point_ids.pop(key, [])
-        if not ids:
-            return
-        collection = self._collection
-        await collection.client.delete(collection.name, qm.PointIdsList(points=list(ids)))
-        self._free_point_ids.extend(ids)
+        self._documents.pop((tenant, document_id), None)
 
     async def close(self) -> None:
         """Free the memory of all documents."""
-        self._stored.clear()
-        self._point_ids.clear()
-        await self._collection.client.close()
+        self._documents.clear()
 
-    def _unused_point_ids(self) -> Iterator[str]:
-        while True:
-            yield self._free_point_ids.pop() if self._free_point_ids else str(uuid4())
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """The term weights of a document's chunks, sorted by term.
+
+    Attributes:
+        terms: Term numbers, one for each weight.
+        rows: The chunk of each weight.
+        weights: The weights.
+        num_rows: The number of chunks with any term.
+    """
+
+    terms: NDArray[np.uint32]
+    rows: NDArray[np.int32]
+    weights: NDArray[np.float32]
+    num_rows: int
+
+    @classmethod
+    def of(cls, vectors: Sequence[SparseVector]) -> Self:
+        """Sort the weights of chunks, given in order."""
+        lengths = [len(each.terms) for each in vectors]
+        terms = np.fromiter((t for each in vectors for t in each.terms), np.uint32, sum(lengths))
+        weights = np.fromiter((w for v in vectors for w in v.weights), np.float32, sum(lengths))
+        rows = np.repeat(np.arange(len(vectors), dtype=np.int32), lengths)
+        order = np.argsort(terms, kind="stable")
+        return cls(terms[order], rows[order], weights[order], sum(map(bool, lengths)))
+
+    def find(self, term: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Return the chunks that have a term, and its weight in each."""
+        number = np.uint32(term)
+        first, end = (int(self.terms.searchsorted(number, side)) for side in ("left", "right"))
+        return self.rows[first:end], self.weights[first:end]
+
+
+@dataclass(frozen=True, slots=True)
+class _Vectors:
+    """A document in memory; chunks without vectors could not be found, and are left out.
+
+    Attributes:
+        dense: Vectors of unit length [chunks, dense_size]; None where the space has none.
+    """
+
+    chunks: tuple[Chunk, ...]
+    dense: NDArray[np.float32] | None
+    terms: _Terms
+    stored: StoredDocument
+
+    @classmethod
+    def of(
+        cls,
+        chunks: Sequence[Chunk],
+        embeddings: Sequence[Embedding],
+        num_tokens: int,
+        *,
+        space: VectorSpace,
+    ) -> Self:
+        """Build the arrays of a document.
+
+        Raises:
+            CollectionMismatch: If a vector is not of the space.
+        """
+        for each in embeddings:
+            check_space(each, space, "the local store")
+        findable = [
+            (chunk, each)
+            for chunk, each in zip(chunks, embeddings, strict=True)
+            if each.dense is not None or (each.sparse is not None and each.sparse.terms)
+        ]
+        dense = None
+        if space.dense_size is not None:
+            rows = [each.dense for _, each in findable if each.dense is not None]
+            dense = np.array(rows, dtype=np.float32).reshape(len(rows), space.dense_size)
+        nothing = SparseVector((), ())
+        return cls(
+            tuple(chunk for chunk, _ in findable),
+            dense,
+            _Terms.of([each.sparse or nothing for _, each in findable]),
+            StoredDocument(len(findable), num_tokens),
+        )

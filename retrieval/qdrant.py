@@ -1,4 +1,4 @@
-"""One Qdrant collection with the chunks of all tenants, inside the process or on a server.
+"""One Qdrant collection on a server, with the chunks of all tenants.
 
 One collection holds all tenants, as Qdrant advises; `_scope` builds the only filter by tenant, and
 every search, look-up, count and term statistic goes through it.
@@ -21,12 +21,9 @@ from qdrant_client.common.client_exceptions import QdrantException
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from retrieval.chunking import Chunk, RetrievedChunk
-from retrieval.embedding import Embedding, VectorSpace
+from retrieval.embedding import Embedding, VectorSpace, check_space
 from retrieval.errors import ChunksMissing, CollectionMismatch, StoreUnavailable
-from retrieval.ranking import rank, reciprocal_ranks
-
-LOCAL = ":memory:"
-"""The location of a collection inside the process."""
+from retrieval.ranking import fuse, rank
 
 _DENSE = "dense"
 _SPARSE = "sparse"
@@ -42,13 +39,13 @@ class QdrantCollection:
     """A Qdrant collection of chunks, and exact searches in documents of one tenant.
 
     Attributes:
-        client: The client of the server, or of local mode.
+        client: The client of the server.
         name: The collection's name.
-        url: Where it is, for messages; `LOCAL` inside the process.
+        url: Where it is, for messages.
     """
 
     def __init__(
-        self, client: AsyncQdrantClient, name: str, space: VectorSpace, *, url: str = LOCAL
+        self, client: AsyncQdrantClient, name: str, space: VectorSpace, *, url: str
     ) -> None:
         self.client = client
         self.name = name
@@ -63,9 +60,6 @@ class QdrantCollection:
             CollectionMismatch: If the collection was made for other vectors, or the server is too
                 old.
         """
-        if self.url == LOCAL:  # it has no such indexes, and warns
-            await self._create()
-            return
         await self._check_server()
         await self._create()
         await self._index_payload()
@@ -127,7 +121,7 @@ class QdrantCollection:
         best = rankings[0]
         cosines = {} if query.dense is None else best
         if len(rankings) > 1:
-            best = self._fuse(rankings[0], rankings[1], in_order)
+            best = fuse(rankings[0], rankings[1], in_order, self._space.sparse_weight)
         chosen = list(best)[:limit]
         payloads = await self._payloads(scope, chosen)
         return [
@@ -151,26 +145,10 @@ class QdrantCollection:
     def _scope(self, tenant: str, documents: Iterable[str]) -> qm.Filter:
         """Return the filter of a tenant's documents, the only one by tenant in this module."""
         return qm.Filter(
-            must=[  # local mode tests them in this order, so the most selective is first
+            must=[
                 qm.FieldCondition(key="document_id", match=qm.MatchAny(any=list(documents))),
                 qm.FieldCondition(key="tenant", match=qm.MatchValue(value=tenant)),
             ]
-        )
-
-    def _fuse(
-        self, by_meaning: dict[str, float], by_words: dict[str, float], in_order: Sequence[str]
-    ) -> dict[str, float]:
-        """Return the scores of both searches together; only chunks with a dense score count."""
-        weight = self._space.sparse_weight
-        if weight is None:
-            by_words = {id_: score for id_, score in by_words.items() if id_ in by_meaning}
-            return reciprocal_ranks([by_meaning, by_words], in_order)
-        return rank(
-            {
-                id_: by_meaning[id_] + weight * by_words.get(id_, 0.0)
-                for id_ in in_order
-                if id_ in by_meaning
-            }
         )
 
     def _queries(
@@ -178,7 +156,7 @@ class QdrantCollection:
     ) -> list[qm.QueryRequest]:
         """Return a search for each vector of the query, dense first, for ids and scores only."""
         params = qm.SearchParams(
-            exact=None if self.url == LOCAL else True,  # local mode is always exact, and warns
+            exact=True,
             idf=qm.IdfCorpusParams(corpus=scope) if self._space.idf else None,
         )
         vectors: dict[str, Any] = {}
@@ -211,12 +189,7 @@ class QdrantCollection:
         return {str(point.id): point.payload or {} for point in points}
 
     def _vectors(self, embedding: Embedding) -> dict[str, Any]:
-        size = None if embedding.dense is None else len(embedding.dense)
-        if size != self._space.dense_size or (embedding.sparse is not None) != self._space.sparse:
-            raise CollectionMismatch(
-                f"the collection {self.name!r} holds {_describe(self._space)}, not "
-                f"{_describe(VectorSpace(size, embedding.sparse is not None))}"
-            )
+        check_space(embedding, self._space, f"the collection {self.name!r}")
         vectors: dict[str, Any] = {}
         if embedding.dense is not None:
             vectors[_DENSE] = embedding.dense.tolist()
@@ -252,12 +225,12 @@ class QdrantCollection:
         )
         if held != self._space:
             raise CollectionMismatch(
-                f"the collection {self.name!r} at {self.url} holds {_describe(held)}, but "
-                f"the embedder makes {_describe(self._space)}: choose another collection name"
+                f"the collection {self.name!r} at {self.url} holds {held.describe()}, but "
+                f"the embedder makes {self._space.describe()}: choose another collection name"
             )
 
     async def _index_payload(self) -> None:
-        """Index the filtered fields, on a server only: local mode has no such index and warns."""
+        """Index the filtered fields."""
         tenant = qm.KeywordIndexParams(type=qm.KeywordIndexType.KEYWORD, is_tenant=True)
         with self.errors_named():
             await self.client.create_payload_index(self.name, "tenant", tenant)
@@ -337,11 +310,3 @@ def _qdrant_sparse(embedding: Embedding) -> qm.SparseVector:
     return qm.SparseVector(
         indices=list(embedding.sparse.terms), values=list(embedding.sparse.weights)
     )
-
-
-def _describe(space: VectorSpace) -> str:
-    dense = (
-        "no dense vectors" if space.dense_size is None else f"dense vectors of {space.dense_size}"
-    )
-    sparse = "no term weights" if not space.sparse else "term weights"
-    return f"{dense} and {sparse}{' with IDF' if space.idf else ''}"

@@ -54,6 +54,23 @@ def reciprocal_ranks(
     return {id_: fused[id_] for id_ in sorted(in_place, key=lambda id_: -fused[id_])}
 
 
+def fuse(
+    by_meaning: Mapping[str, float],
+    by_words: Mapping[str, float],
+    in_order: Iterable[str],
+    sparse_weight: float | None,
+) -> dict[str, float]:
+    """Return the scores of a dense and a sparse ranking together, best first.
+
+    Only chunks with a dense score count; see `ChunkStore.search`.
+    """
+    in_place = [id_ for id_ in in_order if id_ in by_meaning]
+    if sparse_weight is None:
+        by_words = {id_: score for id_, score in by_words.items() if id_ in by_meaning}
+        return reciprocal_ranks([by_meaning, by_words], in_place)
+    return rank({id_: by_meaning[id_] + sparse_weight * by_words.get(id_, 0.0) for id_ in in_place})
+
+
 def select(
     ranked: Sequence[RetrievedChunk], budget_tokens: int, document_ids: Sequence[str] = ()
 ) -> list[RetrievedChunk]:

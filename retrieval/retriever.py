@@ -3,46 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import functools
 import logging
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, contextmanager
 from time import perf_counter
 from typing import Any
+from weakref import WeakValueDictionary
 
 from rapid.errors import RetrievalPending
-from rapid.messages import Document
-from retrieval.chunking import Chunk, TokenOffsets, chunk_text, hf_token_offsets
+from rapid.messages import Document, Tell
+from rapid.threads import Threads
+from retrieval.chunking import TokenOffsets, hf_token_offsets
 from retrieval.config import RetrievalConfig, ServerStoreConfig
 from retrieval.context import RetrievalTimings, RetrievedContext
 from retrieval.embedders import make_embedder
-from retrieval.embedding import Embedder, Embedding
+from retrieval.embedding import Embedder
 from retrieval.errors import ChunksMissing, StoreUnavailable, UnknownDocument
+from retrieval.indexing import Entry, Passages, key_of, wait_for
 from retrieval.ranking import select
-from retrieval.store import ChunkStore, StoredDocument
+from retrieval.store import ChunkStore
 
 _log = logging.getLogger(__name__)
 
-_DOCUMENTS_AT_ONCE = 4
-_NOTHING = StoredDocument(num_chunks=0, num_tokens=0)
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A document that is stored or being indexed.
-
-    Attributes:
-        indexing: The task that finds it in the store, or chunks, embeds and stores it.
-        stored: What the store holds, nothing until it is indexed.
-        users: Requests that use it now; it is not evicted before they are done.
-    """
-
-    indexing: asyncio.Task[None]
-    stored: StoredDocument = _NOTHING
-    users: int = 0
+_DOCUMENTS_AT_ONCE = 2
+_MOST_WAITING = 64
 
 
 class Retriever:
@@ -54,6 +41,8 @@ class Retriever:
     again. Beyond `RetrievalConfig.cache_size` chunks the least recently used documents are
     forgotten, and are deleted from a store of this process. A retriever belongs to one event loop.
 
+    Tenants take turns at a few threads, a few passages at a time. A document that nobody waits for
+    any more leaves its line; what is embedded of it counts in the cache, for whoever asks again.
     Queries are embedded in a thread of their own, so that none waits behind documents.
     """
 
@@ -70,8 +59,10 @@ class Retriever:
         self._token_offsets = token_offsets
         self._floor = embedder.floor if config.floor is None else config.floor
         # Keyed by tenant and document id, least recently used first.
-        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
-        self._documents = ThreadPoolExecutor(_DOCUMENTS_AT_ONCE, thread_name_prefix="documents")
+        self._entries: OrderedDict[tuple[str, str], Entry] = OrderedDict()
+        self._threads = Threads(_DOCUMENTS_AT_ONCE, "documents")
+        self._own_turns = WeakValueDictionary[str, asyncio.Lock]()
+        self._waiting = Counter[str]()  # requests that wait for documents, by tenant
         self._queries = ThreadPoolExecutor(1, thread_name_prefix="queries")
 
     @property
@@ -98,6 +89,8 @@ class Retriever:
         query: str,
         budget_tokens: int | None = None,
         wait_s: float | None = None,
+        *,
+        tell: Tell | None = None,
     ) -> RetrievedContext:
         """Retrieve the context of a query.
 
@@ -108,24 +101,26 @@ class Retriever:
             budget_tokens: The most tokens of context. Defaults to the configured budget.
             wait_s: How long to wait for new documents to be indexed, in seconds. Defaults to as
                 long as it takes.
+            tell: Is told every second how many passages of new documents are embedded.
 
         Raises:
             UnknownDocument: If an id is not, or no longer, indexed for this tenant.
-            RetrievalPending: If a document is not indexed in time; its indexing goes on.
+            RetrievalPending: If a document is not indexed in time, or too many requests wait for
+                theirs. What is embedded of it stays for a later question.
             StoreUnavailable: If the store does not answer.
             EmbedderFailed: If the embedding model raises.
         """
         began = perf_counter()
         try:
-            return await self._retrieve(tenant, documents, query, budget_tokens, wait_s)
+            return await self._retrieve(tenant, documents, query, budget_tokens, wait_s, tell)
         except ChunksMissing as missing:
             _log.warning("documents are indexed again: %s", missing)
             for document in documents:
-                entry = self._entries.get(_key(tenant, document))
+                entry = self._entries.get(key_of(tenant, document))
                 if entry is not None and entry.indexing.done():
-                    del self._entries[_key(tenant, document)]
+                    del self._entries[key_of(tenant, document)]
         left_s = None if wait_s is None else wait_s - (perf_counter() - began)
-        return await self._retrieve(tenant, documents, query, budget_tokens, left_s)
+        return await self._retrieve(tenant, documents, query, budget_tokens, left_s, tell)
 
     async def _retrieve(
         self,
@@ -134,12 +129,13 @@ class Retriever:
         query: str,
         budget_tokens: int | None,
         wait_s: float | None,
+        tell: Tell | None,
     ) -> RetrievedContext:
         """Retrieve once; `ChunksMissing` is raised if the store has lost chunks."""
         loop = asyncio.get_running_loop()
         began = perf_counter()
-        async with self._in_use(tenant, documents, wait_s) as held:
-            stored = {document_id: entry.stored for document_id, entry in held}
+        async with self._in_use(tenant, documents, wait_s, tell) as held:
+            stored = {document_id: entry.stored for document_id, entry in held if entry.stored}
             ids = tuple(stored)
             budget = budget_tokens
             if budget is None:
@@ -183,95 +179,140 @@ class Retriever:
             entry.indexing.cancel()
         await asyncio.gather(*(e.indexing for e in self._entries.values()), return_exceptions=True)
         self._entries.clear()
-        for threads in (self._documents, self._queries):
-            threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._threads.close)
+        self._queries.shutdown(wait=False, cancel_futures=True)
         await self._store.close()
 
     @asynccontextmanager
     async def _in_use(
-        self, tenant: str, documents: Sequence[Document | str], wait_s: float | None = None
-    ) -> AsyncIterator[list[tuple[str, _Entry]]]:
+        self,
+        tenant: str,
+        documents: Sequence[Document | str],
+        wait_s: float | None = None,
+        tell: Tell | None = None,
+    ) -> AsyncIterator[list[tuple[str, Entry]]]:
         """Yield the indexed documents with their ids; none is evicted within the block.
 
         Raises:
-            RetrievalPending: If they are not indexed within `wait_s` seconds.
+            RetrievalPending: If they are not indexed within `wait_s` seconds, or if so many
+                requests wait that this one may not.
         """
-        held: list[tuple[str, _Entry]] = []
+        held: list[tuple[str, Entry]] = []
         try:
             for document in documents:
                 document_id, entry = self._entry(tenant, document)
                 entry.users += 1
                 held.append((document_id, entry))
-            await _indexed([entry for _, entry in held], wait_s)
+            with self._line(tenant, [entry for _, entry in held]):
+                await wait_for([entry for _, entry in held], wait_s, tell)
             yield held
         finally:
             for _, entry in held:
                 entry.users -= 1
+                if not entry.users and entry.stored is None:
+                    entry.indexing.cancel()
             await self._make_room()
 
-    def _entry(self, tenant: str, document: Document | str) -> tuple[str, _Entry]:
-        """Return a document's id and entry, and start to index it where it is new.
+    @contextmanager
+    def _line(self, tenant: str, entries: Sequence[Entry]) -> Iterator[None]:
+        """Count a request that has to wait for documents.
+
+        One tenant fills half of the room at most, a second one half of the rest, and so on, as in
+        `rapid.turns`.
+
+        Raises:
+            RetrievalPending: If there is no room for it.
+        """
+        if all(entry.stored is not None for entry in entries):
+            yield
+            return
+        if self._waiting[tenant] >= _MOST_WAITING - self._waiting.total():
+            raise RetrievalPending("Too many documents wait to be indexed; ask again later.")
+        self._waiting[tenant] += 1
+        try:
+            yield
+        finally:
+            self._waiting[tenant] -= 1
+            self._waiting += Counter()  # drops tenants of whom nobody waits
+
+    def _entry(self, tenant: str, document: Document | str) -> tuple[str, Entry]:
+        """Return a document's id and entry, and start or go on to index it where that is needed.
 
         Only here is a document matched with its tenant; all other code uses the pair as a key.
 
         Raises:
             UnknownDocument: If `document` is an id that is not indexed for this tenant.
         """
-        key = _key(tenant, document)
-        document_id = key[1]
+        key = key_of(tenant, document)
         entry = self._entries.get(key)
         if entry is None:
             if isinstance(document, str):
                 raise UnknownDocument(f"no document {document!r} is indexed: send its text again")
-            indexing = asyncio.create_task(self._index(key, document))
-            indexing.add_done_callback(_look_at)
-            entry = self._entries[key] = _Entry(indexing)
+            passages = Passages(key[1], document)
+            entry = self._entries[key] = Entry(passages, self._begin(key, passages))
+        elif entry.is_given_up:
+            assert entry.passages is not None
+            entry.indexing = self._begin(key, entry.passages, after=entry.indexing)
         self._entries.move_to_end(key)
-        return document_id, entry
+        return key[1], entry
 
-    async def _index(self, key: tuple[str, str], document: Document) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            async with self._store.claimed(*key) as found:
-                if found is None:
-                    chunks, embeddings, num_tokens = await loop.run_in_executor(
-                        self._documents, self._prepare, key[1], document
-                    )
-                    found = await self._store.add(*key, chunks, embeddings, num_tokens)
-        except BaseException:
+    def _begin(
+        self, key: tuple[str, str], passages: Passages, after: asyncio.Task[None] | None = None
+    ) -> asyncio.Task[None]:
+        indexing = asyncio.create_task(self._index(key, passages, after))
+        indexing.add_done_callback(functools.partial(self._end, key))
+        return indexing
+
+    def _end(self, key: tuple[str, str], indexing: asyncio.Task[None]) -> None:
+        """Forget a document whose indexing failed, or was given up before it came to anything."""
+        has_failed = not indexing.cancelled() and indexing.exception() is not None
+        entry = self._entries.get(key)
+        if entry is None or entry.indexing is not indexing or entry.stored is not None:
+            return
+        if has_failed or not (entry.users or entry.num_embedded):
             del self._entries[key]
-            raise
-        self._entries[key].stored = found
 
-    def _prepare(
-        self, document_id: str, document: Document
-    ) -> tuple[list[Chunk], list[Embedding], int]:
-        """Chunk and embed a document; this blocks, so it runs in a thread."""
-        chunks = chunk_text(
-            document.text,
-            self._token_offsets,
-            max_tokens=self._config.chunk_tokens,
-            max_chars=self._config.max_chunk_chars,
-            document_id=document_id,
-            name=document.name,
-        )
-        num_tokens = sum(chunk.num_tokens for chunk in chunks)
-        chunks = [chunk for chunk in chunks if not chunk.text.isspace()]
-        return chunks, self._embedder.embed_passages([c.text for c in chunks]), num_tokens
+    async def _index(
+        self, key: tuple[str, str], passages: Passages, after: asyncio.Task[None] | None
+    ) -> None:
+        """Index a document, whose passages may be embedded in part, once another task has ended.
+
+        If it is cancelled, what is embedded stays.
+        """
+        if after is not None:
+            await asyncio.wait([after])
+        entry = self._entries[key]
+        async with self._store.claimed(*key) as found:
+            if found is None:
+                await self._embed(key[0], passages)
+                found = await self._store.add(
+                    *key, passages.chunks, passages.embeddings, passages.num_tokens
+                )
+        entry.stored, entry.passages = found, None
+
+    async def _embed(self, tenant: str, passages: Passages) -> None:
+        """Embed what is left of a document, one of a tenant at a time, in the tenants' turns."""
+        work = self._config, self._embedder, self._token_offsets
+        turn = self._own_turns.setdefault(tenant, asyncio.Lock())
+        async with turn:  # so that one tenant never has all threads
+            await self._threads.run_steps(tenant, functools.partial(passages.advance, *work))
 
     async def _make_room(self) -> None:
         """Drop unused documents, least recently used first, until the rest fit the cache.
 
-        The most recently used one stays even if it alone exceeds the cache; otherwise every
-        question about it would index it again.
+        The most recently used one stays even if it alone exceeds the cache, and counts as half of
+        it at most: otherwise each question about it would index it again, or the first one about
+        another document would drop it.
         """
-        excess = sum(e.stored.num_chunks for e in self._entries.values()) - self._config.cache_size
+        most = max(1, self._config.cache_size // 2)
+        sizes = {key: min(entry.num_chunks, most) for key, entry in self._entries.items()}
+        excess = sum(sizes.values()) - self._config.cache_size
         for key, entry in list(self._entries.items())[:-1]:
             if excess <= 0:
                 return
             is_unused = entry.users == 0 and entry.indexing.done()
             if is_unused and self._entries.get(key) is entry:
-                excess -= entry.stored.num_chunks
+                excess -= sizes[key]
                 del self._entries[key]
                 try:
                     await self._store.evict(*key)
@@ -319,7 +360,7 @@ async def open_retriever(
     else:
         from retrieval.local_store import LocalChunkStore
 
-        store = await LocalChunkStore.open(config.collection, embedder.space)
+        store = LocalChunkStore(embedder.space)
     return Retriever(config, embedder, store, token_offsets)
 
 
@@ -359,37 +400,3 @@ def retrieve_context(
 
     with ThreadPoolExecutor(max_workers=1) as thread:  # the calling thread may already run a loop
         return thread.submit(asyncio.run, retrieve()).result()
-
-
-async def _indexed(entries: Sequence[_Entry], wait_s: float | None) -> None:
-    """Wait until documents are indexed.
-
-    Raises:
-        RetrievalPending: If that takes longer than `wait_s` seconds.
-    """
-    try:
-        async with asyncio.timeout(wait_s):
-            for entry in entries:
-                # Several requests may wait for this task, so cancelling one must not cancel it.
-                await asyncio.shield(entry.indexing)
-    except TimeoutError:
-        raise RetrievalPending("The documents are still being indexed; ask again.") from None
-
-
-def _look_at(task: asyncio.Task[None]) -> None:
-    """Retrieve a task's exception, so that asyncio does not report it as never retrieved."""
-    if not task.cancelled():
-        task.exception()
-
-
-def _key(tenant: str, document: Document | str) -> tuple[str, str]:
-    """Return the tenant and the id of a document, which may be given by its id."""
-    return tenant, document if isinstance(document, str) else _document_id(tenant, document)
-
-
-def _document_id(tenant: str, document: Document) -> str:
-    digest = hashlib.blake2b(digest_size=12)
-    for part in (tenant, document.name, document.text):
-        encoded = part.encode("utf-8", "surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "big") + encoded)
-    return f"doc-{digest.hexdigest()}"

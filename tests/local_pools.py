@@ -25,7 +25,7 @@ from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig
 from rapid.engines.kv.cache import PagePool
 from rapid.engines.kv.leases import LeaseLedger
-from rapid.messages import GenerateRequest, GenerationEvent, LeaseRequest
+from rapid.messages import GenerateRequest, GenerationEvent, LeaseRequest, Reading
 from retrieval import RetrievedChunk
 from tests.fakes import FakeEngine
 from tests.ray_cluster import FAKE_CONFIG
@@ -188,6 +188,8 @@ class LocalRetriever:
         chunk: what it finds.
         finds_nothing: whether it finds nothing from then on.
         chunk_again: what it finds for another query than the first one; None: the same.
+        progress: what it says of documents that it indexes.
+        indexing: what it waits for after that, if anything.
     """
 
     deployment_id = "Retriever"
@@ -198,6 +200,9 @@ class LocalRetriever:
         self.chunk_again: RetrievedChunk | None = None
         self.finds_nothing = False
         self.queries: list[str] = []
+        self.progress: list[Reading] = []
+        self.indexing: asyncio.Event | None = None
+        self.num_cancelled = 0
         self.retrieve = self
 
     def options(self, **_: Any) -> Any:
@@ -208,10 +213,14 @@ class LocalRetriever:
         return self
 
     def cancel(self) -> None:
-        pass
+        self.num_cancelled += 1
 
-    def __await__(self) -> Any:
-        yield from asyncio.sleep(0).__await__()
+    async def __anext__(self) -> Any:
+        await asyncio.sleep(0)
+        if self.progress:
+            return self.progress.pop(0)
+        if self.indexing is not None:
+            await self.indexing.wait()
         if self.fail is not None:
             raise self.fail
         if self.finds_nothing:

@@ -15,6 +15,7 @@ from deployments.api.continuing import Place
 from deployments.api.errors import HttpError
 from deployments.api.event_feed import ClientLeft
 from deployments.api.responses import Json
+from rapid.messages import Reading
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +75,14 @@ class EventStream(Response):
         except Exception as error:
             failure = self._failure(error, self._request_id)
             await _send(send, _body(_event(failure.body)))
+
+
+def progress_comment(event: Reading) -> str:
+    """Return what a comment says of progress; a client may read it, as `rapid ask` does."""
+    if event.unit == "tokens":
+        return f"reading {event.num_read} of {event.num_all} tokens"
+    of = f" {event.num_read:,} of {event.num_all:,}" if event.num_all else ""
+    return f"embedding passages{of}"
 
 
 async def _send(send: Send, message: MutableMapping[str, Any]) -> None:

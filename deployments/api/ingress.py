@@ -26,7 +26,7 @@ from deployments.api.bodies import drop, read_json_body
 from deployments.api.continuing import Place, continued
 from deployments.api.errors import HttpError, error_body, http_error
 from deployments.api.event_feed import ClientLeft, EventFeed
-from deployments.api.event_stream import EventStream
+from deployments.api.event_stream import EventStream, progress_comment
 from deployments.api.limits import Limits
 from deployments.api.parsing import parse_chat_request
 from deployments.api.requests import ChatRequest
@@ -132,7 +132,12 @@ class Ingress:
             config.shared_requests if len({key.tenant for key in keys}) > 1 else None,
             config.tenant_weights,
         )
-        self._card = model_card(config.model, int(time.time()), is_embedded=self._is_embedded)
+        self._card = model_card(
+            config.model,
+            int(time.time()),
+            is_embedded=self._is_embedded,
+            silence_s=config.silence_s,
+        )
         self._fingerprint = _fingerprint(config.model)
 
     @property
@@ -186,7 +191,8 @@ class Ingress:
             body = await read_json_body(request, self._config.max_body_bytes)
             asked = parse_chat_request(body, self._limits)
             self._check_model(asked.model)
-            sent = asked.as_generate_request(_request_id(request), tenant)
+            default = self._config.default_temperature
+            sent = asked.as_generate_request(_request_id(request), tenant, default)
             event_id = request.headers.get("last-event-id")
             place = Place.of_event(event_id, sent, body) if event_id else Place.first(sent, body)
             events = continued(self._service, place.as_asked(sent), place.marks)
@@ -201,20 +207,23 @@ class Ingress:
             timing = Timing(began)
             _log.info("request %s is answered as %s", _request_id(request), frame.id)
             feed = await stack.enter_async_context(EventFeed(events, request.receive))
-            if not isinstance(await self._first(feed, asked), Started):
+            first = await self._next(feed, asked)
+            if not isinstance(first, Started | Reading):  # documents are embedded before the mode
                 raise EngineFailed("The answer began without a mode.")
             if not asked.stream:
                 return JSONResponse(await self._complete(feed, asked, frame, timing))
-            chunks = self._chunks(feed, frame, timing, place)
+            chunks = self._chunks(feed, asked, frame, timing, place, first)
             return EventStream(chunks, place, stack.pop_all(), _request_id(request), _failure)
 
-    async def _first(self, feed: EventFeed, asked: ChatRequest) -> GenerationEvent | None:
-        """Return the first event.
+    async def _next(
+        self, feed: EventFeed, asked: ChatRequest, patience_s: float | None = None
+    ) -> GenerationEvent | None:
+        """Return the next event, or None when none comes within `patience_s` seconds.
 
         A refusal names the caller's own field, and without a measured time to retry it gets one.
         """
         try:
-            return await feed.next()
+            return await feed.next(patience_s)
         except BadRequest as error:
             error.param = asked.field_of(error.param)
             raise
@@ -240,12 +249,19 @@ class Ingress:
                 return frame.completion(choices, event.receipt, timing)
 
     async def _chunks(
-        self, feed: EventFeed, frame: ReplyFrame, timing: Timing, place: Place
+        self,
+        feed: EventFeed,
+        asked: ChatRequest,
+        frame: ReplyFrame,
+        timing: Timing,
+        place: Place,
+        event: GenerationEvent | None,
     ) -> AsyncIterator[Json | str]:
         """Yield the chunks after `place` and, as strings, comments, which clients may pass over.
 
-        A comment says how far the document has been read, or fills a silence. The chunk that ends
-        the last choice is held back until the receipt, which it carries.
+        A comment says how far the documents are embedded or read, or fills a silence. The chunk
+        that ends the last choice is held back until the receipt, which it carries. `event` is the
+        first one.
         """
         num_growing = sum(not mark.is_finished for mark in place.marks)
         has_ended = not num_growing
@@ -253,11 +269,10 @@ class Ingress:
             yield frame.role_chunk(choice)
         last: TextDelta | None = None
         while True:
-            event = await feed.next(self._config.heartbeat_s)
             if event is None:
                 yield "ping"
             elif isinstance(event, Reading):
-                yield f"reading {event.num_read} of {event.num_tokens} tokens"
+                yield progress_comment(event)
             elif isinstance(event, TextDelta):
                 self._observe(timing)
                 num_growing -= event.finish_reason is not None
@@ -274,6 +289,7 @@ class Ingress:
                 if frame.includes_usage and not place.has_usage:
                     yield frame.usage_chunk(event.receipt, timing)
                 return
+            event = await self._next(feed, asked, self._config.heartbeat_s)
 
     def _observe(self, timing: Timing) -> None:
         if timing.first_token is None:

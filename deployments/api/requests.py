@@ -154,8 +154,11 @@ class ChatRequest(SamplingFields):
             return "rapid.documents"
         return param
 
-    def as_generate_request(self, request_id: str, tenant: str) -> GenerateRequest:
-        """Convert the body to a `GenerateRequest`."""
+    def as_generate_request(
+        self, request_id: str, tenant: str, default_temperature: float | None = None
+    ) -> GenerateRequest:
+        """Convert the body to a `GenerateRequest`; without another default its temperature is 1."""
+        default = 1.0 if default_temperature is None else default_temperature
         rapid = self.rapid or RapidOptions()
         return GenerateRequest(
             request_id=request_id,
@@ -164,7 +167,7 @@ class ChatRequest(SamplingFields):
             documents=tuple(each.as_document() for each in rapid.documents or ()),
             query=rapid.query,
             retrieval_tokens=rapid.retrieval_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
+            temperature=default if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=self.top_k,
             seed=self.seed,

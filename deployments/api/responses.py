@@ -202,10 +202,16 @@ def rapid_receipt(receipt: Receipt) -> Json:
     return body
 
 
-def model_card(model: str, created: int, *, is_embedded: bool) -> Json:
-    """Return an entry of ``GET /v1/models``."""
+def model_card(
+    model: str, created: int, *, is_embedded: bool, silence_s: float | None = None
+) -> Json:
+    """Return an entry of ``GET /v1/models``.
+
+    Its ``rapid`` says how many seconds may pass before an answer's first byte, where that is known.
+    """
     card = {"id": model, "object": "model", "created": created, "owned_by": "rapid"}
-    return card | {"rapid": {"embedded": is_embedded}}
+    waits = {} if silence_s is None else {"silence_s": silence_s}
+    return card | {"rapid": {"embedded": is_embedded} | waits}
 
 
 def _token(text: str, logprob: float) -> Json:

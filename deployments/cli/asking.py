@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.table import Table
 
+from deployments.cli.sources import origin, passages
 from deployments.cli.terminal import DEFAULT_URL, Waiting, fail, note, out
 
 if TYPE_CHECKING:
     import httpx
 
 _CONNECT_TIMEOUT_S = 5.0
-_SILENCE_TIMEOUT_S = 60.0  # the server sends a heartbeat every few seconds
+_SILENCE_TIMEOUT_S = 60.0  # a stream has a heartbeat every few seconds, once it has begun
 _FOREIGN = 0.2  # generated documents have no unknown words, other English 0.7
 _SETTINGS = (
     "seed",
@@ -30,7 +32,12 @@ _SETTINGS = (
     "transfer_temperature",
 )
 
-_READING = ": reading "
+# Names of the HTTP API in messages, for which this command has options.
+_OPTION = re.compile(r"\brapid\.(mode|eta|transfer|max_draft|retrieval_tokens)\b")
+_LENGTH = re.compile(r"\bmax_(?:completion_)?tokens\b")
+_DOCUMENT = re.compile(r"\brapid\.documents\[([0-9]+)\](?:\.text|\.name)?")
+
+_PROGRESS = (": reading ", ": embedding ")
 
 _Json = dict[str, Any]
 
@@ -70,15 +77,23 @@ def ask(
     retrieval_tokens: Annotated[
         int | None, typer.Option(help="Tokens retrieved for the drafter.")
     ] = None,
+    sources: Annotated[
+        bool, typer.Option("--sources", help="Print the passages that were retrieved.")
+    ] = False,
     stats: Annotated[
         bool, typer.Option("--stats", help="Print under which contract, and how fast.")
     ] = False,
 ) -> None:
     """Ask a question about documents; the answer streams.
 
+    A line on standard error says which lines of the documents it is from, or that nothing in them
+    is about the question.
+
     The models of the default configuration understand only documents that 'rapid sample-document'
     has made. For text of your own, start the server with 'make run-text'.
     """
+    if not question.strip():
+        fail("the question is empty: write it in quotes")
     _check_writable(
         {
             "the question": question,
@@ -115,7 +130,12 @@ def ask(
         card = _card(client, model)
         if card.get("rapid", {}).get("embedded"):
             _warn_of_foreign(documents or [{"name": "the question", "text": question}])
-        receipt, usage = _stream(client, body | {"model": card["id"]})
+        silence_s = card.get("rapid", {}).get("silence_s", 0.0)
+        receipt, usage = _stream(client, body | {"model": card["id"]}, silence_s)
+    if (line := origin(receipt, documents)) is not None:
+        note(line)
+    for place, text in passages(receipt, documents) if sources else ():
+        typer.echo(f"\n{place}:\n{text}")
     if stats:
         out.print(_table(receipt, usage))
 
@@ -197,7 +217,7 @@ def _card(client: httpx.Client, model: str | None) -> _Json:
     except httpx.HTTPError as error:
         _unreachable(client, error)
     if response.status_code != 200:
-        _refused(response.status_code, response.content)
+        _refused(response.status_code, response.content, ())
     cards: list[_Json] = _parsed(response.content).get("data", [])
     if model is not None:
         return next((card for card in cards if card["id"] == model), {"id": model})
@@ -207,27 +227,35 @@ def _card(client: httpx.Client, model: str | None) -> _Json:
     return cards[0]
 
 
-def _stream(client: httpx.Client, body: _Json) -> tuple[_Json, _Json]:
-    """Print the answer as it arrives; return its receipt and the chunk with its usage."""
+def _stream(client: httpx.Client, body: _Json, silence_s: float) -> tuple[_Json, _Json]:
+    """Print the answer as it arrives; return its receipt and the chunk with its usage.
+
+    Args:
+        client: The client.
+        body: The request.
+        silence_s: Seconds that the server may take before it says anything.
+    """
     import httpx
 
     receipt: _Json = {}
     final: _Json = {}
     num_characters = sum(len(document["text"]) for document in body["rapid"]["documents"])
+    names = [document["name"] for document in body["rapid"]["documents"]]
     waiting = Waiting(f"reading {num_characters:,} characters" if num_characters else "thinking")
     is_printing = False
     try:
-        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        timeout = httpx.Timeout(_SILENCE_TIMEOUT_S + silence_s, connect=_CONNECT_TIMEOUT_S)
+        with client.stream("POST", "/v1/chat/completions", json=body, timeout=timeout) as response:
             if response.status_code != 200:
                 waiting.stop()
-                _refused(response.status_code, response.read())
+                _refused(response.status_code, response.read(), names)
             for chunk in _chunks(response):
                 if isinstance(chunk, str):
                     waiting.say(chunk)
                     continue
                 if "error" in chunk:
                     waiting.stop()
-                    fail(_advice(chunk["error"]))
+                    fail(_advice(chunk["error"], names))
                 receipt = chunk.get("rapid", receipt)
                 final = chunk if chunk.get("usage") else final
                 for choice in chunk["choices"]:
@@ -249,11 +277,11 @@ def _stream(client: httpx.Client, body: _Json) -> tuple[_Json, _Json]:
 
 
 def _chunks(response: httpx.Response) -> Iterator[_Json | str]:
-    """Yield the chunks and, as strings, the comments that say how far the server has read."""
+    """Yield the chunks and, as strings, the comments that say how far the server is."""
     for line in response.iter_lines():
         if line.startswith("data: ") and line != "data: [DONE]":
             yield json.loads(line.removeprefix("data: "))
-        elif line.startswith(_READING):
+        elif line.startswith(_PROGRESS):
             yield line.removeprefix(": ")
 
 
@@ -268,16 +296,23 @@ def _unreachable(client: httpx.Client, error: Exception) -> NoReturn:
     fail(f"the server at {client.base_url} went silent ({type(error).__name__}): ask again")
 
 
-def _refused(status: int, content: bytes) -> NoReturn:
+def _refused(status: int, content: bytes, names: Sequence[str]) -> NoReturn:
     error = _parsed(content).get("error")
     if isinstance(error, dict) and error.get("message"):
-        fail(_advice(error))
+        fail(_advice(error, names))
     fail(f"the server answered {status}: is this a RAPID server, and has it finished starting?")
 
 
-def _advice(error: _Json) -> str:
-    """Return the server's error message, and a hint where the error is retryable."""
-    message = str(error["message"])
+def _advice(error: _Json, names: Sequence[str]) -> str:
+    """Return the server's error message in this command's words, and a hint where that may help.
+
+    Args:
+        error: OpenAI's error object.
+        names: The names of the documents, in order.
+    """
+    message = _OPTION.sub(lambda named: f"--{named[1].replace('_', '-')}", str(error["message"]))
+    message = _LENGTH.sub("--max-tokens", message).replace("`mode: rag`", "`--mode rag`")
+    message = _DOCUMENT.sub(lambda found: f"--document {names[int(found[1])]}", message)
     return f"{message} Asking again may help." if error.get("retryable") else message
 
 

@@ -9,7 +9,7 @@ from cluster.placement import PoolConfig
 from deployments.config.serve_config import EnginePoolConfig, ServeConfig
 from rapid.catalogue import local_path
 from rapid.checkpoints.facts import read_model_facts
-from rapid.checkpoints.files import checkpoint_source
+from rapid.checkpoints.files import checkpoint_source, read_temperature
 from rapid.checkpoints.memory import check_fits, free_bytes, memory_needs, plan_pages
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary
@@ -28,12 +28,16 @@ def preflight(config: ServeConfig, *, runs_here: bool = False) -> ServeConfig:
             its free memory together. An engine on a GPU checks the GPU's memory before it loads.
 
     Returns:
-        The configuration with every `max_context` filled in.
+        The configuration with every `max_context` and the default temperature filled in.
 
     Raises:
         ConfigurationError: If a check fails; one sentence that says what to change.
     """
     filled = {"target": _checked("target", config.target)}
+    api = config.api
+    if api.default_temperature is None:
+        temperature = read_temperature(checkpoint_source(config.target.engine.model))
+        api = api.model_copy(update={"default_temperature": temperature})
     target_text = ChatText.load(config.target.engine.model)
     if not isinstance(config.drafter, str):
         filled["drafter"] = _checked("drafter", config.drafter)
@@ -44,7 +48,7 @@ def preflight(config: ServeConfig, *, runs_here: bool = False) -> ServeConfig:
         local_path(embedder.model)  # refuses a model of the catalogue that has not been fetched
     if runs_here:
         _check_memory(filled)
-    return config.model_copy(update=filled)
+    return config.model_copy(update=filled | {"api": api})
 
 
 def _checked(role: str, pool: EnginePoolConfig) -> EnginePoolConfig:

@@ -108,7 +108,7 @@ class OrchestratorPoolConfig(AnsweringConfig):
         acceptance_site: Where blocks are judged: beside the target's logits, or in the orchestrator
             after moving them there (for audits; the tokens are the same).
         retrieval_wait_s: The longest wait for the retriever, in seconds; then the answer goes on
-            without. Documents that take longer to index are there for a later question.
+            without. What is embedded by then is there for a later question.
         pool: Settings of the orchestrator's replicas.
     """
 
@@ -170,7 +170,11 @@ class ApiConfig(Frozen):
             least four; a server with one tenant shares nothing.
         tenant_weights: How many shares of one tenant another has in `shared_requests`, by tenant;
             who is not named has one.
+        default_temperature: The temperature of requests that name none. None is that of the
+            target's generation config, or 1, which is OpenAI's.
         heartbeat_s: Seconds of silence after which a stream gets a comment line.
+        silence_s: Seconds that may pass before the first byte of an answer's stream, for clients to
+            wait; the model's card says it. None is the sum of the orchestrator's waits.
         canary: Another version of the application beside this one; None for this one alone.
         pool: Settings of the ingress's replicas.
     """
@@ -186,7 +190,9 @@ class ApiConfig(Frozen):
     max_requests_per_tenant: int | None = Field(None, ge=1)
     shared_requests: int | None = Field(None, ge=1)
     tenant_weights: dict[str, Annotated[int, Field(ge=1, le=1000)]] = Field(default_factory=dict)
+    default_temperature: Finite | None = Field(None, ge=0, le=2)
     heartbeat_s: Finite = Field(5.0, gt=0)
+    silence_s: Finite | None = Field(None, gt=0)
     canary: CanaryConfig | None = None
     pool: RequestPoolConfig = RequestPoolConfig()
 
@@ -292,7 +298,10 @@ class ServeConfig(Frozen):
         api, engine = self.api, self.target.engine
         context = engine.max_context or engine.kv_cache_tokens
         most_characters = max(_LEAST_CHARACTERS, _CHARACTERS_PER_TOKEN * context)
-        filled = {"max_characters": api.max_characters or most_characters}
+        filled: dict[str, float] = {"max_characters": api.max_characters or most_characters}
+        waits = self.orchestrator
+        longest_s = waits.target_wait_s + waits.retrieval_wait_s + waits.drafter_wait_s
+        filled["silence_s"] = api.silence_s or longest_s
         if api.keys_env is None and len({key.tenant for key in api.keys}) < 2:
             return api.model_copy(update=filled)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
-from rapid.answering.turns import Turns
 from rapid.errors import Overloaded, TooManyRequests
 from rapid.estimators import Turnover
 from rapid.messages import LeaseRequest
 from rapid.ports import Clock
+from rapid.turns import Turns
 
 _ASKING_AT_ONCE = 4  # requests of a process in Serve's own queue for a pool
 

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from ray.serve.handle import DeploymentHandle, DeploymentResponse
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from cluster import routers
 from cluster.failures import failure_of
 from rapid.errors import DrafterUnavailable
-from rapid.messages import Document
+from rapid.messages import Document, Reading, Tell
 from rapid.ports import Found
 
 _INDEXING_SHARE = 0.9
@@ -30,7 +30,13 @@ class RayRetrieval:
         self._timeout_s = timeout_s
 
     async def retrieve(
-        self, tenant: str, documents: Sequence[Document], query: str, budget_tokens: int
+        self,
+        tenant: str,
+        documents: Sequence[Document],
+        query: str,
+        budget_tokens: int,
+        *,
+        tell: Tell | None = None,
     ) -> Found:
         """Return the passages that the drafter reads.
 
@@ -38,13 +44,13 @@ class RayRetrieval:
         does not take the request in time, another one is asked.
 
         Raises:
-            RetrievalPending: If documents are not indexed in time; their indexing goes on.
+            RetrievalPending: If documents are not indexed in time; what is embedded of them stays.
             DrafterUnavailable: If the retriever fails or does not answer in time.
         """
         name = await asyncio.to_thread(affinity, tenant, documents)
-        retriever = self._handle.options(session_id=name)
+        retriever = self._handle.options(session_id=name, stream=True)
         wait_s = _INDEXING_SHARE * self._timeout_s
-        response: DeploymentResponse | None = None
+        response: DeploymentResponseGenerator[Reading | Found] | None = None
         is_retry = False
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -53,7 +59,7 @@ class RayRetrieval:
                         tenant, documents, query, budget_tokens, wait_s
                     )
                     try:
-                        if (found := await self._answered(documents, response)) is None:
+                        if (found := await self._follow(documents, response, tell)) is None:
                             continue
                     except Exception as error:
                         failure = failure_of(error)
@@ -69,28 +75,36 @@ class RayRetrieval:
                 raise DrafterUnavailable(f"no answer within {self._timeout_s:g} s") from None
             raise
 
-    async def _answered(
-        self, documents: Sequence[Document], response: DeploymentResponse
+    async def _follow(
+        self,
+        documents: Sequence[Document],
+        response: DeploymentResponseGenerator[Reading | Found],
+        tell: Tell | None,
     ) -> Found | None:
-        """Return the answer to a call, or None if no replica takes it while another one may."""
-        coming = asyncio.ensure_future(_awaited(response))
-        coming.add_done_callback(lambda done: done.cancelled() or done.exception())
+        """Return what a call finds, or None if no replica takes it while another one may."""
+        may_move = True
         try:
-            while not (await asyncio.wait({coming}, timeout=_LOOK_S))[0]:
-                router = routers.find(self._handle.deployment_id)
-                if router is not None and router.can_move(documents):
-                    response.cancel()
-                    return None
-            return coming.result()
+            while True:
+                coming = asyncio.ensure_future(anext(response))
+                coming.add_done_callback(lambda done: done.cancelled() or done.exception())
+                try:
+                    while not (await asyncio.wait({coming}, timeout=_LOOK_S))[0]:
+                        router = routers.find(self._handle.deployment_id)
+                        if may_move and router is not None and router.can_move(documents):
+                            response.cancel()
+                            return None
+                    said = coming.result()
+                finally:
+                    coming.cancel()
+                if not isinstance(said, Reading):
+                    found: Found = said
+                    return found
+                may_move = False
+                if tell is not None:
+                    tell(said)
         finally:
-            coming.cancel()
             if (router := routers.find(self._handle.deployment_id)) is not None:
                 router.forget(documents)
-
-
-async def _awaited(response: DeploymentResponse) -> Found:
-    found: Found = await response
-    return found
 
 
 def affinity(tenant: str, documents: Sequence[Document]) -> str:

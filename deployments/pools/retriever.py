@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from deployments.logs import log_with_serve
 from rapid.checkpoints.text import ChatText
-from rapid.messages import Document
+from rapid.messages import Document, Reading
 from retrieval import (
     EmbedderFailed,
     RetrievalConfig,
@@ -43,24 +43,38 @@ class RetrieverReplica:
         query: str,
         budget_tokens: int,
         wait_s: float,
-    ) -> RetrievedContext:
-        """Return the chunks of a tenant's documents for a query, in document order.
+    ) -> AsyncGenerator[Reading | RetrievedContext]:
+        """Yield how far the indexing of new documents is, and then the chunks for a query.
 
-        Documents that are not indexed within `wait_s` seconds raise `RetrievalPending`, and their
-        indexing goes on. Errors of the embedder and of the store say here, in this replica's log,
-        what they were told: that can be an address, a path, or what a server replied.
+        The chunks are a tenant's, in document order. Documents that are not indexed within `wait_s`
+        seconds raise `RetrievalPending`; what is embedded of them stays. Whoever closes the stream
+        waits for nothing more. Errors of the embedder and of the store say here, in this replica's
+        log, what they were told: that can be an address, a path, or what a server replied.
 
         Raises:
             RetrievalPending: If documents are not indexed in time.
             RetrievalError: If the embedder or the store failed; without their words.
         """
-        try:
+        news = asyncio.Queue[Reading | None]()
+
+        async def find() -> RetrievedContext:
             retriever = await self._opened()
-            return await retriever.retrieve(tenant, documents, query, budget_tokens, wait_s)
+            asked = tenant, documents, query, budget_tokens, wait_s
+            return await retriever.retrieve(*asked, tell=news.put_nowait)
+
+        finding = asyncio.create_task(find())
+        finding.add_done_callback(lambda _: news.put_nowait(None))
+        try:
+            while (said := await news.get()) is not None:
+                yield said
+            yield finding.result()
         except RetrievalError as error:
             logger.warning("nothing is retrieved: %s: %s", type(error).__name__, error)
             what = "The embedder" if isinstance(error, EmbedderFailed) else "The store of chunks"
             raise RetrievalError(f"{what} failed; the retriever's log says why.") from None
+        finally:
+            finding.cancel()
+            await asyncio.wait({finding})
 
     async def status(self) -> dict[str, Any]:
         """Return whether anything can be retrieved, and why not; the reason names the server."""

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from rapid.answering.answerable import asked
 from rapid.answering.query import choose_query
 from rapid.answering.resolution import Evidence
-from rapid.answering.threads import Threads
 from rapid.checkpoints.text import ChatText
 from rapid.errors import PromptTooLong, RapidError, RetrievalPending
-from rapid.messages import Document, GenerateRequest, Int32Array, Message, as_prompt
+from rapid.messages import Document, GenerateRequest, Int32Array, Message, Tell, as_prompt
 from rapid.ports import Found, Passage, Retrieval
 from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, target_messages
+from rapid.threads import Threads
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,9 @@ class RequestPrompts:
         chat = target_messages(request.messages, request.documents)
         return self.target.encode_chat(chat, day=request.date)
 
-    async def drafter_prompt(self, request: GenerateRequest, answer: str = "") -> DrafterPrompt:
+    async def drafter_prompt(
+        self, request: GenerateRequest, answer: str = "", *, tell: Tell | None = None
+    ) -> DrafterPrompt:
         """Return the drafter's prompt: the chat with retrieved chunks in place of its long parts.
 
         If retrieval fails, nothing is raised; `Evidence.is_lost` is then true.
@@ -179,6 +181,7 @@ class RequestPrompts:
         Args:
             request: The request with the chat.
             answer: The answer so far, with which retrieval searches as well.
+            tell: Is told how far the indexing of new documents is.
         """
         search = await self._threads.run(
             request.tenant,
@@ -195,7 +198,7 @@ class RequestPrompts:
         evidence = _NOTHING
         if search.plan.documents:
             try:
-                found = await self._retrieve(request.tenant, search)
+                found = await self._retrieve(request.tenant, search, tell)
             except RetrievalPending:
                 evidence = _PENDING
             except RapidError as error:
@@ -228,11 +231,13 @@ class RequestPrompts:
         budget = request.retrieval_tokens or self._budget_tokens
         return min(num_target_tokens, 2 * (budget or self._budget_for(num_target_tokens)))
 
-    async def _retrieve(self, tenant: str, search: Search) -> Found:
+    async def _retrieve(self, tenant: str, search: Search, tell: Tell | None) -> Found:
         if self._retrieval is None:
             raise RapidError("no retriever is deployed")
         documents = search.plan.documents
-        return await self._retrieval.retrieve(tenant, documents, search.query, search.budget_tokens)
+        return await self._retrieval.retrieve(
+            tenant, documents, search.query, search.budget_tokens, tell=tell
+        )
 
 
 def _evidence_of(found: Found) -> Evidence:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import AsyncGenerator
+from typing import Any
 
 from rapid.answering.prompting import DrafterPrompt
 from rapid.answering.receipts import Record
@@ -10,9 +13,10 @@ from rapid.answering.resolution import answer_tokens
 from rapid.answering.services import Services
 from rapid.answering.session import Role
 from rapid.errors import PromptTooLong
-from rapid.messages import GenerateRequest
+from rapid.messages import GenerateRequest, Reading
 from rapid.tracing import span
 
+_SAY_S = 0.5
 _HINTS: dict[Role, str] = {
     "target": " Shorten it, lower max_tokens, or use `mode: rag`, which reads only what retrieval "
     "finds in attached documents.",
@@ -30,6 +34,7 @@ class Readings:
         self._looks_up = services.pools.drafter is None
         self._request = request
         self._record = record
+        self._news: Reading | None = None
 
     async def render_chat(self) -> None:
         """Render the whole chat as the target's prompt.
@@ -50,10 +55,34 @@ class Readings:
         """Retrieve what the drafter is to read, for the question and the answer so far."""
         began = time.monotonic()
         with span("retrieval") as recorded:
-            found = await self._prompts.drafter_prompt(self._request, answer)
+            found = await self._prompts.drafter_prompt(self._request, answer, tell=self._note)
             recorded.set_attribute("rapid.chunks", len(found.chunks))
         self._record.retrieval_ms += 1e3 * (time.monotonic() - began)
         return found
+
+    def _note(self, news: Reading) -> None:
+        self._news = news
+
+    async def say_until(
+        self, done: asyncio.Task[Any], begins: asyncio.Event
+    ) -> AsyncGenerator[Reading]:
+        """Yield how far retrieval is, until a task that waits for it is done, and end the task.
+
+        What is said begins the response, after which a refusal has no status any more.
+
+        Args:
+            done: The task.
+            begins: Is set when the task waits for nothing any more that may refuse the request
+                before retrieval is done.
+        """
+        try:
+            while not (await asyncio.wait({done}, timeout=_SAY_S))[0]:
+                if self._request.is_streamed and begins.is_set() and self._news is not None:
+                    news, self._news = self._news, None
+                    yield news
+        finally:
+            done.cancel()
+            await asyncio.wait({done})
 
     async def use(self, found: DrafterPrompt, *, has_witness: bool = False) -> None:
         """Make what was found the prompt of the drafter and, if there is one, of the witness."""

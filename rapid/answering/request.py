@@ -18,6 +18,7 @@ The parts are in modules of their own: what is read (`rapid.answering.readings`)
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -97,19 +98,30 @@ class RequestRun:
         """Yield `Started`, then the deltas, then `Finished`.
 
         Before the deltas of a streamed answer, and after a failover among them, `Reading` says how
-        far a prefill has come that takes longer than a second.
+        far a prefill has come that takes longer than a second. Before `Started` it says so of the
+        embedding of documents; until then all refusals that need no retrieval have been made.
 
         Raises:
             RapidError: The request was refused (before `Started`) or could not be completed.
         """
         progress = self._progress
-        await self._read()
+        reads_first = asyncio.Event()  # the mode is an explicit `rag`
+        reading = asyncio.create_task(self._read(reads_first))
+        async with aclosing(self._readings.say_until(reading, reads_first)) as said:
+            async for news in said:
+                yield news
+        await reading
         async with Session(self._terms()) as session:
             parts = (self._services, self._request, session, self._readings, progress)
             leases = Leases(*parts)
             rounds = Rounds(*parts, leases)
             self._begin_answers(session.terms.max_tokens)
-            verifier = await self._take(session, leases)
+            has_room = asyncio.Event()
+            taking = asyncio.create_task(self._take(session, leases, has_room))
+            async with aclosing(self._readings.say_until(taking, has_room)) as said:
+                async for news in said:
+                    yield news
+            verifier = await taking
             assert progress.decision is not None
             decision = progress.decision
             progress.is_started = True
@@ -140,8 +152,11 @@ class RequestRun:
                 )
             )
 
-    async def _read(self) -> None:
-        """Build the prompt of the model that answers, and resolve the mode where that needs it."""
+    async def _read(self, begins: asyncio.Event) -> None:
+        """Build the prompt of the model that answers, and resolve the mode where that needs it.
+
+        `begins` is set before retrieval, if the mode needs it first.
+        """
         progress, readings, asked = self._progress, self._readings, self._request.speculation.mode
         if self._looks_up:
             progress.decision = decide_lookup(asked)
@@ -150,6 +165,7 @@ class RequestRun:
         elif asked == "plain":
             progress.decision = decide(asked, Evidence(0))
         elif asked == "rag":
+            begins.set()
             found = await readings.find()
             await readings.use(found)
             progress.decision = decide(asked, found.evidence)
@@ -184,10 +200,17 @@ class RequestRun:
             for choice in range(request.num_choices)
         ]
 
-    async def _take(self, session: Session, leases: Leases) -> Holding:
-        """Take the leases; a target that is lost before the drafter's is held is replaced."""
+    async def _take(
+        self, session: Session, leases: Leases, has_room: asyncio.Event | None = None
+    ) -> Holding:
+        """Take the leases; a target that is lost before the drafter's is held is replaced.
+
+        `has_room` is set when the target's lease is held, and retrieval is waited for.
+        """
         while True:
             verifier = await leases.take_verifier()
+            if has_room is not None:
+                has_room.set()
             try:
                 await leases.take_drafter(verifier)
                 return verifier

@@ -48,6 +48,12 @@ _SENTENCES: dict[Cause, str] = {
     "no drafter": "no drafter could be had",
     "drafter lost": "the drafter was lost before the first token",
 }
+SAYS_NOTHING = tuple(
+    _SENTENCES[cause]
+    for cause in ("nothing above the floor", "evidence too weak", "drafter cannot answer")
+)
+"""Parts of reasons which say that the documents are not about the question."""
+
 _SEED_BITS = 53  # survives a client that reads JSON numbers as doubles
 MOST_BLOCK_BYTES = 32 * 2**20  # of a round's blocks, which cross processes
 _CANDIDATE_BYTES = 8  # of a candidate in a block: an int32 id and a float32 probability
@@ -252,19 +258,20 @@ def decide(asked: Mode, evidence: Evidence) -> Decision:
                 "rapid.mode",
                 "invalid_value",
             )
-        detail, is_fallback = "", not evidence.num_chunks
+        detail, is_fallback = _reserve(evidence), not evidence.num_chunks
         if is_fallback:
             detail = f", but {evidence.why_none}: the drafter answered without documents"
         return Decision("rag", "asked for", "drafter", False, is_fallback, detail)
     if evidence.is_lost:
         return without_drafter(evidence.cause)
     if asked == "lossless":
-        return Decision("lossless", "asked for", "target", is_drafted=True)
+        detail = _reserve(evidence)
+        return Decision("lossless", "asked for", "target", is_drafted=True, detail=detail)
     if asked == "fused" or asked == "paper":
         if not evidence.num_chunks:
             detail = f", but {evidence.why_none}: nothing to fuse with"
             return Decision(asked, "asked for", "target", False, is_fallback=True, detail=detail)
-        return Decision(asked, "asked for", asked, is_drafted=True)
+        return Decision(asked, "asked for", asked, is_drafted=True, detail=_reserve(evidence))
     if asked == "auto":
         if not evidence.num_chunks:
             return Decision("plain", evidence.cause, "target", is_drafted=False)
@@ -272,6 +279,13 @@ def decide(asked: Mode, evidence: Evidence) -> Decision:
             return Decision("plain", "evidence too weak", "target", is_drafted=False)
         return Decision("fused", "evidence found", "fused", is_drafted=True)
     assert_never(asked)
+
+
+def _reserve(evidence: Evidence) -> str:
+    """Return what the reason of an explicit mode adds if the documents are about other things."""
+    cause: Cause = evidence.cause if evidence.is_enough else "evidence too weak"
+    is_weak = cause in ("evidence too weak", "nothing above the floor")
+    return f", though {_SENTENCES[cause]}" if is_weak else ""
 
 
 def decide_by_reading(log_odds: float, least: float) -> Decision:

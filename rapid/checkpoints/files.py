@@ -89,3 +89,12 @@ def read_eos_ids(source: str, tokenizer: Any) -> frozenset[int]:
         if eos is not None:
             return frozenset(eos if isinstance(eos, list) else [eos])
     return frozenset() if tokenizer.eos_token_id is None else frozenset([tokenizer.eos_token_id])
+
+
+def read_temperature(source: str) -> float:
+    """Return the temperature that a checkpoint's generation config recommends, or else 1.
+
+    It is what vLLM samples at too, where a request names no temperature.
+    """
+    found = (read_json(source, "generation_config.json") or {}).get("temperature")
+    return float(found) if isinstance(found, int | float) and 0 <= found <= 2 else 1.0

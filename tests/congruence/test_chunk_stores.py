@@ -44,7 +44,7 @@ def space(request):
 async def stores(space):
     stores = [
         PlainChunkStore(space),
-        await LocalChunkStore.open("chunks", space),
+        LocalChunkStore(space),
         MemoryServer().store(space),
     ]
     yield stores
@@ -100,7 +100,7 @@ def log_of(space, rng, num):
 def embedded(space, lines):
     """Embed lines so that equal lines have equal vectors."""
     if space.idf:
-        return LexicalEmbedder().embed_passages(lines)
+        return list(LexicalEmbedder().embed_passages(lines))
     embeddings = []
     for line in lines:
         words = line.split()
@@ -122,7 +122,7 @@ def query_of(space, text):
 
 
 async def open_local(space):
-    return await LocalChunkStore.open("chunks", space)
+    return LocalChunkStore(space)
 
 
 async def open_shared(space):
@@ -200,12 +200,12 @@ async def test_deleted_documents_are_gone_and_may_return(stores, space):
 async def test_another_tenants_text_never_moves_a_score():
     """Term statistics could leak: `Belaron` must stay rare for the first tenant."""
     embedder = LexicalEmbedder()
-    store = await LocalChunkStore.open("chunks", embedder.space)
+    store = LocalChunkStore(embedder.space)
     texts = ["The harbor of Belaron is Tessin.", "The mayor of Orrin is Vael.", "It rains a lot."]
 
     async def add(tenant, document_id, texts):
         chunks = [Chunk(f"{document_id}:{i}", "n", i, i + 1, t, 8) for i, t in enumerate(texts)]
-        await store.add(tenant, document_id, chunks, embedder.embed_passages(texts), 9)
+        await store.add(tenant, document_id, chunks, list(embedder.embed_passages(texts)), 9)
 
     async def ask(documents):
         query = embedder.embed_query("What is the harbor of Belaron?")

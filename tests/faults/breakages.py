@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from tests.faults.engines import STICKY, WEDGED
-from tests.faults.hostile import Hostility, crowd, long_bodies
+from tests.faults.hostile import Hostility, abandoned_documents, crowd, long_bodies
 from tests.faults.judgement import Allowed
 from tests.faults.service import Service
 
@@ -124,9 +124,14 @@ def _faults() -> Iterator[tuple[str, Fault]]:
             lasts_s=10.0,
         ),
     )
-    for name, hostility, ready_s in (("bodies", long_bodies, None), ("crowd", crowd, 0.1)):
+    hostilities: tuple[tuple[str, Hostility, float | None], ...] = (
+        ("hostile bodies", long_bodies, None),
+        ("hostile crowd", crowd, 0.1),
+        ("abandoned documents", abandoned_documents, None),
+    )
+    for name, hostility, ready_s in hostilities:
         yield (
-            f"hostile {name}",
+            name,
             Fault(
                 Service.let_hostile_loose,
                 Allowed(slows=2.0, ready_s=ready_s),

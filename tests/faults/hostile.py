@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from rapid.embedded.generator import generate_document
 from tests.faults.clients import NUM_QUESTIONS, PATIENCE_S, body
 
 HOSTILE_KEY = "sk-hostile"
@@ -90,6 +91,34 @@ def hostile_bodies() -> Iterator[bytes]:
                 "rapid": {"mode": "rag"},
             }
         ).encode()
+
+
+async def abandoned_documents(url: str, begins: asyncio.Future[None]) -> None:
+    """Ask about sixty new documents of a megabyte, and hang up after a second and a half."""
+    bodies = [json.dumps(_about_a_long_document(index)).encode() for index in range(60)]
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(
+        base_url=url, headers=_HEADERS, limits=limits, timeout=PATIENCE_S
+    ) as http:
+
+        async def ask(content: bytes) -> None:
+            with contextlib.suppress(httpx.HTTPError, TimeoutError):
+                async with asyncio.timeout(1.5):
+                    await http.post("/v1/chat/completions", content=content)
+
+        await begins
+        await asyncio.gather(*map(ask, bodies))
+
+
+def _about_a_long_document(index: int) -> dict[str, Any]:
+    """A request in mode `rag` about 1,000,000 characters, which no other request has."""
+    document = generate_document(f"abandoned {index}", 2_000)
+    text = "\n\n".join([f"Copy {index}-{part}. {document.text}" for part in range(400)])
+    return {
+        "model": "rapid-embedded",
+        "messages": [{"role": "user", "content": document.questions[0].question}],
+        "rapid": {"mode": "rag", "documents": [{"name": document.name, "text": text[:1_000_000]}]},
+    }
 
 
 async def crowd(url: str, begins: asyncio.Future[None]) -> None:

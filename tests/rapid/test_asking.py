@@ -44,6 +44,21 @@ def test_what_is_left_out_or_none_is_the_default() -> None:
     assert not bare.speculation.all_draft_tokens
 
 
+def test_a_temperature_that_is_left_out_is_the_default_and_one_that_is_given_is_not() -> None:
+    for given, expected in (({}, 0.5), ({"temperature": None}, 0.5), ({"temperature": 0}, 0)):
+        request = as_request(
+            "local-0", "What?", (), given, is_streamed=False, default_temperature=0.5
+        )
+        assert request.temperature == expected
+
+
+@pytest.mark.parametrize("question", ["", " \n", [Message("user", "Hi"), Message("user", "")]])
+def test_an_empty_question_is_refused(question: Any) -> None:
+    refused = in_own_words(refusal(question))
+    assert "there is no question" in str(refused)
+    assert refused.param == "question"
+
+
 def test_everything_arrives() -> None:
     request = asked(
         [Message("developer", "Be kind."), Message("user", "Hi")],

@@ -68,6 +68,15 @@ def test_every_mode_answers_under_its_contract(pair, mode, seed, temperature):
         assert again.text == answer.text
 
 
+def test_the_embedded_models_answer_greedily_unless_asked_otherwise(pair):
+    asked = {"documents": [FACTS], "mode": "fused", "max_tokens": 12}
+    question = "What is the banner of Tezawe?"
+    greedy = {pair.answer(question, seed=seed, **asked).text for seed in range(6)}
+    assert greedy == {pair.answer(question, temperature=0, **asked).text}
+    warm = {pair.answer(question, seed=seed, temperature=2, **asked).text for seed in range(6)}
+    assert len(warm) > 1
+
+
 def test_a_stream_is_the_answer_in_pieces(pair):
     asked = {"documents": [FACTS], "mode": "fused", "seed": 3, "max_tokens": 20}
     stream = pair.stream("What is the banner of Tezawe?", **asked)

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from qdrant_client import AsyncQdrantClient
@@ -41,6 +42,8 @@ class MemoryServer:
             self.before(name)
             if self.is_away:
                 raise ResponseHandlingException(ConnectionError("connection refused"))
+            for query in args[1] if name == "query_batch_points" else ():
+                query.params.exact = None  # local mode is always exact, and warns
             try:
                 return await getattr(self.client, name)(*args, **kwargs)
             except ValueError as error:
@@ -49,6 +52,12 @@ class MemoryServer:
                 raise UnexpectedResponse(404, "Not Found", str(error).encode(), {}) from error  # type: ignore[arg-type]
 
         return call
+
+    async def info(self) -> SimpleNamespace:
+        return SimpleNamespace(version="1.19.0")
+
+    async def create_payload_index(self, *args: Any) -> None:
+        """Local mode has no such index, and warns."""
 
     async def close(self) -> None:
         """One store has left; the others still use the server."""
@@ -75,5 +84,5 @@ class MemoryServer:
         clock: Callable[[], float] = time.time,
     ) -> SharedChunkStore:
         """Another retriever's store on this server, which sweeps when it is told to."""
-        collection = QdrantCollection(self, "chunks", space)  # type: ignore[arg-type]
+        collection = QdrantCollection(self, "chunks", space, url="memory")  # type: ignore[arg-type]
         return SharedChunkStore(collection, index, ttl_s, clock)

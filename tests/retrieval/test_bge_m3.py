@@ -192,7 +192,7 @@ def test_every_batch_is_computed_once_and_a_question_comes_between_two(embedder,
         return forward(inputs, **how)
 
     monkeypatch.setattr(embedder._model, "forward", watched)
-    assert len(embedder.embed_passages(PASSAGES[:2] * 3)) == 6
+    assert len(list(embedder.embed_passages(PASSAGES[:2] * 3))) == 6
     asking[0].join()
     assert shapes == [(2, 9), (1, 3), (2, 9), (2, 9)]
 

@@ -1,5 +1,9 @@
 """What only the store inside the process can do wrong; the rest is in `tests/congruence`."""
 
+import asyncio
+import threading
+import weakref
+
 import numpy as np
 import pytest
 
@@ -18,35 +22,52 @@ def chunk(index=0):
 
 
 async def test_vectors_of_another_size_are_refused():
-    store = await LocalChunkStore.open("chunks", HYBRID)
+    store = LocalChunkStore(HYBRID)
     with pytest.raises(CollectionMismatch, match="dense vectors of 2"):
         await store.add("acme", "d", [chunk()], [Embedding(DENSE[:2], TERMS)], 1)
     await store.close()
 
 
-async def test_many_documents_in_turn_take_the_room_of_one():
-    """Local mode keeps deleted points for ever; their places are used again."""
-    store = await LocalChunkStore.open("chunks", HYBRID)
+async def test_what_is_deleted_or_replaced_takes_no_memory():
+    store = LocalChunkStore(HYBRID)
+    freed = []
     for turn in range(20):
         chunks = [chunk(index) for index in range(5)]
-        await store.add("acme", f"d{turn}", chunks, [Embedding(DENSE, TERMS)] * 5, 5)
-        await store.delete("acme", f"d{turn}")
-    assert len(store._collection.client._client.collections["chunks"].ids) == 5
-    await store.close()
+        await store.add("acme", f"d{turn % 2}", chunks, [Embedding(DENSE, TERMS)] * 5, 5)
+        freed.append(weakref.ref(store._documents["acme", f"d{turn % 2}"].dense))
+    await store.delete("acme", "d0")
+    assert store.num_chunks == 5
+    assert sum(each() is not None for each in freed) == 1
 
 
-async def test_a_place_given_to_another_tenant_during_a_search_shows_nothing(monkeypatch):
-    store = await LocalChunkStore.open("chunks", HYBRID)
+async def test_a_search_goes_on_in_a_thread_with_what_it_began_with(monkeypatch):
+    store = LocalChunkStore(HYBRID)
     embeddings = [Embedding(DENSE, TERMS)] * 2
     await store.add("acme", "d", [chunk(0), chunk(1)], embeddings, 2)
-    score = store._collection.client.query_batch_points
+    search, threads = store._search, []
+    has_begun, go_on = threading.Event(), threading.Event()
 
-    async def score_and_lose_the_place(*args):
-        responses = await score(*args)
-        await store.delete("acme", "d")
-        await store.add("other", "d", [chunk(0), chunk(1)], embeddings, 2)
-        return responses
+    def wait_and_search(*args):
+        threads.append(threading.current_thread())
+        has_begun.set()
+        assert go_on.wait(10)
+        return search(*args)
 
-    monkeypatch.setattr(store._collection.client, "query_batch_points", score_and_lose_the_place)
+    monkeypatch.setattr(store, "_search", wait_and_search)
+    searching = asyncio.create_task(store.search("acme", ["d"], embeddings[0], limit=5, floor=0.3))
+    await asyncio.to_thread(has_begun.wait, 10)
+    await store.delete("acme", "d")  # the event loop is free meanwhile
+    go_on.set()
+    assert [each.id for each in await searching] == ["d:0", "d:1"]
     assert await store.search("acme", ["d"], embeddings[0], limit=5, floor=0.3) == []
-    await store.close()
+    assert threading.main_thread() not in threads
+
+
+async def test_a_question_reads_no_document_but_those_it_is_about(monkeypatch):
+    store = LocalChunkStore(HYBRID)
+    for tenant, document_id in (("acme", "d"), ("acme", "e"), ("other", "d")):
+        await store.add(tenant, document_id, [chunk()], [Embedding(DENSE, TERMS)], 1)
+    read = []
+    monkeypatch.setattr(store, "_search", lambda documents, *_: read.extend(documents) or [])
+    await store.search("acme", ["d", "d", "never"], Embedding(DENSE, TERMS), limit=5, floor=0.3)
+    assert read == [store._documents["acme", "d"]]

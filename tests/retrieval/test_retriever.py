@@ -4,6 +4,8 @@ import threading
 import pytest
 
 from rapid.embedded.generator import generate_document
+from rapid.errors import RetrievalPending
+from rapid.messages import Reading
 from retrieval import (
     Document,
     EmbedderFailed,
@@ -12,8 +14,10 @@ from retrieval import (
     Retriever,
     StoreUnavailable,
     UnknownDocument,
+    indexing,
     open_retriever,
 )
+from retrieval import retriever as module
 from tests.retrieval.plain_store import PlainChunkStore
 from tests.retrieval.tokens import words
 
@@ -31,15 +35,20 @@ class Watched(LexicalEmbedder):
         self.threads = set()
         self.go_on = threading.Event()
         self.go_on.set()
+        self.has_begun = threading.Event()
+        self.order = []
         self.error = None
 
     def embed_passages(self, texts):
-        self.threads.add(threading.current_thread())
-        assert self.go_on.wait(10)
-        if self.error:
-            raise self.error
-        self.passages += len(texts)
-        return super().embed_passages(texts)
+        for text, embedding in zip(texts, super().embed_passages(texts), strict=True):
+            self.threads.add(threading.current_thread())
+            self.has_begun.set()
+            assert self.go_on.wait(10)
+            if self.error:
+                raise self.error
+            self.passages += 1
+            self.order.append(text)
+            yield embedding
 
 
 @pytest.fixture
@@ -173,6 +182,8 @@ async def test_a_document_larger_than_the_cache_stays_for_its_next_question(embe
     (letter,) = await retriever.index("local", [LETTER])
     assert (await retriever.retrieve("local", [letter], QUESTION)).chunks
     await retriever.index("local", [Document("note", "It rains.")])
+    assert ("local", letter) in store.documents  # it counts as half of the cache
+    await retriever.index("local", [Document("card", "It snows.")])
     assert ("local", letter) not in store.documents
     await retriever.close()
 
@@ -259,3 +270,177 @@ async def test_odd_documents_are_fine(text):
     assert "Tessin" in found.text
     assert (await retriever.retrieve("local", [], QUESTION)).chunks == ()
     await retriever.close()
+
+
+# --- documents that nobody waits for --------------------------------------------------------------
+
+
+def long_document(name, num_chunks=60):
+    return Document(
+        name, "".join(f"The harbor of {name} {i} is deep and old. " for i in range(num_chunks))
+    )
+
+
+async def begin(retriever, embedder, tenant, documents, **how):
+    """Ask about documents, and return once the first passage is being embedded."""
+    embedder.go_on.clear()
+    embedder.has_begun.clear()
+    asking = asyncio.create_task(retriever.retrieve(tenant, documents, "harbor", **how))
+    await asyncio.to_thread(embedder.has_begun.wait, 10)
+    return asking
+
+
+async def leave(task):
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def quiet(retriever):
+    """Wait until no document is being indexed."""
+    while retriever._threads._turns.num_inside or any(  # noqa: ASYNC110 (they end in threads)
+        not entry.indexing.done() for entry in retriever._entries.values()
+    ):
+        await asyncio.sleep(0.001)
+
+
+async def test_what_nobody_waits_for_ends_with_the_batch_and_whoever_asks_again_goes_on(
+    retriever, embedder, store
+):
+    document = long_document("Orrin")
+    asking = await begin(retriever, embedder, "local", [document])
+    others = [
+        asyncio.create_task(retriever.retrieve("local", [long_document(str(i))], "harbor"))
+        for i in range(20)
+    ]
+    await asyncio.sleep(0)
+    for task in (asking, *others):
+        await leave(task)
+    embedder.go_on.set()
+    await quiet(retriever)
+    assert embedder.passages <= 2 * indexing._PASSAGES_AT_ONCE  # one batch in each thread
+    assert store.documents == {}
+    assert len(retriever._entries) <= 2  # what was not begun is forgotten with its text
+
+    embedder.order.clear()
+    embedder.passages = 0
+    assert (await retriever.retrieve("local", [document], "harbor")).chunks
+    assert embedder.passages == len(set(embedder.order))
+    (chunks,) = store.documents.values()
+    whole = len(chunks)
+    embedder.order.clear()
+    await retriever.retrieve("another", [document], "harbor")
+    assert len(embedder.order) == whole
+
+
+async def test_a_question_that_comes_in_time_finds_what_an_earlier_one_left(retriever, embedder):
+    document = long_document("Orrin")
+    embedded = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    asking = asyncio.create_task(
+        retriever.retrieve("local", [document], "harbor", tell=lambda _: None)
+    )
+    advance = indexing.Passages.advance
+
+    def advance_and_tell(passages, *args):
+        goes_on = advance(passages, *args)
+        if passages.embeddings:
+            loop.call_soon_threadsafe(embedded.set)
+        return goes_on
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(indexing.Passages, "advance", advance_and_tell)
+        embedder.go_on.set()
+        await embedded.wait()
+        await leave(asking)
+    await quiet(retriever)
+    num_kept = embedder.passages
+    assert num_kept >= indexing._PASSAGES_AT_ONCE
+    assert (await retriever.retrieve("local", [document], "harbor")).chunks
+    assert embedder.passages == len(set(embedder.order))  # none was embedded twice
+    assert embedder.passages > num_kept
+
+
+async def test_a_question_that_times_out_leaves_what_is_embedded(retriever, embedder):
+    document = long_document("Orrin")
+    asking = await begin(retriever, embedder, "local", [document], wait_s=0.01)
+    with pytest.raises(RetrievalPending, match="still being indexed"):
+        await asking
+    embedder.go_on.set()
+    assert (await retriever.retrieve("local", [document], "harbor")).chunks
+    assert embedder.passages == len(set(embedder.order))
+
+
+async def test_tenants_take_turns_between_batches(retriever, embedder):
+    flood = [long_document(f"flood{i}", 80) for i in range(12)]
+    asking = await begin(retriever, embedder, "hostile", flood)
+    other = asyncio.create_task(retriever.retrieve("other", [long_document("small", 10)], "harbor"))
+    await asyncio.sleep(0)
+    embedder.go_on.set()
+    await other
+    num_of_other = sum("small" in text for text in embedder.order)
+    num_turns = 2 + num_of_other // indexing._PASSAGES_AT_ONCE  # one of them cuts the document
+    num_before = len(embedder.order) - num_of_other
+    assert num_before <= (1 + 2 * num_turns) * 2 * indexing._PASSAGES_AT_ONCE  # in two threads
+    await asking
+    assert len(embedder.order) > 3 * num_before
+
+
+async def test_one_document_of_a_tenant_is_finished_before_the_next_begins(retriever, embedder):
+    await retriever.index("local", [long_document("first"), long_document("second")])
+    names = [text.split()[3] for text in embedder.order]
+    assert names == sorted(names)
+
+
+async def test_a_tenant_never_has_all_threads(retriever, embedder):
+    """While a passage of one tenant takes for ever, another tenant is answered."""
+    hold, go_on = embedder.go_on, threading.Event()
+    flood = [long_document(f"flood{i}") for i in range(4)]
+    asking = await begin(retriever, embedder, "hostile", flood)
+    embedder.go_on = go_on
+    go_on.set()  # for passages that begin from now on
+    async with asyncio.timeout(10):
+        assert (await retriever.retrieve("other", [long_document("a", 3)], "harbor")).chunks
+    assert not any("flood" in text for text in embedder.order)
+    hold.set()
+    await asking
+
+
+async def test_one_tenant_fills_half_of_the_room_for_those_who_wait(
+    retriever, embedder, monkeypatch
+):
+    monkeypatch.setattr(module, "_MOST_WAITING", 8)
+    asking = [await begin(retriever, embedder, "hostile", [long_document("0")])]
+    for name in "1234567":
+        asking.append(
+            asyncio.create_task(retriever.retrieve("hostile", [long_document(name)], "harbor"))
+        )
+    await asyncio.sleep(0)
+    other = asyncio.create_task(retriever.retrieve("other", [long_document("a", 3)], "harbor"))
+    await asyncio.sleep(0)
+    embedder.go_on.set()
+    told = await asyncio.gather(*asking, return_exceptions=True)
+    refused = [each for each in told if isinstance(each, RetrievalPending)]
+    assert len(refused) == 4
+    assert "Too many documents" in str(refused[0])
+    assert (await other).chunks
+    again = [await retriever.retrieve("hostile", [long_document(name)], "harbor") for name in "67"]
+    assert all(each.chunks for each in again)
+
+
+async def test_who_waits_is_told_how_many_passages_are_embedded(retriever, embedder, monkeypatch):
+    monkeypatch.setattr(indexing, "_TELL_S", 0.001)
+    document, told = long_document("Orrin"), []
+    asking = await begin(retriever, embedder, "local", [document], tell=told.append)
+    while not told:  # noqa: ASYNC110 (a clock tells)
+        await asyncio.sleep(0.001)
+    embedder.go_on.set()
+    await asking
+    whole = len(embedder.order)
+    assert told[0] == Reading(0, whole, "passages")
+    assert told == sorted(told, key=lambda each: each.num_read)
+
+
+async def test_an_embedder_that_gives_too_few_vectors_fails(retriever, embedder, monkeypatch):
+    monkeypatch.setattr(embedder, "embed_passages", lambda texts: iter(()))
+    with pytest.raises(EmbedderFailed, match="gave 0 vectors of"):
+        await retriever.retrieve("local", [LETTER], QUESTION)

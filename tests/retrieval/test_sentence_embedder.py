@@ -120,9 +120,9 @@ def test_the_best_cosine_decides_what_is_evidence(embedder, cosines, is_evidence
 
 
 async def test_words_raise_a_chunk_by_a_share_of_their_score(embedder) -> None:
-    store = await LocalChunkStore.open("chunks", embedder.space)
+    store = LocalChunkStore(embedder.space)
     chunks = [Chunk(f"d:{n}", "d", n, n + 1, text, 8) for n, text in enumerate(PASSAGES)]
-    await store.add("local", "d", chunks, embedder.embed_passages(PASSAGES), 9)
+    await store.add("local", "d", chunks, list(embedder.embed_passages(PASSAGES)), 9)
     dense, both = embedder.embed_query("mayor vael"), embedder.embed_query("mayor vael")
     dense = replace(dense, sparse=None)
     by_cosine = {c.id: c for c in await store.search("local", ["d"], dense, limit=9, floor=-1.0)}

@@ -69,6 +69,20 @@ def parsed(data: str) -> Any:
 
 
 class TestWhole:
+    async def test_a_temperature_that_is_left_out_is_the_server_s(self):
+        for default, given, expected in ((None, {}, 1), (0, {}, 0), (0, {"temperature": 0.7}, 0.7)):
+            orchestrator = ScriptedOrchestrator()
+            app = ingress(orchestrator, default_temperature=default)
+            assert (await post(app, ASK | given)).status_code == 200
+            assert orchestrator.requests[0].temperature == expected
+
+    async def test_an_empty_question_is_refused(self):
+        for content in ("", " \n", [{"type": "text", "text": ""}]):
+            body = ASK | {"messages": [{"role": "user", "content": content}]}
+            response = await post(ingress(ScriptedOrchestrator()), body)
+            assert response.status_code == 400
+            assert "there is no question" in response.json()["error"]["message"]
+
     async def test_shape(self):
         response = await post(ingress(ScriptedOrchestrator()), headers={"x-request-id": "mine"})
         assert response.status_code == 200
@@ -247,6 +261,32 @@ class TestStream:
         response = await post(app, ASK | {"stream": True})
         assert ": reading 512 of 4000 tokens\n" in response.text
         assert (await post(app)).json()["choices"][0]["message"]["content"] == "a"
+
+    async def test_a_stream_begins_while_documents_are_embedded(self):
+        go_on = asyncio.Event()
+        embedding = (Reading(0, 0, "passages"), Reading(412, 1130, "passages"))
+        text = TextDelta(0, "a", (), "length")
+        app = ingress(ScriptedOrchestrator(*embedding, go_on, STARTED, text, Finished(receipt())))
+        async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+            body = ASK | {"stream": True}
+            async with http.stream("POST", "/v1/chat/completions", json=body) as response:
+                assert response.status_code == 200
+                lines = response.aiter_lines()
+                said = []
+                while ": embedding passages 412 of 1,130" not in said:
+                    said.append(await anext(lines))
+                assert any('"role":"assistant"' in line for line in said)
+                assert ": embedding passages" in said
+                go_on.set()
+                assert "data: [DONE]" in [line async for line in lines]
+
+    async def test_what_is_refused_after_that_is_an_event_and_before_it_a_status(self):
+        refused = PromptTooLong("Too long.", "max_tokens")
+        body = ASK | {"stream": True, "max_completion_tokens": 9}
+        late = await post(ingress(ScriptedOrchestrator(Reading(1, 2, "passages"), refused)), body)
+        assert late.status_code == 200
+        assert events(late)[-1]["error"]["param"] == "max_completion_tokens"
+        assert (await post(ingress(ScriptedOrchestrator(refused)), body)).status_code == 400
 
     async def test_an_error_on_the_way_is_the_last_event(self):
         script = (STARTED, TextDelta(0, "Hel"), TargetUnavailable("The target was lost."))

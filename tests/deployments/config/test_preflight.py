@@ -47,6 +47,27 @@ def test_a_checkpoint_without_weights_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("recommended", "configured", "taken"),
+    [(None, None, 1.0), (0.6, None, 0.6), (0.6, 0, 0.0), ("hot", None, 1.0), (9, None, 1.0)],
+)
+def test_the_default_temperature_is_configured_or_the_checkpoint_s_own_or_one(
+    tmp_path: Path, recommended: object, configured: float | None, taken: float
+) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(TARGET, target)
+    if recommended is not None:
+        (target / "generation_config.json").write_text(json.dumps({"temperature": recommended}))
+    file = yaml.safe_load(CONFIG.read_text())
+    args = file["applications"][0]["args"]
+    args["target"]["engine"]["model"] = str(target)
+    args["api"]["default_temperature"] = configured
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(file))
+    config = check(path)
+    assert config.filled_api.default_temperature == taken
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"model_type": "gpt2"}, "supported are llama, mistral, qwen2, qwen3"),

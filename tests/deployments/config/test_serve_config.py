@@ -166,6 +166,10 @@ def test_tenants_share_what_can_be_answered_at_once(
 def test_the_most_characters_follow_from_the_context() -> None:
     assert with_api().filled_api.max_characters == 2**20
     assert with_api(max_characters=7).filled_api.max_characters == 7
+    assert with_api(silence_s=7).filled_api.silence_s == 7
+    waits = with_api().orchestrator
+    longest_s = waits.target_wait_s + waits.retrieval_wait_s + waits.drafter_wait_s
+    assert with_api().filled_api.silence_s == longest_s
     upward = next(path for path in FILES if path.stem == "llama-3.1-8b-with-70b-drafter")
     filled = ServeConfig.model_validate(args_of(upward)).filled_api
     assert filled.max_characters == 16 * 131_072

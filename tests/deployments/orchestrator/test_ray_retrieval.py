@@ -11,7 +11,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from deployments.orchestrator.ray_retrieval import RayRetrieval, affinity
 from rapid.errors import DrafterUnavailable, EngineFailed, RetrievalPending
-from rapid.messages import Document
+from rapid.messages import Document, Reading, Tell
 
 DOCUMENTS = [Document("note", "It rains."), Document("book", "It was a dark and stormy night.")]
 FOUND = SimpleNamespace(chunks=(), cleared_floor=False, is_evidence=False)
@@ -19,17 +19,19 @@ LOST = ActorDiedError()
 
 
 class Response:
-    """A Serve response whose answer is given; None never comes."""
+    """A Serve response whose answer is given, after what it says first; None never comes."""
 
     def __init__(self, answer: object) -> None:
-        self.answer = answer
+        *self.said, self.answer = answer if isinstance(answer, list) else [answer]
         self.is_cancelled = False
 
     def cancel(self) -> None:
         self.is_cancelled = True
 
-    def __await__(self) -> Any:
-        yield from asyncio.sleep(30 if self.answer is None else 0).__await__()
+    async def __anext__(self) -> Any:
+        if self.said:
+            return self.said.pop(0)
+        await asyncio.sleep(30 if self.answer is None else 0)
         if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer
@@ -46,7 +48,8 @@ class Handle:
         self.sessions: list[str] = []
         self.retrieve = self
 
-    def options(self, *, session_id: str) -> Handle:
+    def options(self, *, session_id: str, stream: bool) -> Handle:
+        assert stream
         self.sessions.append(session_id)
         return self
 
@@ -55,8 +58,11 @@ class Handle:
         return self.responses[len(self.calls) - 1]
 
 
-async def asked(handle: Handle, timeout_s: float = 20.0, tenant: str = "acme") -> Any:
-    return await RayRetrieval(handle, timeout_s).retrieve(tenant, DOCUMENTS, "who", 9)  # type: ignore[arg-type]
+async def asked(
+    handle: Handle, timeout_s: float = 20.0, tenant: str = "acme", tell: Tell | None = None
+) -> Any:
+    retrieval = RayRetrieval(handle, timeout_s)  # type: ignore[arg-type]
+    return await retrieval.retrieve(tenant, DOCUMENTS, "who", 9, tell=tell)
 
 
 async def test_requests_about_the_same_documents_go_by_the_same_name() -> None:
@@ -137,3 +143,18 @@ async def test_a_caller_who_leaves_cancels_the_call() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert handle.responses[0].is_cancelled
+
+
+async def test_what_a_replica_says_is_passed_on_and_it_keeps_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("deployments.orchestrator.ray_retrieval._LOOK_S", 0.001)
+    said = [Reading(0, 0, "passages"), Reading(412, 1130, "passages")]
+    handle, router, told = Handle([*said, None]), Router(), list[Reading]()
+    monkeypatch.setattr("cluster.routers.find", {"Retriever": router}.get)
+    with pytest.raises(DrafterUnavailable, match="no answer within"):
+        await asked(handle, timeout_s=0.1, tell=told.append)
+    assert told == said
+    assert router.num_moves == 1  # it was not looked for another replica
+    handle = Handle([*said, FOUND])
+    assert await asked(handle) is FOUND

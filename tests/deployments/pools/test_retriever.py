@@ -5,14 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from deployments.pools import retriever
 from rapid.checkpoints.text import ChatText
 from rapid.errors import RapidError, RetrievalPending
-from rapid.messages import Document
+from rapid.messages import Document, Reading, Tell
 from retrieval import EmbedderFailed, RetrievalConfig, RetrievalError, StoreUnavailable
+
+READING = Reading(3, 9, "passages")
+
+
+async def found(replica: retriever.RetrieverReplica, *asked: Any) -> object:
+    """The last thing that the replica says."""
+    *_, last = [said async for said in replica.retrieve(*asked)]
+    return last
 
 
 class FakeRetriever:
@@ -21,6 +30,8 @@ class FakeRetriever:
         self.is_closed = False
         self.outage: str | None = None
         self.error: Exception | None = None
+        self.may_go_on: asyncio.Event | None = None
+        self.has_left = False
 
     async def retrieve(
         self,
@@ -29,8 +40,16 @@ class FakeRetriever:
         query: str,
         budget_tokens: int,
         wait_s: float,
+        *,
+        tell: Tell,
     ) -> str:
         self.calls.append((tenant, documents, query, budget_tokens, wait_s))
+        tell(READING)
+        if self.may_go_on is not None:
+            try:
+                await self.may_go_on.wait()
+            finally:
+                self.has_left = True
         if self.error:
             raise self.error
         return f"context of {tenant}"
@@ -74,7 +93,7 @@ async def test_calls_that_come_at_once_open_one_store(opening: Opening) -> None:
     assert opening.configs == []
     documents = [Document("a", "text")]
     asked = [
-        asyncio.create_task(replica.retrieve(tenant, documents, "who", 9, 1.0)) for tenant in "xy"
+        asyncio.create_task(found(replica, tenant, documents, "who", 9, 1.0)) for tenant in "xy"
     ]
     health = asyncio.create_task(replica.check_health())
     await asyncio.sleep(0)
@@ -122,12 +141,24 @@ async def test_what_the_embedder_and_the_store_say_stays_in_this_log(
         caplog.at_level(logging.WARNING, "deployments.pools.retriever"),
         pytest.raises(RetrievalError, match=said) as raised,
     ):
-        await replica.retrieve("x", [], "who", 9, 1.0)
+        await found(replica, "x", [], "who", 9, 1.0)
     assert "secret" not in str(raised.value)
     assert raised.value.__cause__ is None
     assert raised.value.__suppress_context__
     assert "secret" in caplog.text
     opening.fake.error = RetrievalPending("later")
     with pytest.raises(RetrievalPending):
-        await replica.retrieve("x", [], "who", 9, 1.0)
+        await found(replica, "x", [], "who", 9, 1.0)
+    await close(replica)
+
+
+async def test_progress_is_said_at_once_and_who_leaves_waits_for_nothing(opening: Opening) -> None:
+    opening.may_end.set()
+    opening.fake.may_go_on = asyncio.Event()
+    replica = retriever.RetrieverReplica(RetrievalConfig(), "embedded:target")
+    saying = replica.retrieve("x", [], "who", 9, 1.0)
+    assert await anext(saying) == READING
+    assert not opening.fake.has_left
+    await saying.aclose()
+    assert opening.fake.has_left
     await close(replica)

@@ -44,8 +44,8 @@ class ScriptedRetriever:
     def cancel(self) -> None:
         self.num_cancelled += 1
 
-    def __await__(self) -> Any:
-        yield from asyncio.sleep(self.delay_s).__await__()
+    async def __anext__(self) -> Any:
+        await asyncio.sleep(self.delay_s)
         if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer

@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 
 from rapid.answering.resolution import (
+    SAYS_NOTHING,
     Decision,
     Evidence,
     answer_tokens,
@@ -82,6 +83,17 @@ def test_rag_without_any_text_to_search_is_refused_as_a_mistake() -> None:
     with pytest.raises(BadRequest, match="attach some, or use 'plain'") as refused:
         decide("rag", NO_TEXT)
     assert refused.value.param == "rapid.mode"
+
+
+@pytest.mark.parametrize("asked", ["rag", "lossless", "fused", "paper"])
+def test_a_mode_that_is_asked_for_says_if_the_documents_are_about_something_else(
+    asked: Mode,
+) -> None:
+    for evidence in (WEAK, NOTHING):
+        reason = decide(asked, evidence).reason
+        assert reason.startswith("asked for")
+        assert any(each in reason for each in SAYS_NOTHING)
+    assert not any(each in decide(asked, FOUND).reason for each in SAYS_NOTHING)
 
 
 @pytest.mark.parametrize(

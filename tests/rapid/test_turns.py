@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from rapid.answering.turns import Refusal, Turns
+from rapid.turns import Refusal, Turns
 
 
 class Crowd:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rapid.answering.threads import Threads
+from rapid.threads import Threads
 
 
 class Calls:
@@ -88,3 +88,54 @@ async def test_what_a_call_raises_reaches_its_caller_and_frees_the_thread() -> N
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             await threads.run("a", divmod, 1, 0)
+
+
+class Steps:
+    """Work of several parts, each of which waits to be let go."""
+
+    def __init__(self, calls: Calls, name: str, number: int) -> None:
+        self.calls, self.name, self.left = calls, name, number
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        self.calls(f"{self.name}{self.left}")
+        return self.left > 0
+
+
+async def test_between_two_steps_other_tenants_have_turns_and_the_own_begins_nothing() -> None:
+    threads, calls = Threads(1, "test"), Calls()
+    first = asyncio.create_task(threads.run_steps("a", Steps(calls, "x", 3)))
+    await begun(calls, 1)
+    rest = [
+        asyncio.create_task(threads.run_steps("a", Steps(calls, "y", 2))),
+        asyncio.create_task(threads.run_steps("b", Steps(calls, "z", 2))),
+    ]
+    await asyncio.sleep(0)
+    calls.let_go(7)
+    await asyncio.gather(first, *rest)
+    own = [name for name in calls.begun if name[0] in "xy"]
+    assert own == ["x2", "x1", "x0", "y1", "y0"]
+    assert calls.begun.index("z0") <= 4
+    assert await threads.run("a", str.upper, "free") == "FREE"
+
+
+async def test_steps_whose_caller_leaves_end_with_the_one_that_runs() -> None:
+    threads, calls = Threads(1, "test"), Calls()
+    steps = Steps(calls, "x", 3)
+    left = asyncio.create_task(threads.run_steps("a", steps))
+    await begun(calls, 1)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    waits = asyncio.create_task(threads.run("a", calls, "next"))
+    await asyncio.sleep(0)
+    assert calls.begun == ["x2"]
+    calls.let_go(2)
+    assert await waits == "NEXT"
+    assert steps.left == 2
+
+
+async def test_a_step_that_fails_frees_the_thread() -> None:
+    threads = Threads(1, "test")
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            await threads.run_steps("a", lambda: bool(1 // 0))

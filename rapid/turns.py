@@ -79,12 +79,27 @@ class Turns:
         if self._num_free:
             self._num_free -= 1
             return
+        await self._wait(tenant, self._queue(tenant, is_first=is_first))
+
+    async def give_way(self, tenant: str) -> None:
+        """Give a place to the line whose turn it is, and take one again at the head of the own.
+
+        Work of several parts lets other tenants in between two of them, and none of its own.
+        """
+        ticket = self._queue(tenant, is_first=True)
+        self.leave()
+        await self._wait(tenant, ticket)
+
+    def _queue(self, tenant: str, *, is_first: bool) -> asyncio.Future[None]:
         ticket = asyncio.get_running_loop().create_future()
         line = self._lines.setdefault(tenant, deque())
         if is_first:
             line.appendleft(ticket)
         else:
             line.append(ticket)
+        return ticket
+
+    async def _wait(self, tenant: str, ticket: asyncio.Future[None]) -> None:
         try:
             await ticket
         except asyncio.CancelledError:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from rapid.answering.turns import Turns
+from rapid.turns import Turns
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -45,12 +45,38 @@ class Threads:
     ) -> Result:
         """Return what `function` returns in a thread, which is waited for in the tenant's line."""
         await self._turns.enter(tenant)
+        return await self._call(functools.partial(function, *args, **kwargs))
+
+    async def run_steps(self, tenant: str, step: Callable[[], bool]) -> None:
+        """Call `step` in a thread until it returns false.
+
+        Between two calls other tenants have their turns, and this one begins nothing else. If the
+        caller is cancelled, a call that runs is the last.
+        """
+        await self._turns.enter(tenant)
+        while await self._call(step, keeps_place=True):
+            await self._turns.give_way(tenant)
+        self._turns.leave()
+
+    async def _call(self, function: Callable[[], Result], *, keeps_place: bool = False) -> Result:
+        """Call a function in a thread, whose place is left when it has returned.
+
+        Args:
+            function: What to call.
+            keeps_place: Whether the place is kept, unless the call fails or is given up.
+        """
         loop = asyncio.get_running_loop()
 
         def ended(_: Future[Result]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(self._turns.leave)
 
-        call = self._threads.submit(functools.partial(function, *args, **kwargs))
-        call.add_done_callback(ended)
-        return await asyncio.wrap_future(call)
+        call = self._threads.submit(function)
+        if not keeps_place:
+            call.add_done_callback(ended)
+        try:
+            return await asyncio.wrap_future(call)
+        except BaseException:
+            if keeps_place:
+                call.add_done_callback(ended)
+            raise

@@ -1,0 +1,155 @@
+"""Documents on their way into the store: cut and embedded a few passages at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from rapid.errors import RetrievalPending
+from rapid.messages import Document, Reading, Tell
+from retrieval.chunking import Chunk, TokenOffsets, chunk_text
+from retrieval.config import RetrievalConfig
+from retrieval.embedding import Embedder, Embedding
+from retrieval.errors import EmbedderFailed
+from retrieval.store import StoredDocument
+
+_PASSAGES_AT_ONCE = 16
+_TELL_S = 1.0
+
+
+class Passages:
+    """The passages of one document, of which every step embeds some more.
+
+    What is embedded stays when nobody goes on with it, so that whoever asks again goes on there.
+
+    Attributes:
+        num_tokens: The length of the document in tokens, once it is cut.
+        chunks: The passages, once it is cut.
+        embeddings: The vectors of the first of them.
+    """
+
+    def __init__(self, document_id: str, document: Document) -> None:
+        self.num_tokens = 0
+        self.chunks: list[Chunk] = []
+        self.embeddings: list[Embedding] = []
+        self._document_id = document_id
+        self._document: Document | None = document  # until it is cut
+        self._rest: Iterator[Embedding] = iter(())
+        self._lock = threading.Lock()  # a step that was given up may run still
+
+    def advance(
+        self, config: RetrievalConfig, embedder: Embedder, token_offsets: TokenOffsets
+    ) -> bool:
+        """Cut the document if it is whole, and embed some passages; return whether any are left.
+
+        This blocks, so it runs in a thread.
+
+        Raises:
+            EmbedderFailed: If the embedding model raises.
+        """
+        with self._lock:
+            if self._document is not None:
+                self._cut(self._document, config, embedder, token_offsets)
+            if taken := list(islice(self._rest, _PASSAGES_AT_ONCE)):
+                self.embeddings.extend(taken)
+            elif len(self.embeddings) < len(self.chunks):
+                raise EmbedderFailed(
+                    f"the embedder gave {len(self.embeddings)} vectors of {len(self.chunks)} "
+                    "passages"
+                )
+            return len(self.embeddings) < len(self.chunks)
+
+    def _cut(
+        self,
+        document: Document,
+        config: RetrievalConfig,
+        embedder: Embedder,
+        token_offsets: TokenOffsets,
+    ) -> None:
+        chunks = chunk_text(
+            document.text,
+            token_offsets,
+            max_tokens=config.chunk_tokens,
+            max_chars=config.max_chunk_chars,
+            document_id=self._document_id,
+            name=document.name,
+        )
+        self.num_tokens = sum(chunk.num_tokens for chunk in chunks)
+        self.chunks = [chunk for chunk in chunks if not chunk.text.isspace()]
+        self._rest = iter(embedder.embed_passages([chunk.text for chunk in self.chunks]))
+        self._document = None
+
+
+@dataclass(slots=True)
+class Entry:
+    """A document that is stored, or being indexed, or was when those who asked for it left.
+
+    Attributes:
+        passages: What is embedded so far; None once it is stored.
+        indexing: The task that finds it in the store, or cuts, embeds and stores it.
+        stored: What the store holds, once it is indexed.
+        users: Requests that use it now; it is not evicted before they are done.
+    """
+
+    passages: Passages | None
+    indexing: asyncio.Task[None]
+    stored: StoredDocument | None = None
+    users: int = 0
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it is not stored and nothing is being done about that."""
+        ended = self.indexing.done() or self.indexing.cancelling() > 0
+        return self.stored is None and ended
+
+    @property
+    def num_embedded(self) -> int:
+        """The number of its chunks that have vectors."""
+        if self.stored is not None:
+            return self.stored.num_chunks
+        return len(self.passages.embeddings) if self.passages else 0
+
+    @property
+    def num_chunks(self) -> int:
+        """The number of its chunks, as far as they are known."""
+        if self.stored is not None:
+            return self.stored.num_chunks
+        return len(self.passages.chunks) if self.passages else 0
+
+
+async def wait_for(entries: Sequence[Entry], wait_s: float | None, tell: Tell | None) -> None:
+    """Wait until documents are indexed, and say every second how far that is.
+
+    Raises:
+        RetrievalPending: If it takes longer than `wait_s` seconds.
+    """
+    waiting = {entry.indexing for entry in entries}
+    try:
+        async with asyncio.timeout(wait_s):
+            while waiting:
+                # It leaves the tasks alone when it is cancelled: others may wait for them.
+                done, waiting = await asyncio.wait(waiting, timeout=_TELL_S)
+                for task in done:
+                    task.result()
+                if waiting and tell is not None:
+                    num_done = sum(entry.num_embedded for entry in entries)
+                    tell(Reading(num_done, sum(e.num_chunks for e in entries), "passages"))
+    except TimeoutError:
+        raise RetrievalPending("The documents are still being indexed; ask again.") from None
+
+
+def key_of(tenant: str, document: Document | str) -> tuple[str, str]:
+    """Return the tenant and the id of a document, which may be given by its id."""
+    return tenant, document if isinstance(document, str) else _document_id(tenant, document)
+
+
+def _document_id(tenant: str, document: Document) -> str:
+    digest = hashlib.blake2b(digest_size=12)
+    for part in (tenant, document.name, document.text):
+        encoded = part.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "big") + encoded)
+    return f"doc-{digest.hexdigest()}"
