@@ -18,6 +18,7 @@ from ray import serve
 from ray.serve import Application
 
 from cluster.versions import versioned
+from deployments.api.proxy.serve_internals import check_callers_are_known
 from deployments.api.replica import IngressReplica
 from deployments.config.plans import Plans, deployment_plans
 from deployments.config.preflight import preflight
@@ -33,6 +34,7 @@ __all__ = ["build", "check", "compose"]
 
 def build(args: ServeConfig) -> Application:
     """Build the application; ``import_path: deployments.app:build`` names this function."""
+    check_callers_are_known(has_keys=args.api.has_keys)
     return compose(preflight(args))
 
 
