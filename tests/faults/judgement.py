@@ -19,8 +19,8 @@ class Allowed:
     """What a fault may cost.
 
     Attributes:
-        breaks: Whether connections in flight may break, which a proxy may also tell in its own
-            words; the same requests must then be answered.
+        breaks: Whether connections in flight may break, which a proxy may also tell; the same
+            requests must then be answered.
         refuses: Modes that may be refused in the standard phase.
         slows: The longest wait for the first token, as a factor of that without a fault.
         share: The share of requests that `slows` is about.
@@ -187,6 +187,9 @@ def _wrong_ends(run: Run) -> Iterator[str]:
         whys = Counter(each.why for each in run.outcomes if each.end == end)
         if whys:
             yield f"{whys.total()} {end}: {whys.most_common(1)[0][0][:160]}"
+    malformed = [each for each in run.outcomes if each.num_malformed]
+    if malformed:
+        yield f"{len(malformed)} got errors that are not in OpenAI's form"
     # Some seconds after the overflow there may be no room yet.
     full_until = max((each.began + SLOW_S for each in run.in_phase("overflow")), default=0.0)
     shed = [

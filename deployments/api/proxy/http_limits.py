@@ -14,6 +14,7 @@ from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from deployments.api.errors import error_body
+from deployments.api.proxy.plain_errors import OpenAIErrors
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100
@@ -33,6 +34,7 @@ class HttpWithLimits(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.app = OpenAIErrors(self.app)
         self._num_bytes = 0  # received since the parser last passed something on
         self._has_begun = False  # a head, which has not ended yet
         self._deadline: asyncio.TimerHandle | None = None
