@@ -15,8 +15,6 @@ from cluster.placement import PoolConfig, deployment_options, engine_options
 from cluster.versions import version_of
 from deployments.config.serve_config import EnginePoolConfig, ServeConfig
 
-INGRESS_ROUTER = "deployments.api.proxy.serve_internals.IngressRouter"
-
 Effect = Literal["starts", "ends", "rolls", "live"]
 
 
@@ -77,7 +75,6 @@ def deployment_plans(config: ServeConfig) -> Plans:
         config.is_embedded,
         user_config=config.filled_api.model_dump(mode="json", exclude_unset=True),
     )
-    plans["Ingress"].options["request_router_config"] = {"request_router_class": INGRESS_ROUTER}
     return plans
 
 

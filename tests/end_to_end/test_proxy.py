@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from deployments.config.plans import INGRESS_ROUTER
+from deployments.api.proxy.serve_internals import router_options
 
 
 class Fragile:
@@ -29,8 +29,7 @@ def fragile(ray_cluster: str) -> Iterator[str]:
     """The address of a fragile application with our router."""
     from ray import serve
 
-    router = {"request_router_class": INGRESS_ROUTER}
-    deployment = serve.deployment(Fragile, request_router_config=router)
+    deployment = serve.deployment(Fragile, **router_options())
     serve.run(deployment.bind(), name="fragile", route_prefix="/fragile")
     yield f"{ray_cluster}/fragile"
     serve.delete("fragile")

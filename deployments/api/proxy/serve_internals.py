@@ -12,7 +12,10 @@ from typing import Any
 
 import ray
 import uvicorn
-from ray.serve._private.constants import RAY_SERVE_ENABLE_DIRECT_INGRESS
+from ray.serve._private.constants import (
+    RAY_SERVE_ENABLE_DIRECT_INGRESS,
+    RAY_SERVE_ENABLE_HA_PROXY,
+)
 from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
 from typing_extensions import override
 
@@ -29,6 +32,18 @@ class IngressRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]  # Ra
         context = ray.get_runtime_context()
         if context.get_actor_id() is not None:
             context.current_actor.__ray_call__.remote(limit_proxy)
+
+
+def router_options() -> dict[str, Any]:
+    """Return the options of an ingress's deployment that put limits on the proxies in front.
+
+    With HAProxy there are none, and Serve refuses them: HAProxy has limits of its own, and sends
+    requests to the replicas themselves.
+    """
+    if RAY_SERVE_ENABLE_HA_PROXY:
+        return {}
+    router = f"{IngressRouter.__module__}.{IngressRouter.__name__}"
+    return {"request_router_config": {"request_router_class": router}}
 
 
 def limit_proxy(actor: Any) -> None:

@@ -15,7 +15,9 @@ from ray.serve._private import http_util, proxy, replica
 from ray.serve.config import HTTPOptions
 from starlette.responses import PlainTextResponse
 
+from deployments import app
 from deployments.api.proxy import serve_internals
+from deployments.config.serve_file import check
 from rapid.errors import ConfigurationError
 from tests.deployments.api.proxy.test_http_limits import HEAD, answer
 from tests.ray_cluster import free_port
@@ -91,6 +93,15 @@ def test_a_replica_starts_its_server_after_its_class() -> None:
     source = inspect.getsource(replica)
     initialize = source[source.index("async def initialize(") :]
     assert initialize.index("initialize_callable()") < initialize.index("_on_initialized()")
+
+
+def test_the_ingress_has_our_router_where_serve_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = app.compose(check("serve_config.yaml"))._bound_deployment._deployment_config
+    router = options.request_router_config.get_request_router_class()
+    assert router.__name__ == "IngressRouter"
+    monkeypatch.setattr(serve_internals, "RAY_SERVE_ENABLE_HA_PROXY", True)
+    behind = app.compose(check("serve_config.yaml"))._bound_deployment._deployment_config
+    assert behind.request_router_config.is_default_request_router()
 
 
 @pytest.mark.parametrize(("is_direct", "has_keys"), [(False, False), (True, True)])
