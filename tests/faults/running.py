@@ -70,10 +70,13 @@ async def run_fault(
     await asyncio.to_thread(fault.prepare, service)
     sizes = await asyncio.to_thread(service.sizes)
     run = Run(name, fault.allowed)
-    watching = asyncio.gather(
-        watch(service.urls[-1], "/ready", '"ready"', run.ready),
-        watch(service.urls[-1], "/-/healthz", "success", run.health),
-    )
+    watching = [
+        asyncio.create_task(watch(service.urls[-1], path, says, seen))
+        for path, says, seen in (
+            ("/ready", '"ready"', run.ready),
+            ("/-/healthz", "success", run.health),
+        )
+    ]
     asking = asyncio.create_task(clients.run(load))
     await asyncio.sleep(INJECTED_AT_S)
     run.injected = time.monotonic()
@@ -86,7 +89,8 @@ async def run_fault(
         hostility.cancel()
         await asyncio.gather(hostility, return_exceptions=True)
     run.outcomes = await asking
-    watching.cancel()
+    for task in watching:
+        task.cancel()
     run.left_alone_s = service.left_alone_s()
     await asyncio.to_thread(service.mend)
     run.whole_again_s = await whole
