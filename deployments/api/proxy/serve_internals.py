@@ -58,15 +58,16 @@ def limit_proxy(actor: Any) -> None:
 
 
 def limit_replica() -> None:
-    """Put `HttpWithLimits` on the HTTP server that Serve starts in a replica with direct ingress.
+    """Put `HttpWithLimits` on the HTTP server that Serve starts in this replica, if it starts one.
 
     It takes uvicorn's default, and starts after the replica's class.
     """
-    uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{HttpWithLimits.__module__}:HttpWithLimits"
+    if RAY_SERVE_ENABLE_DIRECT_INGRESS:
+        uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{HttpWithLimits.__module__}:HttpWithLimits"
 
 
 def check_callers_are_known(*, has_keys: bool) -> None:
-    """Check that an application without keys does not run where every caller seems to be local.
+    """Check that an application without keys does not run where callers elsewhere seem to be local.
 
     With HAProxy or direct ingress in front, its peer is HAProxy, or whoever balances the load.
 
@@ -75,9 +76,9 @@ def check_callers_are_known(*, has_keys: bool) -> None:
     """
     if RAY_SERVE_ENABLE_DIRECT_INGRESS and not has_keys:
         raise ConfigurationError(
-            "api.keys is empty, and behind HAProxy or with direct ingress every caller seems to be "
-            "on this machine: list keys (`rapid hash-key`), name keys_env, or start Ray without "
-            "RAY_SERVE_ENABLE_HA_PROXY, RAY_SERVE_ENABLE_DIRECT_INGRESS and "
+            "api.keys is empty, and behind HAProxy or with direct ingress callers from elsewhere "
+            "seem to be on this machine: list keys (`rapid hash-key`), name keys_env, or start Ray "
+            "without RAY_SERVE_ENABLE_HA_PROXY, RAY_SERVE_ENABLE_DIRECT_INGRESS and "
             "RAY_SERVE_THROUGHPUT_OPTIMIZED"
         )
 

@@ -78,7 +78,11 @@ async def test_a_proxy_that_is_starting_gets_the_limits() -> None:
 async def test_a_replica_with_a_server_of_its_own_has_the_limits_from_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, "auto", "")  # put back after the test
+    default = uvicorn.config.HTTP_PROTOCOLS["auto"]
+    monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, "auto", default)  # put back after the test
+    serve_internals.limit_replica()
+    assert uvicorn.config.HTTP_PROTOCOLS["auto"] == default
+    monkeypatch.setattr(serve_internals, "RAY_SERVE_ENABLE_DIRECT_INGRESS", True)
     serve_internals.limit_replica()
     async with serves_server() as (_, address):
         assert (await answer(address, TOO_LONG))[0] == 431
@@ -116,5 +120,5 @@ def test_an_application_without_keys_is_refused_where_every_caller_seems_local(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(serve_internals, "RAY_SERVE_ENABLE_DIRECT_INGRESS", True)
-    with pytest.raises(ConfigurationError, match=r"list keys .* or start Ray without"):
+    with pytest.raises(ConfigurationError, match=r"list keys .* or start Ray"):
         serve_internals.check_callers_are_known(has_keys=False)
