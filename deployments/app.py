@@ -14,10 +14,13 @@ This module has no ``from __future__ import annotations``: Serve turns ``args`` 
 only when the builder's annotation is the class itself, and passes a bare dict when it is a string.
 """
 
+from typing import Any
+
 from ray import serve
 from ray.serve import Application
 
 from cluster.versions import versioned
+from deployments.api.proxy.serve_internals import check_callers_are_known, router_options
 from deployments.api.replica import IngressReplica
 from deployments.config.plans import Plans, deployment_plans
 from deployments.config.preflight import preflight
@@ -33,6 +36,7 @@ __all__ = ["build", "check", "compose"]
 
 def build(args: ServeConfig) -> Application:
     """Build the application; ``import_path: deployments.app:build`` names this function."""
+    check_callers_are_known(has_keys=args.api.has_keys)
     return compose(preflight(args))
 
 
@@ -58,7 +62,8 @@ def compose(
     orchestrator = _deployment("Orchestrator", plans, Orchestrator).bind(
         config, target, drafter, retriever
     )
-    ingress = _deployment("Ingress", plans, serve.ingress()(IngressReplica))
+    replica = serve.ingress()(IngressReplica)
+    ingress = _deployment("Ingress", plans, replica, **router_options())
     return ingress.bind(config.filled_api, orchestrator, config.is_embedded)
 
 
@@ -69,6 +74,7 @@ def _engines(
     return _deployment(name, plans, EngineReplica).bind(pool.engine, pool.pool, load, model_name)
 
 
-def _deployment(name: str, plans: Plans, cls: type) -> serve.Deployment:
+def _deployment(name: str, plans: Plans, cls: type, **more: Any) -> serve.Deployment:
     plan = plans[name]
-    return versioned(serve.deployment(cls).options(name=name, **plan.options), plan.version)
+    deployment = serve.deployment(cls).options(name=name, **plan.options, **more)
+    return versioned(deployment, plan.version)

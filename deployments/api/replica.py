@@ -18,6 +18,7 @@ from cluster.failures import FailureKind, failure_of
 from deployments.api.board import board_of, keep_in_step
 from deployments.api.canary import WithCanary
 from deployments.api.ingress import Ingress
+from deployments.api.proxy.serve_internals import check_callers_are_known, limit_replica
 from deployments.api.readiness import Readiness
 from deployments.config.live import accepted
 from deployments.config.serve_config import ApiConfig
@@ -156,6 +157,7 @@ class IngressReplica:
         self, config: ApiConfig, orchestrator: DeploymentHandle, is_embedded: bool
     ) -> None:
         log_with_serve()
+        limit_replica()
         self._name = name = orchestrator.app_name
         readiness = Readiness(name)
         readiness.look()  # as Serve sends this replica requests, `/ready` among them, from now on
@@ -184,8 +186,9 @@ class IngressReplica:
         """
         taken = accepted(ApiConfig, settings, self._settings, of="Ingress")
         try:
+            check_callers_are_known(has_keys=taken.has_keys)
             self._ingress.configure(taken)
-        except ConfigurationError as error:  # the variable that has the keys
+        except ConfigurationError as error:  # no keys, or no variable that has them
             if self._settings is None:
                 raise
             logger.error("new settings are refused, those in force stay: %s", error)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from tests.faults.engines import STICKY, WEDGED
-from tests.faults.hostile import Hostility, abandoned_documents, crowd, long_bodies
+from tests.faults.hostile import Hostility, abandoned_documents, crowd, long_bodies, long_heads
 from tests.faults.judgement import Allowed
 from tests.faults.service import Service
 
@@ -124,17 +124,17 @@ def _faults() -> Iterator[tuple[str, Fault]]:
             lasts_s=10.0,
         ),
     )
-    hostilities: tuple[tuple[str, Hostility, float | None], ...] = (
-        ("hostile bodies", long_bodies, None),
-        ("hostile crowd", crowd, 0.1),
-        ("abandoned documents", abandoned_documents, None),
-    )
-    for name, hostility, ready_s in hostilities:
+    for name, hostility, allowed in (
+        ("bodies", long_bodies, Allowed(slows=2.0)),
+        ("crowd", crowd, Allowed(slows=2.0, ready_s=0.1)),
+        ("long header", long_heads, Allowed(slows=2.0, health_s=1.0)),
+        ("abandoned documents", abandoned_documents, Allowed(slows=2.0)),
+    ):
         yield (
-            name,
+            f"hostile {name}",
             Fault(
                 Service.let_hostile_loose,
-                Allowed(slows=2.0, ready_s=ready_s),
+                allowed,
                 prepare=partial(_prepare_hostile, hostility),
                 lasts_s=30.0,
                 load=0.5,  # half of what is left to the others when capacity is shared by two

@@ -261,6 +261,8 @@ class Clients:
             if not is_well_formed(said):
                 outcome.num_malformed += 1
                 return False
+            if b'"ingress_lost"' in said:  # a connection that broke, in the proxy's words
+                return False
             outcome.end = "refused" if is_shed else "failed"
             return not (is_again and is_shed)
         if not response.headers["content-type"].startswith("text/event-stream"):

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -21,6 +23,7 @@ from tests.faults.clients import NUM_QUESTIONS, PATIENCE_S, body
 
 HOSTILE_KEY = "sk-hostile"
 NUM_CLIENTS = 150
+NUM_SLOW = 50
 _NICENESS = 15
 _HEADERS = {"authorization": f"Bearer {HOSTILE_KEY}", "content-type": "application/json"}
 
@@ -119,6 +122,43 @@ def _about_a_long_document(index: int) -> dict[str, Any]:
         "messages": [{"role": "user", "content": document.questions[0].question}],
         "rapid": {"mode": "rag", "documents": [{"name": document.name, "text": text[:1_000_000]}]},
     }
+
+
+async def long_heads(url: str, begins: asyncio.Future[None]) -> None:
+    """Send, without a key, requests whose heads do not end, and begin again when one is cut off.
+
+    One connection has an endless header, one thousands of headers, and fifty a byte a second.
+    """
+    address = urlsplit(url)
+
+    async def send(pieces: Callable[[], Iterator[bytes]], pause_s: float) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(address.hostname, address.port)
+                try:
+                    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n")
+                    for piece in pieces():
+                        writer.write(piece)
+                        await writer.drain()
+                        await asyncio.sleep(pause_s)
+                finally:
+                    writer.close()
+            await asyncio.sleep(0.2)
+
+    await begins
+    slow = [send(lambda: itertools.repeat(b"a"), 1.0) for _ in range(NUM_SLOW)]
+    await asyncio.gather(send(endless_header, 0.0), send(thousands_of_headers, 0.0), *slow)
+
+
+def endless_header() -> Iterator[bytes]:
+    """A header whose value does not end."""
+    yield b"x: "
+    yield from itertools.repeat(b"a" * 2**16)
+
+
+def thousands_of_headers() -> Iterator[bytes]:
+    """Ten thousand short headers, in one piece, and the end of the request's head."""
+    yield b"".join(b"x-%d: 1\r\n" % number for number in range(10_000)) + b"\r\n"
 
 
 async def crowd(url: str, begins: asyncio.Future[None]) -> None:

@@ -19,8 +19,8 @@ class Allowed:
     """What a fault may cost.
 
     Attributes:
-        breaks: Whether connections in flight may break, which a proxy may also tell in its own
-            words; the same requests must then be answered.
+        breaks: Whether connections in flight may break, which a proxy may also tell; the same
+            requests must then be answered.
         refuses: Modes that may be refused in the standard phase.
         slows: The longest wait for the first token, as a factor of that without a fault.
         share: The share of requests that `slows` is about.
@@ -28,6 +28,7 @@ class Allowed:
         leaves_s: For how long a broken engine may be asked for leases after its first failure.
         alone_s: After how many seconds no answer may go on without its drafter or its documents.
         ready_s: The longest wait for ``/ready``, at its 99th percentile.
+        health_s: The longest wait for ``/-/healthz``, which must always be well.
     """
 
     breaks: bool = False
@@ -38,6 +39,7 @@ class Allowed:
     leaves_s: float | None = None
     alone_s: float | None = None
     ready_s: float | None = None
+    health_s: float | None = None
 
 
 @dataclass
@@ -49,6 +51,7 @@ class Run:
         outcomes: What became of each request.
         leaks: What was still held, or had grown, when the server was idle again.
         ready: Answers of ``/ready``: time, status (0 for none) and seconds.
+        health: Those of ``/-/healthz``.
         whole_again_s: Seconds until every replica was back; None if they were not.
         left_alone_s: Seconds for which a broken engine was asked for leases; None if none broke.
         error: What stopped the row itself.
@@ -60,6 +63,7 @@ class Run:
     outcomes: list[Outcome] = field(default_factory=list)
     leaks: list[str] = field(default_factory=list)
     ready: list[tuple[float, int, float]] = field(default_factory=list)
+    health: list[tuple[float, int, float]] = field(default_factory=list)
     whole_again_s: float | None = None
     left_alone_s: float | None = None
     error: str = ""
@@ -176,6 +180,7 @@ def faults_of(run: Run, references: Sequence[str], quiet: Run | None) -> list[st
         *run.leaks,
         *_wrong_times(run, quiet),
         *_wrong_ready(run),
+        *_wrong_health(run),
     ]
     if run.whole_again_s is None:
         wrong.append("the replicas did not come back")
@@ -187,6 +192,9 @@ def _wrong_ends(run: Run) -> Iterator[str]:
         whys = Counter(each.why for each in run.outcomes if each.end == end)
         if whys:
             yield f"{whys.total()} {end}: {whys.most_common(1)[0][0][:160]}"
+    malformed = [each for each in run.outcomes if each.num_malformed]
+    if malformed:
+        yield f"{len(malformed)} got errors that are not in OpenAI's form"
     # Some seconds after the overflow there may be no room yet.
     full_until = max((each.began + SLOW_S for each in run.in_phase("overflow")), default=0.0)
     shed = [
@@ -252,3 +260,14 @@ def _wrong_ready(run: Run) -> Iterator[str]:
         yield f"/ready promised {promised} times what the server did not do"
     if run.allowed.ready_s is not None and ready_s(run) > run.allowed.ready_s:
         yield f"/ready took {1e3 * ready_s(run):.0f} ms"
+
+
+def _wrong_health(run: Run) -> Iterator[str]:
+    if run.allowed.health_s is None:
+        return
+    if not run.health:
+        yield "/-/healthz was not asked"
+    elif ill := [status for _, status, _ in run.health if status != 200]:
+        yield f"/-/healthz was not well {len(ill)} times of {len(run.health)}: {ill[0]}"
+    elif (longest := max(seconds for _, _, seconds in run.health)) > run.allowed.health_s:
+        yield f"/-/healthz took {1e3 * longest:.0f} ms"

@@ -50,15 +50,15 @@ async def warm_up(clients: Clients) -> None:
         await clients.run([Arrival(0.0, "standard", index), Arrival(0.0, "standard", index + 1)])
 
 
-async def watch_ready(url: str, seen: list[tuple[float, int, float]]) -> None:
-    """Ask ``/ready`` four times a second; what a proxy says in its own words is no answer."""
+async def watch(url: str, path: str, says: str, seen: list[tuple[float, int, float]]) -> None:
+    """Ask a route four times a second; only what has these words in it is an answer."""
     headers = {"authorization": f"Bearer {KEY}"}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=5.0) as http:
         while True:
             began, status = time.monotonic(), 0
             with contextlib.suppress(httpx.HTTPError):
-                reply = await http.get("/ready")
-                status = reply.status_code if '"ready"' in reply.text else 0
+                reply = await http.get(path)
+                status = reply.status_code if says in reply.text else 0
             seen.append((began, status, time.monotonic() - began))
             await asyncio.sleep(max(0.0, began + READY_EVERY_S - time.monotonic()))
 
@@ -70,7 +70,13 @@ async def run_fault(
     await asyncio.to_thread(fault.prepare, service)
     sizes = await asyncio.to_thread(service.sizes)
     run = Run(name, fault.allowed)
-    watching = asyncio.create_task(watch_ready(service.urls[-1], run.ready))
+    watching = [
+        asyncio.create_task(watch(service.urls[-1], path, says, seen))
+        for path, says, seen in (
+            ("/ready", '"ready"', run.ready),
+            ("/-/healthz", "success", run.health),
+        )
+    ]
     asking = asyncio.create_task(clients.run(load))
     await asyncio.sleep(INJECTED_AT_S)
     run.injected = time.monotonic()
@@ -83,7 +89,8 @@ async def run_fault(
         hostility.cancel()
         await asyncio.gather(hostility, return_exceptions=True)
     run.outcomes = await asking
-    watching.cancel()
+    for task in watching:
+        task.cancel()
     run.left_alone_s = service.left_alone_s()
     await asyncio.to_thread(service.mend)
     run.whole_again_s = await whole

@@ -9,6 +9,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.api.ingress import Ingress
+from deployments.api.proxy.plain_errors import OpenAIErrors
 from deployments.config.serve_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
 from rapid.errors import DrafterUnavailable, EngineFailed, Overloaded
@@ -35,8 +36,11 @@ async def asked(app: ASGIApp, *arrivals: Arrival) -> list[Outcome]:
 class Fragile:
     """An application whose first connections come to a bad end after so many events."""
 
-    def __init__(self, app: ASGIApp, num_bad: int, after: int, *, says: str = "") -> None:
+    def __init__(
+        self, app: ASGIApp, num_bad: int, after: int, *, says: str = "", is_silent: bool = False
+    ) -> None:
         self.app, self.num_bad, self.after, self.says = app, num_bad, after, says
+        self.is_silent = is_silent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.num_bad -= 1
@@ -44,7 +48,7 @@ class Fragile:
             await self.app(scope, receive, send)
         elif self.says:
             await PlainTextResponse(self.says, 500)(scope, receive, send)
-        else:
+        elif not self.is_silent:
             num_events = 0
 
             async def cutting(message: Message) -> None:
@@ -125,6 +129,13 @@ async def test_a_proxys_own_words_are_no_error_of_ours() -> None:
     app = Fragile(ingress(ScriptedOrchestrator()), 1, 0, says="Internal Server Error")
     (outcome,) = await asked(app, Arrival(0.0, "standard", WHOLE))
     assert (outcome.end, outcome.num_malformed) == ("answered", 1)
+
+
+async def test_an_ingress_that_was_lost_is_asked_again() -> None:
+    """The proxy says so in OpenAI's form."""
+    app = OpenAIErrors(Fragile(ingress(ScriptedOrchestrator()), 1, 0, is_silent=True))
+    (outcome,) = await asked(app, Arrival(0.0, "standard", WHOLE))
+    assert (outcome.end, outcome.num_malformed, outcome.num_broken) == ("answered", 0, 1)
 
 
 @pytest.mark.parametrize("question", [STREAMED, WHOLE])

@@ -56,8 +56,12 @@ FUSED = MODES.index("fused")
         (run(outcome(), allowed=Allowed(leaves_s=5.0)), "asked for nothing"),
         (run(outcome(), allowed=Allowed(leaves_s=5.0), left_alone_s=5.5), "until 5.5 s"),
         (run(outcome(ended=17.0), allowed=Allowed(pause_s=15.0)), "paused for 16.0 s"),
+        (run(outcome(num_malformed=1), allowed=Allowed(breaks=True)), "not in OpenAI's form"),
         (run(outcome(9.0, is_declared=True), allowed=Allowed(alone_s=5.0)), "1 without drafter"),
         (run(outcome(), ready=[(1.5, 200, 0.2)], allowed=Allowed(ready_s=0.1)), "took 200 ms"),
+        (run(outcome(), allowed=Allowed(health_s=1.0)), "was not asked"),
+        (run(outcome(), health=[(1.5, 0, 0.2)], allowed=Allowed(health_s=1.0)), "not well 1 times"),
+        (run(outcome(), health=[(1.5, 200, 2.0)], allowed=Allowed(health_s=1.0)), "took 2000 ms"),
         (
             run(outcome(phase="recovery", question=FUSED, end="refused"),
                 allowed=Allowed(refuses=("fused",))),

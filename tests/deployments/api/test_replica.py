@@ -15,11 +15,12 @@ from cluster import routers
 from cluster.blame import Blame
 from deployments.api import replica as module
 from deployments.api.errors import http_error
+from deployments.api.proxy import serve_internals
 from deployments.api.readiness import Readiness
 from deployments.api.replica import IngressReplica, RemoteOrchestrator
 from deployments.config.serve_config import ApiConfig
 from deployments.config.tenants import hash_key
-from rapid.errors import BadRequest, OrchestratorLost, Overloaded
+from rapid.errors import BadRequest, ConfigurationError, OrchestratorLost, Overloaded
 from rapid.messages import Document, GenerateRequest, Message
 from tests.deployments.scripted import STARTED
 
@@ -311,3 +312,16 @@ async def test_new_keys_and_limits_reach_a_replica_that_runs(nobody_looks: None)
         assert (await status(), await status("sk-new")) == (401, 200)
         replica.reconfigure({"model": "rapid", "keys": [key, key]})  # refused: the old ones stay
         assert (await status(), await status("sk-new")) == (401, 200)
+
+
+async def test_a_replica_keeps_its_keys_where_callers_elsewhere_seem_local(
+    nobody_looks: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serve_internals, "RAY_SERVE_ENABLE_DIRECT_INGRESS", True)
+    monkeypatch.setattr("deployments.api.replica.limit_replica", lambda: None)  # it would last
+    replica = IngressReplica(ApiConfig(), ScriptedHandle(), False)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="list keys"):
+        replica.reconfigure({"model": "rapid"})
+    replica.reconfigure({"model": "rapid", "keys": [{"tenant": "a", "sha256": hash_key("sk")}]})
+    replica.reconfigure({"model": "rapid"})
+    assert "those in force stay: api.keys is empty" in caplog.text

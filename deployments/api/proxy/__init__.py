@@ -1,0 +1,1 @@
+"""What stands in Serve's proxy, before any request reaches a replica."""
