@@ -17,6 +17,7 @@ from rapid.errors import ConfigurationError
 from retrieval.config import LexicalEmbedderConfig, RetrievalConfig
 
 _SHARE_OF_CHATS = 0.75  # of what an ingress replica takes at once
+_SHARE_OF_SLOW_BODIES = 0.125  # of these chats, for one tenant
 _ROUNDS_OF_A_TENANT = 2  # of what the target's pool answers at once: those and as many that wait
 _SHARE_OF_A_TENANT = 0.75  # of the places of one ingress, however much can be answered
 _LEAST_OF_A_TENANT = 4  # requests that even a small server takes of a tenant
@@ -197,6 +198,11 @@ class ApiConfig(Frozen):
         The rest of what a replica takes at once answers the other routes and refuses requests.
         """
         return max(1, int(_SHARE_OF_CHATS * self.pool.max_ongoing_requests))
+
+    @property
+    def max_slow_bodies(self) -> int:
+        """The most bodies of one tenant, at each replica, that may take longer than a second."""
+        return max(1, int(_SHARE_OF_SLOW_BODIES * self.max_requests))
 
     @model_validator(mode="after")
     def _keys_are_distinct(self) -> Self:
