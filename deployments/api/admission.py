@@ -33,10 +33,11 @@ class _Told(NamedTuple):
 class Admission:
     """Places for the chat requests in progress, of which a tenant may take its share.
 
-    Who finds no place waits up to five seconds for one, in the line of its tenant. So a burst is answered, and clients that ask again at once ask every few seconds: a
-    refusal costs Serve's proxy and this process as much as a request that is let in. The waits
-    differ, so that a crowd that came at once is not refused at once. A line is no longer than there
-    is room for others. Requests whose bodies are being read are counted as if they stood in it.
+    Who finds no place waits up to five seconds for one, in the line of its tenant. So a burst is
+    answered, and clients that ask again at once ask every few seconds: a refusal costs Serve's
+    proxy and this process as much as a request that is let in. The waits differ, so that a crowd
+    that came at once is not refused at once. A line is no longer than there is room for others.
+    Requests whose bodies are being read count as if they stood in it.
 
     Refusals say when a place becomes free, by the pace at which the requests before it ended. Those
     of about one second name one place after the other, so that a crowd does not come back all at

@@ -118,7 +118,9 @@ def _asks_for_nothing(value: object, usual: tuple[Any, ...]) -> bool:
 def _parse_json(body: bytes) -> object:
     """Decode the body; NaN and Infinity are left to validation, whose errors name the field."""
     try:
-        return json.loads(body.decode("utf-8-sig"))  # some systems begin texts with a byte order mark
+        return json.loads(
+            body.decode("utf-8-sig")
+        )  # some systems begin texts with a byte order mark
     except UnicodeDecodeError as error:
         raise BadRequest(
             f"The request body is not UTF-8 (byte {error.start}): encode it before sending."

@@ -64,7 +64,11 @@ class Sender:
         self.clock.now += self.every_s
         self.taken += 1
         is_last = self.is_whole and self.taken == len(self.parts)
-        return {"type": "http.request", "body": self.parts[self.taken - 1], "more_body": not is_last}
+        return {
+            "type": "http.request",
+            "body": self.parts[self.taken - 1],
+            "more_body": not is_last,
+        }
 
 
 def bodies(clock: Clock | None = None, *, max_requests: int = 8, pace: Pace = IMPATIENT) -> Bodies:
@@ -81,11 +85,14 @@ async def read(reading: Bodies, sender: Sender, tenant: str = "acme") -> bytes:
 
 
 @asynccontextmanager
-async def silent(reading: Bodies, number: int, tenant: str) -> AsyncIterator[list[asyncio.Task[Any]]]:
+async def silent(
+    reading: Bodies, number: int, tenant: str
+) -> AsyncIterator[list[asyncio.Task[Any]]]:
     """So many bodies that have begun to come and do not go on."""
     senders = [Sender(1, is_whole=False) for _ in range(number)]
     tasks = [asyncio.create_task(read(reading, each, tenant)) for each in senders]
-    while any(not each.taken and not task.done() for each, task in zip(senders, tasks, strict=True)):
+    pairs = list(zip(senders, tasks, strict=True))
+    while any(not each.taken and not task.done() for each, task in pairs):  # noqa: ASYNC110
         await asyncio.sleep(0)
     yield tasks
     for task in tasks:
