@@ -209,7 +209,8 @@ class Ingress:
             if not asked.stream:
                 return JSONResponse(await self._complete(feed, asked, frame, timing))
             chunks = self._chunks(feed, frame, timing, place)
-            return EventStream(chunks, place, stack.pop_all(), _request_id(request), _failure)
+            request_id, says_progress = _request_id(request), asked.says_progress
+            return EventStream(chunks, place, says_progress, stack.pop_all(), request_id, _failure)
 
     async def _first(self, feed: EventFeed, asked: ChatRequest) -> GenerationEvent | None:
         """Return the first event.

@@ -94,6 +94,7 @@ class RapidOptions(MethodFields):
     documents: Documents | None = None
     date: Annotated[datetime.date | None, BeforeValidator(_as_day)] = None
     explain: Literal["tokens", "none"] | None = None
+    progress: bool | None = None
 
 
 def _without_vllms_all(top_k: object) -> object:
@@ -139,6 +140,11 @@ class ChatRequest(SamplingFields):
     def includes_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def says_progress(self) -> bool:
+        """Whether a stream has comments that say how far the server is."""
+        return bool(self.rapid and self.rapid.progress)
 
     def field_of(self, param: str | None) -> str | None:
         """Return the field of this body that a refusal by the orchestrator is about.

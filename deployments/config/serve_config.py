@@ -171,7 +171,7 @@ class ApiConfig(Frozen):
             least four; a server with one tenant shares nothing.
         tenant_weights: How many shares of one tenant another has in `shared_requests`, by tenant;
             who is not named has one.
-        heartbeat_s: Seconds of silence after which a stream gets a comment line.
+        heartbeat_s: Seconds of silence after which a stream gets an empty line.
         canary: Another version of the application beside this one; None for this one alone.
         pool: Settings of the ingress's replicas.
     """
