@@ -136,7 +136,9 @@ class Ingress:
             config.tenant_weights,
         )
         self._bodies.limit(config.max_body_bytes, config.max_slow_bodies)
-        self._card = model_card(config.model, int(time.time()), is_embedded=self._is_embedded)
+        self._card = model_card(
+            config.model, int(time.time()), config.max_model_len, is_embedded=self._is_embedded
+        )
         self._fingerprint = _fingerprint(config.model)
 
     @property

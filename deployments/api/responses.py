@@ -202,9 +202,11 @@ def rapid_receipt(receipt: Receipt) -> Json:
     return body
 
 
-def model_card(model: str, created: int, *, is_embedded: bool) -> Json:
-    """Return an entry of ``GET /v1/models``."""
-    card = {"id": model, "object": "model", "created": created, "owned_by": "rapid"}
+def model_card(model: str, created: int, max_model_len: int | None, *, is_embedded: bool) -> Json:
+    """Return an entry of ``GET /v1/models``; `max_model_len`, in tokens, is vLLM's field."""
+    card: Json = {"id": model, "object": "model", "created": created, "owned_by": "rapid"}
+    if max_model_len is not None:
+        card["max_model_len"] = max_model_len
     return card | {"rapid": {"embedded": is_embedded}}
 
 

@@ -171,6 +171,8 @@ class ApiConfig(Frozen):
             least four; a server with one tenant shares nothing.
         tenant_weights: How many shares of one tenant another has in `shared_requests`, by tenant;
             who is not named has one.
+        max_model_len: The longest prompt and answer that ``GET /v1/models`` tells, in tokens. None
+            is the target's `max_context`; where that is the model's own, nothing is told.
         heartbeat_s: Seconds of silence after which a stream gets an empty line.
         canary: Another version of the application beside this one; None for this one alone.
         pool: Settings of the ingress's replicas.
@@ -187,6 +189,7 @@ class ApiConfig(Frozen):
     max_requests_per_tenant: int | None = Field(None, ge=1)
     shared_requests: int | None = Field(None, ge=1)
     tenant_weights: dict[str, Annotated[int, Field(ge=1, le=1000)]] = Field(default_factory=dict)
+    max_model_len: int | None = Field(None, ge=1)
     heartbeat_s: Finite = Field(5.0, gt=0)
     canary: CanaryConfig | None = None
     pool: RequestPoolConfig = RequestPoolConfig()
@@ -299,6 +302,8 @@ class ServeConfig(Frozen):
         context = engine.max_context or engine.kv_cache_tokens
         most_characters = max(_LEAST_CHARACTERS, _CHARACTERS_PER_TOKEN * context)
         filled = {"max_characters": api.max_characters or most_characters}
+        if api.max_model_len is None and engine.max_context is not None:
+            filled["max_model_len"] = engine.max_context
         if api.keys_env is None and len({key.tenant for key in api.keys}) < 2:
             return api.model_copy(update=filled)
 

@@ -392,7 +392,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": float("nan")}, "temperature"),
     ({"top_p": 0}, "top_p"),
     ({"top_p": float("inf")}, "top_p"),
-    ({"top_k": 0}, "top_k"),
+    ({"top_k": False}, "top_k"),
     ({"top_k": -2}, "top_k"),
     ({"priority": 1}, "priority"),
     ({"cache_salt": ""}, "cache_salt"),
@@ -494,7 +494,7 @@ class TestBadInput:
         assert "Content-Type" in response.json()["error"]["message"]
 
     async def test_unknown_fields_of_openai_are_ignored(self):
-        change = {"user": "me", "metadata": {}, "store": False, "presence_penalty": 0.0}
+        change = {"user": "me", "metadata": {"a": "b"}, "store": False, "presence_penalty": 0.0}
         change |= {"echo": False, "logprobs": False, "top_logprobs": 0}
         assert (await post(ingress(ScriptedOrchestrator()), ASK | change)).status_code == 200
 
@@ -534,9 +534,15 @@ class TestRoutes:
             assert (await http.get(f"/v1/models/{MODEL}")).json() == card
             assert (card["id"], card["object"]) == (MODEL, "model")
             assert card["rapid"] == {"embedded": False}
+            assert "max_model_len" not in card
             missing = await http.get("/v1/models/org/other")
         assert missing.status_code == 404
         assert missing.json()["error"]["code"] == "model_not_found"
+
+    async def test_the_card_tells_the_context_that_is_configured(self):
+        async with client(ingress(ScriptedOrchestrator(), max_model_len=4096)) as http:
+            (card,) = (await http.get("/v1/models")).json()["data"]
+        assert card["max_model_len"] == 4096
 
     async def test_chats_take_a_limited_number_of_slots_and_leave_the_rest_to_others(self):
         """A stream keeps its slot to its end, and a refusal takes none."""
