@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -41,9 +41,10 @@ def _joined_parts(content: object) -> object:
         return content
     texts = []
     for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text":
-            kind = part.get("type") if isinstance(part, dict) else part
-            refuse("content", f"has a part of type {kind!r}: only 'text' is supported")
+        if not isinstance(part, dict):
+            refuse("content", "has a part that is no object: write it as {'type': 'text', ...}")
+        if part.get("type") != "text":
+            refuse("content", f"has a part of type {part.get('type')!r}: only 'text' is supported")
         if not isinstance(part.get("text"), str):
             refuse("content", "has a text part without a string 'text'")
         texts.append(part["text"])
@@ -60,15 +61,6 @@ class ChatMessage(Turn):
     model_config = ConfigDict(extra="ignore")
 
     content: Annotated[Text, BeforeValidator(_joined_parts)]
-    tool_calls: list[Any] | None = None
-    function_call: dict[str, Any] | None = None
-
-    @field_validator("tool_calls", "function_call")
-    @classmethod
-    def _no_tools(cls, value: object) -> object:
-        if value:
-            refuse("unsupported", "is not supported yet")
-        return value
 
 
 class StreamOptions(_Body):
@@ -98,8 +90,9 @@ class RapidOptions(MethodFields):
 
 
 def _without_vllms_all(top_k: object) -> object:
-    """Return `top_k` with vLLM's spelling of "all tokens", -1, as None."""
-    return None if isinstance(top_k, int) and top_k == -1 else top_k
+    """Return `top_k` with vLLM's spellings of "all tokens", 0 and -1, as None."""
+    is_number = isinstance(top_k, int) and not isinstance(top_k, bool)
+    return None if is_number and top_k in (0, -1) else top_k
 
 
 class ChatRequest(SamplingFields):
