@@ -19,8 +19,8 @@ from rapid.requests import bad_request
 
 _SHORT_BODY = 256 * 1024  # about a millisecond
 
-# Fields of OpenAI, vLLM, SGLang and llama.cpp that change the answer and are not supported, each with
-# its values that have no effect.
+# Fields of OpenAI, vLLM, SGLang and llama.cpp that change the answer and are not supported, each
+# with its values that have no effect.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
