@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from tests.faults.engines import STICKY, WEDGED
-from tests.faults.hostile import Hostility, crowd, long_bodies
+from tests.faults.hostile import Hostility, crowd, half_open, long_bodies, slow_bodies
 from tests.faults.judgement import Allowed
 from tests.faults.service import Service
 
@@ -114,7 +114,12 @@ def _faults() -> Iterator[tuple[str, Fault]]:
             lasts_s=10.0,
         ),
     )
-    for name, hostility, ready_s in (("bodies", long_bodies, None), ("crowd", crowd, 0.1)):
+    for name, hostility, ready_s in (
+        ("bodies", long_bodies, None),
+        ("crowd", crowd, 0.1),
+        ("slow bodies", slow_bodies, None),
+        ("half-open", half_open, None),
+    ):
         yield (
             f"hostile {name}",
             Fault(
