@@ -1,6 +1,6 @@
 """Stream an answer that survives a broken connection: `continuing_client.py FILE QUESTION`.
 
-Every event of a stream has an id. When the connection breaks, the same body is sent again with the
+Every chunk of a stream has an id. When the connection breaks, the same body is sent again with the
 last id as `Last-Event-ID`, and the server sends the rest of the same answer.
 """
 
@@ -48,14 +48,14 @@ def chunks(
                         response.read()
                         check(response.json()["error"])
                         raise httpx.RemoteProtocolError(f"status {response.status_code}")
-                    for event_id, data in events(response):
+                    for data in events(response):
                         if data == "[DONE]":
                             return
                         chunk = json.loads(data)
                         if "error" in chunk:
                             check(chunk["error"])
                             raise httpx.RemoteProtocolError(chunk["error"]["message"])
-                        headers["last-event-id"] = event_id
+                        headers["last-event-id"] = chunk["rapid_event_id"]
                         last_s, pause_s = time.monotonic(), 0.1
                         yield chunk
                 raise httpx.RemoteProtocolError("The stream ended without [DONE].")
@@ -66,15 +66,12 @@ def chunks(
             pause_s = min(2 * pause_s, 5.0)
 
 
-def events(response: httpx.Response) -> Iterator[tuple[str, str]]:
-    """Yield the id and the data of each event; comments, which fill silence, are passed over."""
-    event_id = ""
+def events(response: httpx.Response) -> Iterator[str]:
+    """Yield the data of each event; comments, which fill silence, are passed over."""
     for line in response.iter_lines():
         field, _, value = line.partition(": ")
-        if field == "id":
-            event_id = value
-        elif field == "data":
-            yield event_id, value
+        if field == "data":
+            yield value
 
 
 def check(error: dict[str, Any]) -> None:

@@ -65,6 +65,14 @@ class BodyTooLarge(BadRequest):
     """A request body over the configured limit."""
 
 
+class BodyTooSlow(BadRequest):
+    """A request body that was not sent in time."""
+
+
+class UnsupportedEncoding(BadRequest):
+    """A request body in an encoding that is not read, such as gzip."""
+
+
 class UnknownModel(BadRequest):
     """A model name that the endpoint does not serve."""
 

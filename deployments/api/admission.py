@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import NamedTuple
 
 from deployments.api.shares import Shares
@@ -33,11 +33,11 @@ class _Told(NamedTuple):
 class Admission:
     """Places for the chat requests in progress, of which a tenant may take its share.
 
-    Who finds no place waits up to five seconds for one, in the line of its tenant, before its body
-    is read. So a burst is answered, and clients that ask again at once ask every few seconds: a
-    refusal costs Serve's proxy and this process as much as a request that is let in. The waits
-    differ, so that a crowd that came at once is not refused at once. A line is no longer than there
-    is room for others.
+    Who finds no place waits up to five seconds for one, in the line of its tenant. So a burst is
+    answered, and clients that ask again at once ask every few seconds: a refusal costs Serve's
+    proxy and this process as much as a request that is let in. The waits differ, so that a crowd
+    that came at once is not refused at once. A line is no longer than there is room for others.
+    Requests whose bodies are being read count as if they stood in it.
 
     Refusals say when a place becomes free, by the pace at which the requests before it ended. Those
     of about one second name one place after the other, so that a crowd does not come back all at
@@ -61,6 +61,7 @@ class Admission:
         self._max_requests = self._num_held = 0
         self._turnover = Turnover(clock)
         self._lines: dict[str, deque[asyncio.Event]] = {}
+        self._num_read: Counter[str] = Counter()  # bodies that are being read, by tenant
         self._told: dict[str, deque[_Told]] = {}  # by tenant, in their order
 
     def limit(
@@ -81,6 +82,28 @@ class Admission:
         self._max_requests = max_requests
         self.shares.configure(max_per_tenant, shared, weights)
 
+    @contextmanager
+    def room_to_read(self, tenant: str) -> Iterator[None]:
+        """Count a request whose body is being read; it has no place yet.
+
+        Raises:
+            TooManyRequests: The tenant's requests that are read or wait leave no room for others',
+                or it holds as many places as it may and its line is full.
+            Overloaded: There is no room.
+        """
+        has_room = tenant not in self._lines and self.shares.admits(tenant)
+        num_waiting = len(self._lines.get(tenant, ())) + self._num_read[tenant]
+        may_wait = num_waiting < self._num_free
+        if not (may_wait or (has_room and not self.shares.are_shared)):
+            raise self._refusal(tenant)
+        self._check_free()
+        self._num_read[tenant] += 1
+        try:
+            yield
+        finally:
+            self._num_read[tenant] -= 1
+            self._num_read += Counter()  # forgets tenants that have none
+
     @asynccontextmanager
     async def place(self, tenant: str) -> AsyncIterator[None]:
         """Hold a place for the duration of the context.
@@ -94,8 +117,7 @@ class Admission:
         may_wait = len(line) < self._num_free
         if not (has_room or (may_wait and await self._comes_first(tenant))):
             raise self._refusal(tenant)
-        if self._num_free <= 0:
-            raise Overloaded("The server is busy.", self.next_place_s())
+        self._check_free()
         self._num_held += 1
         try:
             with self._turnover.held(), self.shares.held(tenant):
@@ -127,7 +149,12 @@ class Admission:
 
     @property
     def _num_free(self) -> int:
-        return self._max_requests - self._num_held - sum(map(len, self._lines.values()))
+        num_waiting = sum(map(len, self._lines.values())) + self._num_read.total()
+        return self._max_requests - self._num_held - num_waiting
+
+    def _check_free(self) -> None:
+        if self._num_free <= 0:
+            raise Overloaded("The server is busy.", self.next_place_s())
 
     def _refusal(self, tenant: str) -> TooManyRequests:
         num_own = self.shares.num_held(tenant)

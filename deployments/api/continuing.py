@@ -2,7 +2,7 @@
 
 An answer is a function of its request and its seed, so nobody has to keep a copy of it: it is
 generated again, and what the client already has is left out after a checksum has shown that it is
-the same. The id of each event of a stream says what the client has when it has that event, so no
+the same. The id in each chunk of a stream says what the client has when it has that chunk, so no
 server keeps anything for a stream whose connection breaks.
 """
 

@@ -14,6 +14,8 @@ _SERVER = "server_error"
 # The first listed class in an error's method resolution order decides.
 _TABLE: dict[type[BaseException], tuple[int, str, str | None]] = {
     errors.BodyTooLarge: (413, _INVALID, "request_too_large"),
+    errors.BodyTooSlow: (408, _INVALID, "request_timeout"),
+    errors.UnsupportedEncoding: (415, _INVALID, "unsupported_encoding"),
     errors.UnknownModel: (404, _INVALID, None),
     errors.BadRequest: (400, _INVALID, None),
     errors.Unauthorized: (401, "authentication_error", "invalid_api_key"),
@@ -56,12 +58,12 @@ def http_error(error: BaseException) -> HttpError:
 
     An error of status 500, such as any that the table does not list, is a bug: the response says
     that it happened but not its message, which may hold paths or another client's text. The body
-    marks errors of status 429 and 503 as retryable; a bug would only happen again.
+    marks errors of status 408, 429 and 503 as retryable; a bug would only happen again.
     """
     status, kind, code = next((_TABLE[cls] for cls in type(error).__mro__ if cls in _TABLE), _BUG)
     message = _MISTAKE if status == 500 else str(error)
     headers: dict[str, str] = {}
-    if is_retryable := status in (429, 503):
+    if is_retryable := status in (408, 429, 503):
         wait_s = getattr(error, "retry_after_s", None) or _RETRY_AFTER_S
         headers["retry-after"] = str(max(1, math.ceil(wait_s)))
     if status == 401:

@@ -1,4 +1,9 @@
-"""Responses of server-sent events, each of which has an id from which a client can continue."""
+"""Responses of server-sent events, each of which says from where a client can continue.
+
+Many clients are no parsers of server-sent events: they split at blank lines, or cut `data: ` off
+each line, and take all the rest for JSON. So an event is one line of data, its id is a field of the
+JSON, and what fills silence is an empty block, unless the client asks for comments.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +34,7 @@ class EventStream(Response):
         self,
         chunks: AsyncIterator[Json | str],
         place: Place,
+        says_progress: bool,
         stack: AsyncExitStack,
         request_id: str,
         failure: Callable[[Exception, str], HttpError],
@@ -38,6 +44,7 @@ class EventStream(Response):
         Args:
             chunks: The chunks and, as strings, the comments.
             place: The place before the first chunk.
+            says_progress: Whether comments are sent as such; else as empty lines.
             stack: What is closed when the stream ends.
             request_id: The id of the request, for the log.
             failure: Logs an error under that id and returns what the client is told.
@@ -46,7 +53,7 @@ class EventStream(Response):
             headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
         )
         del self.headers["content-length"]
-        self._chunks, self._place = chunks, place
+        self._chunks, self._place, self._says_progress = chunks, place, says_progress
         self._stack, self._request_id = stack, request_id
         self._failure = failure
 
@@ -65,10 +72,12 @@ class EventStream(Response):
         try:
             async for chunk in self._chunks:
                 if isinstance(chunk, str):
-                    await _send(send, _body(_comment(chunk)))
+                    comment = f": {chunk}" if self._says_progress else ""
+                    await _send(send, _body(f"{comment}\n\n".encode()))
                     continue
                 self._place = self._place.after(chunk)
-                await _send(send, _body(_event(chunk, self._place.event_id)))
+                named = chunk | {"rapid_event_id": self._place.event_id}
+                await _send(send, _body(_event(named)))
             await _send(send, _body(b"data: [DONE]\n\n"))
         except ClientLeft:
             raise
@@ -97,16 +106,6 @@ def _body(part: bytes, *, is_last: bool = False) -> MutableMapping[str, Any]:
     return {"type": "http.response.body", "body": part, "more_body": not is_last}
 
 
-def _event(body: Json, event_id: str = "") -> bytes:
+def _event(body: Json) -> bytes:
     """Return one event, in ASCII because some clients take U+2028 for the end of a line."""
-    named = f"id: {event_id}\n".encode() if event_id else b""
-    data = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
-    return b"%sdata: %s\n\n" % (named, data)
-
-
-def _comment(text: str) -> bytes:
-    """Return a comment line, which every client of server-sent events ignores.
-
-    No empty line follows it: after an event with an id, OpenAI's SDK would take that for an event.
-    """
-    return b": %s\n" % text.encode()
+    return b"data: %s\n\n" % json.dumps(body, separators=(",", ":"), allow_nan=False).encode()

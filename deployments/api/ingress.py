@@ -22,13 +22,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from deployments.api.admission import Admission
-from deployments.api.bodies import drop, read_json_body
+from deployments.api.bodies import Bodies, Pace
 from deployments.api.continuing import Place, continued
 from deployments.api.errors import HttpError, error_body, http_error
 from deployments.api.event_feed import ClientLeft, EventFeed
 from deployments.api.event_stream import EventStream, progress_comment
 from deployments.api.limits import Limits
-from deployments.api.parsing import parse_chat_request
+from deployments.api.parsing import parse_beside
 from deployments.api.requests import ChatRequest
 from deployments.api.responses import (
     GrowingChoice,
@@ -89,6 +89,7 @@ class Ingress:
         is_embedded: bool = False,
         sends_request_id: bool = True,
         clock: Clock = time.monotonic,
+        pace: Pace | None = None,
     ) -> None:
         """Create the application.
 
@@ -99,12 +100,14 @@ class Ingress:
             sends_request_id: Whether responses carry ``x-request-id``; False where the server in
                 front adds it itself.
             clock: Monotonic seconds.
+            pace: How fast clients must send their bodies.
         """
         self._service = service
         self._sends_request_id = sends_request_id
         self._is_embedded = is_embedded
         self._clock = clock
         self._admission = Admission(clock=clock)
+        self._bodies = Bodies(self._admission, clock=clock, pace=pace)
         self.configure(config)
         self._app = Starlette(
             routes=[
@@ -132,9 +135,11 @@ class Ingress:
             config.shared_requests if len({key.tenant for key in keys}) > 1 else None,
             config.tenant_weights,
         )
+        self._bodies.limit(config.max_body_bytes, config.max_slow_bodies)
         self._card = model_card(
             config.model,
             int(time.time()),
+            config.max_model_len,
             is_embedded=self._is_embedded,
             silence_s=config.silence_s,
         )
@@ -161,13 +166,16 @@ class Ingress:
         async def endpoint(request: Request) -> Response:
             began = self._clock()
             request_id = _request_id(request)
+            caller: Caller | None = None
             try:
-                response = await handler(request, authenticate(request))
+                caller = authenticate(request)
+                response = await handler(request, caller)
             except (ClientDisconnect, ClientLeft):
                 _log.info("request %s: the caller left", request_id)
                 response = Response(status_code=_CLIENT_LEFT_STATUS)
             except Exception as error:
                 response = _error_response(error, request_id)
+                await self._leave_unread(request, caller, response)
             self._tag(response, request_id)
             response.headers["openai-processing-ms"] = str(round(1000 * (self._clock() - began)))
             return response
@@ -183,13 +191,9 @@ class Ingress:
     async def _chat(self, request: Request, tenant: str) -> Response:
         began = self._clock()
         async with AsyncExitStack() as stack:
-            try:
+            async with self._bodies.body(request, tenant) as body:
                 await stack.enter_async_context(self._admission.place(tenant))
-            except Overloaded:
-                await drop(request.stream(), self._config.max_body_bytes)
-                raise
-            body = await read_json_body(request, self._config.max_body_bytes)
-            asked = parse_chat_request(body, self._limits)
+            asked = await parse_beside(body, self._limits)
             self._check_model(asked.model)
             default = self._config.default_temperature
             sent = asked.as_generate_request(_request_id(request), tenant, default)
@@ -213,7 +217,8 @@ class Ingress:
             if not asked.stream:
                 return JSONResponse(await self._complete(feed, asked, frame, timing))
             chunks = self._chunks(feed, asked, frame, timing, place, first)
-            return EventStream(chunks, place, stack.pop_all(), _request_id(request), _failure)
+            request_id, says_progress = _request_id(request), asked.says_progress
+            return EventStream(chunks, place, says_progress, stack.pop_all(), request_id, _failure)
 
     async def _next(
         self, feed: EventFeed, asked: ChatRequest, patience_s: float | None = None
@@ -324,7 +329,13 @@ class Ingress:
             405: f"{what} is not allowed: see the Allow header.",
         }.get(error.status_code, error.detail)
         response = JSONResponse(error_body(message), error.status_code, headers=error.headers)
+        await self._leave_unread(request, None, response)
         return self._tag(response, _request_id(request))
+
+    async def _leave_unread(self, request: Request, who: object, response: Response) -> None:
+        """Close the connection after a refusal whose body has not ended within a second."""
+        if not await self._bodies.drain(request, who):
+            response.headers["connection"] = "close"
 
     def _tag(self, response: Response, request_id: str) -> Response:
         if self._sends_request_id:

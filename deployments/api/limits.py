@@ -10,6 +10,7 @@ from rapid.errors import BadRequest
 
 _MAX_KEYS = 64
 _KEY_OF_A_MESSAGE = b'"role"'
+_MAX_STRINGS = 2**17
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +32,21 @@ class Limits:
     def check_body(self, body: bytes) -> None:
         """Check a body before it is parsed, by how often it has the key that every message has.
 
-        Quotes within a text are escaped and do not count.
+        Quotes within a text are escaped and do not count. Strings are counted because a parser
+        holds the interpreter's lock, in any thread: a million keys would hold it for a second.
 
         Raises:
-            BadRequest: There are too many messages.
+            BadRequest: There are too many messages, or too many strings of any kind.
         """
         num_messages = body.count(_KEY_OF_A_MESSAGE)
         if num_messages > self.max_messages:
             raise _too_many("messages", num_messages, self.max_messages)
+        num_strings = (body.count(b'"') - body.count(b'\\"')) // 2
+        if num_strings > _MAX_STRINGS:
+            raise BadRequest(
+                f"The request body has {num_strings} strings, and this server takes {_MAX_STRINGS}"
+                " at most."
+            )
 
     def check_counts(self, fields: Mapping[str, Any]) -> None:
         """Check a parsed body before it is validated, which looks at everything in it.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -41,9 +41,10 @@ def _joined_parts(content: object) -> object:
         return content
     texts = []
     for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text":
-            kind = part.get("type") if isinstance(part, dict) else part
-            refuse("content", f"has a part of type {kind!r}: only 'text' is supported")
+        if not isinstance(part, dict):
+            refuse("content", "has a part that is no object: write it as {'type': 'text', ...}")
+        if part.get("type") != "text":
+            refuse("content", f"has a part of type {part.get('type')!r}: only 'text' is supported")
         if not isinstance(part.get("text"), str):
             refuse("content", "has a text part without a string 'text'")
         texts.append(part["text"])
@@ -60,15 +61,6 @@ class ChatMessage(Turn):
     model_config = ConfigDict(extra="ignore")
 
     content: Annotated[Text, BeforeValidator(_joined_parts)]
-    tool_calls: list[Any] | None = None
-    function_call: dict[str, Any] | None = None
-
-    @field_validator("tool_calls", "function_call")
-    @classmethod
-    def _no_tools(cls, value: object) -> object:
-        if value:
-            refuse("unsupported", "is not supported yet")
-        return value
 
 
 class StreamOptions(_Body):
@@ -94,11 +86,13 @@ class RapidOptions(MethodFields):
     documents: Documents | None = None
     date: Annotated[datetime.date | None, BeforeValidator(_as_day)] = None
     explain: Literal["tokens", "none"] | None = None
+    progress: bool | None = None
 
 
 def _without_vllms_all(top_k: object) -> object:
-    """Return `top_k` with vLLM's spelling of "all tokens", -1, as None."""
-    return None if isinstance(top_k, int) and top_k == -1 else top_k
+    """Return `top_k` with vLLM's spellings of "all tokens", 0 and -1, as None."""
+    is_number = isinstance(top_k, int) and not isinstance(top_k, bool)
+    return None if is_number and top_k in (0, -1) else top_k
 
 
 class ChatRequest(SamplingFields):
@@ -139,6 +133,11 @@ class ChatRequest(SamplingFields):
     def includes_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def says_progress(self) -> bool:
+        """Whether a stream has comments that say how far the server is."""
+        return bool(self.rapid and self.rapid.progress)
 
     def field_of(self, param: str | None) -> str | None:
         """Return the field of this body that a refusal by the orchestrator is about.

@@ -203,13 +203,21 @@ def rapid_receipt(receipt: Receipt) -> Json:
 
 
 def model_card(
-    model: str, created: int, *, is_embedded: bool, silence_s: float | None = None
+    model: str,
+    created: int,
+    max_model_len: int | None,
+    *,
+    is_embedded: bool,
+    silence_s: float | None = None,
 ) -> Json:
     """Return an entry of ``GET /v1/models``.
 
-    Its ``rapid`` says how many seconds may pass before an answer's first byte, where that is known.
+    `max_model_len`, in tokens, is vLLM's field. Its ``rapid`` says how many seconds may pass before
+    an answer's first byte, where that is known.
     """
-    card = {"id": model, "object": "model", "created": created, "owned_by": "rapid"}
+    card: Json = {"id": model, "object": "model", "created": created, "owned_by": "rapid"}
+    if max_model_len is not None:
+        card["max_model_len"] = max_model_len
     waits = {} if silence_s is None else {"silence_s": silence_s}
     return card | {"rapid": {"embedded": is_embedded} | waits}
 

@@ -114,6 +114,7 @@ def ask(
         "max_draft": max_draft,
         "retrieval_tokens": retrieval_tokens,
         "documents": documents,
+        "progress": True,
     }
     body = {
         "messages": [{"role": "user", "content": question}],

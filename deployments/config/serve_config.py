@@ -17,6 +17,7 @@ from rapid.errors import ConfigurationError
 from retrieval.config import LexicalEmbedderConfig, RetrievalConfig
 
 _SHARE_OF_CHATS = 0.75  # of what an ingress replica takes at once
+_SHARE_OF_SLOW_BODIES = 0.125  # of these chats, for one tenant
 _ROUNDS_OF_A_TENANT = 2  # of what the target's pool answers at once: those and as many that wait
 _SHARE_OF_A_TENANT = 0.75  # of the places of one ingress, however much can be answered
 _LEAST_OF_A_TENANT = 4  # requests that even a small server takes of a tenant
@@ -170,9 +171,11 @@ class ApiConfig(Frozen):
             least four; a server with one tenant shares nothing.
         tenant_weights: How many shares of one tenant another has in `shared_requests`, by tenant;
             who is not named has one.
+        max_model_len: The longest prompt and answer that ``GET /v1/models`` tells, in tokens. None
+            is the target's `max_context`; where that is the model's own, nothing is told.
         default_temperature: The temperature of requests that name none. None is that of the
             target's generation config, or 1, which is OpenAI's.
-        heartbeat_s: Seconds of silence after which a stream gets a comment line.
+        heartbeat_s: Seconds of silence after which a stream gets an empty line.
         silence_s: Seconds that may pass before the first byte of an answer's stream, for clients to
             wait; the model's card says it. None is the sum of the orchestrator's waits.
         canary: Another version of the application beside this one; None for this one alone.
@@ -190,6 +193,7 @@ class ApiConfig(Frozen):
     max_requests_per_tenant: int | None = Field(None, ge=1)
     shared_requests: int | None = Field(None, ge=1)
     tenant_weights: dict[str, Annotated[int, Field(ge=1, le=1000)]] = Field(default_factory=dict)
+    max_model_len: int | None = Field(None, ge=1)
     default_temperature: Finite | None = Field(None, ge=0, le=2)
     heartbeat_s: Finite = Field(5.0, gt=0)
     silence_s: Finite | None = Field(None, gt=0)
@@ -203,6 +207,11 @@ class ApiConfig(Frozen):
         The rest of what a replica takes at once answers the other routes and refuses requests.
         """
         return max(1, int(_SHARE_OF_CHATS * self.pool.max_ongoing_requests))
+
+    @property
+    def max_slow_bodies(self) -> int:
+        """The most bodies of one tenant, at each replica, that may take longer than a second."""
+        return max(1, int(_SHARE_OF_SLOW_BODIES * self.max_requests))
 
     @model_validator(mode="after")
     def _keys_are_distinct(self) -> Self:
@@ -302,6 +311,8 @@ class ServeConfig(Frozen):
         waits = self.orchestrator
         longest_s = waits.target_wait_s + waits.retrieval_wait_s + waits.drafter_wait_s
         filled["silence_s"] = api.silence_s or longest_s
+        if api.max_model_len is None and engine.max_context is not None:
+            filled["max_model_len"] = engine.max_context
         if api.keys_env is None and len({key.tenant for key in api.keys}) < 2:
             return api.model_copy(update=filled)
 

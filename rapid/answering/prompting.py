@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from rapid.answering.answerable import asked
 from rapid.answering.query import choose_query
-from rapid.answering.resolution import Evidence
+from rapid.answering.resolution import Evidence, too_long
 from rapid.checkpoints.text import ChatText
-from rapid.errors import PromptTooLong, RapidError, RetrievalPending
+from rapid.errors import RapidError, RetrievalPending
 from rapid.messages import Document, GenerateRequest, Int32Array, Message, Tell, as_prompt
 from rapid.ports import Found, Passage, Retrieval
 from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, target_messages
@@ -165,8 +165,9 @@ class RequestPrompts:
         texts += [each.content for each in request.messages]
         is_suspect = sum(map(len, texts)) > _PLAUSIBLE_CHARACTERS * max_context
         if is_suspect and self.target.has_more_tokens(texts, max_context):
-            raise PromptTooLong(
-                f"The prompt has more than the {max_context} tokens of the target's context."
+            raise too_long(
+                max_context,
+                f"the prompt has more than the {max_context} tokens of the target's context.",
             )
         chat = target_messages(request.messages, request.documents)
         return self.target.encode_chat(chat, day=request.date)

@@ -174,6 +174,15 @@ def check_refresh(request: GenerateRequest, *, looks_up: bool) -> None:
         raise BadRequest(f"rapid.refresh {why}", "rapid.refresh", "invalid_value")
 
 
+def too_long(max_context: int, why: str, param: str = "messages") -> PromptTooLong:
+    """Return the error of a prompt or answer that does not fit.
+
+    It begins with vLLM's sentence, by which clients such as litellm and LangChain know it.
+    """
+    start = f"This model's maximum context length is {max_context} tokens. However, "
+    return PromptTooLong(start + why, param)
+
+
 def check_lengths(
     request: GenerateRequest,
     max_context: int,
@@ -196,8 +205,9 @@ def check_lengths(
         BadRequest: The retrieved text alone would fill the drafter's context.
     """
     if request.max_tokens is not None and request.max_tokens >= max_context:
-        raise PromptTooLong(
-            f"A prompt with an answer of {request.max_tokens} tokens is longer than the "
+        raise too_long(
+            max_context,
+            f"a prompt with an answer of {request.max_tokens} tokens is longer than the "
             f"{whose}'s context of {max_context} tokens.{hint}",
             "max_tokens",
         )
@@ -360,8 +370,9 @@ def answer_tokens(
     wanted = 1 if asked is None else asked
     over = num_prompt + wanted - max_context
     if over > 0:
-        raise PromptTooLong(
-            f"The {whose}'s prompt has {num_prompt} tokens and the answer may have {wanted}: that "
-            f"is {over} more than the {whose}'s context of {max_context} tokens.{hint}"
+        raise too_long(
+            max_context,
+            f"the {whose}'s prompt has {num_prompt} tokens and the answer may have {wanted}: that "
+            f"is {over} more than the {whose}'s context of {max_context} tokens.{hint}",
         )
     return min(default, max_context - num_prompt) if asked is None else asked

@@ -9,7 +9,15 @@ from functools import partial
 from typing import Any
 
 from tests.faults.engines import STICKY, WEDGED
-from tests.faults.hostile import Hostility, abandoned_documents, crowd, long_bodies, long_heads
+from tests.faults.hostile import (
+    Hostility,
+    abandoned_documents,
+    crowd,
+    half_open,
+    long_bodies,
+    long_heads,
+    slow_bodies,
+)
 from tests.faults.judgement import Allowed
 from tests.faults.service import Service
 
@@ -128,7 +136,10 @@ def _faults() -> Iterator[tuple[str, Fault]]:
         ("bodies", long_bodies, Allowed(slows=2.0)),
         ("crowd", crowd, Allowed(slows=2.0, ready_s=0.1)),
         ("long header", long_heads, Allowed(slows=2.0, health_s=1.0)),
-        ("abandoned documents", abandoned_documents, Allowed(slows=2.0)),
+        ("slow bodies", slow_bodies, Allowed(slows=2.0)),
+        ("half-open", half_open, Allowed(slows=2.0)),
+        # Sixty megabytes are parsed and tokenized on the cores of the others.
+        ("abandoned documents", abandoned_documents, Allowed(slows=3.0)),
     ):
         yield (
             f"hostile {name}",

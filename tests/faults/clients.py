@@ -270,11 +270,8 @@ class Clients:
             outcome.hear(answer["choices"][0]["message"]["content"])
             self._end(outcome, answer["rapid"])
             return True
-        event_id = ""
         async for line in _unless_silent(response.aiter_lines()):
             name, _, value = line.partition(": ")
-            if name == "id":
-                event_id = value
             if name != "data":
                 continue
             if value == "[DONE]":
@@ -286,7 +283,7 @@ class Clients:
                 outcome.end = "refused" if is_shed else "failed"
                 outcome.num_malformed += not is_well_formed(value.encode())
                 return True
-            headers["last-event-id"] = event_id
+            headers["last-event-id"] = chunk["rapid_event_id"]
             for choice in chunk["choices"]:
                 if said := choice["delta"].get("content"):
                     outcome.hear(said)

@@ -12,7 +12,8 @@ import itertools
 import json
 import multiprocessing
 import os
-from collections.abc import Awaitable, Callable, Iterator
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,7 +24,8 @@ from tests.faults.clients import NUM_QUESTIONS, PATIENCE_S, body
 
 HOSTILE_KEY = "sk-hostile"
 NUM_CLIENTS = 150
-NUM_SLOW = 50
+NUM_SLOW = 600
+_NUM_SLOW_HEADS = 50
 _NICENESS = 15
 _HEADERS = {"authorization": f"Bearer {HOSTILE_KEY}", "content-type": "application/json"}
 
@@ -146,7 +148,7 @@ async def long_heads(url: str, begins: asyncio.Future[None]) -> None:
             await asyncio.sleep(0.2)
 
     await begins
-    slow = [send(lambda: itertools.repeat(b"a"), 1.0) for _ in range(NUM_SLOW)]
+    slow = [send(lambda: itertools.repeat(b"a"), 1.0) for _ in range(_NUM_SLOW_HEADS)]
     await asyncio.gather(send(endless_header, 0.0), send(thousands_of_headers, 0.0), *slow)
 
 
@@ -183,3 +185,75 @@ async def crowd(url: str, begins: asyncio.Future[None]) -> None:
 
         await begins
         await asyncio.gather(*map(ask, range(NUM_CLIENTS)))
+
+
+async def slow_bodies(url: str, begins: asyncio.Future[None]) -> None:
+    """Open 600 connections that send a byte of their bodies every two seconds, again and again."""
+
+    async def send() -> None:
+        async with _connected(url, _head(1_000_000)) as (reader, writer):
+            while not reader.at_eof():
+                writer.write(b" ")
+                await writer.drain()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(), 2.0)
+
+    await _for_ever(send, NUM_SLOW, begins)
+
+
+async def half_open(url: str, begins: asyncio.Future[None]) -> None:
+    """Open connections that ask, whole or in part, and then neither read nor close them.
+
+    A client whose host is gone looks like that: nothing comes from it, and nothing says so.
+    """
+    whole = [json.dumps(body(each) | {"stream": True}).encode() for each in range(NUM_QUESTIONS)]
+
+    async def ask(index: int) -> None:
+        content = whole[index % NUM_QUESTIONS]
+        sent = content if index % 2 else content[: len(content) // 2]
+        async with _connected(url, _head(len(content)) + sent):
+            await asyncio.Event().wait()
+
+    await begins
+    await asyncio.gather(*map(ask, range(NUM_CLIENTS)))
+
+
+async def _for_ever(
+    do: Callable[[], Awaitable[None]], number: int, begins: asyncio.Future[None]
+) -> None:
+    async def again() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                await do()
+            await asyncio.sleep(0.1)
+
+    await begins
+    await asyncio.gather(*(again() for _ in range(number)))
+
+
+def _head(length: int) -> bytes:
+    """The head of a request whose body has so many bytes."""
+    fields = {"host": "127.0.0.1", "content-length": str(length)} | _HEADERS
+    lines = ["POST /v1/chat/completions HTTP/1.1", *(f"{k}: {v}" for k, v in fields.items())]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+@contextlib.asynccontextmanager
+async def _connected(
+    url: str, sent: bytes
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection with a receive buffer of one answer's beginning, on which `sent` was sent."""
+    address = httpx.URL(url)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    connection.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(connection, (address.host, address.port or 80))
+    reader, writer = await asyncio.open_connection(sock=connection, limit=1024)
+    try:
+        writer.write(sent)
+        await writer.drain()
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()

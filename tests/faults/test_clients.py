@@ -17,7 +17,13 @@ from rapid.messages import Finished, TextDelta
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
 from tests.deployments.serving import served
 from tests.faults.clients import NUM_QUESTIONS, Arrival, Clients, Outcome, body
-from tests.faults.hostile import hostile_bodies
+from tests.faults.hostile import (
+    HOSTILE_KEY,
+    Hostility,
+    half_open,
+    hostile_bodies,
+    slow_bodies,
+)
 
 TEXT = "Hello, wörld!"
 STREAMED, WHOLE = 0, 1
@@ -156,6 +162,38 @@ async def test_who_leaves_is_not_waited_for() -> None:
     orchestrator = ScriptedOrchestrator(STARTED, asyncio.Event())
     (outcome,) = await asked(ingress(orchestrator), Arrival(0.0, "standard", STREAMED, 0.2))
     assert outcome.end == "left"
+
+
+@pytest.mark.parametrize("hostility", [slow_bodies, half_open])
+async def test_connections_that_go_on_slowly_or_not_at_all_are_passed_by(
+    hostility: Hostility, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.faults.hostile.NUM_SLOW", 50)
+    monkeypatch.setattr("tests.faults.hostile.NUM_CLIENTS", 10)
+    keys = [("clients", "sk-1"), ("hostile", HOSTILE_KEY)]
+    config = ApiConfig(
+        model="rapid-embedded",
+        keys=tuple(ApiKey(tenant=name, sha256=hash_key(key)) for name, key in keys),
+    )
+    app, num_begun, is_hostile = Ingress(ScriptedOrchestrator(), config), 0, asyncio.Event()
+
+    async def counting(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal num_begun
+        num_begun += 1
+        if num_begun >= 10:
+            is_hostile.set()
+        await app(scope, receive, send)
+
+    async with served(counting) as url:
+        begins: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        begins.set_result(None)
+        hostile = asyncio.ensure_future(hostility(url, begins))
+        await asyncio.wait_for(is_hostile.wait(), 30)
+        (outcome,) = await Clients([url], "sk-1").run([Arrival(0.0, "standard", STREAMED)])
+        assert not hostile.done()
+        hostile.cancel()
+        await asyncio.gather(hostile, return_exceptions=True)
+    assert (outcome.end, outcome.num_broken) == ("answered", 0)
 
 
 def test_the_hostile_bodies_are_long_and_cheap_to_make() -> None:

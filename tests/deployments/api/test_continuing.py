@@ -74,10 +74,11 @@ def events_of(response: httpx.Response) -> list[tuple[str, Any]]:
     """The ids and the data of a stream's events, without comments."""
     events = []
     for block in response.text.split("\n\n")[:-1]:
-        fields = dict(line.split(": ", 1) for line in block.split("\n") if line[0] != ":")
-        if "data" in fields:
-            data = fields["data"]
-            events.append((fields.get("id", ""), data if data == "[DONE]" else json.loads(data)))
+        if not block or block.startswith(":"):
+            continue
+        data = block.removeprefix("data: ")
+        chunk = data if data == "[DONE]" else json.loads(data)
+        events.append((chunk["rapid_event_id"] if "choices" in chunk else "", chunk))
     return events
 
 

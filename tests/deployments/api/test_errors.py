@@ -14,6 +14,8 @@ STATUS = {
     "BadRequest": 400,
     "PromptTooLong": 400,
     "BodyTooLarge": 413,
+    "BodyTooSlow": 408,
+    "UnsupportedEncoding": 415,
     "UnknownModel": 404,
     "Unauthorized": 401,
     "Overloaded": 503,
@@ -46,8 +48,8 @@ def test_every_error_of_the_tree_has_its_status(cls):
     body = error.body["error"]
     assert set(body) == {"message", "type", "param", "code", "retryable"}
     assert (body["message"] == "What to do.") == (error.status != 500)
-    assert body["retryable"] is (error.status in (429, 503))
-    assert ("retry-after" in error.headers) == (error.status in (429, 503))
+    assert body["retryable"] is (error.status in (408, 429, 503))
+    assert ("retry-after" in error.headers) == (error.status in (408, 429, 503))
     assert (body["type"] == "server_error") == (error.status >= 500)
 
 

@@ -24,6 +24,20 @@ def test_too_many_messages_are_refused_before_they_are_parsed(monkeypatch):
         parse_chat_request(json.dumps(many).encode())
 
 
+def test_too_many_strings_are_refused_before_they_are_parsed(monkeypatch):
+    """A million keys hold the interpreter's lock for a second."""
+    body = json.dumps(ASK | {"x": {str(index): "" for index in range(70_000)}}).encode()
+    monkeypatch.setattr(parsing, "_parse_json", None)
+    with pytest.raises(BadRequest, match="has 140008 strings"):
+        parse_chat_request(body)
+
+
+def test_a_text_with_many_quotes_is_one_string():
+    quoted = '"a\\" ' * 200_000
+    body = ASK | {"messages": [{"role": "user", "content": quoted}]}
+    assert parse_chat_request(json.dumps(body).encode()).messages[0].content == quoted
+
+
 def test_a_document_that_quotes_messages_is_a_text():
     quoted = json.dumps([{"role": "user"}] * 9)
     body = ASK | {"rapid": {"documents": [{"name": "log", "text": quoted}]}}
@@ -37,6 +51,7 @@ def test_a_document_that_quotes_messages_is_a_text():
     ("body", "message"),
     [
         (b"\xff", "not UTF-8"),
+        (b"\xef\xbb\xbf[]", "must be a JSON object"),
         (b"{", "not JSON"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"seed": ' + b"9" * 5000 + b"}", "too many digits"),

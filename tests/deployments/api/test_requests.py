@@ -122,9 +122,32 @@ def test_turns_of_an_earlier_answer_may_come_back():
     turn = {"role": "assistant", "content": "Yes.", "refusal": None, "tool_calls": None}
     asked = {"role": "user", "content": "Sure?"}
     assert generate(messages=[asked, turn, asked]).messages[1] == Message("assistant", "Yes.")
-    with pytest.raises(BadRequest) as refused:
-        parse(messages=[turn | {"tool_calls": [{"id": "1"}]}, asked])
-    assert refused.value.param == "messages[0].tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("turn", "param"),
+    [
+        ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, "[1].tool_calls"),
+        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "[1].tool_calls"),
+        (
+            {"role": "assistant", "content": None, "function_call": {"name": "f"}},
+            "[1].function_call",
+        ),
+        ({"role": "tool", "content": "18 degrees", "tool_call_id": "1"}, "[1].role"),
+        ({"role": "function", "content": "18 degrees", "name": "f"}, "[1].role"),
+    ],
+)
+def test_turns_that_call_tools_are_refused_in_their_own_words(turn: Any, param: str):
+    asked = {"role": "user", "content": "Sure?"}
+    with pytest.raises(BadRequest, match="is not supported yet: a conversation may not") as refused:
+        parse(messages=[asked, turn, asked])
+    assert (refused.value.param, refused.value.code) == (f"messages{param}", "unsupported")
+
+
+def test_a_part_that_is_a_string_is_not_quoted_as_a_type():
+    with pytest.raises(BadRequest, match="a part that is no object") as refused:
+        parse(messages=[{"role": "user", "content": ["secret"]}])
+    assert "secret" not in str(refused.value)
 
 
 def test_ranges_are_those_of_the_configuration():
@@ -145,8 +168,8 @@ def test_our_fields_at_the_top_are_sent_to_their_place(field):
     assert refused.value.param == field
 
 
-def test_vllms_spelling_of_all_tokens_and_its_salt():
-    assert generate(top_k=-1).top_k is None
+def test_vllms_spellings_of_all_tokens_and_its_salt():
+    assert generate(top_k=-1).top_k is generate(top_k=0).top_k is None
     assert (generate().cache_salt, generate(cache_salt="mine").cache_salt) == ("", "mine")
     assert generate(priority=0) == generate()
     with pytest.raises(BadRequest, match="priority is not supported"):

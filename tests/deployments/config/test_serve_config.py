@@ -163,6 +163,12 @@ def test_tenants_share_what_can_be_answered_at_once(
     assert filled.max_requests == 0.75 * filled.pool.max_ongoing_requests
 
 
+def test_the_context_that_is_told_is_the_one_that_is_configured() -> None:
+    told = with_api().filled_api.max_model_len
+    assert told == with_api().target.engine.max_context == 4096
+    assert with_api(max_model_len=7).filled_api.max_model_len == 7
+
+
 def test_the_most_characters_follow_from_the_context() -> None:
     assert with_api().filled_api.max_characters == 2**20
     assert with_api(max_characters=7).filled_api.max_characters == 7

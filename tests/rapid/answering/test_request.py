@@ -74,8 +74,12 @@ async def test_a_broken_drafter_pool_leaves_the_answer_to_the_target(
 )
 async def test_what_does_not_fit_names_the_model_whose_context_is_too_short(asked, whose) -> None:
     app = LocalApplication(engine={"max_context": 4096, "kv_cache_tokens": 8192})
-    with pytest.raises(PromptTooLong, match=whose):
+    with pytest.raises(PromptTooLong, match=whose) as refused:
         await app.answered(question("r", documents=ATLAS, **asked))
+    context = whose.split()[-1]
+    start = f"This model's maximum context length is {context} tokens. "  # litellm looks for it
+    assert str(refused.value).startswith(start)
+    assert refused.value.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda error: type(error).__name__)
