@@ -114,17 +114,18 @@ def _faults() -> Iterator[tuple[str, Fault]]:
             lasts_s=10.0,
         ),
     )
-    hostilities: tuple[tuple[str, Hostility, float | None], ...] = (
-        ("hostile bodies", long_bodies, None),
-        ("hostile crowd", crowd, 0.1),
-        ("abandoned documents", abandoned_documents, None),
+    hostilities: tuple[tuple[str, Hostility, Allowed], ...] = (
+        ("hostile bodies", long_bodies, Allowed(slows=2.0)),
+        ("hostile crowd", crowd, Allowed(slows=2.0, ready_s=0.1)),
+        # Sixty megabytes are parsed and tokenized on the cores that answer.
+        ("abandoned documents", abandoned_documents, Allowed(slows=3.0)),
     )
-    for name, hostility, ready_s in hostilities:
+    for name, hostility, allowed in hostilities:
         yield (
             name,
             Fault(
                 Service.let_hostile_loose,
-                Allowed(slows=2.0, ready_s=ready_s),
+                allowed,
                 prepare=partial(_prepare_hostile, hostility),
                 lasts_s=30.0,
                 load=0.5,  # half of what is left to the others when capacity is shared by two
