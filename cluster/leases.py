@@ -317,8 +317,8 @@ async def _acquire(
         router = routers.find(pool.deployment_id)
         if router is not None and (empty_s := router.empty_s) is not None:
             raise Overloaded(
-                f"The {name} pool is still loading ({empty_s:.0f} s so far): no replica of it takes "
-                "requests yet."
+                f"The {name} pool is still loading ({empty_s:.0f} s so far): it has no replica "
+                "that takes requests yet."
             ) from None
         raise Overloaded(f"The {name} pool is full: no room within {timeout_s:g} s.") from None
     except Exception as error:
