@@ -114,6 +114,10 @@ def _faults() -> Iterator[tuple[str, Fault]]:
             lasts_s=10.0,
         ),
     )
+    yield (
+        "kill raylet",
+        Fault(Service.kill_raylet, Allowed(lost_s=15.0), lasts_s=30.0, spends=True),
+    )
     for name, hostility, ready_s in (("bodies", long_bodies, None), ("crowd", crowd, 0.1)):
         yield (
             f"hostile {name}",

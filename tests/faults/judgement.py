@@ -28,6 +28,8 @@ class Allowed:
         leaves_s: For how long a broken engine may be asked for leases after its first failure.
         alone_s: After how many seconds no answer may go on without its drafter or its documents.
         ready_s: The longest wait for ``/ready``, at its 99th percentile.
+        lost_s: Where the server is lost for good: after how many seconds ``/ready`` says so, each
+            time that it is asked. Nothing else is judged.
     """
 
     breaks: bool = False
@@ -38,6 +40,7 @@ class Allowed:
     leaves_s: float | None = None
     alone_s: float | None = None
     ready_s: float | None = None
+    lost_s: float | None = None
 
 
 @dataclass
@@ -170,6 +173,8 @@ def faults_of(run: Run, references: Sequence[str], quiet: Run | None) -> list[st
     """
     if run.error:
         return [run.error]
+    if run.allowed.lost_s is not None:
+        return [*_wrong_loss(run, run.injected + run.allowed.lost_s)]
     wrong = [
         *_wrong_ends(run),
         *_wrong_texts(run, references),
@@ -243,6 +248,16 @@ def _wrong_times(run: Run, quiet: Run | None) -> Iterator[str]:
             yield "the broken engine was asked for nothing"
         elif run.left_alone_s > allowed.leaves_s:
             yield f"asked for leases until {run.left_alone_s:.1f} s after its first failure"
+
+
+def _wrong_loss(run: Run, since: float) -> Iterator[str]:
+    said = Counter(status for at, status, _ in run.ready if at > since)
+    if not said:
+        yield "/ready was not asked once the server was lost"
+    if said[0]:
+        yield f"/ready gave {said[0]} of {said.total()} times no answer"
+    if said[200]:
+        yield f"/ready promised {said[200]} of {said.total()} times what a lost server cannot do"
 
 
 def _wrong_ready(run: Run) -> Iterator[str]:
