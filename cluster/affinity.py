@@ -62,7 +62,14 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         self._reported: dict[str, tuple[float | None, float]] = {}  # last report, since when known
         self._clock = time.monotonic
         self._created = self._clock()
+        self._empty_since: float | None = self._created
         routers.add(self._deployment_id, self)
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Take the replicas that run, which Serve passes whenever they change."""
+        super().update_replicas(replicas)
+        if replicas:
+            self._empty_since = None
 
     async def choose_replicas(
         self,
@@ -162,6 +169,15 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         """Whether the pool has no running replica; a router that is new does not know yet."""
         is_new = self._clock() - self._created < _NEW_S
         return not self._replicas_list and not is_new
+
+    @property
+    def empty_s(self) -> float | None:
+        """Seconds that the pool has had no running replica for; None while it has one."""
+        if self._replicas_list:
+            return None
+        if self._empty_since is None:  # its last replica has died since Serve named those that run
+            self._empty_since = self._clock()
+        return self._clock() - self._empty_since
 
     def _assign(self, request: PendingRequest, replica: str, need: Need) -> None:
         self._assigned[request.metadata.internal_request_id] = (replica, need, time.time())

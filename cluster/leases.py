@@ -314,6 +314,12 @@ async def _acquire(
     except TimeoutError:
         if death is not None:
             raise lost(f"The {name} pool has no replica that lives.") from death
+        router = routers.find(pool.deployment_id)
+        if router is not None and (empty_s := router.empty_s) is not None:
+            raise Overloaded(
+                f"The {name} pool is still loading ({empty_s:.0f} s so far): it has no replica "
+                "that takes requests yet."
+            ) from None
         raise Overloaded(f"The {name} pool is full: no room within {timeout_s:g} s.") from None
     except Exception as error:
         raise failure_of(error).as_rapid_error(f"{name} pool", lost) from None

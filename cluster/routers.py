@@ -15,6 +15,11 @@ class PoolRouter(Protocol):
         """Whether the pool has no running replica."""
         ...
 
+    @property
+    def empty_s(self) -> float | None:
+        """Seconds that the pool has had no running replica for; None while it has one."""
+        ...
+
     def can_move(self, request: object) -> bool:
         """Return whether a request that waits would begin on another replica at once."""
         ...

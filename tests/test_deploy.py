@@ -10,6 +10,8 @@ from pathlib import Path
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+from deployments.api.proxy.ready_in_time import DEADLINE_S
+from deployments.cli.server_process import LOCAL_RAY
 from deployments.config.manifests import manifests
 
 ROOT = Path(__file__).parent.parent
@@ -56,10 +58,17 @@ def test_only_named_files_reach_the_build() -> None:
     assert all((ROOT / name).exists() for name in allowed)
 
 
-def test_the_container_s_health_is_the_proxy_s() -> None:
+def test_the_container_is_healthy_while_requests_would_be_answered() -> None:
     (health,) = arguments("HEALTHCHECK")
-    assert "http://127.0.0.1:8000/-/healthz" in health
+    assert "http://127.0.0.1:8000/ready" in health
+    patience_s = int(re.findall(r"wget .*--timeout=(\d+)", health)[0])
+    assert DEADLINE_S < patience_s < int(re.findall(r"--timeout=(\d+)s", health)[0])
     assert "wget" in dict(part.split("=", 1) for part in arguments("ARG"))["SYSTEM_PACKAGES"]
+
+
+def test_serve_s_proxies_are_started_as_by_rapid_serve() -> None:
+    ours = {f"{name}={value}" for name, value in LOCAL_RAY.items() if name.startswith("RAY_SERVE_")}
+    assert ours <= set(" ".join(arguments("ENV")).split())
 
 
 def test_no_secret_is_in_the_image() -> None:

@@ -1,6 +1,6 @@
 """Decoding in one process against Hugging Face's `generate`, on a CPU, with equal weights and KV.
 
-    python -m benchmarks.decoding.decode [--quick] [--threads 2]
+    python -m benchmarks.decoding.decode [--quick] [--cases 1] [--threads 2]
 
 plain     our step: one sequence, and several at once, on documents of their own or on one
 lossless  draft, verify, commit, with a drafter that reads a sixteenth of the context
@@ -15,7 +15,7 @@ arms run in turn within a repetition, and a ratio is the median of the repetitio
 Times exclude the first token, and for `generate` also its set-up. All decoding is greedy.
 
 Models with random weights do not agree, so in the second table target and drafter follow scripts
-that agree at a share alpha of the positions (`filled.Scripted`): **synthetic acceptance**, real
+that agree at a share alpha of the positions (`filled.scripted`): **synthetic acceptance**, real
 work. Every engine then has one thread: in a team of two, one thread would wait for the other, whose
 core another engine uses. The bound is the speedup of a round that consists of nothing but its
 forwards, each at its best of this run, with the run's own tokens per round. It is given for one
@@ -295,11 +295,11 @@ FULL_LOSSLESS = [
 QUICK_LOSSLESS = [("bfloat16", 4096, 1), ("bfloat16", 32768, 1)]
 
 
-async def measure(is_quick: bool, threads: int) -> dict[str, Any]:
-    """Measure all cases, one after the other."""
+async def measure(is_quick: bool, threads: int, most_cases: int | None) -> dict[str, Any]:
+    """Measure all cases, or the first of each table, one after the other."""
     repeats = 3 if is_quick else 5
     plain_cases, lossless_cases = [], []
-    for name, dtype, length, batch in QUICK_PLAIN if is_quick else FULL_PLAIN:
+    for name, dtype, length, batch in (QUICK_PLAIN if is_quick else FULL_PLAIN)[:most_cases]:
         # The trained model has 8192 positions; its prompts leave room for the answer in 4096.
         length -= ROOM if name != "random" else 0
         model = random_model(dtype, **TARGET) if name == "random" else embedded_target(dtype)
@@ -314,7 +314,7 @@ async def measure(is_quick: bool, threads: int) -> dict[str, Any]:
         )
         plain_cases.append({"model": name, "dtype": dtype, "length": length, "batch": batch} | case)
         print(table_of_plain(plain_cases[-1:]).splitlines()[-1], flush=True)
-    for dtype, length, batch in QUICK_LOSSLESS if is_quick else FULL_LOSSLESS:
+    for dtype, length, batch in (QUICK_LOSSLESS if is_quick else FULL_LOSSLESS)[:most_cases]:
         case = await speculating(
             random_model(dtype, **TARGET),
             random_model(dtype, **DRAFTER),
@@ -332,13 +332,14 @@ async def measure(is_quick: bool, threads: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer cases, nothing kept")
+    parser.add_argument("--cases", type=int, help="of each table, the first so many")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # for this thread, which only waits; the engine's has its own
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     began = time.perf_counter()
-    cases = asyncio.run(measure(arguments.quick, arguments.threads))
+    cases = asyncio.run(measure(arguments.quick, arguments.threads, arguments.cases))
     text = (
         f"torch {torch.__version__}, transformers "
         f"{transformers.__version__}. Medians, in brackets the least and the most of the "

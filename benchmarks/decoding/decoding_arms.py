@@ -137,7 +137,7 @@ def scripts(num_tokens: int, vocab_size: int) -> tuple[list[int], list[int]]:
 
 
 def follow(model: Any, length: int, token_ids: list[int]) -> None:
-    """Make a transformers model follow a script (`filled.Scripted` does so for an engine)."""
+    """Make a transformers model follow a script (`filled.scripted` does so for an engine)."""
     script = torch.tensor(token_ids)
 
     def raise_logits(_: Any, __: Any, inputs: dict[str, Any], output: Any) -> None:

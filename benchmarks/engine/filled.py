@@ -23,7 +23,6 @@ from rapid.engines.attention import ragged as attention
 from rapid.engines.attention.batch import Feed
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel, load_model
-from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.cache import KVLayout
 from rapid.engines.kv.lease import Lease
 from rapid.engines.work.base import Work
@@ -32,6 +31,7 @@ from rapid.messages import LeaseRequest, as_prompt
 CPU = torch.device("cpu")
 AnyCache = TypeVar("AnyCache", bound=Cache)
 Result = TypeVar("Result")
+Run = Callable[[Sequence[Feed]], list[torch.Tensor]]
 KV = list[tuple[torch.Tensor, torch.Tensor]]  # per layer keys and values [batch, kv_heads, n, d]
 
 
@@ -195,8 +195,9 @@ class FilledEngine:
         )
 
     def script(self, token_ids: Sequence[int]) -> None:
-        """Make the model generate these tokens from now on, whatever it computes (`Scripted`)."""
-        self.engine._compute.runner = Scripted(self.engine._compute.runner, self.length, token_ids)
+        """Make the model generate these tokens from now on, whatever it computes (`scripted`)."""
+        runner = self.engine._compute.runner
+        runner.run = scripted(runner.run, self.length, token_ids)  # type: ignore[method-assign]
 
     def close(self) -> None:
         """End the engine."""
@@ -223,26 +224,23 @@ class _Call(Work):
         raise NotImplementedError
 
 
-class Scripted:
-    """A runner whose logits are raised so that a given answer is the likeliest.
+def scripted(run: Run, length: int, token_ids: Sequence[int]) -> Run:
+    """Return `Runner.run` with the logits raised so that a given answer is the likeliest.
 
     Acceptance is synthetic: a drafter whose script agrees with the target's at a share alpha of the
     positions, drawn beforehand, is accepted with probability alpha at each. Everything else is
     real: forwards, proposals, judging, and the KV that is kept.
     """
+    answer = torch.tensor(token_ids)
 
-    def __init__(self, runner: Runner, length: int, token_ids: Sequence[int]) -> None:
-        self._runner = runner
-        self._length = length
-        self._token_ids = torch.tensor(token_ids)
-
-    def run(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
-        """Run the feeds as `Runner.run` does, and raise the script's logits."""
-        logits = self._runner.run(feeds)
+    def run_script(feeds: Sequence[Feed]) -> list[torch.Tensor]:
+        logits = run(feeds)
         for feed, rows in zip(feeds, logits, strict=True):
-            last = feed.position + len(feed.token_ids) - self._length
-            say(self._token_ids[last - len(rows) + 1 : last + 1], rows)
+            last = feed.position + len(feed.token_ids) - length
+            say(answer[last - len(rows) + 1 : last + 1], rows)
         return logits
+
+    return run_script
 
 
 @torch.inference_mode()

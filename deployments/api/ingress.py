@@ -5,6 +5,7 @@ It needs no Ray: a deployment gives it a handle to the orchestrator, a test a sc
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
@@ -61,6 +62,7 @@ from rapid.ports import Clock
 _log = logging.getLogger(__name__)
 
 _CLIENT_LEFT_STATUS = 499  # as proxies log it; it is never delivered
+_READY_S = 2.0  # less than the proxy's patience (`proxy.ready_in_time.DEADLINE_S`)
 _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 
 Caller = TypeVar("Caller")
@@ -309,11 +311,13 @@ class Ingress:
 
     async def _ready(self, request: Request, is_operator: bool) -> Response:
         try:
-            state = await self._service.ready()
+            async with asyncio.timeout(_READY_S):
+                state = await self._service.ready()
         except Exception as error:  # any error means that the application is not ready
             raise TargetUnavailable("The state of the application is not known.") from error
         is_ready = bool(state["ready"])
-        shown = state if is_operator else {"ready": is_ready}
+        of_all = {name: state[name] for name in ("ready", "reason") if name in state}
+        shown = state if is_operator else of_all
         if is_ready:
             return JSONResponse(shown)
         return JSONResponse(shown, 503, headers={"retry-after": "1"})

@@ -93,9 +93,14 @@ class Readiness:
         self._is_stopped.set()
 
     def state(self) -> dict[str, Any]:
-        """Return the state; ``ready`` says whether a request would be answered."""
+        """Return the state; ``ready`` says whether a request would be answered.
+
+        If not, ``reason`` says why.
+        """
+        reason = self._why_not_ready
         return {
-            "ready": self._is_ready,
+            "ready": reason is None,
+            **({} if reason is None else {"reason": reason}),
             "pools": self._pools,
             "engines": self._signs.engines(),
             "metrics": self._metrics,
@@ -106,7 +111,7 @@ class Readiness:
 
         What ends a pool that was whole shows in the signs of life.
         """
-        is_whole = self._is_ready and all(
+        is_whole = self._why_not_ready is None and all(
             pool["replicas"] and pool["status"] == DeploymentStatus.HEALTHY.value
             for pool in self._pools.values()
         )
@@ -126,20 +131,22 @@ class Readiness:
         self._answered_at = self._clock()
 
     @property
-    def _is_ready(self) -> bool:
-        return self._serves("target", has_engines=True) and self._serves("orchestrator")
+    def _why_not_ready(self) -> str | None:
+        return self._why_not("target", has_engines=True) or self._why_not("orchestrator")
 
-    def _serves(self, name: str, *, has_engines: bool = False) -> bool:
+    def _why_not(self, name: str, *, has_engines: bool = False) -> str | None:
+        """Return why a pool would not answer; None if it would."""
         pool = self._pools.get(name, {})
         now = self._clock()
         if not pool.get("replicas"):
-            return pool.get("status") in _RESTING and now - self._seen_at <= _STALE_S
+            rests = pool.get("status") in _RESTING and now - self._seen_at <= _STALE_S
+            return None if rests else f"no {name} takes requests"
         standings = {self._signs.standing(name, is_engine=False)}
         if has_engines:
             standings.add(self._signs.standing(name, is_engine=True))
         if now - self._answered_at <= _ANSWERED_S:
             standings.discard("silent")  # they are only slow to say so
-        return standings <= {"alive"}
+        return None if standings <= {"alive"} else f"no {name} gives a sign of life"
 
 
 def pools_of(app: str) -> tuple[Pools, list[str]]:

@@ -25,6 +25,7 @@ _ACCEPTANCE_SOURCE = (
     "Acceptance 0.77 is what arXiv 2502.20330 reports of Llama-3.1-8B drafting for itself; "
     "yours is in every receipt (accepted of drafted): pass --acceptance."
 )
+_MOST_PADDING = 1024  # rows of a known model's vocabulary that are no token, or tokens without one
 _who = partial(typer.Option, rich_help_panel="What runs where")
 _how = partial(typer.Option, rich_help_panel="How it runs")
 
@@ -158,6 +159,7 @@ def plan(
     drafts = replace(
         reads, shape=_shape(drafter), context=drafter_context, shared=0, layer_bits=drafter_bits
     )
+    _check_pair(target, drafter)
     if drafter_gpus is None:
         drafter_gpus = next(iter(group_sizes(drafts, batch)), GROUP_SIZES[-1])
     drafts = replace(drafts, num_gpus=drafter_gpus)
@@ -225,6 +227,46 @@ def _unpacked(role: str, replica: Replica) -> str | None:
         f"the {role} has {what}{of_gpu}, and quantization: int4 packs {PACKED_ROWS} together: "
         f"change --{role}-gpus or --{role}-bits"
     )
+
+
+def _check_pair(target: str, drafter: str) -> None:
+    """Fail, as the server does, where the token ids of the two models do not mean the same."""
+    from rapid.planning.shapes import KNOWN_VOCABULARIES
+
+    known = [KNOWN_VOCABULARIES.get(model.lower()) for model in (target, drafter)]
+    if target == drafter or (known[0] is not None and known[0] == known[1]):
+        return
+    from rapid.checkpoints.files import checkpoint_source, load_tokenizer, read_eos_ids
+    from rapid.checkpoints.vocabulary import (
+        ModelVocabulary,
+        check_same_vocabulary,
+        different_vocabularies,
+        num_ids,
+    )
+    from rapid.errors import ConfigurationError
+
+    def vocabulary(model: str) -> ModelVocabulary:
+        tokenizer = load_tokenizer(model)
+        return ModelVocabulary(tokenizer, read_eos_ids(checkpoint_source(model), tokenizer))
+
+    try:
+        if all(known):
+            raise different_vocabularies(
+                f"that of {target} is {known[0]}'s, that of {drafter} {known[1]}'s"
+            )
+        if not any(known):
+            check_same_vocabulary(vocabulary(target), vocabulary(drafter))
+            return
+        sizes = [
+            _shape(model).vocabulary if of else num_ids(vocabulary(model).tokenizer)
+            for model, of in zip((target, drafter), known, strict=True)
+        ]
+        if abs(sizes[0] - sizes[1]) > _MOST_PADDING:
+            raise different_vocabularies(
+                f"that of {target} has {sizes[0]:,} tokens, that of {drafter} {sizes[1]:,}"
+            )
+    except ConfigurationError as error:
+        fail(str(error))
 
 
 def _gpu(name: str) -> GPU:

@@ -6,6 +6,8 @@ Ray's own ``serve run`` would do but for two things. It leaves the file's ``logg
 replicas: controller and proxies log in another form, and the task that builds the applications
 writes down all ``args``, which hold tenants and the hashes of their keys. And it waits until Serve
 has shut down, in which Serve waits for answers in progress.
+
+It writes down how far it has come (`deployments.cli.server_state`).
 """
 
 from __future__ import annotations
@@ -13,27 +15,36 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
+import time
 from pathlib import Path
 
 import ray
 import yaml
 from ray import serve
 from ray.serve.context import _get_global_client
-from ray.serve.schema import ServeDeploySchema
+from ray.serve.schema import ReplicaState, ServeDeploySchema
 
+from deployments.cli.server_state import NO_RAY, RAY_DID_NOT_START, PoolState, ServerState
 from deployments.logs import system_logging
 
+_EVERY_S = 1.0
 _SHUTDOWN_S = 5.0
 _SHUTDOWN_OF_OTHERS_S = 30.0
 
 
 def run(config: Path) -> None:
-    """Serve the applications of a file until SIGINT or SIGTERM."""
+    """Serve the applications of a file until SIGINT or SIGTERM.
+
+    Raises:
+        SystemExit: With the status `RAY_DID_NOT_START`, if Ray did not, which may work later.
+    """
     settings = ServeDeploySchema.model_validate(yaml.safe_load(config.read_text(encoding="utf-8")))
+    is_own_ray = os.environ.get("RAY_ADDRESS", "local") == "local"
     client = None
     try:
-        ray.init(namespace="serve")
+        dashboard = _start_ray()
+        state = ServerState(f"http://{dashboard}" if dashboard and is_own_ray else "")
+        state.write()
         for number in (signal.SIGINT, signal.SIGTERM):  # Ray has a handler of its own
             signal.signal(number, signal.default_int_handler)
         serve.start(
@@ -46,14 +57,42 @@ def run(config: Path) -> None:
         )
         client = _get_global_client()
         client.deploy_apps(settings)
-        threading.Event().wait()
+        while True:
+            if (pools := _pools()) not in ({}, state.pools):
+                state = ServerState(state.dashboard, pools)
+                state.write()
+            time.sleep(_EVERY_S)
     except KeyboardInterrupt:
         pass
     finally:
         if client is not None:
             # A Ray of its own ends with this process; in another one, what is left would stay.
-            is_own_ray = os.environ.get("RAY_ADDRESS", "local") == "local"
             client.shutdown(timeout_s=_SHUTDOWN_S if is_own_ray else _SHUTDOWN_OF_OTHERS_S)
+
+
+def _start_ray() -> str:
+    """Start or join Ray, and return host and port of its dashboard; empty if it has none."""
+    try:
+        return ray.init(namespace="serve").dashboard_url or ""
+    except Exception as error:  # Ray has no class for it: within 30 s, for one, on a busy machine
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        sys.stderr.write(f"{NO_RAY}: {reason}\n")
+        raise SystemExit(RAY_DID_NOT_START) from None
+
+
+def _pools() -> dict[str, PoolState]:
+    """Return the state of every pool; none while Serve's controller does not answer."""
+    try:
+        applications = serve.status().applications
+    except Exception:  # it is replaced, or Ray is lost, which the watching process sees
+        return {}
+    return {
+        name.lower() if len(applications) == 1 else f"{application}/{name.lower()}": (
+            "ready" if each.replica_states.get(ReplicaState.RUNNING) else "starting"
+        )
+        for application, status in applications.items()
+        for name, each in status.deployments.items()
+    }
 
 
 if __name__ == "__main__":

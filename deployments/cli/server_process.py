@@ -1,4 +1,4 @@
-"""Control of the process that runs Serve: its lock, log, readiness and shutdown."""
+"""Control of the process that runs Serve: its lock, log, readiness, losses and shutdown."""
 
 from __future__ import annotations
 
@@ -13,14 +13,23 @@ import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import httpx
+import psutil
 import yaml
 
-RUN_FOLDER = Path(".run")
+from deployments.cli.server_state import (
+    NO_RAY,
+    RAY_DID_NOT_START,
+    RUN_FOLDER,
+    ServerState,
+    forget_state,
+    read_state,
+)
+
 SERVE_COMMAND = (sys.executable, "-m", "deployments.cli.run_serve")
 _LOCK, _LOG = RUN_FOLDER / "serve.pid", RUN_FOLDER / "serve.log"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -30,7 +39,8 @@ _GIVEN_UP = re.compile(
     r"|Unexpected error occurred while .*|Runtime env setup for app .*)"
 )
 _OUR_ERROR = re.compile(r"(?:^|\) )(?:rapid|retrieval|cluster|deployments)\.[\w.]+: (.+)")
-_INTERRUPT_TIMEOUT_S, _TERMINATE_TIMEOUT_S = 60.0, 10.0
+_INTERRUPT_TIMEOUT_S, _TERMINATE_TIMEOUT_S, _REST_TIMEOUT_S = 60.0, 10.0, 5.0
+_PARTS_OF_RAY = ("raylet", "gcs_server")  # without either of them nothing is answered
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
 LOCAL_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -66,9 +76,11 @@ class ServerProcess:
 
     url: str
     log_path: Path
+    _config: Path
     _process: subprocess.Popen[bytes]
     _lock: IO[str]
     _http: httpx.Client
+    _parts: dict[str, psutil.Process] = field(default_factory=dict)
 
     @classmethod
     def start(cls, config: Path) -> ServerProcess:
@@ -89,25 +101,54 @@ class ServerProcess:
                     "`rapid stop` ends it"
                 ) from None
             _check_is_free(host, port)
+            forget_state()
+            _LOG.unlink(missing_ok=True)
             process = _run_serve(config, lock)
             undone_on_error.pop_all()
-        lock.truncate(0)
-        lock.write(f"{os.getpid()} {process.pid}\n")
-        lock.flush()
         url = f"http://{'127.0.0.1' if host in _ANY_ADDRESS else host}:{port}"
         http = httpx.Client(base_url=url, timeout=5.0, trust_env=False)
-        return cls(url, _LOG, process, lock, http)
+        return cls(url, _LOG, config, process, lock, http)
+
+    def start_again(self) -> None:
+        """Start the process again, which has ended."""
+        self._end_rest()
+        self._process = _run_serve(self._config, self._lock)
 
     def has_ended(self) -> bool:
         """Return whether the process has ended."""
         return self._process.poll() is not None
 
-    def is_ready(self) -> bool:
-        """Return whether the application is ready, and every pool that it shows has started."""
+    def why_no_ray(self) -> str | None:
+        """Return why the process's Ray did not start; None unless it has ended for that reason."""
+        if self._process.poll() != RAY_DID_NOT_START:
+            return None
+        said = [line for line in self._log().splitlines() if line.startswith(NO_RAY)]
+        return said[-1] if said else NO_RAY
+
+    def state(self) -> ServerState | None:
+        """Return how far the process has come; None before Ray has started."""
+        return read_state()
+
+    def lost_part(self) -> str | None:
+        """Return which part of the Ray that this process started has died; None while all live."""
+        if len(self._parts) < len(_PARTS_OF_RAY):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for child in psutil.Process(self._process.pid).children():
+                    if (name := child.name()) in _PARTS_OF_RAY:
+                        self._parts.setdefault(name, child)
+        return next((name for name, part in self._parts.items() if not _lives(part)), None)
+
+    def readiness(self) -> dict[str, Any] | None:
+        """Return what ``/ready`` says; None if nothing answers it within 5 s."""
         try:
             state = self._http.get("/ready").json()
         except (httpx.HTTPError, ValueError):
-            return False
+            return None
+        return state if isinstance(state, dict) else None
+
+    def is_ready(self) -> bool:
+        """Return whether the application is ready, and every pool that it shows has started."""
+        state = self.readiness() or {}
         return state.get("ready", False) and not any(
             pool["status"] == "UPDATING" and not pool["replicas"]
             for pool in state.get("pools", {}).values()
@@ -127,7 +168,16 @@ class ServerProcess:
         return "\n".join(deque(self._log().splitlines(), maxlen=num_lines))
 
     def stop(self) -> None:
-        """End the process with SIGINT, as Ctrl-C does, then with SIGTERM, then with SIGKILL."""
+        """End the process with SIGINT, as Ctrl-C does, then with SIGTERM, then with SIGKILL.
+
+        Also ends what it has left behind: where the raylet dies, its workers live on.
+        """
+        self._end_process()
+        self._end_rest()
+
+    def _end_process(self) -> None:
+        if self.has_ended():
+            return
         for number, patience_s in (
             (signal.SIGINT, _INTERRUPT_TIMEOUT_S),
             (signal.SIGTERM, _TERMINATE_TIMEOUT_S),
@@ -140,6 +190,17 @@ class ServerProcess:
                 continue
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+    def _end_rest(self) -> None:
+        """End what is left of the process's session, which all that it started are in."""
+        left = [each for each in psutil.process_iter() if _session(each.pid) == self._process.pid]
+        _, left = psutil.wait_procs(left, timeout=_REST_TIMEOUT_S)
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=_REST_TIMEOUT_S)
+        self._parts.clear()
+        forget_state()
 
     def forget(self) -> None:
         """Close the HTTP client, and empty and release the lock file."""
@@ -163,8 +224,8 @@ def _joins_cluster() -> bool:
 
 
 def _run_serve(config: Path, lock: IO[str]) -> subprocess.Popen[bytes]:
-    with _LOG.open("wb") as log:
-        return subprocess.Popen(
+    with _LOG.open("ab") as log:
+        process = subprocess.Popen(
             [*SERVE_COMMAND, str(config)],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -175,6 +236,16 @@ def _run_serve(config: Path, lock: IO[str]) -> subprocess.Popen[bytes]:
             # A shell that runs this command in the background makes its children ignore SIGINT.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
+    lock.truncate(0)
+    lock.write(f"{os.getpid()} {process.pid}\n")
+    lock.flush()
+    return process
+
+
+def dashboard_address() -> str | None:
+    """Return the address of Ray's dashboard of this folder's server; None if none runs with one."""
+    state = read_state() if running_pid() is not None else None
+    return state.dashboard or None if state else None
 
 
 def running_pid() -> int | None:
@@ -218,6 +289,20 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except (ProcessLookupError, PermissionError):
+        return None
 
 
 def _address(config: Path) -> tuple[str, int]:

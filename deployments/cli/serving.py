@@ -1,8 +1,8 @@
 """The commands ``rapid serve``, ``apply``, ``stop`` and ``check-config``, around Ray Serve.
 
 Serve validates in an actor, does not report when an application is ready and keeps running when it
-failed to start. So the file is checked first, readiness is polled over HTTP, and Ctrl-C, SIGTERM
-and ``rapid stop`` all end it the same way.
+failed to start, or lost the Ray below it. So the file is checked first, Ray and readiness are
+watched, and Ctrl-C, SIGTERM and ``rapid stop`` all end it the same way.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
     from deployments.cli.server_process import ServerProcess
+    from deployments.cli.stages import Stages
     from deployments.config.plans import Effect
     from deployments.config.serve_config import ServeConfig
 
 _STOP_TIMEOUT_S = 90.0
+_RAY_STARTS = 3
 _UNDER_WAY = ("NOT_STARTED", "DEPLOYING")
 _EFFECTS = {
     "live": "takes new settings, no replica is replaced",
@@ -53,13 +55,17 @@ def check_config(config: Config = Path("serve_config.yaml")) -> None:
 
 
 def serve(config: Config = Path("serve_config.yaml")) -> None:
-    """Start the application of a configuration and run it until Ctrl-C or 'rapid stop'."""
+    """Start the application of a configuration and run it until Ctrl-C or 'rapid stop'.
+
+    The exit status is 1 when the server ends by itself, or its Ray is lost.
+    """
     began = time.monotonic()
     checked = _checked(config)
     if os.environ.get("RAY_ADDRESS", "local") == "local":
         _check_one_node(checked)
 
     from deployments.cli.server_process import CannotStart, ServerProcess
+    from deployments.cli.stages import Stages
 
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -69,17 +75,14 @@ def serve(config: Config = Path("serve_config.yaml")) -> None:
     except CannotStart as error:
         fail(str(error))
     try:
-        with err.status(f"starting {config}"):
-            _wait_until_ready(server, stopping)
+        with err.status(f"starting {config}") as status:
+            _wait_until_ready(server, stopping, Stages(status, config, server.log_path))
         if not stopping.is_set():
             _say_what_next(server, checked, time.monotonic() - began)
-        while not stopping.wait(0.5):
-            if server.has_ended():
-                fail(f"the server ended by itself; the end of {server.log_path}:\n{server.tail()}")
+        _watch(server, stopping)
     finally:
-        if not server.has_ended():
-            with err.status("stopping"):
-                server.stop()
+        with err.status("stopping"):
+            server.stop()
         server.forget()
     note("stopped")
 
@@ -87,19 +90,31 @@ def serve(config: Config = Path("serve_config.yaml")) -> None:
 def apply(
     config: Config = Path("serve_config.yaml"),
     address: Annotated[
-        str, typer.Option(envvar="RAY_DASHBOARD_ADDRESS", help="The address of Ray's dashboard.")
-    ] = "http://127.0.0.1:8265",
+        str | None,
+        typer.Option(
+            envvar="RAY_DASHBOARD_ADDRESS",
+            help="The address of Ray's dashboard; by default that of this folder's server.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Bring a running application to the state of its edited file; replace only what must be."""
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
     from ray.exceptions import AuthenticationError
 
+    from deployments.cli.server_process import dashboard_address
     from deployments.config.applying import update
     from deployments.config.serve_file import checked
     from deployments.logs import with_system_logging
     from rapid.config_errors import read_yaml
     from rapid.errors import ConfigurationError
 
+    address = address or dashboard_address()
+    if address is None:
+        fail(
+            "no server with a Ray of its own was started from this folder: give the address of "
+            "the Ray's dashboard with --address, such as http://127.0.0.1:8265"
+        )
     try:
         file = read_yaml(config, "serve_config.yaml")
         configs = checked(file, f"{config}: ")
@@ -209,14 +224,46 @@ def _check_one_node(config: ServeConfig) -> None:
             )
 
 
-def _wait_until_ready(server: ServerProcess, stopping: threading.Event) -> None:
+def _wait_until_ready(server: ServerProcess, stopping: threading.Event, stages: Stages) -> None:
+    num_starts = 1
     while not stopping.wait(0.5):
+        state = server.state()
+        stages.show(state)
         if server.is_ready():
             return
-        if server.has_ended():
+        if problem := server.why_no_ray():
+            if num_starts == _RAY_STARTS:
+                fail(f"{problem} ({_RAY_STARTS} tries; see {server.log_path})")
+            num_starts += 1
+            note(f"{problem} It has 30 s, which a busy machine may exceed: try {num_starts}")
+            server.start_again()
+        elif server.has_ended():
             fail(f"the server did not start; the end of {server.log_path}:\n{server.tail()}")
         if reason := server.failure():
             fail(f"the application did not start (see {server.log_path}): {reason}")
+        if state is not None:  # before that Ray itself finds out
+            _check_ray(server)
+
+
+def _watch(server: ServerProcess, stopping: threading.Event) -> None:
+    """Wait until told to stop, and fail when the server has ended or can answer nobody."""
+    from deployments.cli.vigil import Vigil
+
+    vigil = Vigil()
+    while not stopping.wait(0.5):
+        if server.has_ended():
+            fail(f"the server ended by itself; the end of {server.log_path}:\n{server.tail()}")
+        _check_ray(server)
+        if vigil.is_due and (problem := vigil.look(server.readiness())):
+            fail(f"{problem}: see {server.log_path}")
+
+
+def _check_ray(server: ServerProcess) -> None:
+    if part := server.lost_part():
+        fail(
+            f"Ray is lost, as its {part} has died (killed for memory, perhaps), so nothing can be "
+            f"answered: start again; Ray's output is in {server.log_path}"
+        )
 
 
 def _say_what_next(server: ServerProcess, config: ServeConfig, seconds: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rapid.errors import ConfigurationError
 
@@ -18,6 +18,13 @@ class Vocabulary(Protocol):
     @property
     def eos_ids(self) -> frozenset[int]:
         """Ids of the tokens that end an answer."""
+
+
+class ModelVocabulary(NamedTuple):
+    """The vocabulary of a model whose weights are not loaded; see `Vocabulary`."""
+
+    tokenizer: Any
+    eos_ids: frozenset[int]
 
 
 def check_same_vocabulary(target: Vocabulary, drafter: Vocabulary) -> int:
@@ -37,16 +44,14 @@ def check_same_vocabulary(target: Vocabulary, drafter: Vocabulary) -> int:
     shared = min(len(ours), len(theirs))
     for token_id in range(shared):
         if ours[token_id] != theirs[token_id]:
-            raise ConfigurationError(
-                "target and drafter have different vocabularies: token id "
-                f"{token_id} is {ours[token_id]!r} for the target and {theirs[token_id]!r} for "
-                "the drafter; choose a drafter of the target's family"
+            raise different_vocabularies(
+                f"token id {token_id} is {ours[token_id]!r} for the target and "
+                f"{theirs[token_id]!r} for the drafter"
             )
     longer, owner = (ours, "target") if len(ours) > len(theirs) else (theirs, "drafter")
     if len(longer) > shared:
-        raise ConfigurationError(
-            f"target and drafter have different vocabularies: only the {owner} has the token "
-            f"{longer[shared]!r} (id {shared}); choose a drafter of the target's family"
+        raise different_vocabularies(
+            f"only the {owner} has the token {longer[shared]!r} (id {shared})"
         )
     if target.eos_ids != drafter.eos_ids:
         raise ConfigurationError(
@@ -55,6 +60,14 @@ def check_same_vocabulary(target: Vocabulary, drafter: Vocabulary) -> int:
             "use checkpoints of the same kind (both instruct)"
         )
     return shared
+
+
+def different_vocabularies(how: str) -> ConfigurationError:
+    """Return the error for a target and a drafter whose vocabularies differ, which says how."""
+    return ConfigurationError(
+        f"target and drafter have different vocabularies: {how}; choose a drafter of the target's "
+        "family"
+    )
 
 
 def num_ids(tokenizer: Any) -> int:

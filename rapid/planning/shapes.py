@@ -391,3 +391,16 @@ KNOWN_SHAPES: dict[str, tuple[str, ModelShape]] = {
         ),
     ),
 }
+
+# Whose vocabulary a model has; the numbers of rows of one may differ by padding.
+KNOWN_VOCABULARIES = {
+    "llama-3.2-1b": "Llama 3",
+    "llama-3.1-8b": "Llama 3",
+    "llama-3.1-70b": "Llama 3",
+    "qwen2.5-7b": "Qwen2.5",
+    "qwen2.5-72b": "Qwen2.5",
+    "mistral-7b": "Mistral 7B v0.3",
+    "phi-4": "Phi-4",
+    "qwen3-30b-a3b": "Qwen3",
+    "gemma-3-1b": "Gemma 3",
+}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from ray import serve
 from ray.serve.handle import DeploymentHandle
-from ray.serve.request_router import ReplicaID
+from ray.serve.request_router import ReplicaID, RequestRouter
 
 from cluster import routers
 from cluster.affinity import AffinityRouter
@@ -338,6 +338,25 @@ def test_a_router_that_is_new_does_not_take_its_pool_for_empty() -> None:
     assert one.is_empty
     one._replicas_list = SILENT
     assert not one.is_empty
+
+
+def test_a_router_counts_since_when_its_pool_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    def update(self: RequestRouter, replicas: list[Any]) -> None:
+        self._replicas_list = replicas
+
+    monkeypatch.setattr(RequestRouter, "update_replicas", update)
+    one, now = router(), 100.0
+    one._clock = lambda: now
+    one._empty_since = now
+    now += 40
+    assert one.empty_s == 40
+    one.update_replicas(SILENT)
+    assert one.empty_s is None
+    now += 60
+    one._replicas_list = []  # as Serve leaves out one that died
+    assert one.empty_s == 0
+    now += 5
+    assert one.empty_s == 5
 
 
 @pytest.mark.ray

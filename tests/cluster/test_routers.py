@@ -33,6 +33,7 @@ class Router:
         self.has_room = has_room
         self.asked: list[str] = []
         self.is_empty = False
+        self.empty_s: float | None = None
 
     def can_move(self, request: LeaseRequest) -> bool:
         self.asked.append(request.lease_id)
@@ -115,6 +116,15 @@ async def test_where_no_other_has_room_it_waits_in_its_queue(pool: Pool) -> None
             pass
     assert pool.num_asked == 1
     assert pool.given_up == ["asked.0"]
+
+
+async def test_a_pool_that_has_no_replica_yet_is_loading_and_not_full(pool: Pool) -> None:
+    router = Router(has_room=False)
+    router.empty_s, pool.has_replicas = 40.4, False
+    routers.add("a pool", router)
+    with pytest.raises(Overloaded, match=r"Target pool is still loading \(40 s so far\)"):
+        async with hold(pool, REQUEST, timeout_s=0.1, renew_every_s=9):  # type: ignore[arg-type]
+            pass
 
 
 async def test_a_pool_without_a_replica_is_not_waited_for_where_it_may_rest(pool: Pool) -> None:

@@ -132,6 +132,10 @@ def _faults() -> Iterator[tuple[str, Fault]]:
             lasts_s=10.0,
         ),
     )
+    yield (
+        "kill raylet",
+        Fault(Service.kill_raylet, Allowed(lost_s=15.0), lasts_s=30.0, spends=True),
+    )
     for name, hostility, allowed in (
         ("bodies", long_bodies, Allowed(slows=2.0)),
         ("crowd", crowd, Allowed(slows=2.0, ready_s=0.1)),

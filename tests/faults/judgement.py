@@ -29,6 +29,8 @@ class Allowed:
         alone_s: After how many seconds no answer may go on without its drafter or its documents.
         ready_s: The longest wait for ``/ready``, at its 99th percentile.
         health_s: The longest wait for ``/-/healthz``, which must always be well.
+        lost_s: Where the server is lost for good: after how many seconds ``/ready`` says so, each
+            time that it is asked. Nothing else is judged.
     """
 
     breaks: bool = False
@@ -40,6 +42,7 @@ class Allowed:
     alone_s: float | None = None
     ready_s: float | None = None
     health_s: float | None = None
+    lost_s: float | None = None
 
 
 @dataclass
@@ -174,6 +177,8 @@ def faults_of(run: Run, references: Sequence[str], quiet: Run | None) -> list[st
     """
     if run.error:
         return [run.error]
+    if run.allowed.lost_s is not None:
+        return [*_wrong_loss(run, run.injected + run.allowed.lost_s)]
     wrong = [
         *_wrong_ends(run),
         *_wrong_texts(run, references),
@@ -251,6 +256,16 @@ def _wrong_times(run: Run, quiet: Run | None) -> Iterator[str]:
             yield "the broken engine was asked for nothing"
         elif run.left_alone_s > allowed.leaves_s:
             yield f"asked for leases until {run.left_alone_s:.1f} s after its first failure"
+
+
+def _wrong_loss(run: Run, since: float) -> Iterator[str]:
+    said = Counter(status for at, status, _ in run.ready if at > since)
+    if not said:
+        yield "/ready was not asked once the server was lost"
+    if said[0]:
+        yield f"/ready gave {said[0]} of {said.total()} times no answer"
+    if said[200]:
+        yield f"/ready promised {said[200]} of {said.total()} times what a lost server cannot do"
 
 
 def _wrong_ready(run: Run) -> Iterator[str]:

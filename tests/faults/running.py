@@ -82,9 +82,15 @@ async def run_fault(
     run.injected = time.monotonic()
     beside = await asyncio.to_thread(fault.inject, service)
     hostility = asyncio.ensure_future(beside) if beside is not None else None
-    whole = asyncio.create_task(service.whole_again(run.injected))
     standard_s = max(each.at for each in load if each.phase == "standard")
-    await asyncio.sleep(max(0.0, run.injected + standard_s - INJECTED_AT_S - time.monotonic()))
+    over = run.injected + standard_s - INJECTED_AT_S
+    if fault.allowed.lost_s is not None:  # nothing comes back, and what asks Ray would wait
+        await asyncio.sleep(over - time.monotonic())
+        asking.cancel()
+        watching.cancel()
+        return run
+    whole = asyncio.create_task(service.whole_again(run.injected))
+    await asyncio.sleep(max(0.0, over - time.monotonic()))
     if hostility is not None:
         hostility.cancel()
         await asyncio.gather(hostility, return_exceptions=True)

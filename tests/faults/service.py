@@ -108,6 +108,11 @@ class Service:
         process.send_signal(number)
         self._struck.append(process)
 
+    def kill_raylet(self) -> None:
+        """Kill Ray's process of this node, below everything, which nothing brings back."""
+        (raylet,) = [each for each in psutil.Process().children() if each.name() == "raylet"]
+        raylet.kill()
+
     def break_engine(self, pool: str, how: str) -> None:
         """Break one engine of a pool; see `load_breakable`."""
         process = self._eldest(f"{pool} engine")

@@ -34,6 +34,16 @@ def run(*outcomes: Outcome, **fields: Any) -> Run:
     return replace(made, **fields)
 
 
+def lost(*ready: tuple[float, int]) -> Run:
+    """A server that is lost at 2 s, and may need until 17 s to know."""
+    asked = [(at, status, 0.1) for at, status in ready]
+    return run(outcome(end="unanswered"), ready=asked, allowed=Allowed(lost_s=15.0))
+
+
+def test_a_server_that_is_lost_has_to_say_so_and_no_more() -> None:
+    assert faults_of(lost((3.0, 200), (4.0, 0), (20.0, 503)), TEXTS, None) == []
+
+
 def test_all_answered_with_the_same_text_is_as_it_must_be() -> None:
     assert faults_of(run(outcome(), outcome(question=1)), TEXTS, None) == []
 
@@ -53,6 +63,9 @@ FUSED = MODES.index("fused")
         (run(outcome(), whole_again_s=None), "did not come back"),
         (run(error="TimeoutError: "), "TimeoutError"),
         (run(outcome(), ready=[(1.5, 503, 0.1)]), "/ready denied 1 times"),
+        (lost((20.0, 0), (20.5, 503)), "gave 1 of 2 times no answer"),
+        (lost((18.0, 503), (20.0, 200)), "promised 1 of 2 times"),
+        (lost((16.0, 503)), "was not asked"),
         (run(outcome(), allowed=Allowed(leaves_s=5.0)), "asked for nothing"),
         (run(outcome(), allowed=Allowed(leaves_s=5.0), left_alone_s=5.5), "until 5.5 s"),
         (run(outcome(ended=17.0), allowed=Allowed(pause_s=15.0)), "paused for 16.0 s"),

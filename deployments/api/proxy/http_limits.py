@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from deployments.api.errors import error_body
 from deployments.api.proxy.plain_errors import OpenAIErrors
+from deployments.api.proxy.ready_in_time import ReadyInTime
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100
@@ -34,7 +35,7 @@ class HttpWithLimits(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.app = OpenAIErrors(self.app)
+        self.app = OpenAIErrors(ReadyInTime(self.app))
         self._num_bytes = 0  # received since the parser last passed something on
         self._has_begun = False  # a head, which has not ended yet
         self._deadline: asyncio.TimerHandle | None = None

@@ -14,9 +14,19 @@ from tests.evaluation.tiny_task import SETTINGS
 
 STAND_IN = """\
 #!{python}
-import http.server, signal, sys, threading, yaml
+import http.server, os, signal, subprocess, sys, threading, yaml
 print("stand-in says: hello", flush=True)
 config = yaml.safe_load(open(sys.argv[1]))
+if len(open(".run/serve.log").read().splitlines()) < 2 * config.get("late", 0):
+    print("Ray did not start: The current node timed out during startup.", flush=True)
+    sys.exit(os.EX_TEMPFAIL)
+if "raylet" in config:  # it has a worker, which lives on
+    open(".run/serve.json", "w").write('{{"dashboard": "", "pools": {{}}}}')
+    worker = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    worker += "os.setpgrp(); print(os.getpid(), flush=True); time.sleep(600)"
+    raylet = "import subprocess, sys, time; subprocess.Popen([sys.argv[1], '-c', sys.argv[2]]);"
+    raylet += "time.sleep(600)"
+    subprocess.Popen([config["raylet"], "-S", "-c", raylet, sys.executable, worker])
 if "fails" in config:
     sys.exit(config["fails"])
 if "gives_up" in config:

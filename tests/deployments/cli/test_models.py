@@ -11,7 +11,7 @@ from deployments.cli import app
 from rapid.catalogue import find
 from tests.rapid import tiny_gguf
 
-OPTIONS = ("--drafter", "llama-3.2-1b", "--gpu", "h200", "--context", "512")
+OPTIONS = ("--gpu", "h200", "--context", "512")
 
 
 @pytest.fixture(autouse=True)
@@ -21,13 +21,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_plan_for_a_gguf_file(tmp_path: Path) -> None:
     path = tiny_gguf.write(tmp_path / "m.gguf")
-    planned = CliRunner().invoke(app, ["plan", "--target", str(path), *OPTIONS])
+    planned = CliRunner().invoke(
+        app, ["plan", "--target", str(path), "--drafter", str(path), *OPTIONS]
+    )
     assert planned.exit_code == 0
     assert "Plain: " in planned.stdout
 
 
 def test_a_plan_for_a_short_name_wants_its_file() -> None:
-    command = ["plan", "--target", "smollm2-135m", *OPTIONS]
+    command = ["plan", "--target", "smollm2-135m", "--drafter", "smollm2-135m", *OPTIONS]
     refused = CliRunner().invoke(app, command)
     assert refused.exit_code == 1
     assert "rapid models get smollm2-135m" in " ".join(refused.stderr.split())

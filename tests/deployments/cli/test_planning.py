@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from rapid.checkpoints.files import checkpoint_source, load_tokenizer
+from rapid.planning.shapes import KNOWN_SHAPES, KNOWN_VOCABULARIES
 from tests.deployments.cli.command import rapid
 
 ROOT = Path(__file__).parents[3]
@@ -47,12 +50,56 @@ class TestPlan:
         assert draft_ms(fewest, "2 GPUs") == "16.3"
         assert draft_ms(eight, "8 GPUs") == "5.3"
 
+    def test_every_known_model_has_a_known_vocabulary(self):
+        assert KNOWN_VOCABULARIES.keys() == KNOWN_SHAPES.keys()
+
     def test_where_its_acceptance_comes_from(self):
         options = (*self.EIGHT, "--drafter", "llama-3.2-1b")
         assert "Acceptance 0.77 is what arXiv 2502.20330 reports" in rapid("plan", *options).stderr
         given = rapid("plan", *options, "--acceptance", "0.9")
         assert "acceptance 0.9" in given.stdout
         assert "Acceptance" not in given.stderr
+
+    @pytest.mark.parametrize(
+        ("target", "drafter", "how"),
+        [
+            (
+                "qwen3-30b-a3b",
+                "llama-3.2-1b",
+                "that of qwen3-30b-a3b is Qwen3's, that of llama-3.2-1b Llama 3's",
+            ),
+            (
+                "llama-3.1-8b",
+                "embedded:drafter",
+                "that of llama-3.1-8b has 128,256 tokens, that of embedded:drafter 1,024",
+            ),
+            ("embedded:target", "{other}", "only the drafter has the token '<extra>' (id 1024)"),
+        ],
+    )
+    def test_a_pair_that_the_server_refuses_is_refused_in_its_words(
+        self, target, drafter, how, tmp_path
+    ):
+        other = tmp_path / "other"
+        shutil.copytree(checkpoint_source("embedded:drafter"), other)
+        tokenizer = load_tokenizer(str(other))
+        tokenizer.add_tokens(["<extra>"])
+        tokenizer.save_pretrained(other)
+        pair = ("--target", target, "--drafter", drafter.format(other=other))
+        result = rapid("plan", *pair, "--gpu", "h200", "--context", "4096")
+        assert result.exit_code == 1
+        assert (
+            f"target and drafter have different vocabularies: {how}; choose a drafter of the "
+            "target's family" in result.stderr
+        )
+
+    @pytest.mark.parametrize(
+        ("target", "drafter"),
+        [("embedded:target", "embedded:drafter"), ("qwen2.5-72b", "qwen2.5-7b")],
+    )
+    def test_a_pair_of_one_vocabulary_is_planned(self, target, drafter):
+        pair = ("--target", target, "--drafter", drafter, "--target-gpus", "2")
+        result = rapid("plan", *pair, "--gpu", "h200", "--context", "2048")
+        assert result.exit_code == 0, result.stderr
 
     def test_what_does_not_fit_is_told_what_would(self):
         result = rapid("plan", *self.EIGHT, "--drafter", "llama-3.2-1b", "--batch", "7")
@@ -107,7 +154,8 @@ class TestPlan:
         ],
     )
     def test_four_bits_that_the_engine_would_refuse(self, options, rows):
-        pair = ("plan", *self.EIGHT, "--drafter", "qwen2.5-72b", "--drafter-bits", "4")
+        models = ("--target", "qwen2.5-7b", "--drafter", "qwen2.5-72b", "--drafter-bits", "4")
+        pair = ("plan", *models, "--gpu", "h200", "--context", "131072")
         result = rapid(*pair, *options)
         assert result.exit_code == 1
         told = f"the drafter has {rows} of the MLP on each GPU, and quantization: int4 packs 64"
@@ -117,7 +165,7 @@ class TestPlan:
     def test_nor_are_they_what_a_plan_advises(self):
         options = ("--target", "qwen2.5-72b", "--gpu", "a100-80gb", "--context", "131072")
         result = rapid(
-            "plan", *options, "--drafter", "llama-3.2-1b", "--target-gpus", "4", "--batch", "5"
+            "plan", *options, "--drafter", "qwen2.5-7b", "--target-gpus", "4", "--batch", "5"
         )
         assert result.exit_code == 1
         assert "--target-gpus 8" in result.stderr
@@ -129,7 +177,7 @@ class TestPlan:
         (both,) = [line.split() for line in shown.splitlines() if line.startswith("both ")]
         assert " ".join(both) == "both 1 16.67 15.0 100.0 3.2 118.1 118.2 yes 6"
         assert "draft ahead" not in shown
-        other = (*self.EIGHT, "--drafter", "qwen2.5-7b", "--drafter-gpus", "0", "--batch", "6")
+        other = (*self.EIGHT, "--drafter", "llama-3.2-1b", "--drafter-gpus", "0", "--batch", "6")
         result = rapid("plan", *other)
         assert result.exit_code == 1
         assert "lower --batch to 5" in result.stderr
@@ -177,8 +225,8 @@ class TestPlan:
     def test_a_checkpoint_directory_is_read(self):
         from rapid.embedded import DRAFTER
 
-        options = (*self.EIGHT, "--drafter", str(DRAFTER))
-        assert rapid("plan", *options).exit_code == 0
+        options = ("--target", "embedded:target", "--gpu", "h200", "--context", "2048")
+        assert rapid("plan", *options, "--drafter", str(DRAFTER)).exit_code == 0
 
     @pytest.mark.parametrize(
         ("option", "value", "sentence"),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
+import sys
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from deployments.cli.server_process import CannotStart, ServerProcess, running_pid
@@ -75,3 +79,45 @@ class TestServerProcess:
         server = ServerProcess.start(config)
         server.stop()
         server.forget()
+
+    def test_a_part_of_ray_that_dies_is_noticed_and_what_it_leaves_is_ended(self, config):
+        raylet = config.parent / "bin" / "raylet"
+        raylet.symlink_to(Path(sys.executable).resolve())
+        config.write_text(config.read_text() + f"raylet: {raylet}\n")
+        server = ServerProcess.start(config)
+
+        def workers():
+            return re.findall(r"^\d+$", server.tail(), flags=re.MULTILINE)
+
+        wait(workers)
+        assert server.lost_part() is None
+        (part,) = server._parts.values()
+        part.kill()
+        wait(server.lost_part)
+        assert server.lost_part() == "raylet"
+        assert not server.has_ended()
+        (worker,) = map(int, workers())
+        assert psutil.pid_exists(worker)
+        server.stop()
+        assert not is_alive(worker)
+        server.forget()
+
+    def test_a_ray_that_was_late_is_started_again(self, config):
+        config.write_text(config.read_text() + "late: 1\n")
+        server = ServerProcess.start(config)
+        wait(server.has_ended)
+        said = "Ray did not start: The current node timed out during startup."
+        assert server.why_no_ray() == said
+        server.start_again()
+        assert server.why_no_ray() is None
+        wait(server.is_ready)
+        assert said in server.tail()  # the log goes on
+        server.stop()
+        server.forget()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -9,11 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from ray.exceptions import AuthenticationError
 
-from deployments.cli.server_process import running_pid, stop_running
+from deployments.cli.server_process import ServerProcess, running_pid, stop_running
+from deployments.cli.server_state import ServerState
 from tests.deployments.cli.command import rapid
 
 ROOT = Path(__file__).parents[3]
@@ -60,28 +62,33 @@ class TestCheckConfig:
         assert "needs a Ray of as many nodes" in result("serve", 2).stderr.replace("\n", " ")
 
 
+def serving(config: Path) -> subprocess.Popen[str]:
+    """`rapid serve` in a process of its own, whose shell has it ignore Ctrl-C."""
+    code = (
+        "import sys; from pathlib import Path; from types import SimpleNamespace as N;"
+        "import typer; from deployments.cli import serving, server_process;"
+        f"server_process.SERVE_COMMAND = ({str(config.parent / 'bin' / 'serve')!r},);"
+        "server_process._REST_TIMEOUT_S = 0.1;"
+        "engine = N(engine=N(model='a-model'));"
+        "api, pools = N(model='m'), {};"
+        "found = N(target=engine, api=api, is_embedded=False, pools=pools);"
+        "serving._checked = lambda path: found;"
+        "app = typer.Typer(); app.command()(serving.serve); app(['config.yaml'])"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=config.parent,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+
+
 class TestServe:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_watched_until_it_is_told_to_stop(self, config, number):
-        """`rapid serve` in a process of its own, whose shell has it ignore Ctrl-C."""
-        code = (
-            "import sys; from pathlib import Path; from types import SimpleNamespace as N;"
-            "from deployments.cli import serving, server_process;"
-            f"server_process.SERVE_COMMAND = ({str(config.parent / 'bin' / 'serve')!r},);"
-            "engine = N(engine=N(model='a-model'));"
-            "api, pools = N(model='m'), {};"
-            "found = N(target=engine, api=api, is_embedded=False, pools=pools);"
-            "serving._checked = lambda path: found;"
-            "serving.serve(Path('config.yaml'))"
-        )
-        served = subprocess.Popen(
-            [sys.executable, "-c", code],
-            cwd=config.parent,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        )
+        served = serving(config)
         assert served.stderr is not None
         lines = iter(served.stderr.readline, "")
         assert any("ready" in line for line in lines)
@@ -94,6 +101,38 @@ class TestServe:
         assert "bye" in (config.parent / ".run" / "serve.log").read_text()
         served.stderr.close()
 
+    def test_it_ends_when_its_raylet_dies(self, config):
+        raylet = config.parent / "bin" / "raylet"
+        raylet.symlink_to(Path(sys.executable).resolve())
+        config.write_text(config.read_text() + f"raylet: {raylet}\n")
+        served = serving(config)
+        assert served.stderr is not None
+        assert any("ready" in line for line in iter(served.stderr.readline, ""))
+        below = psutil.Process(served.pid).children(recursive=True)
+        (part,) = [each for each in below if each.name() == "raylet"]
+        part.kill()
+        told = served.stderr.read()
+        assert served.wait(60) == 1
+        assert "error: Ray is lost, as its raylet has died" in told
+        served.stderr.close()
+
+    @pytest.mark.parametrize(("late", "status"), [(2, 0), (3, 1)])
+    def test_a_ray_that_does_not_start_is_tried_again_twice(self, config, late, status):
+        config.write_text(config.read_text() + f"late: {late}\n")
+        served = serving(config)
+        assert served.stderr is not None
+        told = []
+        for line in iter(served.stderr.readline, ""):
+            told.append(line)
+            if "ready" in line:
+                served.terminate()
+        assert served.wait(20) == status
+        late_line = "Ray did not start: The current node timed out during startup."
+        tries = [line for line in told if line.startswith(late_line)]
+        assert [line.split()[-1] for line in tries] == ["2", "3"]
+        assert any(f"error: {late_line} (3 tries; see" in line for line in told) == bool(status)
+        served.stderr.close()
+
     def test_nothing_to_stop(self, config):
         assert rapid("stop").exit_code == 0
 
@@ -103,12 +142,13 @@ class ScriptedServe:
 
     def __init__(self, **state):
         self.state, self.sent, self.headers = state, None, None
+        self.address = None
         self.http_options = {"host": "127.0.0.1", "port": 8000, "root_path": ""}
 
     def __call__(self, address, headers):
         if address == "http://127.0.0.1:1":
             raise ConnectionError
-        self.headers = headers
+        self.address, self.headers = address, headers
         return self
 
     def get_serve_details(self):
@@ -127,6 +167,7 @@ class TestApply:
     def serve(self, monkeypatch):
         def running(**state):
             scripted = ScriptedServe(**state)
+            monkeypatch.setenv("RAY_DASHBOARD_ADDRESS", "http://127.0.0.1:8265")
             monkeypatch.setattr("ray.dashboard.modules.serve.sdk.ServeSubmissionClient", scripted)
             return scripted
 
@@ -199,9 +240,26 @@ class TestApply:
             raise AuthenticationError("no token")
 
         monkeypatch.setattr("ray.dashboard.modules.serve.sdk.ServeSubmissionClient", refused)
-        result = rapid("apply", str(edited[0]))
+        result = rapid("apply", str(edited[0]), "--address", "http://127.0.0.1:8265")
         assert result.exit_code == 1
         assert "asks for a token: set RAY_AUTH_MODE=token" in result.stderr
+
+    def test_it_reaches_this_folder_s_server_and_no_other(self, serve, edited, config, monkeypatch):
+        path, _, before = edited
+        ray = serve(status="RUNNING", deployed_app_config=before)
+        monkeypatch.delenv("RAY_DASHBOARD_ADDRESS")
+        none = rapid("apply", str(path))
+        assert none.exit_code == 1
+        assert "was started from this folder: give the address" in none.stderr
+        ServerState("http://127.0.0.1:8999").write()  # of a server that was killed
+        assert rapid("apply", str(path)).exit_code == 1
+        assert ray.address is None
+        server = ServerProcess.start(config)
+        ServerState("http://127.0.0.1:8267").write()
+        assert rapid("apply", str(path)).exit_code == 0
+        assert ray.address == "http://127.0.0.1:8267"
+        server.stop()
+        server.forget()
 
     def test_no_ray_there(self, serve, edited):
         serve()

@@ -1,0 +1,53 @@
+"""What the process that runs Serve tells the one that watches it.
+
+While it runs, that is a file in the run folder; where Ray did not start, its exit status and a line
+of its log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+RUN_FOLDER = Path(".run")
+RAY_DID_NOT_START = os.EX_TEMPFAIL
+NO_RAY = "Ray did not start"
+_STATE = RUN_FOLDER / "serve.json"
+
+PoolState = Literal["starting", "ready"]
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """How far a server has come, whose Ray has started.
+
+    Attributes:
+        dashboard: The address of its Ray's dashboard; empty where the Ray is not its own.
+        pools: The state of every pool that Serve knows, by its name.
+    """
+
+    dashboard: str
+    pools: dict[str, PoolState] = field(default_factory=dict)
+
+    def write(self) -> None:
+        """Write the state in place of the last one."""
+        RUN_FOLDER.mkdir(exist_ok=True)
+        partial = _STATE.with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        os.replace(partial, _STATE)
+
+
+def read_state() -> ServerState | None:
+    """Return the state of this folder's server; None before its Ray has started."""
+    try:
+        return ServerState(**json.loads(_STATE.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+
+
+def forget_state() -> None:
+    """Delete the state, of a server that has ended."""
+    _STATE.unlink(missing_ok=True)

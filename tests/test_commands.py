@@ -1,0 +1,164 @@
+"""Every command that a page or the Makefile names runs, in its smallest form.
+
+A command that needs what tests do not have is imported and asked for its help, with the reason.
+Options that a page names must be in the help of their command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.commands import ROOT, commands, commands_in
+
+_HUB = "needs models of the hub"
+_SERVER = "needs a server"
+_MINUTES = "takes minutes at the least"
+
+SMALLEST = {
+    "benchmarks.decoding.decode": "--quick --cases 1",
+    "benchmarks.decoding.in_step": "--seeds 2 --answers 6",
+    "benchmarks.decoding.step_shapes": "--answers 20",
+    "benchmarks.engine.first_token": "--lengths 1024 --repeats 1",
+    "benchmarks.engine.rings": "",
+    "benchmarks.engine.scheduling": "--prompt 512 --repeats 1",
+    "benchmarks.serving.fleet": "--quick --seconds 5",
+    "benchmarks.serving.rounds": "--rounds 2 --repeats 1",
+    "benchmarks.pictures.readme_pictures": "",
+    "benchmarks.pictures.transfer_picture": "",
+    "evaluation.texts.questions": "",
+    "rapid check-config": "serve_config.yaml",
+    "rapid eval": "--list",
+    "rapid hash-key": "",
+    "rapid manifests": "serve_config.yaml one-node",
+    "rapid models list": "",
+    "rapid plan": "--target llama-3.1-8b --drafter llama-3.2-1b --gpu h200 --context 4096",
+    "rapid sample-document": "--tokens 500 --out sample",
+    "rapid stop": "",
+}
+FOR_HELP = {
+    "benchmarks.gpu": "needs a GPU",
+    "benchmarks.decoding.determinism": _MINUTES,
+    "benchmarks.decoding.draft_ahead": _MINUTES,
+    "benchmarks.decoding.draft_length": _MINUTES,
+    "benchmarks.decoding.planned": _MINUTES,
+    "benchmarks.decoding.reference": "needs a checkout of the reference code",
+    "benchmarks.decoding.sampling": _MINUTES,
+    "benchmarks.engine.cpu_attention": _MINUTES,
+    "benchmarks.engine.kernel_resources": "needs Triton's compiler",
+    "benchmarks.engine.kv_fp8": _MINUTES,
+    "benchmarks.engine.kv_fp8_models": _HUB,
+    "benchmarks.engine.quantized": _HUB,
+    "benchmarks.method.adaptive_rules": _MINUTES,
+    "benchmarks.method.trainings": "needs other trainings of the models",
+    "benchmarks.method.transfer_rules": _MINUTES,
+    "benchmarks.method.triggered_retrieval": _MINUTES,
+    "benchmarks.pictures.house": "draws what is committed, and a copy has no commits",
+    "benchmarks.serving.front_limits": _MINUTES,
+    "benchmarks.serving.load": _SERVER,
+    "benchmarks.serving.lost_ranks": _MINUTES,
+    "benchmarks.serving.served_draft_length": _MINUTES,
+    "benchmarks.serving.startup": _MINUTES,
+    "benchmarks.text.auto_checked": _HUB,
+    "benchmarks.text.auto_on_text": _HUB,
+    "benchmarks.text.evidence": _HUB,
+    "benchmarks.text.evidence_retrieved": _HUB,
+    "benchmarks.text.own_text": _HUB,
+    "benchmarks.text.recall": _HUB,
+    "evaluation.reports.report": "needs a run of an evaluation",
+    "rapid apply": _SERVER,
+    "rapid ask": _SERVER,
+    "rapid models get": _HUB,
+    "rapid models path": _HUB,
+    "rapid serve": "runs until it is stopped; tests/end_to_end/test_lost_ray.py does",
+    "tests.faults": _MINUTES,
+    "tests.mutants": _MINUTES,
+}
+_HELP = """
+import contextlib, io, json, runpy, sys, warnings
+from typer.testing import CliRunner
+from deployments.cli import app
+warnings.simplefilter("ignore")
+for name in sys.argv[1].split(","):
+    program, _, words = name.partition(" ")
+    if program == "rapid":
+        asked = CliRunner().invoke(app, [*words.split(), "--help"], env={"COLUMNS": "300"})
+        status, told = asked.exit_code, asked.output
+    else:
+        out, sys.argv[:] = io.StringIO(), [name, "--help"]
+        try:
+            with contextlib.redirect_stdout(out):
+                runpy.run_module(name, run_name="__main__")
+            status = "no help"
+        except SystemExit as end:
+            status = end.code or 0
+        told = out.getvalue()
+    print(json.dumps([name, status, told]), flush=True)
+"""
+
+
+def test_the_pages_name_these_commands_and_no_others() -> None:
+    assert not SMALLEST.keys() & FOR_HELP.keys()
+    assert commands().keys() == SMALLEST.keys() | FOR_HELP.keys()
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        (".venv/bin/python -m benchmarks.engine.rings", ("benchmarks.engine.rings", set())),
+        ("benchmarks/gpu.py --smoke", ("benchmarks.gpu", {"--smoke"})),
+        (".venv/bin/rapid models get a b", ("rapid models get", set())),
+        ('rapid ask "a --b" --url=x  # --c', ("rapid ask", {"--url"})),
+        ("kubectl -n rapid get pods", None),
+        ("python -m pytest tests", None),
+    ],
+)
+def test_a_command_is_found_in_a_line(code: str, found: tuple[str, set[str]] | None) -> None:
+    assert list(commands_in(code)) == ([found] if found else [])
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository, in which a benchmark may keep what it measured."""
+    folder = tmp_path_factory.mktemp("copy") / "repository"
+    left_out = shutil.ignore_patterns(".*", "*.egg-info", "build", "__pycache__", "shared")
+    shutil.copytree(ROOT, folder, ignore=left_out)
+    return folder
+
+
+@pytest.mark.slow
+def test_every_command_tells_of_the_options_that_a_page_names(copy: Path) -> None:
+    named = {name: set().union(*pages.values()) for name, pages in commands().items()}
+    asked = [name for name, options in named.items() if options or name in FOR_HELP]
+    done = subprocess.run(
+        [sys.executable, "-c", _HELP, ",".join(asked)], cwd=copy, capture_output=True, text=True
+    )
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [name for name, *_ in told] == asked, done.stderr[-2000:]
+    assert [(name, status) for name, status, _ in told if status != 0] == []
+    unknown = {name: [each for each in named[name] if each not in text] for name, _, text in told}
+    assert {name: options for name, options in unknown.items() if options} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALLEST)
+def test_the_smallest_form_of_a_command_runs(name: str, copy: Path) -> None:
+    program, *words = name.split()
+    rapid = str(Path(sys.executable).parent / "rapid")
+    command = [rapid, *words] if program == "rapid" else [sys.executable, "-m", program]
+    done = subprocess.run(
+        [*command, *shlex.split(SMALLEST[name])],
+        cwd=copy,
+        input="a key",
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
