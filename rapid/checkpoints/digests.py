@@ -1,15 +1,18 @@
-"""Digests of weight files by their content, each computed once and remembered."""
+"""Digests of weight files by their content, or by a sample of it, and of source files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b, file_digest
 from pathlib import Path
 from uuid import uuid4
 
+from rapid.checkpoints.gguf import is_gguf, read_header
+
 _NUM_THREADS = 4
+_SAMPLE_BYTES = 4096  # at the start and in the middle of every tensor
 
 
 def digest_of_files(paths: Sequence[Path], memo: Path) -> str:
@@ -38,6 +41,52 @@ def digest_of_files(paths: Sequence[Path], memo: Path) -> str:
         part.write_text(json.dumps(known), encoding="utf-8")
         part.replace(memo)
     return blake2b("\n".join(str(known[key]) for key in keys).encode()).hexdigest()
+
+
+def digest_of_samples(path: Path) -> str:
+    """Return a digest of a weight file's name and size and of some bytes of every tensor.
+
+    It reads a few MB where the file has many GB, and differs between two trainings of one model.
+
+    Args:
+        path: A GGUF or safetensors file.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    digest = blake2b(f"{path.name} {path.stat().st_size}\n".encode())
+    with path.open("rb") as file:
+        for start, stop in _tensor_ranges(path):
+            for at in (start, (start + stop) // 2):
+                file.seek(at)
+                digest.update(file.read(min(_SAMPLE_BYTES, stop - at)))
+    return digest.hexdigest()
+
+
+def digest_of_sources(paths: Iterable[Path], root: Path) -> str:
+    """Return a digest of the names below `root` and of the contents of source files.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    digest = blake2b()
+    for path in sorted(paths):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def _tensor_ranges(path: Path) -> list[tuple[int, int]]:
+    """Return where the tensors of a file lie, [start, stop) in bytes."""
+    if is_gguf(str(path)):
+        places = read_header(str(path)).tensors.values()
+        return sorted((each.start, each.start + each.num_bytes) for each in places)
+    with path.open("rb") as file:
+        num_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(num_bytes))
+    data = 8 + num_bytes
+    ranges = (each["data_offsets"] for name, each in header.items() if name != "__metadata__")
+    return sorted((data + start, data + stop) for start, stop in ranges)
 
 
 def _state(path: Path) -> str:

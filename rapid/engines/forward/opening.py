@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rapid.checkpoints.digests import digest_of_files
+from rapid.checkpoints.digests import digest_of_files, digest_of_sources
 from rapid.checkpoints.files import checkpoint_source, read_json
 from rapid.config import EngineConfig
 from rapid.engines.forward.buckets import padding_pages
@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 # Settings that decide the numbers of a page.
 _DECIDING = {"dtype", "rope_scaling", "quantization", "kv_cache_dtype", "page_tokens"}
 _DECIDING |= {"deterministic"}
+_ROOT = Path(__file__).parents[2]  # of the package `rapid`
 
 
 def open_runner(
@@ -137,15 +138,26 @@ def page_context(loaded: LoadedModel, config: EngineConfig) -> bytes:
         "device": torch.cuda.get_device_name(device) if is_cuda else device.type,
         "threads": torch.get_num_threads() if config.deterministic else None,
         "rope": settings.rope_parameters,  # as resolved: of some, `max_context` decides
-        "versions": [_version(package) for package in ("rapid-serve", "torch", "transformers")],
+        "versions": [_version(package) for package in ("torch", "transformers", "triton")],
+        "code": digest_of_sources(_computing_files(_ROOT), _ROOT),
         "engine": config.model_dump(include=_DECIDING),
     }
     return blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=32).digest()
 
 
-def _version(package: str) -> str:
-    """Return a package's version; a source tree that is not installed has none."""
+def _computing_files(root: Path) -> Iterator[Path]:
+    """Return the files of this package whose code decides the numbers of a page.
+
+    The package's version would not do: kernels change without it.
+    """
+    yield root / "checkpoints" / "ropes.py"
+    for folder in ("attention", "forward", "kv"):
+        yield from (root / "engines" / folder).glob("*.py")
+
+
+def _version(package: str) -> str | None:
+    """Return a package's version, or None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
-        return "source"
+        return None

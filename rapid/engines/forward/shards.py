@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rapid.checkpoints.digests import digest_of_samples
 from rapid.checkpoints.files import read_json
 from rapid.errors import ConfigurationError
 
@@ -132,15 +133,14 @@ def weight_files(source: str) -> list[Path]:
 
 
 def fingerprint(source: str) -> str:
-    """Return a digest of a checkpoint's settings and of its weight files' names and sizes.
+    """Return a digest of a checkpoint's settings and of a sample of its weights.
 
-    Ranks that have read different files would compute nonsense together.
+    Ranks that have read different files would compute nonsense together, also where they are of one
+    model that was trained further in two ways.
     """
     digest = blake2b(json.dumps(read_json(source, "config.json"), sort_keys=True).encode())
-    paths: Iterator[Path] | list[Path]
-    paths = [Path(source)] if Path(source).is_file() else weight_files(source)
-    for path in paths:
-        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+    for path in [Path(source)] if Path(source).is_file() else weight_files(source):
+        digest.update(digest_of_samples(path).encode())
     return digest.hexdigest()
 
 

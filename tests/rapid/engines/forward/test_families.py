@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 import rapid
 from rapid.config import SamplingConfig
 from rapid.engines.attention.batch import Feed, assemble
+from rapid.engines.forward import opening
 from rapid.engines.forward.decoder import decoder_of
 from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.opening import page_context
@@ -194,6 +196,23 @@ def test_pages_on_disk_are_of_the_factors_that_were_used(tmp_path: Path) -> None
         config = family_config(path, max_context=max_context, **on_disk)
         contexts.append(page_context(load_model(config), config))
     assert contexts[0] == contexts[1] != contexts[2]
+
+
+def test_pages_on_disk_are_of_the_code_that_computed_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel changes without the version of the package; other code does not matter."""
+    on_disk = {"host_cache_tokens": 1024, "disk_cache_folder": str(tmp_path), "disk_cache_gib": 1}
+    config = family_config(family_checkpoint("phi3"), **on_disk)
+    model = load_model(config)
+    kernel, other = "engines/attention/triton_kernel.py", "engines/execution/scheduling.py"
+    copy = shutil.copytree(opening._ROOT, tmp_path / "rapid")
+    same = page_context(model, config)
+    monkeypatch.setattr(opening, "_ROOT", copy)
+    for path, is_same in ((other, True), (kernel, False)):
+        with (copy / path).open("a") as file:
+            file.write("# another line\n")
+        assert (page_context(model, config) == same) == is_same
 
 
 def test_a_scaling_of_the_settings_keeps_the_rope_of_sliding_layers_and_the_rotated_share() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rapid.config import EngineConfig
@@ -195,3 +196,17 @@ def test_other_files_have_another_fingerprint(tmp_path: Path) -> None:
     same = fingerprint(str(checkpoint()))
     assert same == fingerprint(str(checkpoint()))
     assert same != fingerprint(str(copied(tmp_path, rope_theta=20000.0)))
+
+
+def test_two_trainings_of_one_model_have_two_fingerprints(tmp_path: Path) -> None:
+    """Names, shapes and sizes are the same, and all weights but those of one matrix."""
+    same = fingerprint(str(checkpoint()))
+    path = copied(tmp_path) / "model.safetensors"
+    weights = load_file(path)
+    name = "model.layers.1.self_attn.v_proj.weight"
+    for changed in (name, "model.norm.weight"):
+        save_file(weights | {changed: weights[changed] + 1.0}, path, metadata={"format": "pt"})
+        assert path.stat().st_size == (checkpoint() / path.name).stat().st_size
+        assert fingerprint(str(path.parent)) != same
+    save_file(weights, path, metadata={"format": "pt"})
+    assert fingerprint(str(path.parent)) == same
