@@ -27,6 +27,7 @@ from deployments.api.continuing import Place, continued
 from deployments.api.errors import HttpError, error_body, http_error
 from deployments.api.event_feed import ClientLeft, EventFeed
 from deployments.api.event_stream import EventStream
+from deployments.api.key_file import KeyFile
 from deployments.api.limits import Limits
 from deployments.api.parsing import parse_chat_request
 from deployments.api.requests import ChatRequest
@@ -43,6 +44,7 @@ from deployments.config.serve_config import ApiConfig
 from deployments.config.tenants import Tenants
 from rapid.errors import (
     BadRequest,
+    ConfigurationError,
     EngineFailed,
     Overloaded,
     TargetUnavailable,
@@ -120,8 +122,10 @@ class Ingress:
 
     def configure(self, config: ApiConfig) -> None:
         """Take a model name, keys and limits; requests that were let in stay in."""
+        key_file = KeyFile(config.keys_file, self._clock)
         keys = config.all_keys()  # which may be refused, so they come first
-        self._tenants = Tenants(keys)
+        self._key_file = key_file
+        self._tenants = Tenants(keys if config.has_keys else None)
         self._config = config
         self._limits = Limits(
             config.max_choices, config.max_messages, config.max_documents, config.max_characters
@@ -169,10 +173,19 @@ class Ingress:
 
         return Route(path, endpoint, methods=[method])
 
+    def _take_new_keys(self) -> None:
+        if self._key_file.has_changed():
+            try:
+                self.configure(self._config)
+            except ConfigurationError as error:
+                _log.error("new keys are refused, those in force stay: %s", error)
+
     def _identify(self, request: Request) -> str:
+        self._take_new_keys()
         return self._tenants.identify(*_origin(request), is_forwarded=_is_forwarded(request))
 
     def _is_operator(self, request: Request) -> bool:
+        self._take_new_keys()
         return self._tenants.is_operator(*_origin(request), is_forwarded=_is_forwarded(request))
 
     async def _chat(self, request: Request, tenant: str) -> Response:
