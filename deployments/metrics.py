@@ -6,8 +6,8 @@ Ray prefixes every name with ``ray_`` and allows no colon: ``vllm:num_requests_r
 ``ray_vllm_num_requests_running``, as when vLLM runs under Ray.
 
 Every label has few values: a configured name, a mode, one of the fixed sentences of
-`rapid.answering`, or a position in a block. Labels never hold a tenant, a request or its
-content.
+`rapid.answering` or `deployments.api.access_log`, or a position in a block. Labels never hold a
+tenant, a request or its content.
 """
 
 from __future__ import annotations
@@ -205,6 +205,42 @@ class RequestMetrics:
             self._fallbacks.inc(1, {"reason": receipt.reason})
         elif any(position is not None for position in receipt.plain_from):
             self._fallbacks.inc(1, {"reason": _LOST})
+
+
+class IngressMetrics:
+    """Metrics of the requests that reach an ingress, those that it refuses included."""
+
+    def __init__(self, model: str) -> None:
+        """Create the instruments.
+
+        Args:
+            model: The model name that requests give, the label ``model_name``.
+        """
+        self._ends = _labelled(
+            Counter(
+                "rapid_request_end_total",
+                "Requests by how they ended, and by the cause of a refusal or failure.",
+                ("model_name", "outcome", "cause"),
+            ),
+            model,
+        )
+        self._waits = _labelled(
+            Histogram(
+                "rapid_admission_wait_seconds",
+                "Waiting for a place, to be let in or refused.",
+                _REQUEST_S,
+                ("model_name",),
+            ),
+            model,
+        )
+
+    def count_end(self, outcome: str, cause: str) -> None:
+        """Count a request by its outcome and cause, both of closed sets."""
+        self._ends.inc(1, {"outcome": outcome, "cause": cause})
+
+    def observe_wait(self, seconds: float) -> None:
+        """Note how long a request waited for its place."""
+        self._waits.observe(seconds)
 
 
 class EngineMetrics:

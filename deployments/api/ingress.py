@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from deployments.api.access_log import AccessLog
 from deployments.api.admission import Admission
 from deployments.api.bodies import drop, read_json_body
 from deployments.api.continuing import Place, continued
@@ -48,6 +49,7 @@ from rapid.errors import (
     EngineFailed,
     Overloaded,
     TargetUnavailable,
+    Unauthorized,
     UnknownModel,
 )
 from rapid.messages import (
@@ -59,6 +61,9 @@ from rapid.messages import (
     TextDelta,
 )
 from rapid.ports import Clock
+
+if TYPE_CHECKING:  # which loads Ray
+    from deployments.metrics import IngressMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +95,7 @@ class Ingress:
         *,
         is_embedded: bool = False,
         sends_request_id: bool = True,
+        metrics: IngressMetrics | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         """Create the application.
@@ -100,6 +106,7 @@ class Ingress:
             is_embedded: Whether the model is an embedded one, which its card says.
             sends_request_id: Whether responses carry ``x-request-id``; False where the server in
                 front adds it itself.
+            metrics: Where the ends of requests are counted; None where nothing is.
             clock: Monotonic seconds.
         """
         self._service = service
@@ -107,6 +114,7 @@ class Ingress:
         self._is_embedded = is_embedded
         self._clock = clock
         self._admission = Admission(clock=clock)
+        self._access = AccessLog(clock, metrics)
         self.configure(config)
         self._app = Starlette(
             routes=[
@@ -166,6 +174,8 @@ class Ingress:
                 _log.info("request %s: the caller left", request_id)
                 response = Response(status_code=_CLIENT_LEFT_STATUS)
             except Exception as error:
+                if isinstance(error, Unauthorized):
+                    self._access.refuse(request_id, error)
                 response = _error_response(error, request_id)
             self._tag(response, request_id)
             response.headers["openai-processing-ms"] = str(round(1000 * (self._clock() - began)))
@@ -189,20 +199,22 @@ class Ingress:
         return self._tenants.is_operator(*_origin(request), is_forwarded=_is_forwarded(request))
 
     async def _chat(self, request: Request, tenant: str) -> Response:
-        began = self._clock()
+        request_id, model = _request_id(request), self._config.model
         async with AsyncExitStack() as stack:
+            record = stack.enter_context(self._access.request(request_id, tenant, model))
             try:
                 await stack.enter_async_context(self._admission.place(tenant))
+                record.admit()
             except Overloaded:
                 await drop(request.stream(), self._config.max_body_bytes)
                 raise
             body = await read_json_body(request, self._config.max_body_bytes)
             asked = parse_chat_request(body, self._limits)
             self._check_model(asked.model)
-            sent = asked.as_generate_request(_request_id(request), tenant)
+            sent = asked.as_generate_request(request_id, tenant)
             event_id = request.headers.get("last-event-id")
             place = Place.of_event(event_id, sent, body) if event_id else Place.first(sent, body)
-            events = continued(self._service, place.as_asked(sent), place.marks)
+            events = record.watched(continued(self._service, place.as_asked(sent), place.marks))
             frame = ReplyFrame(
                 id=f"chatcmpl-{place.unique.hex()}",
                 created=place.created,
@@ -211,15 +223,16 @@ class Ingress:
                 has_logprobs=bool(asked.logprobs),
                 includes_usage=asked.includes_usage,
             )
-            timing = Timing(began)
-            _log.info("request %s is answered as %s", _request_id(request), frame.id)
+            timing = Timing(record.began)
+            _log.info("request %s is answered as %s", request_id, frame.id)
             feed = await stack.enter_async_context(EventFeed(events, request.receive))
             if not isinstance(await self._first(feed, asked), Started):
                 raise EngineFailed("The answer began without a mode.")
             if not asked.stream:
                 return JSONResponse(await self._complete(feed, asked, frame, timing))
             chunks = self._chunks(feed, frame, timing, place)
-            return EventStream(chunks, place, stack.pop_all(), _request_id(request), _failure)
+            failure = record.noting(_failure)
+            return EventStream(chunks, place, stack.pop_all(), request_id, failure)
 
     async def _first(self, feed: EventFeed, asked: ChatRequest) -> GenerationEvent | None:
         """Return the first event.

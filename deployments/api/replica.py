@@ -22,6 +22,7 @@ from deployments.api.readiness import Readiness
 from deployments.config.live import accepted
 from deployments.config.serve_config import ApiConfig
 from deployments.logs import log_with_serve
+from deployments.metrics import IngressMetrics
 from rapid.errors import ConfigurationError, OrchestratorLost, Overloaded, RapidError
 from rapid.messages import GenerateRequest, GenerationEvent
 
@@ -167,6 +168,7 @@ class IngressReplica:
             config,
             is_embedded=is_embedded,
             sends_request_id=False,
+            metrics=IngressMetrics(config.model),
         )
         self._settings: ApiConfig | None = None
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from deployments import metrics
-from deployments.metrics import EngineMetrics, RequestMetrics
+from deployments.metrics import EngineMetrics, IngressMetrics, RequestMetrics
 from rapid.answering.resolution import without_drafter
 from rapid.errors import TargetUnavailable
 from rapid.messages import (
@@ -192,6 +192,17 @@ async def test_what_an_answer_went_on_after_is_counted_by_its_kind(read: dict[st
     await watch(Script((0.1, STARTED), (0.2, Finished(lost))))
     assert read['rapid_failover_total{reason="target lost"}'] == 2
     assert read['rapid_failover_total{reason="drafter hung"}'] == 1
+
+
+def test_an_ingress_counts_ends_and_waits(read: dict[str, Any]) -> None:
+    ingress = IngressMetrics("m")
+    ingress.count_end("ok", "")
+    for wait_s in (0.0, 2.5):
+        ingress.count_end("refused", "server full")
+        ingress.observe_wait(wait_s)
+    assert read['rapid_request_end_total{outcome="ok",cause=""}'] == 1
+    assert read['rapid_request_end_total{outcome="refused",cause="server full"}'] == 2
+    assert read["rapid_admission_wait_seconds"] == [0.0, 2.5]
 
 
 def test_an_engine_counts_its_pages_and_its_cache(read: dict[str, Any]) -> None:
