@@ -290,6 +290,14 @@ class EngineStatus:
         step_s: Usual seconds of a step that reads no prompt; 0 before the first.
         ahead_hits: Calls for a block that found some of it drafted ahead.
         ahead_misses: Calls for a block that found the tokens drafted ahead to be wrong.
+        steps: Steps since the engine started.
+        steps_s: Seconds of all of them.
+        step_calls: Calls that had rows in a step, over all steps: their mean is the batch.
+        step_tokens: Rows of all steps, one for each token.
+        host_tokens: Tokens whose KV is in host memory.
+        host_tokens_restored: Tokens copied back from there since the engine started.
+        disk_tokens: Tokens whose KV is in files that this engine knows of.
+        disk_tokens_read: Tokens read from files since the engine started.
     """
 
     leases_open: int
@@ -306,6 +314,14 @@ class EngineStatus:
     step_s: float = 0.0
     ahead_hits: int = 0
     ahead_misses: int = 0
+    steps: int = 0
+    steps_s: float = 0.0
+    step_calls: int = 0
+    step_tokens: int = 0
+    host_tokens: int = 0
+    host_tokens_restored: int = 0
+    disk_tokens: int = 0
+    disk_tokens_read: int = 0
 
 
 # --- orchestrator -> ingress --------------------------------------------------------------------

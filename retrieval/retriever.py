@@ -79,6 +79,16 @@ class Retriever:
         """Why nothing can be retrieved now; None if, as far as is known, everything can."""
         return self._store.outage
 
+    @property
+    def num_indexing(self) -> int:
+        """Documents that are being indexed now."""
+        return sum(not entry.indexing.done() for entry in self._entries.values())
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of the documents that this retriever knows to be stored."""
+        return sum(entry.stored.num_chunks for entry in self._entries.values())
+
     async def index(self, tenant: str, documents: Sequence[Document]) -> tuple[str, ...]:
         """Index documents.
 
@@ -265,7 +275,7 @@ class Retriever:
         The most recently used one stays even if it alone exceeds the cache; otherwise every
         question about it would index it again.
         """
-        excess = sum(e.stored.num_chunks for e in self._entries.values()) - self._config.cache_size
+        excess = self.num_chunks - self._config.cache_size
         for key, entry in list(self._entries.items())[:-1]:
             if excess <= 0:
                 return

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deployments.logs import log_with_serve
+from deployments.metrics import RetrieverMetrics
 from rapid.checkpoints.text import ChatText
 from rapid.messages import Document
 from retrieval import (
@@ -30,8 +31,11 @@ class RetrieverReplica:
     server is back.
     """
 
-    def __init__(self, retrieval: RetrievalConfig, target_model: str) -> None:
+    def __init__(
+        self, retrieval: RetrievalConfig, target_model: str, model_name: str = "rapid"
+    ) -> None:
         log_with_serve()
+        self._metrics = RetrieverMetrics(model_name)
         self._config = retrieval
         self._text = ChatText.load(target_model)
         self._opening: asyncio.Task[Retriever] | None = None
@@ -55,8 +59,12 @@ class RetrieverReplica:
             RetrievalError: If the embedder or the store failed; without their words.
         """
         try:
-            retriever = await self._opened()
-            return await retriever.retrieve(tenant, documents, query, budget_tokens, wait_s)
+            with self._metrics.question():
+                retriever = await self._opened()
+                found = await retriever.retrieve(tenant, documents, query, budget_tokens, wait_s)
+            times = found.timings
+            self._metrics.observe(times.index_ms / 1e3, (times.embed_ms + times.search_ms) / 1e3)
+            return found
         except RetrievalError as error:
             logger.warning("nothing is retrieved: %s: %s", type(error).__name__, error)
             what = "The embedder" if isinstance(error, EmbedderFailed) else "The store of chunks"
@@ -69,7 +77,10 @@ class RetrieverReplica:
 
     async def check_health(self) -> None:
         """Check the replica; the first call loads the embedder and opens the store."""
-        await self._opened()
+        retriever = await self._opened()
+        self._metrics.report(
+            retriever.num_indexing, retriever.num_chunks, is_away=retriever.outage is not None
+        )
 
     async def __del__(self) -> None:
         """Disconnect from the store; Serve awaits this when the replica stops."""
