@@ -229,6 +229,9 @@ def check_lines() -> None:
     assert deployments == {
         f"fakes_{each}" for each in ("Ingress", "Orchestrator", "Retriever", "Target", "Drafter")
     }
+    (line,) = [each for each in about if each.get("logger", "").endswith("access_log")]
+    assert (line["deployment"], line["tenant"]) == ("fakes_Ingress", "local")
+    assert (line["outcome"], line["mode"], line["completion_tokens"]) == ("ok", "lossless", 60)
     read = [each for each in about if "prompt tokens" in each["message"]]
     engines = [each for each in read if each["replica"].endswith("_engine")]
     assert {each["deployment"] for each in engines} == {"fakes_Target", "fakes_Drafter"}

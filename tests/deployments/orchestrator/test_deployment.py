@@ -276,6 +276,8 @@ def check_scrape(url: str) -> None:
         "ray_vllm_kv_cache_usage_perc": 'pool="drafter"',
         "ray_vllm_prefix_cache_queries_total": 'pool="target"',
         "ray_rapid_mode_total": 'mode="lossless"',
+        "ray_rapid_kv_tier_tokens": 'tier="host"',
+        "ray_rapid_retriever_away": 'model_name="fakes"',
     }
 
     def lines() -> list[str]:
