@@ -236,6 +236,10 @@ class IngressMetrics:
             model,
         )
 
+        self._ready = _labelled(
+            Gauge("rapid_ready", "1 while a request would be answered.", ("model_name",)), model
+        )
+
     def count_end(self, outcome: str, cause: str) -> None:
         """Count a request by its outcome and cause, both of closed sets."""
         self._ends.inc(1, {"outcome": outcome, "cause": cause})
@@ -243,6 +247,10 @@ class IngressMetrics:
     def observe_wait(self, seconds: float) -> None:
         """Note how long a request waited for its place."""
         self._waits.observe(seconds)
+
+    def report(self, *, is_ready: bool) -> None:
+        """Update whether a request would be answered, as this ingress sees it."""
+        self._ready.set(int(is_ready))
 
 
 class EngineMetrics:

@@ -44,6 +44,7 @@ _CAUSES: dict[type[BaseException], str] = {
     errors.EngineFailed: "engine failed",
 }
 _OTHER = "other"
+CAUSES = frozenset({*_CAUSES.values(), _OTHER})
 _LEFT = (ClientLeft, ClientDisconnect, asyncio.CancelledError)
 
 Failure = Callable[[Exception, str], HttpError]

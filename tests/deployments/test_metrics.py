@@ -204,6 +204,8 @@ def test_an_ingress_counts_ends_and_waits(read: dict[str, Any]) -> None:
     assert read['rapid_request_end_total{outcome="ok",cause=""}'] == 1
     assert read['rapid_request_end_total{outcome="refused",cause="server full"}'] == 2
     assert read["rapid_admission_wait_seconds"] == [0.0, 2.5]
+    ingress.report(is_ready=True)
+    assert read["rapid_ready"] == 1
 
 
 def test_an_engine_counts_its_pages_and_its_cache(read: dict[str, Any]) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from deployments.api.access_log import cause_of
+from deployments.api.access_log import CAUSES, cause_of
 from deployments.api.ingress import Ingress
 from deployments.config.serve_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
@@ -21,6 +23,7 @@ from rapid.messages import Finished, TextDelta
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
 from tests.deployments.serving import served
 
+PAGE = Path(__file__).parents[3] / "docs/operations.md"
 KEY, WORD = "sk-secret", "zebra"
 CONFIG = ApiConfig(model="m", keys=(ApiKey(tenant="acme", sha256=hash_key(KEY)),))
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": WORD}]}
@@ -198,8 +201,9 @@ async def test_who_leaves_is_no_failure(stream: bool, caplog: pytest.LogCaptureF
     assert door.counts.ends == [("left", "")]
 
 
-def test_the_causes_are_a_closed_set() -> None:
+def test_the_causes_are_a_closed_set_that_the_page_lists() -> None:
     kinds = [each for each in vars(errors).values() if isinstance(each, type)]
-    causes = {cause_of(kind("x")) for kind in kinds}
-    assert len(causes) <= 15
+    assert {cause_of(kind("x")) for kind in kinds} <= CAUSES
     assert cause_of(ValueError(WORD)) == "other"
+    (row,) = [line for line in PAGE.read_text().splitlines() if "`request_end_total` |" in line]
+    assert set(re.findall(r"`([a-z ]+)`", row)) >= CAUSES

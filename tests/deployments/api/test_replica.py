@@ -16,12 +16,12 @@ from cluster.blame import Blame
 from deployments.api import replica as module
 from deployments.api.errors import http_error
 from deployments.api.readiness import Readiness
-from deployments.api.replica import IngressReplica, RemoteOrchestrator
+from deployments.api.replica import IngressReplica, RemoteOrchestrator, report_readiness
 from deployments.config.serve_config import ApiConfig
 from deployments.config.tenants import hash_key
 from rapid.errors import BadRequest, OrchestratorLost, Overloaded
 from rapid.messages import Document, GenerateRequest, Message
-from tests.deployments.scripted import STARTED
+from tests.deployments.scripted import STARTED, ScriptedOrchestrator
 
 LONG = "x" * (2**20 + 1)
 
@@ -311,3 +311,20 @@ async def test_new_keys_and_limits_reach_a_replica_that_runs(nobody_looks: None)
         assert (await status(), await status("sk-new")) == (401, 200)
         replica.reconfigure({"model": "rapid", "keys": [key, key]})  # refused: the old ones stay
         assert (await status(), await status("sk-new")) == (401, 200)
+
+
+async def test_readiness_is_reported_as_it_changes() -> None:
+    service, seen = ScriptedOrchestrator(), []
+
+    class Metrics:
+        def report(self, *, is_ready: bool) -> None:
+            seen.append(is_ready)
+
+    async def sleep(_: float) -> None:
+        service.state = {"ready": len(seen) == 2}
+        if len(seen) == 3:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await report_readiness(service, Metrics(), sleep)  # type: ignore[arg-type]
+    assert seen == [True, False, True]

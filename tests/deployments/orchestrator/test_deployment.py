@@ -254,7 +254,18 @@ async def test_readiness_lists_every_engine_of_every_pool(fakes: Fakes) -> None:
     assert seen["ready"]
 
 
-OURS = {"model_name", "pool", "mode", "reason", "position", "finished_reason", "le"}
+OURS = {
+    "cause",
+    "outcome",
+    "tier",
+    "model_name",
+    "pool",
+    "mode",
+    "reason",
+    "position",
+    "finished_reason",
+    "le",
+}
 RAYS = {"Component", "NodeAddress", "SessionName", "Version", "WorkerId"}
 
 
