@@ -290,14 +290,10 @@ class EngineStatus:
         step_s: Usual seconds of a step that reads no prompt; 0 before the first.
         ahead_hits: Calls for a block that found some of it drafted ahead.
         ahead_misses: Calls for a block that found the tokens drafted ahead to be wrong.
-        steps: Steps since the engine started.
-        steps_s: Seconds of all of them.
-        step_calls: Calls that had rows in a step, over all steps: their mean is the batch.
-        step_tokens: Rows of all steps, one for each token.
-        host_tokens: Tokens whose KV is in host memory.
-        host_tokens_restored: Tokens copied back from there since the engine started.
-        disk_tokens: Tokens whose KV is in files that this engine knows of.
-        disk_tokens_read: Tokens read from files since the engine started.
+        steps: Steps since the engine started; `steps_s` are their seconds, `step_calls` the calls
+            that had rows in them and `step_tokens` these rows, one for each token.
+        host_tokens: Tokens whose KV is in host memory; `host_tokens_restored` came back from there.
+        disk_tokens: Tokens whose KV is in files; `disk_tokens_read` came back from there.
     """
 
     leases_open: int

@@ -67,7 +67,7 @@ class RequestRecord:
         """Note that the request has a place."""
         self.admitted = self._clock()
 
-    async def watched(
+    async def follow(
         self, events: AsyncGenerator[GenerationEvent]
     ) -> AsyncGenerator[GenerationEvent]:
         """Yield `events` unchanged and note them; closing this generator closes them."""
@@ -84,11 +84,11 @@ class RequestRecord:
     def noting(self, failure: Failure) -> Failure:
         """Return `failure`, which says how a stream's client is told of an error, with a note."""
 
-        def noted(error: Exception, request_id: str) -> HttpError:
+        def note_and_tell(error: Exception, request_id: str) -> HttpError:
             self.error = error
             return failure(error, request_id)
 
-        return noted
+        return note_and_tell
 
     def ending(self) -> tuple[str, str]:
         """Return the outcome, ``ok``, ``refused``, ``failed`` or ``left``, and its cause."""

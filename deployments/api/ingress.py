@@ -214,7 +214,7 @@ class Ingress:
             sent = asked.as_generate_request(request_id, tenant)
             event_id = request.headers.get("last-event-id")
             place = Place.of_event(event_id, sent, body) if event_id else Place.first(sent, body)
-            events = record.watched(continued(self._service, place.as_asked(sent), place.marks))
+            events = record.follow(continued(self._service, place.as_asked(sent), place.marks))
             frame = ReplyFrame(
                 id=f"chatcmpl-{place.unique.hex()}",
                 created=place.created,
