@@ -40,6 +40,11 @@ def test_what_is_installed_are_the_tested_versions() -> None:
     installs = [line for line in arguments("RUN") if "-r requirements.txt" in line]
     assert len(installs) == 1
     assert "pip install -c constraints.txt" in installs[0]
+    assert "--extra-index-url" not in DOCKERFILE  # of two indexes either could give any package
+    others = [line for line in installs[0].split("&&") if "${TORCH_INDEX}" in line]
+    assert [line.split()[-1] for line in others] == ["torch"]
+    assert all("--no-deps" in line for line in others)
+    assert all("PIP_CONSTRAINT=" in line for line in arguments("RUN") if "pip wheel" in line)
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = {
         name.split(".")[0] for name in settings["tool"]["setuptools"]["packages"]["find"]["include"]

@@ -54,7 +54,8 @@ def drain(
     except ConnectionError:
         fail("Ray does not answer: there is nobody to move anything")
     if node is None:
-        fail("this machine has no Ray node that could be drained: the head cannot")
+        note("this machine has no Ray node that could be drained: it has gone, or is the head")
+        return
     if leave(node, notice):
         note("nothing runs here any more")
     else:
