@@ -275,7 +275,7 @@ class Retriever:
         The most recently used one stays even if it alone exceeds the cache; otherwise every
         question about it would index it again.
         """
-        excess = self.num_chunks - self._config.cache_size
+        excess = sum(e.stored.num_chunks for e in self._entries.values()) - self._config.cache_size
         for key, entry in list(self._entries.items())[:-1]:
             if excess <= 0:
                 return

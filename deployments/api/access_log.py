@@ -57,15 +57,20 @@ class RequestRecord:
         self._clock = clock
         self.request_id, self.tenant = request_id, tenant
         self.began = clock()
-        self.admitted: float | None = None
+        self.waited_s: float | None = None
         self.first_text: float | None = None
         self.mode: str | None = None
         self.receipt: Receipt | None = None
         self.error: BaseException | None = None
 
-    def admit(self) -> None:
-        """Note that the request has a place."""
-        self.admitted = self._clock()
+    @contextmanager
+    def admission(self) -> Iterator[None]:
+        """Note how long the context lasts, in which the request waits for its place."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self.waited_s = self._clock() - began
 
     async def follow(
         self, events: AsyncGenerator[GenerationEvent]
@@ -136,7 +141,6 @@ class AccessLog:
     def _close(self, record: RequestRecord, model: str) -> None:
         ended = self._clock()
         outcome, cause = record.ending()
-        waited_s = (ended if record.admitted is None else record.admitted) - record.began
         first_text_s = None if record.first_text is None else record.first_text - record.began
         fields = {
             "tenant": record.tenant,
@@ -145,14 +149,15 @@ class AccessLog:
             "cause": cause or None,
             "mode": record.mode,
             **_of_receipt(record.receipt),
-            "admission_ms": round(1e3 * waited_s, 1),
-            "first_text_ms": None if first_text_s is None else round(1e3 * first_text_s, 1),
-            "total_ms": round(1e3 * (ended - record.began), 1),
+            "admission_ms": _ms(record.waited_s),
+            "first_text_ms": _ms(first_text_s),
+            "total_ms": _ms(ended - record.began),
         }
         self._write(record.request_id, fields)
         if self._metrics is not None:
             self._metrics.count_end(outcome, cause)
-            self._metrics.observe_wait(waited_s)
+            if record.waited_s is not None:
+                self._metrics.observe_wait(record.waited_s)
 
     def _write(self, request_id: str, fields: dict[str, Any]) -> None:
         known = {name: value for name, value in fields.items() if value is not None}
@@ -172,3 +177,7 @@ def _of_receipt(receipt: Receipt | None) -> dict[str, Any]:
     stages = {f"{stage}_ms": round(ms, 1) for stage, ms in receipt.timings_ms.items()}
     tokens = sum(each.completion_tokens for each in receipt.choices)
     return {"prompt_tokens": receipt.prompt_tokens, "completion_tokens": tokens} | stages
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1e3 * seconds, 1)

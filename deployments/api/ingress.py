@@ -203,8 +203,8 @@ class Ingress:
         async with AsyncExitStack() as stack:
             record = stack.enter_context(self._access.request(request_id, tenant, model))
             try:
-                await stack.enter_async_context(self._admission.place(tenant))
-                record.admit()
+                with record.admission():
+                    await stack.enter_async_context(self._admission.place(tenant))
             except Overloaded:
                 await drop(request.stream(), self._config.max_body_bytes)
                 raise
