@@ -57,7 +57,7 @@ def compose(
         drafter = _engines("Drafter", plans, config.drafter_pool, load_drafter, model_name)
     if drafter is not None:
         retriever = _deployment("Retriever", plans, RetrieverReplica).bind(
-            config.retriever.placed, config.target.engine.model
+            config.retriever.placed, config.target.engine.model, model_name
         )
     orchestrator = _deployment("Orchestrator", plans, Orchestrator).bind(
         config, target, drafter, retriever

@@ -28,14 +28,18 @@ from typing_extensions import override
 PACKAGES = ("cluster", "deployments", "rapid", "retrieval")
 _SERVE = logging.getLogger("ray.serve")
 _LEAST_LEVEL = logging.WARNING  # of the processes that are Serve's own
+_ACCESS = "deployments.api.access_log"  # whose lines are wanted at any level
 
 
 class ServeHandler(logging.Handler):
-    """A handler that passes lines on to Serve's logger, whose level decides which are written."""
+    """A handler that passes lines on to Serve's logger, whose level decides which are written.
+
+    The line of each request is written at any level, unless `enable_access_log` is off.
+    """
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
-        if _SERVE.isEnabledFor(record.levelno):
+        if record.name == _ACCESS or _SERVE.isEnabledFor(record.levelno):
             record.logger = record.name  # Serve's formatter leaves the name out
             _SERVE.handle(record)
 

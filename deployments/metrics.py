@@ -6,20 +6,23 @@ Ray prefixes every name with ``ray_`` and allows no colon: ``vllm:num_requests_r
 ``ray_vllm_num_requests_running``, as when vLLM runs under Ray.
 
 Every label has few values: a configured name, a mode, a `rapid.messages.Cause`, a
-`rapid.messages.Failover`, or a position in a block. Labels never hold a tenant, a request or its
-content, and never the sentence of a receipt, which may hold numbers.
+`rapid.messages.Failover`, one of the causes of `deployments.api.access_log`, or a position in a
+block. Labels never hold a tenant, a request or its content, and never the sentence of a receipt,
+which may hold numbers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter as Counts
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import TypeVar
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
+from rapid.errors import RetrievalPending
 from rapid.messages import (
     ChoiceStatistics,
     EngineStatus,
@@ -208,6 +211,50 @@ class RequestMetrics:
             self._fallbacks.inc(1, {"reason": "drafter lost"})
 
 
+class IngressMetrics:
+    """Metrics of the requests that reach an ingress, those that it refuses included."""
+
+    def __init__(self, model: str) -> None:
+        """Create the instruments.
+
+        Args:
+            model: The model name that requests give, the label ``model_name``.
+        """
+        self._ends = _labelled(
+            Counter(
+                "rapid_request_end_total",
+                "Requests by how they ended, and by the cause of a refusal or failure.",
+                ("model_name", "outcome", "cause"),
+            ),
+            model,
+        )
+        self._waits = _labelled(
+            Histogram(
+                "rapid_admission_wait_seconds",
+                "Waiting for a place, to be let in or refused.",
+                _REQUEST_S,
+                ("model_name",),
+            ),
+            model,
+        )
+
+        self._ready = _labelled(
+            Gauge("rapid_ready", "1 while a request would be answered.", ("model_name",)), model
+        )
+
+    def count_end(self, outcome: str, cause: str) -> None:
+        """Count a request by its outcome and cause, both of closed sets."""
+        self._ends.inc(1, {"outcome": outcome, "cause": cause})
+
+    def observe_wait(self, seconds: float) -> None:
+        """Note how long a request waited for its place."""
+        self._waits.observe(seconds)
+
+    def report(self, *, is_ready: bool) -> None:
+        """Update whether a request would be answered, as this ingress sees it."""
+        self._ready.set(int(is_ready))
+
+
 class EngineMetrics:
     """Metrics of an engine; the label ``pool`` is ``target`` or ``drafter``."""
 
@@ -227,31 +274,116 @@ class EngineMetrics:
         self._hits = Counter(
             "vllm_prefix_cache_hits_total", "Prompt tokens found in the cache.", labels
         )
-        self._ahead_hits = Counter(
-            "rapid_draft_ahead_hit_total",
-            "Blocks that began with what was drafted ahead.",
-            labels,
+        self._totals = {  # by the status's field
+            "ahead_hits": Counter(
+                "rapid_draft_ahead_hit_total",
+                "Blocks that began with what was drafted ahead.",
+                labels,
+            ),
+            "ahead_misses": Counter(
+                "rapid_draft_ahead_miss_total", "Blocks that found it to be wrong.", labels
+            ),
+            "steps": Counter("rapid_engine_steps_total", "Forwards.", labels),
+            "steps_s": Counter("rapid_engine_step_seconds_total", "Their time.", labels),
+            "step_calls": Counter(
+                "rapid_engine_step_calls_total", "Calls with rows in a forward.", labels
+            ),
+            "step_tokens": Counter("rapid_engine_step_tokens_total", "Their rows.", labels),
+        }
+        tiered = (*labels, "tier")
+        self._tier_tokens = Gauge("rapid_kv_tier_tokens", "Tokens with KV below the pool.", tiered)
+        self._tier_hits = Counter(
+            "rapid_kv_tier_hit_tokens_total", "Tokens with KV that came back from there.", tiered
         )
-        self._ahead_misses = Counter(
-            "rapid_draft_ahead_miss_total", "Blocks that found it to be wrong.", labels
-        )
-        counters = (self._queries, self._hits, self._ahead_hits, self._ahead_misses)
-        for each in (self._usage, *counters):
+        counters = (self._queries, self._hits, *self._totals.values(), self._tier_hits)
+        for each in (self._usage, self._tier_tokens, *counters):
             each.set_default_tags({"model_name": model, "pool": pool})
         self._reported: EngineStatus | None = None
 
     def report(self, status: EngineStatus) -> None:
         """Update the metrics from the engine's status."""
         self._usage.set(status.kv_pages_in_use / status.kv_pages_total)
-        before = self._reported
-        _raise(self._ahead_hits, status.ahead_hits - (before.ahead_hits if before else 0))
-        _raise(self._ahead_misses, status.ahead_misses - (before.ahead_misses if before else 0))
+        for name, counter in self._totals.items():
+            _raise(counter, self._growth(status, name))
+        for tier, held, came_back in (
+            ("host", status.host_tokens, "host_tokens_restored"),
+            ("disk", status.disk_tokens, "disk_tokens_read"),
+        ):
+            self._tier_tokens.set(held, {"tier": tier})
+            _raise(self._tier_hits, self._growth(status, came_back), {"tier": tier})
         self._reported = status
+
+    def _growth(self, status: EngineStatus, name: str) -> float:
+        before = getattr(self._reported, name) if self._reported else 0
+        growth: float = getattr(status, name) - before
+        return growth
 
     def count(self, receipt: PrefillReceipt) -> None:
         """Count the tokens of a prefilled prompt."""
         _raise(self._queries, receipt.num_tokens)
         _raise(self._hits, receipt.num_cached_tokens)
+
+
+class RetrieverMetrics:
+    """Metrics of a replica of the retriever."""
+
+    def __init__(self, model: str) -> None:
+        """Create the instruments.
+
+        Args:
+            model: The model name that requests give, the label ``model_name``.
+        """
+        labels = ("model_name",)
+        self._num_waiting = 0
+        self._waiting = Gauge("rapid_retriever_waiting", "Questions that wait.", labels)
+        self._indexing = Gauge("rapid_retriever_indexing", "Documents being indexed.", labels)
+        self._points = Gauge("rapid_retriever_points", "Chunks of documents in use.", labels)
+        self._away = Gauge("rapid_retriever_away", "1 while nothing can be retrieved.", labels)
+        self._index = Histogram(
+            "rapid_retriever_index_seconds", "Of a question: its documents.", _REQUEST_S, labels
+        )
+        self._search = Histogram(
+            "rapid_retriever_search_seconds", "Of a question: finding chunks.", _REQUEST_S, labels
+        )
+        self._ends = Counter(
+            "rapid_retriever_end_total", "Questions by outcome.", (*labels, "outcome")
+        )
+        gauges = (self._waiting, self._indexing, self._points, self._away)
+        for each in (*gauges, self._index, self._search, self._ends):
+            each.set_default_tags({"model_name": model})
+
+    @contextmanager
+    def question(self) -> Iterator[None]:
+        """Count a question, which waits for the duration of the context."""
+        self._move(1)
+        outcome = "failed"
+        try:
+            yield
+            outcome = "ok"
+        except RetrievalPending:
+            outcome = "pending"
+            raise
+        except asyncio.CancelledError:
+            outcome = "left"
+            raise
+        finally:
+            self._move(-1)
+            self._ends.inc(1, {"outcome": outcome})
+
+    def observe(self, index_s: float, search_s: float) -> None:
+        """Note how long a question's documents and its search took, in seconds."""
+        self._index.observe(index_s)
+        self._search.observe(search_s)
+
+    def report(self, num_indexing: int, num_points: int, *, is_away: bool) -> None:
+        """Update what the replica holds and does."""
+        self._indexing.set(num_indexing)
+        self._points.set(num_points)
+        self._away.set(int(is_away))
+
+    def _move(self, number: int) -> None:
+        self._num_waiting += number
+        self._waiting.set(self._num_waiting)
 
 
 def accepted_by_position(choices: Sequence[ChoiceStatistics]) -> Counts[int]:
@@ -269,6 +401,6 @@ def _labelled(instrument: Instrument, model: str) -> Instrument:
     return instrument
 
 
-def _raise(counter: Counter, number: int) -> None:
+def _raise(counter: Counter, number: float, labels: dict[str, str] | None = None) -> None:
     if number:  # Ray rejects an increment of zero
-        counter.inc(number)
+        counter.inc(number, labels)

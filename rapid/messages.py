@@ -312,6 +312,10 @@ class EngineStatus:
         step_s: Usual seconds of a step that reads no prompt; 0 before the first.
         ahead_hits: Calls for a block that found some of it drafted ahead.
         ahead_misses: Calls for a block that found the tokens drafted ahead to be wrong.
+        steps: Steps since the engine started; `steps_s` are their seconds, `step_calls` the calls
+            that had rows in them and `step_tokens` these rows, one for each token.
+        host_tokens: Tokens whose KV is in host memory; `host_tokens_restored` came back from there.
+        disk_tokens: Tokens whose KV is in files; `disk_tokens_read` came back from there.
     """
 
     leases_open: int
@@ -328,6 +332,14 @@ class EngineStatus:
     step_s: float = 0.0
     ahead_hits: int = 0
     ahead_misses: int = 0
+    steps: int = 0
+    steps_s: float = 0.0
+    step_calls: int = 0
+    step_tokens: int = 0
+    host_tokens: int = 0
+    host_tokens_restored: int = 0
+    disk_tokens: int = 0
+    disk_tokens_read: int = 0
 
 
 # --- orchestrator -> ingress --------------------------------------------------------------------

@@ -70,6 +70,16 @@ class Retriever:
         """Why nothing can be retrieved now; None if, as far as is known, everything can."""
         return self._store.outage
 
+    @property
+    def num_indexing(self) -> int:
+        """Documents that are being indexed now."""
+        return sum(not entry.indexing.done() for entry in self._entries.values())
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of the documents that this retriever knows to be stored."""
+        return sum(each.stored.num_chunks for each in self._entries.values() if each.stored)
+
     async def index(self, tenant: str, documents: Sequence[Document]) -> tuple[str, ...]:
         """Index documents.
 

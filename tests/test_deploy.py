@@ -5,14 +5,21 @@ from __future__ import annotations
 import fnmatch
 import re
 import tomllib
+from collections import defaultdict
 from pathlib import Path
+from typing import Any, ClassVar, get_args
 
+import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+from deployments import metrics
+from deployments.api.access_log import CAUSES
 from deployments.api.proxy.ready_in_time import DEADLINE_S
 from deployments.cli.server_process import LOCAL_RAY
 from deployments.config.manifests import manifests
+from rapid.messages import Failover
+from tests.deployments.test_metrics import Instrument
 
 ROOT = Path(__file__).parent.parent
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text().replace("\\\n", " ")
@@ -35,6 +42,11 @@ def test_what_is_installed_are_the_tested_versions() -> None:
     installs = [line for line in arguments("RUN") if "-r requirements.txt" in line]
     assert len(installs) == 1
     assert "pip install -c constraints.txt" in installs[0]
+    assert "--extra-index-url" not in DOCKERFILE  # of two indexes either could give any package
+    others = [line for line in installs[0].split("&&") if "${TORCH_INDEX}" in line]
+    assert [line.split()[-1] for line in others] == ["torch"]
+    assert all("--no-deps" in line for line in others)
+    assert all("PIP_CONSTRAINT=" in line for line in arguments("RUN") if "pip wheel" in line)
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = {
         name.split(".")[0] for name in settings["tool"]["setuptools"]["packages"]["find"]["include"]
@@ -83,3 +95,49 @@ def test_the_cluster_file_is_of_ray_s_schema() -> None:
     assert "--env=RAY_AUTH_MODE=token" in options
     for command in (*settings["head_start_ray_commands"], *settings["worker_start_ray_commands"]):
         assert command.startswith("ray st")
+
+
+class TestAlerts:
+    RULES: ClassVar[list[dict[str, Any]]] = [
+        rule
+        for group in yaml.safe_load((ROOT / "deploy/alerts.yaml").read_text())["groups"]
+        for rule in group["rules"]
+    ]
+
+    def test_they_are_about_metrics_that_there_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made: dict[str, Any] = {}
+
+        class Named(Instrument):
+            def __init__(self, name: str, what: str, *rest: Any) -> None:
+                super().__init__(name, what, *rest)
+                made[f"ray_{name}"] = self
+
+        for kind in ("Counter", "Gauge", "Histogram"):
+            monkeypatch.setattr(metrics, kind, Named)
+        monkeypatch.setattr(Instrument, "read", defaultdict(int))
+        metrics.RequestMetrics("m")
+        metrics.IngressMetrics("m")
+        metrics.EngineMetrics("m", "target")
+        metrics.RetrieverMetrics("m")
+        assert {rule["alert"] for rule in self.RULES} >= {"RapidNotReady", "RapidRefusals"}
+        for rule in self.RULES:
+            names = re.findall(r"ray_[a-z_]+", rule["expr"])
+            assert names
+            for name in names:
+                instrument = made[name.removesuffix("_bucket")]
+                labels = {*instrument.labels, "le"}
+                asked = re.findall(r"(\w+)=~?\"", rule["expr"])
+                assert set(asked) <= labels
+
+    def test_they_name_causes_and_losses_that_there_are(self) -> None:
+        known = {*CAUSES, *get_args(Failover), "refused", "failed"}
+        for rule in self.RULES:
+            for values in re.findall(r"\w+=~?\"([^\"]+)\"", rule["expr"]):
+                assert set(values.split("|")) <= known
+
+    def test_they_point_at_pages_that_there_are(self) -> None:
+        page = (ROOT / "docs/operations.md").read_text().replace('"', "`")
+        for rule in self.RULES:
+            file, _, words = rule["annotations"]["runbook"].partition(": ")
+            assert file == "docs/operations.md"
+            assert words in page

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,12 +22,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from deployments.api.access_log import AccessLog
 from deployments.api.admission import Admission
 from deployments.api.bodies import Bodies, Pace
 from deployments.api.continuing import Place, continued
 from deployments.api.errors import HttpError, error_body, http_error
 from deployments.api.event_feed import ClientLeft, EventFeed
 from deployments.api.event_stream import EventStream, progress_comment
+from deployments.api.key_file import KeyFile
 from deployments.api.limits import Limits
 from deployments.api.parsing import parse_beside
 from deployments.api.requests import ChatRequest
@@ -44,9 +46,11 @@ from deployments.config.serve_config import ApiConfig
 from deployments.config.tenants import Tenants
 from rapid.errors import (
     BadRequest,
+    ConfigurationError,
     EngineFailed,
     Overloaded,
     TargetUnavailable,
+    Unauthorized,
     UnknownModel,
 )
 from rapid.messages import (
@@ -58,6 +62,9 @@ from rapid.messages import (
     TextDelta,
 )
 from rapid.ports import Clock
+
+if TYPE_CHECKING:  # which loads Ray
+    from deployments.metrics import IngressMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +97,7 @@ class Ingress:
         *,
         is_embedded: bool = False,
         sends_request_id: bool = True,
+        metrics: IngressMetrics | None = None,
         clock: Clock = time.monotonic,
         pace: Pace | None = None,
     ) -> None:
@@ -101,6 +109,7 @@ class Ingress:
             is_embedded: Whether the model is an embedded one, which its card says.
             sends_request_id: Whether responses carry ``x-request-id``; False where the server in
                 front adds it itself.
+            metrics: Where the ends of requests are counted; None where nothing is.
             clock: Monotonic seconds.
             pace: How fast clients must send their bodies.
         """
@@ -110,6 +119,7 @@ class Ingress:
         self._clock = clock
         self._admission = Admission(clock=clock)
         self._bodies = Bodies(self._admission, clock=clock, pace=pace)
+        self._access = AccessLog(clock, metrics)
         self.configure(config)
         self._app = Starlette(
             routes=[
@@ -125,8 +135,10 @@ class Ingress:
 
     def configure(self, config: ApiConfig) -> None:
         """Take a model name, keys and limits; requests that were let in stay in."""
+        key_file = KeyFile(config.keys_file, self._clock)
         keys = config.all_keys()  # which may be refused, so they come first
-        self._tenants = Tenants(keys)
+        self._key_file = key_file
+        self._tenants = Tenants(keys if config.has_keys else None)
         self._config = config
         self._limits = Limits(
             config.max_choices, config.max_messages, config.max_documents, config.max_characters
@@ -176,6 +188,8 @@ class Ingress:
                 _log.info("request %s: the caller left", request_id)
                 response = Response(status_code=_CLIENT_LEFT_STATUS)
             except Exception as error:
+                if isinstance(error, Unauthorized):
+                    self._access.refuse(request_id, error)
                 response = _error_response(error, request_id)
                 await self._leave_unread(request, caller, response)
             self._tag(response, request_id)
@@ -184,24 +198,35 @@ class Ingress:
 
         return Route(path, endpoint, methods=[method])
 
+    def _take_new_keys(self) -> None:
+        if self._key_file.has_changed():
+            try:
+                self.configure(self._config)
+            except ConfigurationError as error:
+                _log.error("new keys are refused, those in force stay: %s", error)
+
     def _identify(self, request: Request) -> str:
+        self._take_new_keys()
         return self._tenants.identify(*_origin(request), is_forwarded=_is_forwarded(request))
 
     def _is_operator(self, request: Request) -> bool:
+        self._take_new_keys()
         return self._tenants.is_operator(*_origin(request), is_forwarded=_is_forwarded(request))
 
     async def _chat(self, request: Request, tenant: str) -> Response:
-        began = self._clock()
+        request_id, model = _request_id(request), self._config.model
         async with AsyncExitStack() as stack:
+            record = stack.enter_context(self._access.request(request_id, tenant, model))
             async with self._bodies.body(request, tenant) as body:
-                await stack.enter_async_context(self._admission.place(tenant))
+                with record.admission():
+                    await stack.enter_async_context(self._admission.place(tenant))
             asked = await parse_beside(body, self._limits)
             self._check_model(asked.model)
             default = self._config.default_temperature
-            sent = asked.as_generate_request(_request_id(request), tenant, default)
+            sent = asked.as_generate_request(request_id, tenant, default)
             event_id = request.headers.get("last-event-id")
             place = Place.of_event(event_id, sent, body) if event_id else Place.first(sent, body)
-            events = continued(self._service, place.as_asked(sent), place.marks)
+            events = record.follow(continued(self._service, place.as_asked(sent), place.marks))
             frame = ReplyFrame(
                 id=f"chatcmpl-{place.unique.hex()}",
                 created=place.created,
@@ -210,8 +235,8 @@ class Ingress:
                 has_logprobs=bool(asked.logprobs),
                 includes_usage=asked.includes_usage,
             )
-            timing = Timing(began)
-            _log.info("request %s is answered as %s", _request_id(request), frame.id)
+            timing = Timing(record.began)
+            _log.info("request %s is answered as %s", request_id, frame.id)
             feed = await stack.enter_async_context(EventFeed(events, request.receive))
             first = await self._next(feed, asked)
             if not isinstance(first, Started | Reading):  # documents are embedded before the mode
@@ -219,8 +244,8 @@ class Ingress:
             if not asked.stream:
                 return JSONResponse(await self._complete(feed, asked, frame, timing))
             chunks = self._chunks(feed, asked, frame, timing, place, first)
-            request_id, says_progress = _request_id(request), asked.says_progress
-            return EventStream(chunks, place, says_progress, stack.pop_all(), request_id, _failure)
+            failure, ends = record.noting(_failure), stack.pop_all()
+            return EventStream(chunks, place, asked.says_progress, ends, request_id, failure)
 
     async def _next(
         self, feed: EventFeed, asked: ChatRequest, patience_s: float | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -17,18 +17,20 @@ from cluster.blame import BLAME
 from cluster.failures import FailureKind, failure_of
 from deployments.api.board import board_of, keep_in_step
 from deployments.api.canary import WithCanary
-from deployments.api.ingress import Ingress
+from deployments.api.ingress import GenerationService, Ingress
 from deployments.api.proxy.serve_internals import check_callers_are_known, limit_replica
 from deployments.api.readiness import Readiness
 from deployments.config.live import accepted
 from deployments.config.serve_config import ApiConfig
 from deployments.logs import log_with_serve
+from deployments.metrics import IngressMetrics
 from rapid.errors import ConfigurationError, OrchestratorLost, Overloaded, RapidError
 from rapid.messages import GenerateRequest, GenerationEvent
 
 _LOOK_S = 1.0
 _SILENT_LOOKS = 3  # as this process may have stood still itself, and hears the others one by one
 _MOST_MOVES = 2  # of a request; one that needs more than seconds to arrive would never be taken
+_REPORT_S = 2.0  # Ray collects metrics every ten seconds
 _MAX_GRPC_CHARS = 2**20  # up to 4 bytes each would pass gRPC's limit of 4 MiB
 
 logger = logging.getLogger(__name__)
@@ -159,6 +161,7 @@ class IngressReplica:
         log_with_serve()
         limit_replica()
         self._name = name = orchestrator.app_name
+        self._metrics = IngressMetrics(config.model)
         readiness = Readiness(name)
         readiness.look()  # as Serve sends this replica requests, `/ready` among them, from now on
         readiness.start()
@@ -169,6 +172,7 @@ class IngressReplica:
             config,
             is_embedded=is_embedded,
             sends_request_id=False,
+            metrics=self._metrics,
         )
         self._settings: ApiConfig | None = None
 
@@ -177,6 +181,7 @@ class IngressReplica:
         self._in_step = asyncio.create_task(
             keep_in_step(self._ingress.shares, board_of(self._name))
         )
+        self._reporting = asyncio.create_task(report_readiness(self._service, self._metrics))
         return self._ingress
 
     def reconfigure(self, settings: dict[str, Any]) -> None:
@@ -195,6 +200,18 @@ class IngressReplica:
             return
         self._service.configure(taken.canary)
         self._settings = taken
+
+
+async def report_readiness(
+    service: GenerationService,
+    metrics: IngressMetrics,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Report again and again whether requests would be answered, until this is cancelled."""
+    while True:
+        state = await service.ready()
+        metrics.report(is_ready=bool(state["ready"]))
+        await sleep(_REPORT_S)
 
 
 def watch(application: str) -> RemoteOrchestrator:

@@ -9,7 +9,17 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli import asking, evaluating, keys, manifests, models, planning, samples, serving
+from deployments.cli import (
+    asking,
+    draining,
+    evaluating,
+    keys,
+    manifests,
+    models,
+    planning,
+    samples,
+    serving,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -54,6 +64,7 @@ app.add_typer(models.app, name="models")
 app.command("plan")(planning.plan)
 app.command("eval")(evaluating.evaluate)
 app.command("hash-key")(keys.hash_key)
+app.command("drain")(draining.drain)
 app.command("manifests")(manifests.manifests)
 
 __all__ = ["app"]

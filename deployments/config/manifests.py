@@ -14,56 +14,37 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
+import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from cluster.placement import PoolConfig
+from deployments.config.gateways import GATEWAY_COMMENT, gateway
+from deployments.config.pods import (
+    APP_LABELS,
+    HTTP_PORT,
+    KEYS_FILE,
+    POOL_LABEL,
+    SECRETS,
+    NodeGroup,
+    autoscaler_options,
+    head_template,
+    worker_template,
+)
 from deployments.config.serve_config import EnginePoolConfig, ServeConfig
 from deployments.config.serve_file import applications_of
 from rapid.config_errors import read_yaml, validated
 from rapid.errors import ConfigurationError
-from retrieval.config import LexicalEmbedderConfig, ServerStoreConfig
 
-SECRETS = "rapid-secrets"
-POOL_LABEL = "rapid-serve/pool"
-_APP_LABELS = {"app.kubernetes.io/part-of": "rapid-serve"}
-_KEYS_ENV = "RAPID_API_KEYS"
-_MODELS = "/models"
 _CPU_GROUP = "cpu"
-_HTTP_PORT = 8000  # of Ray Serve, as KubeRay expects it
-_METRICS_PORT = 8080  # of Ray's metrics, as KubeRay sets it
 _NODE_CPUS = 8  # for replicas without GPUs on one node
-_DAEMON_CPUS = 1  # of a node beside its replicas: Ray's own processes and the proxy
 _HEAD_CPUS = 2
 _ENGINE_THREADS = 4  # of an engine on a CPU that does not say
-_GIB_PER_CPU = 4
-_GIB_PER_GPU = 32
-_USER = 1000  # in the image, as in deploy/Dockerfile
-
-
-@dataclass(frozen=True, slots=True)
-class NodeGroup:
-    """Nodes of one size, which the autoscaler adds and removes.
-
-    Attributes:
-        name: Name of the group, and value of its nodes' label `POOL_LABEL`.
-        cpus: CPUs of a node for replicas.
-        gpus: GPUs of a node.
-        min_nodes: Fewest nodes.
-        max_nodes: Most nodes.
-    """
-
-    name: str
-    cpus: int
-    gpus: int
-    min_nodes: int
-    max_nodes: int
 
 
 def manifests(path: Path, name: str) -> dict[str, str]:
@@ -99,9 +80,12 @@ def manifests(path: Path, name: str) -> dict[str, str]:
     groups = node_groups(config)
     header = f"# Made by `rapid manifests {path} {name}`: change the configuration instead.\n"
     service = _ray_service(name, config, groups, _serve_config(settings, config, groups))
+    budgets = disruption_budgets(name, groups)
     return {
         "rayservice.yaml": header + _dump(service),
-        "kustomization.yaml": header + _dump(_kustomization(groups)),
+        **({"disruption-budgets.yaml": header + _dump(*budgets)} if budgets else {}),
+        "kustomization.yaml": header + _dump(_kustomization(groups, has_budgets=bool(budgets))),
+        "gateway.yaml": header + GATEWAY_COMMENT + _dump(*gateway(name, config)),
     }
 
 
@@ -149,11 +133,11 @@ def _serve_config(
     """Return the Serve configuration as it runs on Kubernetes."""
     changed = copy.deepcopy(settings)
     changed["proxy_location"] = "EveryNode"  # KubeRay takes a worker without a proxy for unready
-    http = {"host": "0.0.0.0", "port": _HTTP_PORT}  # network policies say who reaches it
+    http = {"host": "0.0.0.0", "port": HTTP_PORT}  # network policies say who reaches it
     changed["http_options"] = changed.get("http_options", {}) | http
     args = applications_of(changed)[0]["args"]
     if not config.api.has_keys:
-        args.setdefault("api", {})["keys_env"] = _KEYS_ENV
+        args.setdefault("api", {})["keys_file"] = KEYS_FILE
     names = {group.name for group in groups}
     for name, _, _ in _pools(config) if groups else ():
         section = args.setdefault("api" if name == "ingress" else name, {})
@@ -166,16 +150,17 @@ def _ray_service(
     name: str, config: ServeConfig, groups: list[NodeGroup], serve_config: dict[str, Any]
 ) -> dict[str, Any]:
     head_cpus = _HEAD_CPUS if groups else _cpus_of_one_node(config)
+    drain_s = math.ceil(max(pool.graceful_shutdown_timeout_s for pool in config.pools.values()))
     cluster: dict[str, Any] = {
         "rayVersion": importlib.metadata.version("ray"),
         "authOptions": {"mode": "token", "secretName": SECRETS},
     }
     if groups:
         cluster["enableInTreeAutoscaling"] = True
-        cluster["autoscalerOptions"] = {"version": "v2"}  # knows labels
+        cluster["autoscalerOptions"] = autoscaler_options()
     cluster["headGroupSpec"] = {
         "rayStartParams": {"num-cpus": str(0 if groups else head_cpus)},
-        "template": _pod(config, "ray-head", head_cpus, 0),
+        "template": head_template(config, head_cpus, runs_all=not groups),
     }
     cluster["workerGroupSpecs"] = [
         {
@@ -184,20 +169,19 @@ def _ray_service(
             "minReplicas": group.min_nodes,
             "maxReplicas": group.max_nodes,
             "labels": {POOL_LABEL: group.name},
-            "rayStartParams": {"num-cpus": str(group.cpus)},
-            "template": _pod(config, "ray-worker", group.cpus, group.gpus),
+            "rayStartParams": _start_params(config, group),
+            "template": worker_template(config, group, drain_s),
         }
         for group in groups
     ]
-    drain_s = max(pool.graceful_shutdown_timeout_s for pool in config.pools.values())
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayService",
-        "metadata": {"name": name, "labels": _APP_LABELS},
+        "metadata": {"name": name, "labels": APP_LABELS},
         "spec": {
             "excludeHeadPodFromServeSvc": bool(groups),
             # A new cluster answers new requests while the old one finishes its own.
-            "rayClusterDeletionDelaySeconds": math.ceil(drain_s),
+            "rayClusterDeletionDelaySeconds": drain_s,
             "serveConfigV2": yaml.safe_dump(serve_config, sort_keys=False),
             "rayClusterConfig": cluster,
         },
@@ -211,82 +195,48 @@ def _cpus_of_one_node(config: ServeConfig) -> int:
     return math.ceil(max(computing, reserved))
 
 
-def _pod(config: ServeConfig, container: str, cpus: int, gpus: int) -> dict[str, Any]:
-    gib = _GIB_PER_GPU * gpus or _GIB_PER_CPU * cpus
-    resources: dict[str, Any] = {"cpu": str(cpus + _DAEMON_CPUS), "memory": f"{gib}Gi"}
-    if gpus:
-        resources["nvidia.com/gpu"] = str(gpus)
-    spec: dict[str, Any] = {
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "fsGroup": _USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "containers": [
-            {
-                "name": container,
-                "image": f"rapid-serve:{'cuda' if gpus else 'cpu'}",
-                "ports": [
-                    {"name": "serve", "containerPort": _HTTP_PORT},
-                    {"name": "metrics", "containerPort": _METRICS_PORT},
-                ],
-                "env": _environment(config),
-                "resources": {"requests": resources, "limits": dict(resources)},
-                "securityContext": {
-                    "allowPrivilegeEscalation": False,
-                    "capabilities": {"drop": ["ALL"]},
-                },
-            }
-        ],
-    }
-    if gpus:
-        gpu = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-        spec["tolerations"] = [gpu]
-    if not _is_in_the_image(config):
-        spec["containers"][0]["volumeMounts"] = [{"name": "models", "mountPath": _MODELS}]
-        claim = {"claimName": "rapid-models"}
-        spec["volumes"] = [{"name": "models", "persistentVolumeClaim": claim}]
-    return {"metadata": {"labels": dict(_APP_LABELS)}, "spec": spec}
+def _start_params(config: ServeConfig, group: NodeGroup) -> dict[str, str]:
+    """Return the arguments of `ray start`.
+
+    Ray finds the type of a GPU by itself; its autoscaler must know it before there is a node.
+    """
+    params = {"num-cpus": str(group.cpus)}
+    accelerator = config.pools[group.name].accelerator if group.gpus else None
+    if accelerator:
+        params["resources"] = json.dumps(json.dumps({f"accelerator_type:{accelerator}": 1}))
+    return params
 
 
-def _environment(config: ServeConfig) -> list[dict[str, Any]]:
-    """Return the variables of every container; every node may run any part of the application."""
-    environment = []
-    if config.api.keys_env or not config.api.keys:
-        environment.append(_secret(config.api.keys_env or _KEYS_ENV, "api_keys"))
-    store = config.retriever.retrieval.store
-    if isinstance(store, ServerStoreConfig) and store.api_key_env:
-        environment.append(_secret(store.api_key_env, "qdrant_api_key"))
-    if not _is_in_the_image(config):
-        environment.append(_secret("HF_TOKEN", "hf_token", optional=True))
-        environment.append({"name": "HF_HOME", "value": f"{_MODELS}/huggingface"})
-        environment.append({"name": "RAPID_HOME", "value": f"{_MODELS}/rapid"})
-    return environment
+def disruption_budgets(name: str, groups: list[NodeGroup]) -> list[dict[str, Any]]:
+    """Return the budgets by which machines are emptied one at a time.
+
+    A group that may have one node has none, as it would keep that node's machine for ever.
+    """
+    return [
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": {"name": f"{name}-{group.name}", "labels": APP_LABELS},
+            "spec": {
+                # Not `maxUnavailable`, for which pods need an owner that can be scaled.
+                "minAvailable": group.min_nodes - 1,
+                "selector": {"matchLabels": {**APP_LABELS, POOL_LABEL: group.name}},
+            },
+        }
+        for group in groups
+        if group.min_nodes > 1
+    ]
 
 
-def _secret(variable: str, key: str, **more: bool) -> dict[str, Any]:
-    return {
-        "name": variable,
-        "valueFrom": {"secretKeyRef": {"name": SECRETS, "key": key, **more}},
-    }
-
-
-def _is_in_the_image(config: ServeConfig) -> bool:
-    """Return whether all models are part of this package."""
-    engines = (config.target.engine, config.drafter_pool.engine)
-    return isinstance(config.retriever.retrieval.embedder, LexicalEmbedderConfig) and all(
-        engine.model.startswith("embedded:") for engine in engines
-    )
-
-
-def _kustomization(groups: list[NodeGroup]) -> dict[str, Any]:
+def _kustomization(groups: list[NodeGroup], *, has_budgets: bool) -> dict[str, Any]:
     kustomization: dict[str, Any] = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "namespace": "rapid",
         "resources": ["../base", "rayservice.yaml"],
     }
+    if has_budgets:
+        kustomization["resources"].append("disruption-budgets.yaml")
     if any(group.max_nodes > group.min_nodes for group in groups):
         kustomization["components"] = ["../gcs-fault-tolerance"]
     return kustomization
@@ -307,5 +257,5 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def _dump(document: dict[str, Any]) -> str:
-    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=100)
+def _dump(*documents: dict[str, Any]) -> str:
+    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=100)

@@ -7,6 +7,7 @@ of them. Checks that read the checkpoints are in `deployments.config.preflight`.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError, model_validator
@@ -153,7 +154,10 @@ class ApiConfig(Frozen):
         keys: The accepted API keys. Without any, requests must come from this machine and belong to
             the tenant `local`.
         keys_env: The environment variable of the ingress that holds more keys: a JSON list in the
-            form of `keys`, such as a Kubernetes Secret provides. It must not be empty.
+            form of `keys`. It must not be empty, and holds for as long as the process lives.
+        keys_file: A file on the ingress's nodes that holds more keys in the same form, such as a
+            mounted Kubernetes Secret. Edits of it are live: who is not in it any more is refused
+            within seconds. An empty list lets nobody in.
         max_body_bytes: The longest request body, in bytes.
         max_choices: The most choices (`n`) of one request.
         max_messages: The most messages of one request.
@@ -185,6 +189,7 @@ class ApiConfig(Frozen):
     model: str = Field("rapid", min_length=1)
     keys: tuple[ApiKey, ...] = ()
     keys_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    keys_file: Path | None = None
     max_body_bytes: int = Field(16 * 2**20, ge=1024)
     max_choices: int = Field(8, ge=1, le=128)
     max_messages: int = Field(2048, ge=1)
@@ -222,7 +227,7 @@ class ApiConfig(Frozen):
     @model_validator(mode="after")
     def _weights_are_of_tenants(self) -> Self:
         unknown = self.tenant_weights.keys() - {key.tenant for key in self.keys}
-        if unknown and self.keys_env is None:
+        if unknown and self.lists_its_keys:
             raise ValueError(
                 f"api.tenant_weights names {min(unknown)!r}, which has no key: list one under "
                 "api.keys, or mend the name"
@@ -230,31 +235,58 @@ class ApiConfig(Frozen):
         return self
 
     @property
+    def lists_its_keys(self) -> bool:
+        """Whether `keys` are all there are."""
+        return self.keys_env is None and self.keys_file is None
+
+    @property
     def has_keys(self) -> bool:
         """Whether requests must bring a key."""
-        return bool(self.keys) or self.keys_env is not None
+        return bool(self.keys) or not self.lists_its_keys
 
     def all_keys(self) -> tuple[ApiKey, ...]:
-        """Return `keys` and those that this process finds in its environment.
+        """Return `keys` and those that this process finds in its environment and in the file.
 
         Raises:
-            ConfigurationError: `keys_env` is set, and the variable holds no list of keys.
+            ConfigurationError: The variable or the file, if there is one, holds no list of keys.
         """
+        return (*self.keys, *self._keys_in_environment(), *self._keys_in_file())
+
+    def _keys_in_environment(self) -> tuple[ApiKey, ...]:
         if self.keys_env is None:
-            return self.keys
+            return ()
+        if found := _parse_keys(os.environ.get(self.keys_env, "[]")):
+            return found
+        raise ConfigurationError(
+            f"api.keys_env: the environment variable {self.keys_env} holds no keys: set it to "
+            """a JSON list like [{"tenant": "acme", "sha256": "..."}] (`rapid hash-key`)"""
+        )
+
+    def _keys_in_file(self) -> tuple[ApiKey, ...]:
+        if self.keys_file is None:
+            return ()
         try:
-            found = _API_KEYS.validate_json(os.environ.get(self.keys_env, "[]"))
-        except ValidationError:  # whose text has the values in it
-            found = ()
-        if not found:
+            found = _parse_keys(self.keys_file.read_bytes())
+        except OSError as error:
             raise ConfigurationError(
-                f"api.keys_env: the environment variable {self.keys_env} holds no keys: set it to "
-                """a JSON list like [{"tenant": "acme", "sha256": "..."}] (`rapid hash-key`)"""
+                f"api.keys_file: {self.keys_file} cannot be read: {error.strerror}"
+            ) from None
+        if found is None:
+            raise ConfigurationError(
+                f"api.keys_file: {self.keys_file} holds no list of keys: write a JSON list "
+                """like [{"tenant": "acme", "sha256": "..."}] (`rapid hash-key`)"""
             )
-        return (*self.keys, *found)
+        return found
 
 
 _API_KEYS = TypeAdapter(tuple[ApiKey, ...])
+
+
+def _parse_keys(text: str | bytes) -> tuple[ApiKey, ...] | None:
+    try:
+        return _API_KEYS.validate_json(text)
+    except ValidationError:  # whose text has the values in it
+        return None
 
 
 Drafters = Annotated[
@@ -313,7 +345,7 @@ class ServeConfig(Frozen):
         filled["silence_s"] = api.silence_s or longest_s
         if api.max_model_len is None and engine.max_context is not None:
             filled["max_model_len"] = engine.max_context
-        if api.keys_env is None and len({key.tenant for key in api.keys}) < 2:
+        if api.lists_its_keys and len({key.tenant for key in api.keys}) < 2:
             return api.model_copy(update=filled)
 
         def num_answers(leases_of_one: float) -> int:

@@ -143,5 +143,6 @@ def _check_address(file: ServeDeploySchema, config: ServeConfig) -> None:
         default = "" if "host" in file.http_options.model_fields_set else ", Serve's default"
         raise ConfigurationError(
             f"http_options.host is {host}{default}, which other machines can reach, and api.keys "
-            "is empty: list keys (`rapid hash-key`), name keys_env, or bind to 127.0.0.1"
+            "is empty: list keys (`rapid hash-key`), name keys_file or keys_env, or bind to "
+            "127.0.0.1"
         )

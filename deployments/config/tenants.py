@@ -24,8 +24,13 @@ class Tenants:
     browser on this machine would reach the server (DNS rebinding).
     """
 
-    def __init__(self, keys: Sequence[ApiKey] = ()) -> None:
-        self._keys = tuple(keys)
+    def __init__(self, keys: Sequence[ApiKey] | None = None) -> None:
+        """Create the table.
+
+        Args:
+            keys: The keys that are accepted now, perhaps none; None for a server without keys.
+        """
+        self._keys = None if keys is None else tuple(keys)
 
     def identify(
         self,
@@ -47,7 +52,7 @@ class Tenants:
             Unauthorized: If the key is missing or unknown, or if no keys are configured and the
                 request does not come from this machine.
         """
-        if not self._keys:
+        if self._keys is None:
             is_here = (client is None or is_loopback(client)) and is_loopback(_hostname(host))
             if is_here and not is_forwarded:
                 return LOCAL_TENANT
@@ -55,7 +60,7 @@ class Tenants:
                 "This server has no API keys, so it answers on this machine only: configure "
                 "api.keys to let others in."
             )
-        return self._key_of(authorization).tenant
+        return _key_of(authorization, self._keys).tenant
 
     def is_operator(
         self,
@@ -73,26 +78,27 @@ class Tenants:
         Raises:
             Unauthorized: If the request has a key that is unknown.
         """
-        if self._keys:
-            return authorization is not None and self._key_of(authorization).operator
+        if self._keys is not None:
+            return authorization is not None and _key_of(authorization, self._keys).operator
         try:
             self.identify(authorization, client, host, is_forwarded=is_forwarded)
         except Unauthorized:
             return False
         return True
 
-    def _key_of(self, authorization: str | None) -> ApiKey:
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise Unauthorized(
-                "You did not provide an API key: send it as 'Authorization: Bearer KEY'."
-            )
-        presented = hash_key(key.strip())
-        # Every key is compared in constant time, so that timing reveals nothing about the keys.
-        found = [key for key in self._keys if hmac.compare_digest(key.sha256, presented)]
-        if not found:
-            raise Unauthorized("Incorrect API key provided.")
-        return found[0]
+
+def _key_of(authorization: str | None, keys: Sequence[ApiKey]) -> ApiKey:
+    scheme, _, key = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise Unauthorized(
+            "You did not provide an API key: send it as 'Authorization: Bearer KEY'."
+        )
+    presented = hash_key(key.strip())
+    # Every key is compared in constant time, so that timing reveals nothing about the keys.
+    found = [key for key in keys if hmac.compare_digest(key.sha256, presented)]
+    if not found:
+        raise Unauthorized("Incorrect API key provided.")
+    return found[0]
 
 
 def hash_key(key: str) -> str:

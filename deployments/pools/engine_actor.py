@@ -225,8 +225,10 @@ class EngineActor:
         return await self._engine.decode(lease_id, choice, num_tokens)
 
     async def status(self) -> EngineStatus:
-        """Return the engine's counts of leases, pages and drafts ahead."""
-        return self._engine.status()
+        """Return the engine's counts of leases, pages, steps and tiers; its replica asks often."""
+        status = self._engine.status()
+        self._metrics.report(status)
+        return status
 
     async def check_integrity(self) -> None:
         """Raise AssertionError unless every page and lease is accounted for."""

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from deployments.logs import log_with_serve
+from deployments.metrics import RetrieverMetrics
 from rapid.checkpoints.text import ChatText
 from rapid.messages import Document, Reading
 from retrieval import (
@@ -30,8 +31,11 @@ class RetrieverReplica:
     server is back.
     """
 
-    def __init__(self, retrieval: RetrievalConfig, target_model: str) -> None:
+    def __init__(
+        self, retrieval: RetrievalConfig, target_model: str, model_name: str = "rapid"
+    ) -> None:
         log_with_serve()
+        self._metrics = RetrieverMetrics(model_name)
         self._config = retrieval
         self._text = ChatText.load(target_model)
         self._opening: asyncio.Task[Retriever] | None = None
@@ -65,9 +69,13 @@ class RetrieverReplica:
         finding = asyncio.create_task(find())
         finding.add_done_callback(lambda _: news.put_nowait(None))
         try:
-            while (said := await news.get()) is not None:
-                yield said
-            yield finding.result()
+            with self._metrics.question():
+                while (said := await news.get()) is not None:
+                    yield said
+                found = finding.result()
+            times = found.timings
+            self._metrics.observe(times.index_ms / 1e3, (times.embed_ms + times.search_ms) / 1e3)
+            yield found
         except RetrievalError as error:
             logger.warning("nothing is retrieved: %s: %s", type(error).__name__, error)
             what = "The embedder" if isinstance(error, EmbedderFailed) else "The store of chunks"
@@ -83,7 +91,10 @@ class RetrieverReplica:
 
     async def check_health(self) -> None:
         """Check the replica; the first call loads the embedder and opens the store."""
-        await self._opened()
+        retriever = await self._opened()
+        self._metrics.report(
+            retriever.num_indexing, retriever.num_chunks, is_away=retriever.outage is not None
+        )
 
     async def __del__(self) -> None:
         """Disconnect from the store; Serve awaits this when the replica stops."""

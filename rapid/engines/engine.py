@@ -198,14 +198,35 @@ class Engine:
         """Return the counts and measured speeds, after ending expired leases."""
         with self._state.guard:
             self._state.expire()
-            costs = self._state.scheduler.costs
+            costs, totals = self._state.scheduler.costs, self._state.scheduler.totals
             return replace(
                 self._state.ledger.status(),
+                **self._tiers(),
                 prefill_tokens_per_s=costs.prefill_tokens_per_s,
                 step_s=costs.base_s.value or 0.0,
                 ahead_hits=self._state.ahead_hits,
                 ahead_misses=self._state.ahead_misses,
+                steps=totals.steps,
+                steps_s=totals.seconds,
+                step_calls=totals.calls,
+                step_tokens=totals.rows,
             )
+
+    def _tiers(self) -> dict[str, int]:
+        """Return the tokens in host memory and on disk, and those that came back from there."""
+        host, disk, tokens = self._host, self._disk, self._config.page_tokens
+        found: dict[str, int] = {}
+        if host is not None:
+            found |= {
+                "host_tokens": tokens * len(host),
+                "host_tokens_restored": tokens * host.num_restored,
+            }
+        if disk is not None:
+            found |= {
+                "disk_tokens": tokens * len(disk.files),
+                "disk_tokens_read": tokens * disk.num_read,
+            }
+        return found
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every page and lease is accounted for."""

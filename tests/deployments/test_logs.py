@@ -21,6 +21,7 @@ from ray.serve._private.logging_utils import configure_component_logger
 from ray.serve.schema import LoggingConfig
 
 from deployments import logs
+from deployments.api import access_log
 from tests.ray_cluster import Fakes, wait_until
 
 SERVE = logging.getLogger("ray.serve")
@@ -40,13 +41,16 @@ def log_file(tmp_path: Path) -> Iterator[Any]:
     printed = (sys.stdout, sys.stderr)
     opened: list[logging.Handler] = []
 
-    def configure(level: str, encoding: str = "JSON") -> Any:
+    def configure(level: str, encoding: str = "JSON", *, has_access_log: bool = True) -> Any:
         configure_component_logger(
             component_name="rapid_Target",
             component_id="abc_engine",
             component_type=ServeComponentType.REPLICA,
             logging_config=LoggingConfig(
-                encoding=encoding, log_level=level, logs_dir=str(tmp_path)
+                encoding=encoding,
+                log_level=level,
+                logs_dir=str(tmp_path),
+                enable_access_log=has_access_log,
             ),
             max_bytes=2**20,
             backup_count=1,
@@ -86,6 +90,20 @@ def test_the_level_may_change_while_a_replica_runs(log_file: Any) -> None:
     log_file("ERROR")
     logging.getLogger("cluster.leases").warning("below the level")
     assert not lines()
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_each_request_has_its_line_at_any_level(log_file: Any, is_wanted: bool) -> None:
+    lines = log_file("ERROR", has_access_log=is_wanted)
+    logs._pass_on()
+    with access_log.AccessLog(lambda: 0.0).request("r1", "acme", "m"):
+        logging.getLogger("deployments.api.ingress").info("not at this level")
+    found = [json.loads(line) for line in lines()]
+    assert len(found) == is_wanted
+    for line in found:
+        assert (line["request_id"], line["tenant"], line["outcome"]) == ("r1", "acme", "left")
+        assert line["logger"] == "deployments.api.access_log"
+        assert "serve_access_log" not in line
 
 
 @pytest.mark.parametrize("encoding", ["JSON", "TEXT"])
@@ -211,6 +229,9 @@ def check_lines() -> None:
     assert deployments == {
         f"fakes_{each}" for each in ("Ingress", "Orchestrator", "Retriever", "Target", "Drafter")
     }
+    (line,) = [each for each in about if each.get("logger", "").endswith("access_log")]
+    assert (line["deployment"], line["tenant"]) == ("fakes_Ingress", "local")
+    assert (line["outcome"], line["mode"], line["completion_tokens"]) == ("ok", "lossless", 60)
     read = [each for each in about if "prompt tokens" in each["message"]]
     engines = [each for each in read if each["replica"].endswith("_engine")]
     assert {each["deployment"] for each in engines} == {"fakes_Target", "fakes_Drafter"}

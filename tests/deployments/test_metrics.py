@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -10,9 +11,9 @@ from typing import Any, ClassVar, get_args
 import pytest
 
 from deployments import metrics
-from deployments.metrics import EngineMetrics, RequestMetrics
+from deployments.metrics import EngineMetrics, IngressMetrics, RequestMetrics, RetrieverMetrics
 from rapid.answering.resolution import decide_by_reading, without_drafter
-from rapid.errors import TargetUnavailable
+from rapid.errors import RetrievalPending, TargetUnavailable
 from rapid.messages import (
     Cause,
     ChoiceStatistics,
@@ -56,8 +57,8 @@ class Instrument:
         assert number > 0
         self.read[self._key(tags)] += number
 
-    def set(self, number: float) -> None:
-        self.read[self._key(None)] = number
+    def set(self, number: float, tags: dict[str, str] | None = None) -> None:
+        self.read[self._key(tags)] = number
 
     def observe(self, number: float) -> None:
         self.read.setdefault(self.name, []).append(round(number, 6))
@@ -218,6 +219,19 @@ async def test_what_an_answer_went_on_after_is_counted_by_its_kind(read: dict[st
     assert read['rapid_failover_total{reason="drafter hung"}'] == 1
 
 
+def test_an_ingress_counts_ends_and_waits(read: dict[str, Any]) -> None:
+    ingress = IngressMetrics("m")
+    ingress.count_end("ok", "")
+    for wait_s in (0.0, 2.5):
+        ingress.count_end("refused", "server full")
+        ingress.observe_wait(wait_s)
+    assert read['rapid_request_end_total{outcome="ok",cause=""}'] == 1
+    assert read['rapid_request_end_total{outcome="refused",cause="server full"}'] == 2
+    assert read["rapid_admission_wait_seconds"] == [0.0, 2.5]
+    ingress.report(is_ready=True)
+    assert read["rapid_ready"] == 1
+
+
 def test_an_engine_counts_its_pages_and_its_cache(read: dict[str, Any]) -> None:
     engine = EngineMetrics("m", "target")
     engine.report(EngineStatus(1, 8, 60, 120, 16, 1024, ahead_hits=2))
@@ -228,3 +242,49 @@ def test_an_engine_counts_its_pages_and_its_cache(read: dict[str, Any]) -> None:
     assert read["vllm_prefix_cache_queries_total"] == 200
     assert read["vllm_prefix_cache_hits_total"] == 80
     assert (read["rapid_draft_ahead_hit_total"], read["rapid_draft_ahead_miss_total"]) == (5, 1)
+
+
+def test_an_engine_counts_its_steps(read: dict[str, Any]) -> None:
+    engine = EngineMetrics("m", "drafter")
+    status = EngineStatus(1, 8, 60, 120, 16, 1024)
+    for steps, steps_s, calls, tokens in ((10, 0.5, 20, 300), (30, 1.0, 60, 400)):
+        engine.report(
+            replace(status, steps=steps, steps_s=steps_s, step_calls=calls, step_tokens=tokens)
+        )
+    assert read["rapid_engine_steps_total"] == 30
+    assert read["rapid_engine_step_seconds_total"] == 1.0
+    assert (read["rapid_engine_step_calls_total"], read["rapid_engine_step_tokens_total"]) == (
+        60,
+        400,
+    )
+
+
+def test_an_engine_counts_what_is_below_its_pool(read: dict[str, Any]) -> None:
+    engine = EngineMetrics("m", "target")
+    status = EngineStatus(1, 8, 60, 120, 16, 1024, host_tokens=640, disk_tokens=6400)
+    engine.report(replace(status, host_tokens_restored=160))
+    engine.report(replace(status, host_tokens=320, host_tokens_restored=480, disk_tokens_read=320))
+    assert read['rapid_kv_tier_tokens{tier="host"}'] == 320
+    assert read['rapid_kv_tier_tokens{tier="disk"}'] == 6400
+    assert read['rapid_kv_tier_hit_tokens_total{tier="host"}'] == 480
+    assert read['rapid_kv_tier_hit_tokens_total{tier="disk"}'] == 320
+
+
+def test_a_retriever_counts_its_questions(read: dict[str, Any]) -> None:
+    retriever = RetrieverMetrics("m")
+    with retriever.question():
+        assert read["rapid_retriever_waiting"] == 1
+    for error in (RetrievalPending("later"), KeyError("bug"), asyncio.CancelledError()):
+        with pytest.raises(type(error)), retriever.question():
+            raise error
+    retriever.observe(1.5, 0.25)
+    retriever.report(2, 1024, is_away=True)
+    assert read["rapid_retriever_waiting"] == 0
+    assert [
+        read[f'rapid_retriever_end_total{{outcome="{each}"}}']
+        for each in ("ok", "pending", "failed", "left")
+    ] == [1, 1, 1, 1]
+    assert read["rapid_retriever_index_seconds"] == [1.5]
+    assert read["rapid_retriever_search_seconds"] == [0.25]
+    assert (read["rapid_retriever_indexing"], read["rapid_retriever_points"]) == (2, 1024)
+    assert read["rapid_retriever_away"] == 1

@@ -8,7 +8,7 @@ from collections import deque
 
 from rapid.engines.attention.batch import Feed
 from rapid.engines.execution.joining import Joining
-from rapid.engines.execution.timings import StepCosts
+from rapid.engines.execution.timings import StepCosts, StepTotals
 from rapid.engines.kv.lease import Lease
 from rapid.engines.work.base import MIN_CHUNK_TOKENS, Work
 from rapid.ports import Clock
@@ -41,6 +41,7 @@ class Scheduler:
 
     Attributes:
         costs: The measured costs of steps.
+        totals: What all steps have done.
         rest_s: Seconds for which all work that there is rests unless other work arrives; infinite
             if there is none that rests.
     """
@@ -62,6 +63,7 @@ class Scheduler:
             joins: Whether steps may wait for sequences that are due.
         """
         self.costs = StepCosts()
+        self.totals = StepTotals()
         self._joining = Joining(clock) if joins else None
         self.rest_s = math.inf
         self._step_tokens = step_tokens
@@ -141,6 +143,7 @@ class Scheduler:
 
     def observe(self, seconds: float, scheduled: Scheduled) -> None:
         """Update the measured costs with the duration of a step, in seconds."""
+        self.totals.add(seconds, [feed for _, feed in scheduled])
         prefills = [feed for _, feed in scheduled if not feed.num_wanted]
         is_alone = _is_alone(scheduled)
         self.costs.observe(seconds, prefills, is_alone=is_alone)

@@ -1,4 +1,4 @@
-"""Cost model of an engine's steps.
+"""Totals and a cost model of an engine's steps.
 
 It assumes nothing about hardware: all costs are learnt from the measured times of steps.
 """
@@ -6,6 +6,7 @@ It assumes nothing about hardware: all costs are learnt from the measured times 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from rapid.engines.attention.batch import Feed
 from rapid.estimators import RunningMedian
@@ -15,6 +16,23 @@ _PROBE_STEPS = 6  # steps without prefill that end such a measurement
 _COLD_STEPS = 3  # the first of them do not count
 _DECAY = 0.9  # factor on the weight of older steps in the fit
 _SWEEPS = 4  # Gauss-Seidel sweeps for each step
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """Sums over all steps: of steps, their seconds, their calls and the rows of these."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    calls: int = 0
+    rows: int = 0
+
+    def add(self, seconds: float, feeds: Sequence[Feed]) -> None:
+        """Add one step with the rows of each of its calls."""
+        self.steps += 1
+        self.seconds += seconds
+        self.calls += len(feeds)
+        self.rows += sum(len(feed.token_ids) for feed in feeds)
 
 
 class StepCosts:

@@ -65,11 +65,13 @@ class DiskTier:
     Attributes:
         files: The files.
         pace: Measured pace of reading and of computing pages.
+        num_read: Pages read so far.
     """
 
     def __init__(self, host: HostTier, files: PageFiles, clock: Clock = time.monotonic) -> None:
         self.files = files
         self.pace = RestorePace(host.pace.computing)
+        self.num_read = 0
         self._host = host
         self._clock = clock
         self._most_held = max(len(host.blocks) // 2, 1)
@@ -201,6 +203,7 @@ class DiskTier:
             self._host.let_go(job.host_page)
             return
         self.pace.observe_restored(1, seconds / NUM_READERS)
+        self.num_read += 1
         self._host.adopt(job.name, job.host_page)
         page = uncomputed(job.name)
         if page is not None:

@@ -56,6 +56,7 @@ class HostTier:
             together, so that neighbours are one transfer.
         tags: Tag of every page, as it will be when all launched copies have landed.
         pace: Measured pace of restoring and of computing pages.
+        num_restored: Pages copied back so far.
     """
 
     def __init__(self, layout: KVLayout, num_pages: int, page_tokens: int) -> None:
@@ -66,6 +67,7 @@ class HostTier:
         self._lane = lane_for(set(layout.devices), self.blocks[:1])
         self.tags: Tags = [None] * num_pages
         self.pace = RestorePace()
+        self.num_restored = 0
         self._num_pages = num_pages
         self._page_of: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         self._name_of: dict[int, bytes] = {}
@@ -95,6 +97,9 @@ class HostTier:
         moves = [move for _, launched in self._launched for move in launched]
         self._copies = _Counts(move.page for move in moves)
         self._host_copies = _Counts(move.host_page for move in moves)
+
+    def __len__(self) -> int:
+        return len(self._page_of)
 
     def page_of(self, name: bytes) -> int | None:
         """Return the page in host memory that has this name, if any."""
@@ -200,6 +205,7 @@ class HostTier:
             mark, moves = self._launched.popleft()
             if moves[0].is_restore:
                 self.pace.observe_restored(len(moves), mark.seconds)
+                self.num_restored += len(moves)
             landed += moves
         return landed
 

@@ -172,6 +172,8 @@ class TestWhole:
             await post(app, ASK | {"model": "secret"}, headers=mine)
         assert caplog.messages == [
             f"request mine is answered as {answer['id']}",
+            "request mine: ok",
+            "request mine: refused",
             "request mine: 404 UnknownModel",
         ]
 

@@ -17,12 +17,12 @@ from deployments.api import replica as module
 from deployments.api.errors import http_error
 from deployments.api.proxy import serve_internals
 from deployments.api.readiness import Readiness
-from deployments.api.replica import IngressReplica, RemoteOrchestrator
+from deployments.api.replica import IngressReplica, RemoteOrchestrator, report_readiness
 from deployments.config.serve_config import ApiConfig
 from deployments.config.tenants import hash_key
 from rapid.errors import BadRequest, ConfigurationError, OrchestratorLost, Overloaded
 from rapid.messages import Document, GenerateRequest, Message
-from tests.deployments.scripted import STARTED
+from tests.deployments.scripted import STARTED, ScriptedOrchestrator
 
 LONG = "x" * (2**20 + 1)
 
@@ -325,3 +325,20 @@ async def test_a_replica_keeps_its_keys_where_callers_elsewhere_seem_local(
     replica.reconfigure({"model": "rapid", "keys": [{"tenant": "a", "sha256": hash_key("sk")}]})
     replica.reconfigure({"model": "rapid"})
     assert "those in force stay: api.keys is empty" in caplog.text
+
+
+async def test_readiness_is_reported_as_it_changes() -> None:
+    service, seen = ScriptedOrchestrator(), []
+
+    class Metrics:
+        def report(self, *, is_ready: bool) -> None:
+            seen.append(is_ready)
+
+    async def sleep(_: float) -> None:
+        service.state = {"ready": len(seen) == 2}
+        if len(seen) == 3:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await report_readiness(service, Metrics(), sleep)  # type: ignore[arg-type]
+    assert seen == [True, False, True]

@@ -17,6 +17,7 @@ def test_it_writes_the_service_s_folder(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "mine").iterdir()} == {
         "rayservice.yaml",
         "kustomization.yaml",
+        "gateway.yaml",
     }
     service = yaml.safe_load((tmp_path / "mine/rayservice.yaml").read_text())
     assert service["metadata"]["name"] == "mine"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jsonschema
 import pytest
@@ -14,7 +14,8 @@ from ray.autoscaler._private.kuberay.autoscaling_config import (
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.app import compose
-from deployments.config.manifests import POOL_LABEL, SECRETS, NodeGroup, manifests, node_groups
+from deployments.config.manifests import manifests, node_groups
+from deployments.config.pods import APP_LABELS, KEYS_FILE, POOL_LABEL, SECRETS, NodeGroup
 from deployments.config.serve_config import ServeConfig
 from deployments.config.serve_file import check
 from rapid.errors import ConfigurationError
@@ -40,6 +41,13 @@ def schema_errors(document: dict[str, Any]) -> list[str]:
 def service(name: str) -> dict[str, Any]:
     document: dict[str, Any] = yaml.safe_load((KUBERAY / name / "rayservice.yaml").read_text())
     return document
+
+
+def documents(name: str, file: str) -> dict[str, dict[str, Any]]:
+    """The documents of a file, by their kind."""
+    found = list(yaml.safe_load_all((KUBERAY / name / file).read_text()))
+    assert len({each["kind"] for each in found}) == len(found)
+    return {each["kind"]: each for each in found}
 
 
 def serve_config(name: str) -> tuple[dict[str, Any], ServeConfig]:
@@ -70,7 +78,7 @@ class TestShipped:
     def test_serve_and_this_project_take_the_configuration_in_it(self, name: str) -> None:
         settings, config = serve_config(name)
         ServeDeploySchema.model_validate(settings)
-        assert config.api.keys_env == "RAPID_API_KEYS"
+        assert str(config.api.keys_file) == KEYS_FILE
         assert settings["proxy_location"] == "EveryNode"
         assert settings["http_options"] == {"host": "0.0.0.0", "port": 8000}
 
@@ -78,7 +86,7 @@ class TestShipped:
         (application,) = yaml.safe_load((ROOT / SHIPPED[name]).read_text())["applications"]
         settings, _ = serve_config(name)
         (ours,) = settings["applications"]
-        del ours["args"]["api"]["keys_env"]
+        del ours["args"]["api"]["keys_file"]
         for section in ours["args"].values():
             if isinstance(section, dict) and "pool" in section:
                 section["pool"].pop("node_labels", None)
@@ -107,23 +115,196 @@ class TestShipped:
             ]
             assert len(fitting) == 1, (deployment._bound_deployment.name, bundle, labels, fitting)
 
-    def test_nothing_runs_as_root_and_no_secret_is_written_down(self, name: str) -> None:
+    def test_nothing_runs_as_root_or_writes_into_its_image(self, name: str) -> None:
+        cluster = service(name)["spec"]["rayClusterConfig"]
+        beside = cluster.get("autoscalerOptions")
         for pod in pods(name):
-            (container,) = pod["containers"]
             assert pod["securityContext"]["runAsNonRoot"]
             assert pod["securityContext"]["runAsUser"] > 0
-            assert not container["securityContext"]["allowPrivilegeEscalation"]
-            secret = {
-                each["name"]: each["valueFrom"]["secretKeyRef"]
+            assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            is_head = pod["containers"][0]["name"] == "ray-head"
+            for container in [*pod["containers"], *([beside] if is_head and beside else [])]:
+                assert container["securityContext"] == {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {"drop": ["ALL"]},
+                }
+                assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
+                assert {"name": "HOME", "value": "/tmp"} in container["env"]
+                mounted = {each["name"] for each in container["volumeMounts"]}
+                assert mounted <= {each["name"] for each in pod["volumes"]}
+            assert {"name": "tmp", "emptyDir": {}} in pod["volumes"]
+
+    def test_only_the_autoscaler_s_pod_may_ask_kubernetes(self, name: str) -> None:
+        has_autoscaler = "autoscalerOptions" in service(name)["spec"]["rayClusterConfig"]
+        for pod in pods(name):
+            is_beside_it = has_autoscaler and pod["containers"][0]["name"] == "ray-head"
+            assert pod.get("automountServiceAccountToken", True) == is_beside_it
+
+    def test_no_secret_is_written_down_or_where_nobody_needs_it(self, name: str) -> None:
+        _, config = serve_config(name)
+        with_gpus = {pool for pool, each in config.pools.items() if each.num_gpus}
+        cluster = service(name)["spec"]["rayClusterConfig"]
+        groups = {each["groupName"]: each for each in cluster["workerGroupSpecs"]}
+        for group in [cluster["headGroupSpec"], *groups.values()]:
+            pool = group.get("groupName", "" if groups else "cpu")
+            spec = group["template"]["spec"]
+            (container,) = spec["containers"]
+            keys = {
+                each["valueFrom"]["secretKeyRef"]["key"]
                 for each in container["env"]
                 if "valueFrom" in each
             }
-            assert {each["name"] for each in secret.values()} == {SECRETS}
-            assert "RAPID_API_KEYS" in secret
-            plain = {each["name"] for each in container["env"]} - secret.keys()
-            assert plain <= {"HF_HOME", "RAPID_HOME"}
-        auth = service(name)["spec"]["rayClusterConfig"]["authOptions"]
-        assert auth == {"mode": "token", "secretName": SECRETS}
+            names = {
+                each["valueFrom"]["secretKeyRef"]["name"]
+                for each in container["env"]
+                if "valueFrom" in each
+            } | {each["secret"]["secretName"] for each in spec["volumes"] if "secret" in each}
+            assert names <= {SECRETS}
+            mounts = {each["mountPath"] for each in container["volumeMounts"]}
+            assert ("/etc/rapid/secrets" in mounts) == (pool == "cpu")
+            has_retriever = pool == ("retriever" if "retriever" in with_gpus else "cpu")
+            asks_qdrant = config.retriever.retrieval.store.is_shared
+            assert ("qdrant_api_key" in keys) == (has_retriever and asks_qdrant)
+            assert ("hf_token" in keys) == (bool(pool) and name != "one-node")
+            plain = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+            assert not any("key" in each.lower() or "token" in each.lower() for each in plain)
+        assert cluster["authOptions"] == {"mode": "token", "secretName": SECRETS}
+
+    def test_a_node_is_emptied_before_it_ends(self, name: str) -> None:
+        cluster = service(name)["spec"]["rayClusterConfig"]
+        _, config = serve_config(name)
+        drain_s = max(pool.graceful_shutdown_timeout_s for pool in config.pools.values())
+        for group in cluster["workerGroupSpecs"]:
+            spec = group["template"]["spec"]
+            (container,) = spec["containers"]
+            *command, notice = container["lifecycle"]["preStop"]["exec"]["command"]
+            assert command == ["rapid", "drain", "--notice"]
+            assert drain_s < int(notice) < spec["terminationGracePeriodSeconds"]
+
+    def test_the_door_bounds_what_serve_does_not(self, name: str) -> None:
+        found = documents(name, "gateway.yaml")
+        assert [schema_errors(each) for each in found.values()] == [[]] * 5
+        assert {each["metadata"]["name"] for each in found.values()} == {name}
+        (listener,) = found["Gateway"]["spec"]["listeners"]
+        assert (listener["protocol"], listener["tls"]["mode"]) == ("HTTPS", "Terminate")
+        (rule,) = found["HTTPRoute"]["spec"]["rules"]
+        assert rule["backendRefs"] == [{"name": f"{name}-serve-svc", "port": 8000}]
+        _, config = serve_config(name)
+        limit = int(found["BackendTrafficPolicy"]["spec"]["requestBuffer"]["limit"])
+        assert config.api.max_body_bytes < limit < 1.1 * config.api.max_body_bytes
+        waits = found["ClientTrafficPolicy"]["spec"]["timeout"]["http"]
+        assert waits["requestReceivedTimeout"] == "60s"
+        opened = found["NetworkPolicy"]["spec"]
+        assert opened["podSelector"] == {"matchLabels": APP_LABELS}
+        assert opened["ingress"][0]["ports"] == [{"port": 8000}]
+
+    def test_machines_are_emptied_one_at_a_time(self, name: str) -> None:
+        cluster = service(name)["spec"]["rayClusterConfig"]
+        several = [each for each in cluster["workerGroupSpecs"] if each["minReplicas"] > 1]
+        folder = KUBERAY / name
+        assert (folder / "disruption-budgets.yaml").exists() == bool(several)
+        listed = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
+        assert ("disruption-budgets.yaml" in listed) == bool(several)
+        for group in several:
+            budget = documents(name, "disruption-budgets.yaml")["PodDisruptionBudget"]
+            assert schema_errors(budget) == []
+            assert budget["spec"]["minAvailable"] == group["minReplicas"] - 1
+            labels = group["template"]["metadata"]["labels"]
+            assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_two_nodes_of_a_group_are_two_machines() -> None:
+    cluster = service("llama-8b-with-70b")["spec"]["rayClusterConfig"]
+    for group in cluster["workerGroupSpecs"]:
+        rules = group["template"]["spec"].get("topologySpreadConstraints", [])
+        assert len(rules) == (group["maxReplicas"] > 1)
+        for rule in rules:
+            strictly = "DoNotSchedule" if group["groupName"] == "cpu" else "ScheduleAnyway"
+            assert rule["whenUnsatisfiable"] == strictly
+            labels = group["template"]["metadata"]["labels"]
+            assert rule["labelSelector"]["matchLabels"] == labels
+
+
+def test_a_lost_node_is_given_up_sooner_than_ray_does() -> None:
+    cluster = service("one-gpu")["spec"]["rayClusterConfig"]
+    (container,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
+    variables = {each["name"]: each["value"] for each in container["env"]}
+    period, timeout, threshold = (
+        int(variables[f"RAY_health_check_{each}"])
+        for each in ("period_ms", "timeout_ms", "failure_threshold")
+    )
+    assert threshold * (period + timeout) == 15_000
+
+
+def write(tmp_path: Path, **args: Any) -> Path:
+    file = tmp_path / "serve.yaml"
+    application = {"import_path": "deployments.app:build", "name": "rapid", "args": args}
+    file.write_text(yaml.safe_dump({"applications": [application]}))
+    return file
+
+
+class TestGpusOfAKind:
+    ENGINE: ClassVar[dict[str, Any]] = MODEL | {
+        "host_cache_tokens": 64,
+        "disk_cache_folder": "/var/lib/rapid/kv",
+        "disk_cache_gib": 1,
+    }
+
+    def made(self, tmp_path: Path, accelerator: str) -> dict[str, Any]:
+        pool = {"num_gpus": 1, "accelerator": accelerator}
+        file = write(tmp_path, target={"engine": self.ENGINE, "pool": pool}, drafter="target")
+        document: dict[str, Any] = yaml.safe_load(manifests(file, "any")["rayservice.yaml"])
+        assert schema_errors(document) == []
+        return document["spec"]["rayClusterConfig"]
+
+    def test_a_pool_s_type_of_gpu_selects_machines(self, tmp_path: Path) -> None:
+        cluster = self.made(tmp_path, "H100")
+        target, cpu = cluster["workerGroupSpecs"]
+        affinity = target["template"]["spec"]["affinity"]["nodeAffinity"]
+        (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        (names,) = term["matchExpressions"]
+        assert names["key"] == "nvidia.com/gpu.product"
+        assert all(each.startswith("NVIDIA-H100") for each in names["values"])
+        assert "affinity" not in cpu["template"]["spec"]
+        nodes = _generate_available_node_types_from_ray_cr_spec(cluster)
+        assert nodes["target"]["resources"]["accelerator_type:H100"] == 1
+        assert "accelerator_type:H100" not in nodes["cpu"]["resources"]
+
+    def test_an_unknown_type_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigurationError, match=r"target\.pool\.accelerator: .* H100"):
+            self.made(tmp_path, "H1000")
+
+    def test_the_disk_tier_has_a_volume_to_write_to(self, tmp_path: Path) -> None:
+        target, cpu = (
+            each["template"]["spec"]["containers"][0]["volumeMounts"]
+            for each in self.made(tmp_path, "L4")["workerGroupSpecs"]
+        )
+        mount = {"name": "target-kv", "mountPath": "/var/lib/rapid/kv"}
+        assert mount in target
+        assert mount not in cpu
+
+
+@pytest.mark.parametrize(
+    ("api", "is_mounted", "variables"),
+    [
+        ({}, True, []),
+        ({"keys_file": KEYS_FILE}, True, []),
+        ({"keys_file": "/elsewhere"}, False, []),
+        ({"keys_env": "KEYS"}, False, ["KEYS"]),
+        ({"keys": [{"tenant": "t", "sha256": "a" * 64}]}, False, []),
+    ],
+)
+def test_keys_are_where_the_configuration_looks_for_them(
+    tmp_path: Path, api: dict[str, Any], is_mounted: bool, variables: list[str]
+) -> None:
+    file = write(tmp_path, target={"engine": MODEL}, drafter="target", api=api)
+    document = yaml.safe_load(manifests(file, "any")["rayservice.yaml"])
+    spec = document["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    mounts = [each["mountPath"] for each in container["volumeMounts"]]
+    assert ("/etc/rapid/secrets" in mounts) == is_mounted
+    assert [each["name"] for each in container["env"] if "valueFrom" in each] == variables
 
 
 def test_the_embedded_application_passes_the_door_as_it_is_deployed(tmp_path: Path) -> None:
@@ -131,7 +312,7 @@ def test_the_embedded_application_passes_the_door_as_it_is_deployed(tmp_path: Pa
     file.write_text(service("one-node")["spec"]["serveConfigV2"])
     assert check(file).is_embedded
     (pod,) = pods("one-node")
-    assert "volumes" not in pod  # its models are in the image
+    assert "models" not in {each["name"] for each in pod["volumes"]}  # they are in the image
 
 
 def test_a_group_s_nodes_are_one_replica_of_its_pool_each() -> None:

@@ -33,6 +33,7 @@ CONFIG = ServeConfig.model_validate(
     }
 )
 OTHERS = {
+    "keys_file": Path("keys.json"),
     "node_labels": {"rapid-pool": "other"},
     "quantization": "int8",
     "embedder": LexicalEmbedderConfig(),

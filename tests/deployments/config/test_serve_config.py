@@ -219,3 +219,35 @@ class TestKeysOfTheEnvironment:
     def test_they_are_keys_where_a_bind_address_asks_for_some(self) -> None:
         assert ApiConfig(keys_env="THE_KEYS").has_keys
         assert not ApiConfig().has_keys
+
+
+class TestKeysOfAFile:
+    def test_they_are_added_to_the_others(self, tmp_path: Path) -> None:
+        listed = ApiKey(tenant="listed", sha256="a" * 64)
+        file = tmp_path / "api_keys"
+        file.write_text(json.dumps([{"tenant": "secret", "sha256": "b" * 64}]))
+        config = ApiConfig(keys=(listed,), keys_file=file, tenant_weights={"secret": 2})
+        assert [key.tenant for key in config.all_keys()] == ["listed", "secret"]
+        assert config.has_keys
+        assert ApiConfig.model_validate(config.model_dump(mode="json")) == config
+
+    @pytest.mark.parametrize("content", [None, "", "{}", '[{"tenant": "t", "sha256": "tell"}]'])
+    def test_an_ingress_without_a_list_does_not_start_and_tells_none(
+        self, tmp_path: Path, content: str | None
+    ) -> None:
+        file = tmp_path / "api_keys"
+        if content is not None:
+            file.write_text(content)
+        with pytest.raises(ConfigurationError, match=r"api_keys (cannot be read|holds)") as refused:
+            Ingress(None, ApiConfig(keys_file=file))  # type: ignore[arg-type]
+        assert '"tell"' not in str(refused.value)
+
+    def test_tenants_share_where_nobody_knows_how_many_there_are(self, tmp_path: Path) -> None:
+        config = ServeConfig.model_validate(
+            {
+                "target": {"engine": {"model": "embedded:target", "max_leases": 4}},
+                "drafter": "target",
+                "api": {"keys_file": str(tmp_path / "api_keys")},
+            }
+        )
+        assert config.filled_api.shared_requests is not None

@@ -254,7 +254,18 @@ async def test_readiness_lists_every_engine_of_every_pool(fakes: Fakes) -> None:
     assert seen["ready"]
 
 
-OURS = {"model_name", "pool", "mode", "reason", "position", "finished_reason", "le"}
+OURS = {
+    "cause",
+    "outcome",
+    "tier",
+    "model_name",
+    "pool",
+    "mode",
+    "reason",
+    "position",
+    "finished_reason",
+    "le",
+}
 RAYS = {"Component", "NodeAddress", "SessionName", "Version", "WorkerId"}
 
 
@@ -276,6 +287,8 @@ def check_scrape(url: str) -> None:
         "ray_vllm_kv_cache_usage_perc": 'pool="drafter"',
         "ray_vllm_prefix_cache_queries_total": 'pool="target"',
         "ray_rapid_mode_total": 'mode="lossless"',
+        "ray_rapid_kv_tier_tokens": 'tier="host"',
+        "ray_rapid_retriever_away": 'model_name="fakes"',
     }
 
     def lines() -> list[str]:

@@ -4,16 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from deployments import metrics
 from deployments.pools import retriever
 from rapid.checkpoints.text import ChatText
 from rapid.errors import RapidError, RetrievalPending
 from rapid.messages import Document, Reading, Tell
-from retrieval import EmbedderFailed, RetrievalConfig, RetrievalError, StoreUnavailable
+from retrieval import (
+    EmbedderFailed,
+    RetrievalConfig,
+    RetrievalError,
+    RetrievalTimings,
+    RetrievedContext,
+    StoreUnavailable,
+)
+from tests.deployments.test_metrics import Instrument
+
+
+def context_of(tenant: str) -> RetrievedContext:
+    return RetrievedContext(
+        chunks=(),
+        cleared_floor=False,
+        is_evidence=False,
+        budget_tokens=9,
+        document_ids=(tenant,),
+        timings=RetrievalTimings(index_ms=1500.0, embed_ms=200.0, search_ms=50.0),
+    )
+
 
 READING = Reading(3, 9, "passages")
 
@@ -32,6 +54,7 @@ class FakeRetriever:
         self.error: Exception | None = None
         self.may_go_on: asyncio.Event | None = None
         self.has_left = False
+        self.num_indexing, self.num_chunks = 2, 64
 
     async def retrieve(
         self,
@@ -42,7 +65,7 @@ class FakeRetriever:
         wait_s: float,
         *,
         tell: Tell,
-    ) -> str:
+    ) -> RetrievedContext:
         self.calls.append((tenant, documents, query, budget_tokens, wait_s))
         tell(READING)
         if self.may_go_on is not None:
@@ -52,7 +75,7 @@ class FakeRetriever:
                 self.has_left = True
         if self.error:
             raise self.error
-        return f"context of {tenant}"
+        return context_of(tenant)
 
     async def close(self) -> None:
         self.is_closed = True
@@ -99,11 +122,30 @@ async def test_calls_that_come_at_once_open_one_store(opening: Opening) -> None:
     await asyncio.sleep(0)
     health.cancel()  # who waits for the store may leave, and it opens all the same
     opening.may_end.set()
-    assert await asyncio.gather(*asked) == ["context of x", "context of y"]
+    assert await asyncio.gather(*asked) == [context_of("x"), context_of("y")]
     assert opening.fake.calls == [(tenant, documents, "who", 9, 1.0) for tenant in "xy"]
     assert opening.configs == [config]
     await close(replica)
     assert opening.fake.is_closed
+
+
+async def test_what_it_holds_and_how_long_it_takes_is_counted(
+    opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in ("Counter", "Gauge", "Histogram"):
+        monkeypatch.setattr(metrics, kind, Instrument)
+    monkeypatch.setattr(Instrument, "read", read := defaultdict[str, Any](int))
+    opening.may_end.set()
+    opening.fake.outage = "Qdrant does not answer"
+    replica = retriever.RetrieverReplica(RetrievalConfig(), "embedded:target", "m")
+    await found(replica, "x", [], "who", 9, 1.0)
+    await replica.check_health()
+    assert read["rapid_retriever_index_seconds"] == [1.5]
+    assert read["rapid_retriever_search_seconds"] == [0.25]
+    assert read['rapid_retriever_end_total{outcome="ok"}'] == 1
+    held = [read[f"rapid_retriever_{each}"] for each in ("indexing", "points", "away")]
+    assert held == [2, 64, 1]
+    await close(replica)
 
 
 async def test_what_was_never_opened_is_not_closed(opening: Opening) -> None:

@@ -74,6 +74,21 @@ async def test_a_document_that_was_read_stays_read_after_a_restart(tmp_path: Pat
     engine.close()
 
 
+async def test_a_status_says_what_lies_below_the_pool_and_what_was_done(tmp_path: Path) -> None:
+    await read_once(tmp_path, DOCUMENT)
+    engine = tiny_engine(tmp_path)
+    status = engine.status()
+    assert (status.disk_tokens, status.disk_tokens_read, status.host_tokens) == (96, 0, 0)
+    assert (status.steps, status.steps_s) == (0, 0.0)
+    await ask(engine, DOCUMENT)
+    status = engine.status()
+    assert (status.disk_tokens_read, status.host_tokens_restored) == (96, 96)
+    assert (status.disk_tokens, status.host_tokens) == (96, 96)
+    assert (status.steps, status.step_calls, status.step_tokens) == (4, 4, 4)  # the answer's
+    assert status.steps_s > 0
+    engine.close()
+
+
 @pytest.mark.parametrize("host_cache_tokens", [8, 24])
 async def test_a_document_passes_through_host_memory_of_a_few_pages(
     tmp_path: Path, host_cache_tokens: int
