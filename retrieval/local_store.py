@@ -148,7 +148,7 @@ class LocalChunkStore:
 
 
 @dataclass(frozen=True, slots=True)
-class _Terms:
+class _TermIndex:
     """The term weights of a document's chunks, sorted by term.
 
     Attributes:
@@ -190,7 +190,7 @@ class _Vectors:
 
     chunks: tuple[Chunk, ...]
     dense: NDArray[np.float32] | None
-    terms: _Terms
+    terms: _TermIndex
     stored: StoredDocument
 
     @classmethod
@@ -222,6 +222,6 @@ class _Vectors:
         return cls(
             tuple(chunk for chunk, _ in findable),
             dense,
-            _Terms.of([each.sparse or nothing for _, each in findable]),
+            _TermIndex.of([each.sparse or nothing for _, each in findable]),
             StoredDocument(len(findable), num_tokens),
         )

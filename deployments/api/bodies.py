@@ -27,7 +27,7 @@ _DRAINED_BODIES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class BodyPace:
     """How fast a client must send.
 
     Attributes:
@@ -54,7 +54,7 @@ class Bodies:
     """
 
     def __init__(
-        self, admission: Admission, *, clock: Clock = time.monotonic, pace: Pace | None = None
+        self, admission: Admission, *, clock: Clock = time.monotonic, pace: BodyPace | None = None
     ) -> None:
         """Read nothing yet; `limit` gives the sizes.
 
@@ -65,7 +65,7 @@ class Bodies:
         """
         self._admission = admission
         self._clock = clock
-        self._pace = pace or Pace()
+        self._pace = pace or BodyPace()
         self._max_bytes = self._max_slow = 0
         self._num_bytes: Counter[str] = Counter()
         self._num_slow: Counter[str] = Counter()

@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.api.access_log import AccessLog
 from deployments.api.admission import Admission
-from deployments.api.bodies import Bodies, Pace
+from deployments.api.bodies import Bodies, BodyPace
 from deployments.api.continuing import Place, continued
 from deployments.api.errors import HttpError, error_body, http_error
 from deployments.api.event_feed import ClientLeft, EventFeed
@@ -99,7 +99,7 @@ class Ingress:
         sends_request_id: bool = True,
         metrics: IngressMetrics | None = None,
         clock: Clock = time.monotonic,
-        pace: Pace | None = None,
+        pace: BodyPace | None = None,
     ) -> None:
         """Create the application.
 

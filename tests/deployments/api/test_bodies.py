@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 
 from deployments.api.admission import Admission
-from deployments.api.bodies import Bodies, Pace
+from deployments.api.bodies import Bodies, BodyPace
 from rapid.errors import (
     BadRequest,
     BodyTooLarge,
@@ -23,7 +23,7 @@ from rapid.errors import (
 
 MAX_BYTES = 30
 MAX_SLOW = 2
-IMPATIENT = Pace(quick_s=0.01, patience_s=0.02, drain_s=0.01)
+IMPATIENT = BodyPace(quick_s=0.01, patience_s=0.02, drain_s=0.01)
 
 
 class Clock:
@@ -71,7 +71,9 @@ class Sender:
         }
 
 
-def bodies(clock: Clock | None = None, *, max_requests: int = 8, pace: Pace = IMPATIENT) -> Bodies:
+def bodies(
+    clock: Clock | None = None, *, max_requests: int = 8, pace: BodyPace = IMPATIENT
+) -> Bodies:
     admission = Admission(clock=clock or Clock(), wait_s=0.0)
     admission.limit(max_requests, max_requests, shared=4)
     reading = Bodies(admission, clock=clock or Clock(), pace=pace)
@@ -148,7 +150,7 @@ class TestPaces:
         clock = Clock()
         sender = Sender([b"x"] * 30, clock=clock, every_s=3.0)
         with pytest.raises(BodyTooSlow, match="4 bytes came in 10 seconds"):
-            await read(bodies(clock, pace=Pace()), sender)
+            await read(bodies(clock, pace=BodyPace()), sender)
         assert sender.taken == 4
 
     async def test_silence_is_not_in_time(self) -> None:
@@ -158,7 +160,7 @@ class TestPaces:
     async def test_what_keeps_the_least_rate_is_read_for_a_minute_at_most(self) -> None:
         """Ten bytes a second are asked for, and come; without the most it would take an hour."""
         clock = Clock()
-        pace = Pace(bytes_per_s=10)
+        pace = BodyPace(bytes_per_s=10)
         assert await read(bodies(clock, pace=pace), Sender(3, clock=clock, every_s=4.0))
         reading = bodies(clock, pace=pace)
         reading.limit(10_000, MAX_SLOW)
@@ -178,7 +180,7 @@ class TestPaces:
 
 
 class TestManySlowBodies:
-    PATIENT = Pace(quick_s=0.01, patience_s=60.0)
+    PATIENT = BodyPace(quick_s=0.01, patience_s=60.0)
 
     async def test_a_few_of_a_tenant_may_be_slow_and_the_others_are_refused(self) -> None:
         reading = bodies(max_requests=16, pace=self.PATIENT)
@@ -191,7 +193,7 @@ class TestManySlowBodies:
 
     async def test_they_leave_room_for_others(self) -> None:
         """Of eight requests at once a tenant sends four bodies, and then half of what is left."""
-        reading = bodies(pace=Pace(quick_s=60.0))
+        reading = bodies(pace=BodyPace(quick_s=60.0))
         async with silent(reading, 100, "crowd") as tasks:
             assert sum(task.done() for task in tasks) == 96
             assert await read(reading, Sender(3), "guest") == b"x" * 30
@@ -203,7 +205,7 @@ class TestManySlowBodies:
     async def test_a_tenant_alone_may_fill_the_server(self) -> None:
         admission = Admission(clock=Clock())
         admission.limit(8, 8)
-        reading = Bodies(admission, clock=Clock(), pace=Pace(quick_s=60.0))
+        reading = Bodies(admission, clock=Clock(), pace=BodyPace(quick_s=60.0))
         reading.limit(MAX_BYTES, MAX_SLOW)
         async with silent(reading, 8, "local") as tasks:
             assert not any(task.done() for task in tasks)
@@ -221,7 +223,7 @@ class TestDrains:
     async def test_it_is_read_for_a_second_only(self, is_whole: bool) -> None:
         clock = Clock()
         sender = Sender(10, clock=clock, every_s=0.4, is_whole=is_whole)
-        assert not await bodies(clock, pace=Pace()).drain(sender.request, "acme")
+        assert not await bodies(clock, pace=BodyPace()).drain(sender.request, "acme")
         assert sender.taken == 3
 
     async def test_it_is_not_read_without_end(self) -> None:
@@ -233,7 +235,7 @@ class TestDrains:
         assert not await bodies().drain(Sender(0, is_whole=False).request, "acme")
 
     async def test_of_many_only_a_few_are_read_on(self) -> None:
-        reading = bodies(pace=Pace(drain_s=60.0))
+        reading = bodies(pace=BodyPace(drain_s=60.0))
         senders = [Sender(1, is_whole=False) for _ in range(5)]
         tasks = [asyncio.create_task(reading.drain(each.request, "crowd")) for each in senders]
         for _ in range(5):

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from deployments.api import parsing
-from deployments.api.bodies import Pace
+from deployments.api.bodies import BodyPace
 from deployments.api.ingress import Ingress
 from deployments.config.serve_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
@@ -27,7 +27,7 @@ KEYS = tuple(ApiKey(tenant=name, sha256=hash_key(f"sk-{name}")) for name in ("cr
 JSON = {"content-type": "application/json"}
 
 
-def ingress(pace: Pace, **config: Any) -> Ingress:
+def ingress(pace: BodyPace, **config: Any) -> Ingress:
     return Ingress(ScriptedOrchestrator(), ApiConfig(model="m", **config), pace=pace)
 
 
@@ -54,7 +54,7 @@ async def reply(reader: asyncio.StreamReader) -> tuple[int, str, dict[str, Any]]
 
 class TestSlowBodies:
     async def test_many_of_a_tenant_stop_neither_the_others_nor_its_own_quick_ones(self) -> None:
-        app = ingress(Pace(quick_s=0.05, patience_s=30.0, drain_s=0.05), keys=KEYS)
+        app = ingress(BodyPace(quick_s=0.05, patience_s=30.0, drain_s=0.05), keys=KEYS)
         async with (
             served(app) as url,
             httpx.AsyncClient(base_url=url, timeout=30) as http,
@@ -73,7 +73,7 @@ class TestSlowBodies:
                     assert key == "sk-crowd"
 
     async def test_one_that_does_not_go_on_is_told_so_and_its_connection_closed(self) -> None:
-        app = ingress(Pace(quick_s=0.01, patience_s=0.05, drain_s=0.05))
+        app = ingress(BodyPace(quick_s=0.01, patience_s=0.05, drain_s=0.05))
         async with served(app) as url, begun(url, "local") as connection:
             status, head, body = await reply(connection)
         assert status == 408
@@ -88,7 +88,7 @@ class TestSlowBodies:
     async def test_a_refusal_does_not_wait_for_the_body(
         self, key: str, path: str, status: int
     ) -> None:
-        app = ingress(Pace(patience_s=1000.0, longest_s=1000.0, drain_s=0.05), keys=KEYS)
+        app = ingress(BodyPace(patience_s=1000.0, longest_s=1000.0, drain_s=0.05), keys=KEYS)
         async with served(app) as url, begun(url, key, path) as connection:
             said, head, body = await reply(connection)
         assert said == status
@@ -96,7 +96,7 @@ class TestSlowBodies:
         assert body["error"]["type"] in ("authentication_error", "invalid_request_error")
 
     async def test_a_refusal_whose_body_has_come_keeps_the_connection(self) -> None:
-        async with served(ingress(Pace())) as url, httpx.AsyncClient(base_url=url) as http:
+        async with served(ingress(BodyPace())) as url, httpx.AsyncClient(base_url=url) as http:
             response = await http.post(CHAT, json=ASK | {"n": 0})
         assert response.status_code == 400
         assert "connection" not in response.headers
@@ -104,7 +104,7 @@ class TestSlowBodies:
 
 class TestEncodings:
     async def test_a_compressed_body_names_its_header(self) -> None:
-        async with served(ingress(Pace())) as url, httpx.AsyncClient(base_url=url) as http:
+        async with served(ingress(BodyPace())) as url, httpx.AsyncClient(base_url=url) as http:
             body = gzip.compress(json.dumps(ASK).encode())
             response = await http.post(
                 CHAT, content=body, headers=JSON | {"content-encoding": "gzip"}
@@ -114,7 +114,7 @@ class TestEncodings:
         assert (error["param"], error["code"]) == ("Content-Encoding", "unsupported_encoding")
 
     async def test_a_byte_order_mark_is_passed_over(self) -> None:
-        async with served(ingress(Pace())) as url, httpx.AsyncClient(base_url=url) as http:
+        async with served(ingress(BodyPace())) as url, httpx.AsyncClient(base_url=url) as http:
             body = b"\xef\xbb\xbf" + json.dumps(ASK).encode()
             assert (await http.post(CHAT, content=body, headers=JSON)).status_code == 200
 
@@ -132,6 +132,6 @@ async def test_a_long_body_is_parsed_beside_the_event_loop(
 
     monkeypatch.setattr(parsing, "parse_chat_request", watched)
     body = ASK | {"user": "x" * (300_000 if is_long else 3)}
-    async with served(ingress(Pace())) as url, httpx.AsyncClient(base_url=url) as http:
+    async with served(ingress(BodyPace())) as url, httpx.AsyncClient(base_url=url) as http:
         assert (await http.post(CHAT, json=body)).status_code == 200
     assert [each is threading.main_thread() for each in threads] == [not is_long]
