@@ -31,8 +31,8 @@ from rapid.messages import (
 from rapid.speculation.acceptance import num_rows
 from tests.toy import ToyDrafter, ToyVerifier
 
-VOCAB = 36
-EOS = 5  # of the embedded tokenizer
+VOCAB, EOS = 1024, 5  # of the embedded tokenizer
+NUM_SAID = 36  # of its tokens are ever said
 
 
 class ToyReader:
@@ -47,7 +47,8 @@ class ToyReader:
     def row(self, answer: Sequence[int]) -> np.ndarray[Any, Any]:
         """The logits after an answer so far [vocab]."""
         told = str(list(answer))
-        row: np.ndarray[Any, Any] = 2 * _numbers(told) + _numbers(f"{self._key}:{told}")
+        row = np.full(VOCAB, -100, np.float32)
+        row[:NUM_SAID] = 2 * _numbers(told) + _numbers(f"{self._key}:{told}")
         return row
 
     def logits(self, answer: Sequence[int], count: int | None = None) -> Any:
@@ -70,7 +71,7 @@ class ReferenceReader(ToyReader):
 @lru_cache(100_000)
 def _numbers(key: str) -> np.ndarray[Any, Any]:
     random = np.random.default_rng(zlib.crc32(key.encode()))
-    numbers: np.ndarray[Any, Any] = random.normal(size=VOCAB).astype(np.float32)
+    numbers: np.ndarray[Any, Any] = random.normal(size=NUM_SAID).astype(np.float32)
     return numbers
 
 

@@ -36,7 +36,7 @@ class Specification:
         if self._is_drafted:
             tokens = await self._drafted(settings, length if plain_from is None else plain_from)
         if EOS not in tokens:
-            readers = [await self._target()]
+            readers = [await self._answering()]
             tokens += _until_end(
                 reference.generate(settings, length, *readers, committed=tuple(tokens))  # type: ignore[arg-type]
             )
@@ -65,19 +65,22 @@ class Specification:
                     break
         return tokens
 
-    async def _target(self) -> ReferenceReader:
+    async def _answering(self) -> ReferenceReader:
+        """The model that answers."""
         prompts, request = self._services.prompts, self._request
         if self._receipt.contract == "drafter":
-            found = await prompts.drafter_prompt(request)
-            return ReferenceReader("drafter", found.prompt_ids.tolist())
+            return self._drafter((await prompts.drafter_prompt(request)).prompt_ids.tolist())
         return ReferenceReader("target", (await prompts.target_prompt(request, 1024)).tolist())
+
+    def _drafter(self, prompt_ids: list[int]) -> ReferenceReader:
+        name = "target" if self._services.pools.are_shared else "drafter"
+        return ReferenceReader(name, prompt_ids)
 
     async def _readers(self, answer: str) -> Readers:
         """Target, drafter and witness, of which the last two read what is found for the answer so far."""
         prompts, pools = self._services.prompts, self._services.pools
         found = await prompts.drafter_prompt(self._request, answer)
-        name = "target" if pools.are_shared else "drafter"
-        readers: Readers = [await self._target(), ReferenceReader(name, found.prompt_ids.tolist())]
+        readers: Readers = [await self._answering(), self._drafter(found.prompt_ids.tolist())]
         if self._receipt.transfer == "adaptive" and self._receipt.eta and not pools.are_shared:
             witness_ids = await prompts.witness_prompt(self._request, found)
             readers.append(ReferenceReader("target", witness_ids.tolist()))

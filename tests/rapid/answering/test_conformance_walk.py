@@ -90,12 +90,13 @@ class Sky:
         return 2 * HANGS_S if role_of(lease_id) == "target" else HANGS_S / 8
 
     async def _strike(self, engine: ToyEngine, method: str, lease_id: str) -> None:
-        role = role_of(lease_id)
         kinds = [] if method == "open" else ["fail", "expire"]
         if self._is_remote:
-            kinds += ["die", "stop"]
+            kinds += ["die"]
             if method == "open":
                 kinds += ["fail"]
+            else:
+                kinds += ["stop"]
             if method == "draft":
                 kinds += ["hang"]
         if not kinds:
@@ -121,7 +122,6 @@ class Sky:
             else:
                 dead.stop()
             await asyncio.sleep(0)
-        del role
 
     def _note(self, lease_id: str, kind: str) -> None:
         self.num_left -= 1
