@@ -107,7 +107,9 @@ class RequestMetrics:
             "rapid_mode_total", "Requests by their mode and why they have it.", "mode", "reason"
         )
         self._fallbacks = counter(
-            "rapid_fallback_total", "Requests that had to do without a drafter.", "reason"
+            "rapid_fallback_total",
+            "Answers without the drafter or the text they were for.",
+            "reason",
         )
         self._failovers = counter(
             "rapid_failover_total", "Losses that an answer went on after.", "reason"

@@ -19,6 +19,7 @@
     ├── OrchestratorLost        the process that ran the request died              503
     ├── CannotContinue          an answer came out differently the second time     503
     ├── RetrievalPending        documents are still being indexed for retrieval        503
+    ├── RetrievalUnavailable    an explicit mode needs what retrieval did not give     503
     ├── EngineFailed            an engine failed at a step, or is closed           500
     └── ConfigurationError      the configuration is rejected before startup
 
@@ -113,6 +114,10 @@ class DrafterHangs(RapidError):
 
 class RetrievalPending(RapidError):
     """Documents that are still being indexed; the answer continues, and a later one finds them."""
+
+
+class RetrievalUnavailable(RapidError):
+    """Retrieval that failed or was not ready, for a mode that needs it; others continue without."""
 
 
 class TargetUnavailable(RapidError):

@@ -406,7 +406,8 @@ class Receipt:
             witness_prefill (where there is a witness), draft and verify.
         plain_from: Per choice, the position from which the drafter was lost, or None.
         failovers: Failures after which the answer was continued, in order.
-        is_fallback: Whether the answer is plain because no drafter could be had.
+        is_fallback: Whether the mode did not get the drafter or the retrieved text that it needs;
+            `reason` says which.
         application: Name of the application that answered, where there are two beside each other.
     """
 

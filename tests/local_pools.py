@@ -187,6 +187,7 @@ class LocalRetriever:
 
     Attributes:
         chunk: what it finds.
+        finds_nothing: whether it finds nothing from then on.
         chunk_again: what it finds for another query than the first one; None: the same.
     """
 
@@ -196,6 +197,7 @@ class LocalRetriever:
         self.fail: Exception | None = None
         self.chunk = FOUND
         self.chunk_again: RetrievedChunk | None = None
+        self.finds_nothing = False
         self.queries: list[str] = []
         self.retrieve = self
 
@@ -213,6 +215,8 @@ class LocalRetriever:
         yield from asyncio.sleep(0).__await__()
         if self.fail is not None:
             raise self.fail
+        if self.finds_nothing:
+            return SimpleNamespace(chunks=(), cleared_floor=False, is_evidence=False)
         chunk = self.chunk
         if self.chunk_again is not None and self.queries[-1] != self.queries[0]:
             chunk = self.chunk_again

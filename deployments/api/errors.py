@@ -22,6 +22,7 @@ _TABLE: dict[type[BaseException], tuple[int, str, str | None]] = {
     errors.LeaseNotFound: (503, _SERVER, "lease_lost"),
     errors.DrafterHangs: (503, _SERVER, "drafter_unavailable"),
     errors.DrafterUnavailable: (503, _SERVER, "drafter_unavailable"),
+    errors.RetrievalUnavailable: (503, _SERVER, "retrieval_unavailable"),
     errors.TargetUnavailable: (503, _SERVER, "target_unavailable"),
     errors.OrchestratorLost: (503, _SERVER, "orchestrator_lost"),
     errors.CannotContinue: (503, _SERVER, "cannot_continue"),

@@ -38,6 +38,7 @@ def preflight(config: ServeConfig, *, runs_here: bool = False) -> ServeConfig:
     if not isinstance(config.drafter, str):
         filled["drafter"] = _checked("drafter", config.drafter)
         check_same_vocabulary(target_text, ChatText.load(config.drafter.engine.model))
+    _check_second_lease(config, filled["target"].engine)
     embedder = config.retriever.retrieval.embedder
     if not isinstance(embedder, LexicalEmbedderConfig):
         local_path(embedder.model)  # refuses a model of the catalogue that has not been fetched
@@ -56,6 +57,19 @@ def _checked(role: str, pool: EnginePoolConfig) -> EnginePoolConfig:
         raise ConfigurationError(f"{role}.engine: {error}") from error
     filled = engine.model_copy(update={"max_context": max_context})
     return pool.model_copy(update={"engine": filled})
+
+
+def _check_second_lease(config: ServeConfig, target: EngineConfig) -> None:
+    """Check that the target's pool holds its longest text with what is retrieved beside it."""
+    budget = config.retriever.retrieval.budget_tokens or 0
+    assert target.max_context is not None
+    needed = target.max_context + budget
+    if config.takes_two_leases and target.kv_cache_tokens < needed:
+        raise ConfigurationError(
+            f"target.engine: kv_cache_tokens ({target.kv_cache_tokens}) cannot hold max_context "
+            f"({target.max_context}) and, on a second lease, retrieval.budget_tokens ({budget}): "
+            f"raise it to {needed}, or lower one of them"
+        )
 
 
 def _check_memory(pools: Mapping[str, EnginePoolConfig]) -> None:

@@ -298,7 +298,7 @@ class ServeConfig(Frozen):
 
         def num_answers(leases_of_one: float) -> int:
             num_leases = int(leases_of_one * self.target.pool.max_replicas)
-            return max(_LEAST_OF_A_TENANT, num_leases // (1 + self._takes_two_leases))
+            return max(_LEAST_OF_A_TENANT, num_leases // (1 + self.takes_two_leases))
 
         if api.max_requests_per_tenant is None:
             most = _ROUNDS_OF_A_TENANT * num_answers(engine.max_leases)
@@ -310,7 +310,7 @@ class ServeConfig(Frozen):
         return api.model_copy(update=filled)
 
     @property
-    def _takes_two_leases(self) -> bool:
+    def takes_two_leases(self) -> bool:
         """Whether a request takes a second lease of the target's pool.
 
         The second drafts on the retrieved text, or reads it beside the drafter.
@@ -372,7 +372,7 @@ class ServeConfig(Frozen):
 
     @model_validator(mode="after")
     def _the_target_has_room_for_a_second_lease(self) -> Self:
-        if self._takes_two_leases and self.target.engine.max_leases < 2:
+        if self.takes_two_leases and self.target.engine.max_leases < 2:
             what = "drafter: target" if self.drafter == "target" else "transfer: adaptive"
             raise ValueError(f"{what} takes two leases a request: raise target.engine.max_leases")
         return self

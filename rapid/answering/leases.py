@@ -201,7 +201,7 @@ class Leases:
         except PromptTooLong:
             if self._asked in FUSING:
                 raise
-            why = "what the drafter would read does not fit its context"
+            why = "what the drafter would read does not fit"
         except (DrafterUnavailable, Overloaded) as error:
             if self._asked in FUSING:
                 raise

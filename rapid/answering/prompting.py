@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _NUM_THREADS = 2
 _PLAUSIBLE_CHARACTERS = 8  # of a token; a text with more to each token of the context is suspect
-_NOTHING = Evidence(0, "there is nothing to retrieve from")
+_NOTHING = Evidence(0, "there is nothing to retrieve from", has_text=False)
 _BELOW_FLOOR = Evidence(0, "retrieval found nothing above its floor")
 _LOST = Evidence(0, "retrieval did not answer", is_lost=True)
 _PENDING = Evidence(

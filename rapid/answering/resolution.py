@@ -5,12 +5,19 @@ All functions are pure, except `draw_seed`, and `sampling_of` where it draws a m
 Evidence chooses the contract: `auto` is `fused` when what retrieval found has enough to do with the
 question, and the drafter, where it is asked, says that it answers it; else the target's own
 distribution. So an `auto` request with a seed gives the same answer
-on an idle and on a busy system, as long as both have a drafter for it. There is one exception,
-which the receipt names: when no drafter is available (none within `drafter_wait_s`, none alive, or
-retrieval does not answer), `auto` is answered as `plain`, even where it would have been `fused`.
-`lossless` promises the same distribution either way; an explicit `fused` or `paper` is refused
-instead, also when the drafter is lost before the first token. When a drafter is lost later, the
-target decodes the rest; ``plain_from`` is the first such token.
+on an idle and on a busy system, as long as both have a drafter for it.
+
+What a mode needs and does not get is dealt with by one rule:
+
+* **No drafter** (none within `drafter_wait_s`, none alive, or lost before the first token) **or no
+  retrieval** (it does not answer, or is still indexing): `auto` and `lossless` are answered as
+  `plain`, and the receipt says so (`is_fallback`). Explicit `fused`, `paper` and `rag` are refused.
+* **Retrieval that finds nothing** is an answer: `fused` and `paper` sample the target, `rag`
+  answers without documents, and the receipt says so (`is_fallback`). `auto` is `plain`, as its
+  evidence has it, and `lossless` drafts from the question.
+* **`rag` without any text to search** is refused as a mistake of the caller's.
+
+When a drafter is lost later, the target decodes the rest; ``plain_from`` is the first such token.
 """
 
 from __future__ import annotations
@@ -20,7 +27,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from rapid.config import PAPER, Contract, Mode, SamplingConfig, SpeculationConfig
-from rapid.errors import BadRequest, PromptTooLong
+from rapid.errors import BadRequest, PromptTooLong, RetrievalUnavailable
 from rapid.messages import GenerateRequest
 
 FUSING: tuple[Mode, ...] = ("fused", "paper")  # modes that need a drafter when set explicitly
@@ -40,11 +47,13 @@ class Evidence:
         is_enough: Whether these chunks have enough to do with the question for `auto` to rely on.
         why_none: Explanation for the caller when there are none.
         is_lost: Whether retrieval failed.
+        has_text: Whether there was any text to search.
     """
 
     num_chunks: int
     why_none: str = ""
     is_lost: bool = False
+    has_text: bool = True
     is_enough: bool = True
 
 
@@ -54,7 +63,7 @@ class Decision:
 
     Attributes:
         is_drafted: Whether the answer is drafted.
-        is_fallback: Whether a drafter was wanted but none is available.
+        is_fallback: Whether the mode did not get the drafter or the retrieved text that it needs.
     """
 
     mode: Mode
@@ -188,22 +197,39 @@ def check_blocks(request: GenerateRequest, speculation: SpeculationConfig, vocab
 
 
 def decide(asked: Mode, evidence: Evidence) -> Decision:
-    """Choose the mode from the requested one and the outcome of retrieval."""
+    """Choose the mode from the requested one and the outcome of retrieval.
+
+    Raises:
+        RetrievalUnavailable: Retrieval failed, and the mode is explicit and needs it.
+        BadRequest: The mode is `rag`, and there is no text to search.
+    """
     if asked == "plain":
         return Decision("plain", "asked for", "target", is_drafted=False)
+    if evidence.is_lost and (asked in FUSING or asked == "rag"):
+        raise RetrievalUnavailable(
+            f"Mode {asked!r} needs what retrieval finds: {evidence.why_none}. Ask again, or use "
+            "mode 'auto', which goes on without."
+        )
     if asked == "rag":
-        reason = "asked for"
-        if not evidence.num_chunks:
+        if not evidence.has_text:
+            raise BadRequest(
+                "rapid.mode 'rag' answers from what retrieval finds in documents, and there are "
+                "none: attach some, or use 'plain'",
+                "rapid.mode",
+                "invalid_value",
+            )
+        reason, is_fallback = "asked for", not evidence.num_chunks
+        if is_fallback:
             reason = f"asked for, but {evidence.why_none}: the drafter answered without documents"
-        return Decision("rag", reason, "drafter", is_drafted=False)
+        return Decision("rag", reason, "drafter", is_drafted=False, is_fallback=is_fallback)
+    if evidence.is_lost:
+        return without_drafter(evidence.why_none)
     if asked == "lossless":
-        if evidence.is_lost:
-            return without_drafter(evidence.why_none)
         return Decision("lossless", "asked for", "target", is_drafted=True)
     if asked == "fused" or asked == "paper":
         if not evidence.num_chunks:
             reason = f"asked for, but {evidence.why_none}: nothing to fuse with"
-            return Decision(asked, reason, "target", is_drafted=False)
+            return Decision(asked, reason, "target", is_drafted=False, is_fallback=True)
         return Decision(asked, "asked for", asked, is_drafted=True)
     if asked == "auto":
         if not evidence.num_chunks:

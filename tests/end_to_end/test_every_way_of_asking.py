@@ -41,7 +41,7 @@ ANSWERS = {  # by the mode asked for: mode and contract with documents, and with
     "lossless": (("lossless", "target"), ("lossless", "target")),
     "fused": (("fused", "fused"), ("fused", "target")),
     "paper": (("paper", "paper"), ("paper", "target")),
-    "rag": (("rag", "drafter"), ("rag", "drafter")),
+    "rag": (("rag", "drafter"),),
 }
 LOOKUP_ANSWERS = {
     "auto": (("lossless", "target"),) * 2,
@@ -91,7 +91,12 @@ class Way:
 
     @property
     def refused_field(self) -> str | None:
-        """What is wrong with asking so: the paper's rule draws at random, and in one way only."""
+        """What is wrong with asking so: the paper's rule draws at random, and in one way only.
+
+        Retrieval alone answers from documents, and so it needs some.
+        """
+        if self.mode == "rag" and not self.has_documents:
+            return "rapid.mode"
         if self.mode == "paper" and self.coupling == "shared_noise":
             return "rapid.coupling"
         return "temperature" if self.mode == "paper" and not self.temperature else None

@@ -14,11 +14,12 @@ from tests.faults.judgement import Allowed
 from tests.faults.service import Service
 
 BEHIND, FRONT = Allowed(), Allowed(breaks=True)
+DRAFTING, RETRIEVING = ("fused",), ("fused", "rag")  # modes that are refused without these
 KINDS = {
     "Target engine": BEHIND,
-    "Drafter engine": BEHIND,
+    "Drafter engine": Allowed(refuses=DRAFTING),
     "Target replica": BEHIND,
-    "Drafter replica": BEHIND,
+    "Drafter replica": Allowed(refuses=DRAFTING),
     "Orchestrator replica": BEHIND,
     "Retriever replica": BEHIND,
     "Ingress replica": FRONT,
@@ -78,7 +79,10 @@ def _faults() -> Iterator[tuple[str, Fault]]:
         for how, leaves_s in LEAVES_S.items():
             yield (
                 f"{how} {pool} engine",
-                Fault(partial(_break_engine, pool, how), Allowed(leaves_s=leaves_s)),
+                Fault(
+                    partial(_break_engine, pool, how),
+                    Allowed(leaves_s=leaves_s, refuses=DRAFTING if pool == "Drafter" else ()),
+                ),
             )
     for verb, number in (("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)):
         yield (
@@ -101,15 +105,21 @@ def _faults() -> Iterator[tuple[str, Fault]]:
     yield "rolling upgrade", Fault(Service.upgrade, CHANGE, lasts_s=20.0)
     yield (
         "drafters at rest",
-        Fault(allowed=Allowed(refuses=("fused",)), prepare=Service.rest_drafters, lasts_s=10.0),
+        Fault(allowed=Allowed(refuses=DRAFTING), prepare=Service.rest_drafters, lasts_s=10.0),
     )
-    yield "Qdrant emptied", Fault(lambda service: service.qdrant.empty(), Allowed(alone_s=15.0))
-    yield "Qdrant stopped", Fault(lambda service: service.qdrant.stop())
+    yield (
+        "Qdrant emptied",
+        Fault(lambda service: service.qdrant.empty(), Allowed(alone_s=15.0, refuses=RETRIEVING)),
+    )
+    yield (
+        "Qdrant stopped",
+        Fault(lambda service: service.qdrant.stop(), Allowed(refuses=RETRIEVING)),
+    )
     yield (
         "Qdrant started",
         Fault(
             lambda service: service.qdrant.start(),
-            Allowed(alone_s=15.0),
+            Allowed(alone_s=15.0, refuses=RETRIEVING),
             prepare=lambda service: service.qdrant.stop(),
             lasts_s=10.0,
         ),

@@ -280,7 +280,8 @@ class Clients:
             chunk = json.loads(value)
             if "error" in chunk:
                 outcome.why = value[:200]
-                outcome.end = "failed"
+                is_shed = outcome.first is None and chunk["error"].get("retryable")
+                outcome.end = "refused" if is_shed else "failed"
                 outcome.num_malformed += not is_well_formed(value.encode())
                 return True
             headers["last-event-id"] = event_id

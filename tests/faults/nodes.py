@@ -16,13 +16,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.faults.breakages import Fault
+from tests.faults.breakages import RETRIEVING, Fault
 from tests.faults.hosts import Host, Network
 from tests.faults.judgement import Allowed
 from tests.faults.qdrant import qdrant
@@ -202,7 +203,8 @@ class ServiceOnHosts(Service):
 
 def faults_of_nodes() -> dict[str, Fault]:
     """Every fault of several nodes by its name."""
-    breaks, behind = Allowed(breaks=True), Allowed()
+    behind = Allowed(refuses=RETRIEVING)  # drafters and retrievers may be on what is lost
+    breaks = replace(behind, breaks=True)
     return {
         "none": Fault(lasts_s=10.0),
         "disk full": Fault(ServiceOnHosts.fill_disk, behind, lasts_s=10.0),

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.api.ingress import Ingress
 from deployments.config.serve_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
-from rapid.errors import EngineFailed, Overloaded
+from rapid.errors import DrafterUnavailable, EngineFailed, Overloaded
 from rapid.messages import Finished, TextDelta
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
 from tests.deployments.serving import served
@@ -131,6 +131,9 @@ async def test_a_proxys_own_words_are_no_error_of_ours() -> None:
 async def test_refusals_and_failures_are_told_apart(question: int) -> None:
     arrival = Arrival(0.0, "standard", question)
     (refused,) = await asked(ingress(ScriptedOrchestrator(Overloaded("Full."))), arrival)
+    assert refused.end == "refused"
+    lost = ScriptedOrchestrator(STARTED, DrafterUnavailable("Lost before the first token."))
+    (refused,) = await asked(ingress(lost), arrival)
     assert refused.end == "refused"
     script = (STARTED, TextDelta(0, "Hel"), EngineFailed("secret"))
     (failed,) = await asked(ingress(ScriptedOrchestrator(*script)), arrival)

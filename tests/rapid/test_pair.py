@@ -7,6 +7,7 @@ import itertools
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 import rapid
 from evaluation.loaders.generated import load
 from evaluation.tasks import Source
+from rapid.config import AnsweringConfig, EngineConfig
 from rapid.errors import (
     BadRequest,
     ConfigurationError,
@@ -151,6 +153,22 @@ def test_what_an_engine_cannot_reserve_fails_alone(pair, monkeypatch):
         with pytest.raises(TypeError):
             pair.answer("What is it?", mode="plain", max_tokens=2)
     assert pair.answer("What is it?", mode="plain", max_tokens=2).text
+
+
+@pytest.mark.parametrize("drafter", ["embedded:drafter", None])
+def test_a_document_that_leaves_no_room_for_what_is_retrieved_is_refused_with_numbers(drafter):
+    """`auto` goes on without, and neither waits for room that never comes."""
+    target = EngineConfig(model="embedded:target", max_context=1024, kv_cache_tokens=1024)
+    text = "The banner of Tezawe is sozo sema 40. The well of Ruki is dry. " * 35
+    asked = {"question": "What is the banner of Tezawe?", "documents": [text], "max_tokens": 20}
+    with rapid.open(target, drafter=drafter) as tight:
+        for_ever = AnsweringConfig(drafter_wait_s=1e6)
+        tight._services = replace(tight._services, config=for_ever)
+        with pytest.raises(PromptTooLong, match=r"beside the \d+ .* has 1024 \(kv_cache_tokens\)"):
+            tight.answer(mode="fused", **asked)
+        receipt = tight.answer(mode="auto", **asked).receipt
+        assert (receipt.mode, receipt.is_fallback) == ("plain", True)
+        assert receipt.reason.startswith("what the drafter would read does not fit")
 
 
 @pytest.mark.parametrize("drafter", [None, rapid.PromptLookup()], ids=["target", "lookup"])

@@ -99,6 +99,8 @@ class LeaseLedger:
             LeaseNotFound: The lease named by `request.beside` is not open.
         """
         self._check(waiter.request)
+        if waiter.request.beside is not None:
+            self._check_companion(waiter, self.get(waiter.request.beside))
         self._lines.join(waiter)
         self.admit()
 
@@ -293,6 +295,24 @@ class LeaseLedger:
                 f"{num_prompt} prompt tokens with {request.num_choices} answers of up to "
                 f"{request.max_tokens} tokens need {pages * self.page_tokens} tokens of KV; "
                 f"the engine has {self.pool.num_pages * self.page_tokens}"
+            )
+
+    def _check_companion(self, waiter: Waiter, first: Lease) -> None:
+        """Raise PromptTooLong if a companion can never fit beside its first lease."""
+        request = waiter.request
+        held = self._num_pages(first.request, len(first.request.prompt_ids))
+        num_shared = len(set(first.page_names).intersection(waiter.page_names))
+        own = self._num_pages(request, len(request.prompt_ids)) - num_shared
+        if held + own > self.pool.num_pages:
+            raise PromptTooLong(
+                f"what was retrieved needs {own * self.page_tokens} tokens of KV beside the "
+                f"{held * self.page_tokens} of the whole text; the engine has "
+                f"{self.pool.num_pages * self.page_tokens} (kv_cache_tokens)"
+            )
+        if self.max_leases < 2:
+            raise PromptTooLong(
+                "what was retrieved needs a lease beside that of the whole text; the engine has "
+                "one (max_leases)"
             )
 
     def _fits(self, waiter: Waiter) -> bool:

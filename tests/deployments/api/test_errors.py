@@ -23,6 +23,7 @@ STATUS = {
     "OutOfStep": 500,
     "DrafterUnavailable": 503,
     "RetrievalPending": 503,
+    "RetrievalUnavailable": 503,
     "TargetUnavailable": 503,
     "TargetHangs": 503,
     "OrchestratorLost": 503,

@@ -103,6 +103,13 @@ class TestMemory:
         for part in ("target 'embedded:target'", "drafter 'embedded:drafter'", "KV pool 128 MiB"):
             assert part in str(caught.value)
 
+    def test_a_pool_without_room_for_the_second_lease_is_refused(self, tmp_path, free) -> None:
+        free(2**30)
+        room = {"max_context": 2048, "kv_cache_tokens": 2048 + 320 - 1}
+        with pytest.raises(ConfigurationError, match=r"\(2367\) cannot hold .* raise it to 2368"):
+            check(self.changed(tmp_path, **room))
+        check(self.changed(tmp_path, **room | {"kv_cache_tokens": 2368}))
+
     def test_a_gpu_s_memory_is_not_known_here(self, tmp_path, free) -> None:
         free(0)
         check(self.changed(tmp_path, device="cuda"))

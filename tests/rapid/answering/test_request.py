@@ -12,6 +12,7 @@ from grpc.aio import AioRpcError, Metadata  # type: ignore[import-untyped]
 from ray.serve.exceptions import DeploymentUnavailableError
 
 import rapid
+from deployments.api.errors import http_error
 from deployments.pools.engine_actor import load_engine
 from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
@@ -20,6 +21,7 @@ from rapid.errors import (
     DrafterUnavailable,
     EngineFailed,
     PromptTooLong,
+    RetrievalUnavailable,
 )
 from rapid.messages import (
     Document,
@@ -91,6 +93,38 @@ async def test_a_broken_retriever_leaves_the_answer_to_the_target(mode: str) -> 
     end = receipt(await app.answered(question("r", mode=mode, documents=ATLAS)))
     assert (end.mode, end.contract) == ("plain", "target")
     assert end.reason.startswith("retrieval did not answer")
+
+
+@pytest.mark.parametrize("mode", ["fused", "paper", "rag"])
+async def test_a_broken_retriever_is_an_error_of_a_mode_that_needs_it(mode: str) -> None:
+    app = LocalApplication()
+    app.retriever.fail = ValueError("http://me:secret@qdrant:6333 answered 500")
+    with pytest.raises(RetrievalUnavailable, match="retrieval did not answer") as refused:
+        await app.answered(question("r", mode=mode, documents=ATLAS))
+    error = http_error(refused.value)
+    assert (error.status, error.body["error"]["code"]) == (503, "retrieval_unavailable")
+    assert "secret" not in str(error.body)
+    for pool in (app.target, app.drafter):
+        for lease in list(pool.engine.actor._engine.leases.values()):
+            await lease.closed.wait()
+
+
+@pytest.mark.parametrize(("mode", "contract"), [("fused", "target"), ("rag", "drafter")])
+async def test_a_search_that_finds_nothing_is_answered_and_the_receipt_says_so(
+    mode: str, contract: str
+) -> None:
+    app = LocalApplication()
+    app.retriever.finds_nothing = True
+    end = receipt(await app.answered(question("r", mode=mode, documents=ATLAS)))
+    assert (end.mode, end.contract, end.is_fallback) == (mode, contract, True)
+    assert end.reason.startswith("asked for, but retrieval found nothing above its floor")
+
+
+async def test_rag_without_documents_takes_no_lease() -> None:
+    app = LocalApplication()
+    with pytest.raises(BadRequest, match=r"rapid\.mode 'rag' answers from what retrieval finds"):
+        await app.answered(question("r", mode="rag"))
+    assert app.drafter.num_streams == 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

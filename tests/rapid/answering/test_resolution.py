@@ -16,12 +16,13 @@ from rapid.answering.resolution import (
     without_drafter,
 )
 from rapid.config import Mode, SpeculationConfig
-from rapid.errors import BadRequest, PromptTooLong
+from rapid.errors import BadRequest, PromptTooLong, RetrievalUnavailable
 from rapid.messages import GenerateRequest, Message, SpeculationRequest
 
 FOUND = Evidence(3)
 WEAK = Evidence(3, is_enough=False)
-NOTHING = Evidence(0, "there is nothing to retrieve from")
+NOTHING = Evidence(0, "retrieval found nothing above its floor")
+NO_TEXT = Evidence(0, "there is nothing to retrieve from", has_text=False)
 LOST = Evidence(0, "retrieval failed (gone)", is_lost=True)
 
 
@@ -42,7 +43,10 @@ def request(seed: int | None = None, **speculation: object) -> GenerateRequest:
         ("auto", NOTHING, "plain", "target", False),
         ("auto", LOST, "plain", "target", False),
         ("fused", FOUND, "fused", "fused", True),
+        ("auto", NO_TEXT, "plain", "target", False),
         ("fused", NOTHING, "fused", "target", False),
+        ("fused", NO_TEXT, "fused", "target", False),
+        ("lossless", NO_TEXT, "lossless", "target", True),
         ("paper", FOUND, "paper", "paper", True),
         ("paper", NOTHING, "paper", "target", False),
         ("lossless", FOUND, "lossless", "target", True),
@@ -58,6 +62,20 @@ def test_evidence_chooses_mode_and_contract(
     decision = decide(asked, evidence)
     assert (decision.mode, decision.contract, decision.is_drafted) == (mode, contract, is_drafted)
     assert decision.reason
+    is_asked_for = asked in ("fused", "paper", "rag") and not evidence.num_chunks
+    assert decision.is_fallback == (is_asked_for or evidence.is_lost)
+
+
+@pytest.mark.parametrize("asked", ["fused", "paper", "rag"])
+def test_a_mode_that_needs_retrieval_is_refused_where_it_failed(asked: Mode) -> None:
+    with pytest.raises(RetrievalUnavailable, match=r"\(gone\)\. Ask again, or use mode 'auto'"):
+        decide(asked, LOST)
+
+
+def test_rag_without_any_text_to_search_is_refused_as_a_mistake() -> None:
+    with pytest.raises(BadRequest, match="attach some, or use 'plain'") as refused:
+        decide("rag", NO_TEXT)
+    assert refused.value.param == "rapid.mode"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 
 from rapid.engines.kv.cache import PagePool, Run
@@ -332,10 +333,32 @@ def test_a_companion_that_has_ended_leaves_its_room_to_others() -> None:
 def test_an_empty_engine_takes_a_lease_that_leaves_no_room_for_its_companion() -> None:
     ledger = Ledger(num_pages=16)
     ledger.ask("a", 128, companion_tokens=10)
-    ledger.ask("a-draft", 24, beside="a")  # waits; its caller goes on without
+    with pytest.raises(PromptTooLong, match=r"24 tokens .* the 128 .* has 128 \(kv_cache_tokens"):
+        ledger.ask("a-draft", 24, beside="a")  # it would wait for ever
     assert ledger.admitted == ["a"]
+    ledger.check_integrity()
     with pytest.raises(LeaseNotFound):
         ledger.ask("x-draft", 24, beside="x")
+
+
+def test_a_companion_that_shares_its_beginning_needs_that_much_less() -> None:
+    ledger = Ledger(num_pages=17)
+    whole = random_prompt(106)
+    ledger.request(lease_request("a", whole, max_tokens=4))
+    longer = lease_request("a-long", whole[:50], max_tokens=4, beside="a")
+    ledger.request(longer)
+    assert ledger.admitted == ["a", "a-long"]
+    other = np.concatenate([whole[:40], whole[41:51]])
+    with pytest.raises(PromptTooLong, match="needs 24 tokens of KV beside the 120"):
+        ledger.request(replace(longer, lease_id="a-other", prompt_ids=other))
+    ledger.check_integrity()
+
+
+def test_an_engine_of_one_lease_takes_no_companion() -> None:
+    ledger = Ledger(max_leases=1)
+    ledger.ask("a", 24, companion_tokens=10)
+    with pytest.raises(PromptTooLong, match="max_leases"):
+        ledger.ask("a-draft", 24, beside="a")
 
 
 def test_withdrawing_the_head_lets_the_next_in() -> None:
