@@ -147,6 +147,7 @@ def judge(
     else:
         residual = np.maximum(wanted - np.minimum(q, fused), 0)
         token = draw(residual if residual.any() else wanted, at, settings, RESIDUAL)
+        drafted = None  # it is rejected, even if the paper's residual gives the same token
     evidence = float(np.log(max(told[token], 1e-3) / max(target[token], 1e-3)))
     return Token(token, 0.85 * odds + evidence, token == drafted)
 

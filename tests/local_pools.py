@@ -83,7 +83,8 @@ class LocalActor:
                 await asyncio.Event().wait()
             return answer
         except asyncio.CancelledError:
-            if self.is_dead:
+            is_given_up = bool((caller := asyncio.current_task()) and caller.cancelling())
+            if self.is_dead and not is_given_up:
                 raise ActorUnavailableError(f"{name}: died", self._id) from None
             raise
         finally:
