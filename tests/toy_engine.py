@@ -1,6 +1,7 @@
 """An engine over toy models: the real ledger and the real rule, and no step that computes.
 
-Every call passes `Weather`, which decides what befalls it: nothing, a delay, a failure, the loss of its lease.
+Every call passes `Weather`, which decides what befalls it: nothing, a delay, a failure, the loss of
+its lease.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An event loop whose clock stands still while anything can run, and then jumps to the next timer."""
+"""An event loop whose clock stands still while anything can run, and jumps to the next timer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rapid.answering.threads import Threads
 from rapid.speculation.controller import Controller
+from rapid.threads import Threads
 
 
 class _JumpingSelector(selectors.SelectSelector):

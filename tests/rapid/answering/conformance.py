@@ -51,7 +51,11 @@ class Specification:
         readers = await self._readers("")
         while len(tokens) < stop and EOS not in tokens:
             for token in reference.generate(
-                settings, length, *readers, committed=tuple(tokens), log_odds=log_odds  # type: ignore[arg-type]
+                settings,
+                length,
+                *readers,
+                committed=tuple(tokens),
+                log_odds=log_odds,  # type: ignore[arg-type]
             ):
                 tokens.append(token.id)
                 log_odds = token.log_odds
@@ -77,7 +81,7 @@ class Specification:
         return ReferenceReader(name, prompt_ids)
 
     async def _readers(self, answer: str) -> Readers:
-        """Target, drafter and witness, of which the last two read what is found for the answer so far."""
+        """Target, drafter and witness; the last two read what is found for the answer so far."""
         prompts, pools = self._services.prompts, self._services.pools
         found = await prompts.drafter_prompt(self._request, answer)
         readers: Readers = [await self._answering(), self._drafter(found.prompt_ids.tolist())]

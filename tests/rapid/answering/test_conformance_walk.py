@@ -1,4 +1,4 @@
-"""A random walk through the lives of requests: at every call of an engine, anything may befall a lease.
+"""A random walk through the lives of requests: at every call of an engine, a lease may be struck.
 
 Each answer must be the specification's up to where its receipt says that the drafter was lost, and
 the target's own on the same prefix from there; receipts tell what happened, and nothing is left.
@@ -21,12 +21,19 @@ from rapid.answering.services import Pools, Services
 from rapid.config import EngineConfig
 from rapid.engines.ports import LocalPool
 from rapid.errors import EngineFailed, OutOfStep, RapidError
-from rapid.messages import Finished, GenerateRequest, GenerationEvent, Message, Receipt, SpeculationRequest
+from rapid.messages import (
+    Finished,
+    GenerateRequest,
+    GenerationEvent,
+    Message,
+    Receipt,
+    SpeculationRequest,
+)
 from tests.answered import ATLAS
 from tests.local_pools import FOUND, LocalApplication
 from tests.rapid.answering.conformance import Specification
 from tests.toy_engine import ToyEngine
-from tests.virtual_time import VirtualLoop, virtual_loop  # noqa: F401
+from tests.virtual_time import VirtualLoop
 
 NUM_STEPS = int(os.environ.get("RAPID_WALK_STEPS", "10000"))  # of all walks together
 SEEDS = range(2)
@@ -243,7 +250,11 @@ class Walk:
         await self._check_nothing_is_left(story)
 
     async def _check(
-        self, request: GenerateRequest, events: list[GenerationEvent], faults: list[Fault], story: Any
+        self,
+        request: GenerateRequest,
+        events: list[GenerationEvent],
+        faults: list[Fault],
+        story: Any,
     ) -> None:
         last = events[-1]
         assert isinstance(last, Finished)
@@ -288,7 +299,7 @@ class Walk:
     def _check_refreshes(
         self, receipt: Receipt, choice: int, specification: Specification, told: Any
     ) -> None:
-        """All that were due were made; one that was due where the drafter was lost may not have been."""
+        """All that were due were made, perhaps without the one at which the drafter was lost."""
         due, made = specification.refreshed_at, receipt.choices[choice].refreshes
         assert made in (len(due), len(due) + (receipt.plain_from[choice] is not None)), (told, due)
 
@@ -301,7 +312,10 @@ class Walk:
         ours = [
             task
             for task in asyncio.all_tasks() - {asyncio.current_task()}
-            if any(part in task.get_coro().cr_code.co_filename for part in ("/rapid/answering", "/orchestrator/", "/cluster/leases"))  # type: ignore[union-attr]
+            if any(
+                part in task.get_coro().cr_code.co_filename
+                for part in ("/rapid/answering", "/orchestrator/", "/cluster/leases")
+            )  # type: ignore[union-attr]
             and "/tests/" not in task.get_coro().cr_code.co_filename  # type: ignore[union-attr]
         ]
         assert not ours, (story, ours)
@@ -319,14 +333,23 @@ class Walk:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_answer_is_the_specifications_whatever_befalls_its_leases(
-    seed: int, place: str, virtual_loop: VirtualLoop, caplog: pytest.LogCaptureFixture  # noqa: F811
+    seed: int,
+    place: str,
+    virtual_loop: VirtualLoop,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.CRITICAL)  # what is lost here is meant to be
     walk = Walk(virtual_loop, seed, place, NUM_STEPS // len(SEEDS) // len(PLACES))
     with asyncio.Runner(loop_factory=lambda: virtual_loop) as runner:
         runner.run(walk.go())
-    print(walk.seen)
-    happened = {"undisturbed", "target lost", "drafter lost", "drafter hung", "refreshed", "refused"}
+    happened = {
+        "undisturbed",
+        "target lost",
+        "drafter lost",
+        "drafter hung",
+        "refreshed",
+        "refused",
+    }
     if place == "over ray":
         happened.add("target hung")
     assert happened <= set(walk.seen)
