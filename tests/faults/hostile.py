@@ -188,7 +188,10 @@ async def crowd(url: str, begins: asyncio.Future[None]) -> None:
 
 
 async def slow_bodies(url: str, begins: asyncio.Future[None]) -> None:
-    """Open 600 connections that send a byte of their bodies every two seconds, again and again."""
+    """Open 600 connections that send a byte of their bodies every two seconds.
+
+    Who is refused comes again after ten seconds: a flood of connections is another thing.
+    """
 
     async def send() -> None:
         async with _connected(url, _head(1_000_000)) as (reader, writer):
@@ -225,7 +228,7 @@ async def _for_ever(
         while True:
             with contextlib.suppress(OSError):
                 await do()
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(10.0)
 
     await begins
     await asyncio.gather(*(again() for _ in range(number)))
