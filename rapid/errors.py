@@ -6,6 +6,8 @@
     ├── BadRequest              the request is invalid; names the field            400
     │   ├── PromptTooLong       the prompt exceeds the context, by how many tokens 400
     │   ├── BodyTooLarge        the request body is over the limit                 413
+    │   ├── BodyTooSlow         the request body did not come in time              408
+    │   ├── UnsupportedEncoding the request body is compressed                     415
     │   └── UnknownModel        the endpoint does not serve this model             404
     ├── Unauthorized            the API key is missing or unknown                  401
     ├── Overloaded              the pools are full; says when to retry             503
@@ -18,8 +20,8 @@
     │   └── TargetHangs         a target's engine gives no sign of life            503
     ├── OrchestratorLost        the process that ran the request died              503
     ├── CannotContinue          an answer came out differently the second time     503
-    ├── RetrievalPending        documents are still being indexed for retrieval        503
-    ├── RetrievalUnavailable    an explicit mode needs what retrieval did not give     503
+    ├── RetrievalPending        documents are still being indexed for retrieval    503
+    ├── RetrievalUnavailable    an explicit mode needs what retrieval did not give 503
     ├── EngineFailed            an engine failed at a step, or is closed           500
     └── ConfigurationError      the configuration is rejected before startup
 

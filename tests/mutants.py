@@ -8,6 +8,7 @@ when fewer than 95 % are killed, and when the list is out of date.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib.util
 import os
@@ -150,4 +151,6 @@ def main(modules: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("modules", nargs="*", help="whose mistakes alone are made")
+    sys.exit(main(parser.parse_args().modules))

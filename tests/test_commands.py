@@ -23,16 +23,30 @@ _SERVER = "needs a server"
 _MINUTES = "takes minutes at the least"
 
 SMALLEST = {
+    "benchmarks.decoding.sampling": "--quick --repeats 1",
+    "benchmarks.serving.load": "--documents 1 --tokens 200 --modes plain --rates 1 --requests 2 "
+    "--repeats 1",
     "benchmarks.decoding.decode": "--quick --cases 1",
+    "benchmarks.decoding.determinism": "--quick",
+    "benchmarks.decoding.draft_ahead": "--questions 1 --repeats 1",
+    "benchmarks.decoding.draft_length": "--pairs 1 --tokens 8 --contexts 256",
     "benchmarks.decoding.in_step": "--seeds 2 --answers 6",
+    "benchmarks.decoding.planned": "--quick",
     "benchmarks.decoding.step_shapes": "--answers 20",
+    "benchmarks.engine.cpu_attention": "--quick",
     "benchmarks.engine.first_token": "--lengths 1024 --repeats 1",
+    "benchmarks.engine.kernel_resources": "--quick",
+    "benchmarks.engine.kv_fp8": "--quick",
     "benchmarks.engine.rings": "",
     "benchmarks.engine.scheduling": "--prompt 512 --repeats 1",
-    "benchmarks.serving.fleet": "--quick --seconds 5",
-    "benchmarks.serving.rounds": "--rounds 2 --repeats 1",
+    "benchmarks.gpu": "--smoke --minutes 0.1",
+    "benchmarks.method.adaptive_rules": "--items 1",
+    "benchmarks.method.transfer_rules": "--dev-items 2 --test-items 2 --lengths 500 --processes 1",
+    "benchmarks.method.triggered_retrieval": "--split dev --items 1 --lengths 1000 --processes 1",
     "benchmarks.pictures.readme_pictures": "",
     "benchmarks.pictures.transfer_picture": "",
+    "benchmarks.serving.fleet": "--quick --seconds 5",
+    "benchmarks.serving.rounds": "--rounds 40 --repeats 1",
     "evaluation.texts.questions": "",
     "rapid check-config": "serve_config.yaml",
     "rapid eval": "--list",
@@ -44,28 +58,15 @@ SMALLEST = {
     "rapid stop": "",
 }
 FOR_HELP = {
-    "benchmarks.gpu": "needs a GPU",
-    "benchmarks.decoding.determinism": _MINUTES,
-    "benchmarks.decoding.draft_ahead": _MINUTES,
-    "benchmarks.decoding.draft_length": _MINUTES,
-    "benchmarks.decoding.planned": _MINUTES,
     "benchmarks.decoding.reference": "needs a checkout of the reference code",
-    "benchmarks.decoding.sampling": _MINUTES,
-    "benchmarks.engine.cpu_attention": _MINUTES,
-    "benchmarks.engine.kernel_resources": "needs Triton's compiler",
-    "benchmarks.engine.kv_fp8": _MINUTES,
     "benchmarks.engine.kv_fp8_models": _HUB,
     "benchmarks.engine.quantized": _HUB,
-    "benchmarks.method.adaptive_rules": _MINUTES,
     "benchmarks.method.trainings": "needs other trainings of the models",
-    "benchmarks.method.transfer_rules": _MINUTES,
-    "benchmarks.method.triggered_retrieval": _MINUTES,
     "benchmarks.pictures.house": "draws what is committed, and a copy has no commits",
-    "benchmarks.serving.front_limits": _MINUTES,
-    "benchmarks.serving.load": _SERVER,
+    "benchmarks.serving.front_limits": "starts several servers beside each other",
     "benchmarks.serving.lost_ranks": _MINUTES,
     "benchmarks.serving.served_draft_length": _MINUTES,
-    "benchmarks.serving.startup": _MINUTES,
+    "benchmarks.serving.startup": "starts the application and no more, as serving.load does",
     "benchmarks.text.auto_checked": _HUB,
     "benchmarks.text.auto_on_text": _HUB,
     "benchmarks.text.evidence": _HUB,
@@ -153,11 +154,13 @@ def test_the_smallest_form_of_a_command_runs(name: str, copy: Path) -> None:
     program, *words = name.split()
     rapid = str(Path(sys.executable).parent / "rapid")
     command = [rapid, *words] if program == "rapid" else [sys.executable, "-m", program]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment.pop("TRITON_INTERPRET", None)  # set for tests; kernels are compiled here
     done = subprocess.run(
         [*command, *shlex.split(SMALLEST[name])],
         cwd=copy,
         input="a key",
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=environment,
         capture_output=True,
         text=True,
     )

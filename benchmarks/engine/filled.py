@@ -153,6 +153,8 @@ class FilledEngine:
                 SpeculationConfig(eta=0, max_draft=self._max_draft),
             )
             await self.engine.open(request)
+        ledger = self.engine._state.ledger
+        self._digests = {each: ledger.get(each).sequences[0].digest for each in self.lease_ids}
         await self.rewind()
 
     async def rewind(self) -> None:
@@ -164,6 +166,7 @@ class FilledEngine:
         sequence = self.engine._state.ledger.get(lease_id).sequences[0]
         sequence.drop_speculation()
         del sequence.token_ids[self.length :]
+        sequence.digest = self._digests[lease_id]
         sequence.num_computed = self.length - 1
 
     def kv(self) -> KV:
