@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 Block = TypeVar("Block")
 BlockOut = TypeVar("BlockOut", covariant=True)
 BlockIn = TypeVar("BlockIn", contravariant=True)
-Refresh = Callable[[tuple[int, ...]], Awaitable["Drafter[Any]"]]
+Refresh = Callable[[tuple[int, ...]], Awaitable["Drafter[Any] | None"]]
 """Function from the tokens of the rounds so far to a drafter that has read another prompt.
 
-It raises DrafterUnavailable if no drafter can continue.
+It returns None where there is nothing else to read, and the drafter stays as it is. It raises
+DrafterUnavailable if no drafter can continue.
 """
 
 

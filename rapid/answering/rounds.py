@@ -164,8 +164,10 @@ class Rounds:
 
     async def _reread(
         self, verifier: Holding, answer: GrowingAnswer, source: PoolSource, _: tuple[int, ...]
-    ) -> Drafter[Any]:
+    ) -> Drafter[Any] | None:
         """Retrieve with the question and the answer so far, and prefill the drafter again.
+
+        Where nothing is found, None is returned: the drafter goes on from what it has read.
 
         Raises:
             DrafterUnavailable: Retrieval failed, or no lease is available for the new prompt.
@@ -175,6 +177,8 @@ class Rounds:
         found = await self._readings.find(self._prompts.target.decode(token_ids))
         if found.evidence.is_lost:
             raise DrafterUnavailable(found.evidence.why_none)
+        if not found.evidence.num_chunks:
+            return None
         max_tokens = self._session.terms.max_tokens
         try:
             self._readings.fit("drafter", len(found.prompt_ids), max_tokens)

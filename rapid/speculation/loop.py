@@ -64,7 +64,9 @@ async def speculate(
         else:
             try:
                 if refresh is not None and verdict is not None and trigger.observe(verdict):
-                    drafter, untold = await refresh(tuple(token_ids)), None
+                    renewed = await refresh(tuple(token_ids))
+                    if renewed is not None:
+                        drafter, untold = renewed, None
                 told, untold = untold, None
                 verdict = await verifier.verify(drafter.draft(told, num_tokens))
             except DrafterUnavailable as error:

@@ -396,6 +396,25 @@ async def test_retrieving_again_is_served_as_it_runs_in_process(
     assert choice.refreshes == in_process.statistics.refreshes
 
 
+async def test_retrieving_again_without_a_find_leaves_the_drafter_what_it_has_read() -> None:
+    app = LocalApplication(load=load_engine)
+    asked = question("r", mode="fused", documents=ATLAS, seed=5, max_tokens=40, explain=True)
+    once = await app.answered(asked)
+    app.retriever.queries.clear()
+    events: list[GenerationEvent] = []
+    again = replace(asked, speculation=replace(asked.speculation, refresh=True))
+    async for event in app.generate(again):
+        events.append(event)
+        app.retriever.finds_nothing = True
+    for pool in (app.target, app.drafter):
+        pool.engine.actor._engine.close()
+    end = receipt(events)
+    assert len(app.retriever.queries) > 1
+    assert (end.choices[0].refreshes, end.failovers, end.plain_from) == (0, (), (None,))
+    assert end.chunks == receipt(once).chunks
+    assert tokens(events) == tokens(once)
+
+
 async def test_a_retriever_that_is_lost_later_leaves_the_rest_to_the_target() -> None:
     app = LocalApplication(load=load_engine)
     request = question("r", mode="fused", documents=ATLAS, seed=5, max_tokens=40)

@@ -9,6 +9,7 @@ import pytest
 
 import rapid
 from deployments.pools.engine_actor import load_engine
+from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.messages import (
     GenerateRequest,
@@ -19,7 +20,7 @@ from rapid.messages import (
 )
 from tests.answered import ATLAS, receipt, script, tokens
 from tests.fakes import FakeEngine
-from tests.local_pools import LocalApplication
+from tests.local_pools import FOUND, LocalApplication
 from tests.ray_cluster import question
 
 
@@ -59,6 +60,23 @@ async def test_adaptive_lets_the_target_read_what_was_retrieved_beside_its_docum
     assert end.explanation.witness_prompt_ids == tuple(witness.prompt_ids.tolist())
     assert end.timings_ms["witness_prefill"] > 0
     assert tokens(events) == script(5, 12)
+
+
+async def test_a_witness_reads_what_is_retrieved_again() -> None:
+    app = LocalApplication(load=Remembers)
+    app.drafter.load = lambda: FakeEngine(app.config.drafter_pool.engine, wrong_every=7)
+    app.drafter.start()
+    app.retriever.chunk_again = replace(FOUND, id="d:1", text="The well of Ruki is dry.")
+    asked = adaptive(question("r", mode="fused", documents=ATLAS, seed=5, max_tokens=12))
+    asked = replace(asked, speculation=replace(asked.speculation, refresh=True))
+    assert receipt(await app.answered(asked)).choices[0].refreshes == 1
+    target = app.target.engine.actor._engine
+    _, first, again = target.opened
+    text = ChatText.load("embedded:target")
+    assert "lighthouse of Varo is white" in text.decode(first.prompt_ids.tolist())
+    assert "well of Ruki is dry" in text.decode(again.prompt_ids.tolist())
+    assert again.committed == (script(5, 7),)
+    assert list(dict.fromkeys(target.told)) == [first.lease_id, again.lease_id]
 
 
 @pytest.mark.parametrize("settings", [{"transfer": "boost"}, {"transfer": "adaptive", "eta": 0}])
