@@ -289,6 +289,7 @@ def check_scrape(url: str) -> None:
         "ray_rapid_mode_total": 'mode="lossless"',
         "ray_rapid_kv_tier_tokens": 'tier="host"',
         "ray_rapid_retriever_away": 'model_name="fakes"',
+        "ray_rapid_ready": 'model_name="fakes"',
     }
 
     def lines() -> list[str]:

@@ -46,6 +46,13 @@ async def test_a_release_that_overtakes_its_open_is_remembered(actor: EngineActo
     assert await held(actor) == 1
 
 
+async def test_its_metrics_are_as_fresh_as_its_replica_asks(actor: EngineActor) -> None:
+    reported = []
+    actor._metrics.report = reported.append  # type: ignore[method-assign]
+    status = await actor.status()
+    assert reported == [status]
+
+
 async def test_an_engine_that_closed_by_itself_is_not_healthy_and_lives_no_longer(
     actor: EngineActor,
 ) -> None:
