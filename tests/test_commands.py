@@ -63,6 +63,7 @@ FOR_HELP = {
     "benchmarks.engine.quantized": _HUB,
     "benchmarks.method.trainings": "needs other trainings of the models",
     "benchmarks.pictures.house": "draws what is committed, and a copy has no commits",
+    "rapid drain": "drains a node of a running Ray",
     "benchmarks.serving.front_limits": "starts several servers beside each other",
     "benchmarks.serving.lost_ranks": _MINUTES,
     "benchmarks.serving.served_draft_length": _MINUTES,
