@@ -172,6 +172,7 @@ def rapid_receipt(receipt: Receipt) -> Json:
         "reason": receipt.reason,
         "contract": receipt.contract,
         "seed": receipt.seed,
+        "is_fallback": receipt.is_fallback,
         "date": receipt.date.isoformat(),
         "coupling": receipt.coupling,
         "transfer": receipt.transfer,

@@ -136,6 +136,7 @@ class TestWhole:
             "bonus": 0,
             "refreshes": 0,
             "witness_tokens": 0,
+            "is_fallback": False,
             "plain_from": [None],
             "failovers": [],
             "chunks": [{"id": "doc:0", "document": "notes", "score": 1.5, "start": 0, "end": 40}],
