@@ -20,6 +20,7 @@ import argparse
 import asyncio
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from typing import Any
 
 import httpx
 import psutil
+from starlette.responses import JSONResponse
 
 from benchmarks.reporting import ROOT, keep, shown, spread, table
 from deployments.cli.server_process import LOCAL_RAY
@@ -54,6 +56,13 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b'"hello"'})
 
 
+class Hello:
+    """The ingress of Serve's rows."""
+
+    async def __call__(self, request: Any) -> JSONResponse:
+        return JSONResponse("hello")
+
+
 def serve_uvicorn(form: str, port: int) -> None:
     import uvicorn
 
@@ -70,17 +79,13 @@ def serve_ray(form: str, port: int) -> None:
 
     from deployments.api.proxy.serve_internals import router_options
 
-    class Hello:
-        def __serve_build_asgi_app__(self) -> Any:
-            return hello
-
     folder = tempfile.mkdtemp(prefix="rapid-", dir="/tmp")
     try:
         ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=folder,
                  _node_ip_address="127.0.0.1", namespace="front")  # fmt: skip
         serve.start(http_options={"host": "127.0.0.1", "port": port}, proxy_location="HeadOnly")
         options = router_options() if form == "limits" else {}
-        serve.run(serve.deployment(serve.ingress()(Hello), **options).bind(), blocking=True)
+        serve.run(serve.deployment(Hello, **options).bind(), blocking=True)
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
@@ -105,7 +110,7 @@ def server(name: str) -> Iterator[tuple[str, psutil.Process]]:
             wait_until(lambda: is_up(url), PATIENCE_S, every_s=0.5)
             yield url, psutil.Process(process.pid)
         finally:
-            process.terminate()
+            process.send_signal(signal.SIGINT)
             process.wait()
 
 
