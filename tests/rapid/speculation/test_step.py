@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, get_args
@@ -18,7 +19,9 @@ from rapid.messages import DraftBlock
 from rapid.planning import shapes
 from rapid.speculation import step
 from rapid.speculation.acceptance import Judgement, decode_token, propose
+from rapid.speculation.contenders import best_logit, drawn
 from rapid.speculation.draw import Draw
+from rapid.speculation.fused_rows import MANY
 from rapid.speculation.judging import is_within_reach
 from rapid.speculation.questions import (
     Answer,
@@ -29,7 +32,7 @@ from rapid.speculation.questions import (
     ToJudge,
     ToPropose,
 )
-from rapid.speculation.rows import Row
+from rapid.speculation.rows import FINE, Row
 from rapid.speculation.sampling import proposal
 from rapid.speculation.step import answered, answered_together, judged
 from rapid.speculation.weights import softmax
@@ -335,3 +338,20 @@ def test_a_cuda_device_says_what_the_host_says(transfer, coupling, sampling):
     there = [replace(question, logits=question.logits.cuda()) for question in on_host]
     token_ids: Callable[[Any], Any] = lambda said: [one.token_ids for one in said]  # noqa: E731
     assert token_ids(answered(there)) == token_ids(answered(on_host))
+
+
+def test_what_a_temperature_leaves_too_close_is_not_sure_to_be_best():
+    """p is a float64: it rounds an exponent, which is the logit over the temperature."""
+    for temperature, is_sure in ((0.5, True), (2.0, False)):
+        logits = np.array([0.0, -FINE], np.float32)
+        assert best_logit(logits, temperature) == (0, is_sure)
+
+
+def test_a_race_that_lasts_too_long_is_not_sure():
+    """In about one race of 1,100 a token that was not looked at may have won."""
+    logits, unsure = torch.zeros(2048), 0
+    logits[0] = math.log(2 * MANY)  # so that a token of mean weight is not looked at
+    for seed in range(6000):
+        draw = Draw(SamplingConfig(seed=seed), SpeculationConfig(), 0, 0)
+        unsure += not drawn(logits, draw)[1]
+    assert 1 <= unsure <= 30

@@ -9,15 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rapid.config import SpeculationConfig
 from rapid.engines.engine import Engine
+from rapid.engines.execution.replies import Reply
 from rapid.engines.kv.prefix_cache import page_names
 from rapid.engines.kv.sequences import Gap
+from rapid.engines.work.base import Commit
+from rapid.engines.work.drafting import Draft
+from rapid.engines.work.verifying import Scored, Weigh
 from rapid.errors import BadRequest, EngineFailed, LeaseNotFound, OutOfStep, PromptTooLong
 from rapid.messages import DraftBlock, Verdict, as_prompt
 from tests.rapid.engines.gate import EXPECTED, PROMPT, Gate, opened
 from tests.rapid.tiny_models import (
+    VOCAB,
     engine_config,
     lease_request,
     loaded,
@@ -367,3 +373,34 @@ async def test_drafting_ahead_stops_with_its_lease(
     assert list(token_ids) == reference_greedy(other.tolist(), 6)
     num_rows = sum(len(feed.token_ids) for feeds in gate.feeds[4:] for feed in feeds)
     assert num_rows == len(other) - 1 + len(token_ids)
+
+
+async def test_a_call_that_was_given_up_does_not_arrive(engine: Engine) -> None:
+    await opened(engine)
+    state = engine._state
+    with state.guard:  # the compute thread waits
+        work = state.submit(
+            "a", lambda lease: Commit(lease, Verdict("a", 0, 0, (1,), 0, 0, False)), Reply()
+        )
+        state.forget(work)
+        assert work not in state.arrivals()
+
+
+async def test_a_draft_without_a_verdict_keeps_nothing_of_another_block(engine: Engine) -> None:
+    await opened(engine)
+    lease = engine._state.ledger.get("a")
+    lease.sequences[0].draft_ids = [1, 2]  # of a call that was given up
+    Draft(lease, 0, None, 3, set()).begin()
+    assert lease.sequences[0].draft_ids == []
+
+
+async def test_what_is_weighed_is_kept_from_the_next_forward(engine: Engine) -> None:
+    await opened(engine)
+    block = await engine.draft("a", 0, None, 1)
+    buffer = torch.ones(2, VOCAB)  # as a captured forward has for all its steps
+    work = Weigh(engine._state.ledger.get("a"), 0, block, VOCAB)
+    work.begin()
+    work.take(buffer)
+    buffer.zero_()
+    assert isinstance(work.result, Scored)
+    assert (work.result.logits == 1).all()

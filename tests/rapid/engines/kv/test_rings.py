@@ -141,3 +141,9 @@ def test_windows_are_kept_at_a_prompt_s_end_and_ever_further_before_it() -> None
     assert kept.points(300) == {300, 297, 276, 108}
     assert kept.points(2) == {2}
     assert kept.points(0) == set()
+
+
+def test_a_ring_holds_as_many_of_the_last_tokens_as_it_has_slots() -> None:
+    ring = Ring(0, PLAN.ring_tokens, PLAN, stop=PLAN.ring_tokens + 5)
+    assert ring.holds(5)
+    assert not ring.holds(4)

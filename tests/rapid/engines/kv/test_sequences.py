@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rapid.engines.kv.cache import PageTable
+from rapid.engines.kv.rings import RingPool
 from rapid.engines.kv.sequences import Sequence
+from tests.rapid.engines.kv.test_rings import PLAN
 
 TOKENS = st.lists(st.integers(0, 2), max_size=5)  # few ids, so that drafts are often right
 ROUNDS = st.lists(st.tuples(TOKENS, st.integers(0, 6), TOKENS), max_size=12)
@@ -86,3 +88,9 @@ def test_what_is_pending_begins_where_the_kv_ends_also_within_a_draft():
         sequence.num_computed = num_computed
         assert sequence.pending() == pending
         assert sequence.pending(2) == pending[:2]
+
+
+def test_a_ring_bounds_what_may_be_speculated_at_once():
+    ring = RingPool(PLAN).take()
+    assert Sequence([1], (), PageTable((), 16), 1000, ring=ring).room == PLAN.room < 1000
+    assert Sequence([1], (), PageTable((), 16), 3, ring=ring).room == 3
