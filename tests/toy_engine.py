@@ -1,7 +1,7 @@
 """An engine over toy models: the real ledger and the real rule, and no step that computes.
 
-Every call passes `Weather`, which decides what befalls it: nothing, a delay, a failure, the loss of
-its lease.
+Every call visits a `FaultSource`, which decides what befalls it: nothing, a delay, a failure, the
+loss of its lease.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ def _numbers(key: str) -> np.ndarray[Any, Any]:
     return numbers
 
 
-class Weather(Protocol):
+class FaultSource(Protocol):
     """What befalls the calls of engines."""
 
-    async def pass_by(self, engine: ToyEngine, method: str, lease_id: str) -> None:
+    async def visit(self, engine: ToyEngine, method: str, lease_id: str) -> None:
         """Let a call through, late or early, or raise what it ends with."""
         ...
 
@@ -106,9 +106,9 @@ class ToyEngine:
     """The facade of `rapid.engines.engine.Engine` over a toy model."""
 
     def __init__(
-        self, name: str, config: EngineConfig, weather: Weather, clock: Callable[[], float]
+        self, name: str, config: EngineConfig, faults: FaultSource, clock: Callable[[], float]
     ) -> None:
-        self.name, self.config, self._weather = name, config, weather
+        self.name, self.config, self._faults = name, config, faults
         self._leases: dict[str, ToyLease] = {}
         self.ledger = LeaseLedger(
             PagePool(config.kv_cache_tokens // config.page_tokens),
@@ -122,7 +122,7 @@ class ToyEngine:
     # --- leases ---------------------------------------------------------------------------------
 
     async def open(self, request: LeaseRequest, *, expires: bool = True) -> None:
-        await self._weather.pass_by(self, "open", request.lease_id)
+        await self._faults.visit(self, "open", request.lease_id)
         admitted = asyncio.get_running_loop().create_future()
         waiter = self.ledger.prepare(request, admitted.set_result)
         self.ledger.submit(waiter)
@@ -192,7 +192,7 @@ class ToyEngine:
         return await self._call("prefill", lease_id, self._read)
 
     async def _read(self, toy: ToyLease) -> PrefillReceipt:
-        piece_s = self._weather.read_s(self, toy.request.lease_id)
+        piece_s = self._faults.read_s(self, toy.request.lease_id)
         num_tokens = len(toy.request.prompt_ids)
         for piece in range(1, 9):
             await _sleep(piece_s)
@@ -268,9 +268,9 @@ class ToyEngine:
         lease = self._lease(lease_id).lease
         lease.busy.add(0)
         try:
-            await self._weather.pass_by(self, method, lease_id)
+            await self._faults.visit(self, method, lease_id)
             answer = await work(self._lease(lease_id))
-            await self._weather.pass_by(self, method, lease_id)
+            await self._faults.visit(self, method, lease_id)
             self._lease(lease_id)
             return answer
         finally:

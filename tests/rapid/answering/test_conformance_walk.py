@@ -51,24 +51,24 @@ class Fault:
     kind: str
 
 
-class Sky:
-    """The weather of one pair of engines: calm, slow, or with up to `num_left` faults."""
+class FaultInjector:
+    """Delays and faults of one pair of engines: none, delays alone, or up to `num_left` faults."""
 
     def __init__(self, random: Random, *, is_remote: bool) -> None:
         self._random, self._is_remote = random, is_remote
         self.num_steps = self.num_left = 0
-        self.is_slow = False
+        self.is_slow = self.is_rag = False
         self.faults: list[Fault] = []
         self.app: LocalApplication | None = None
 
-    def turn(self) -> None:
-        """Other weather, for the next request."""
+    def draw(self) -> None:
+        """Draw what may befall the next request."""
         self.faults = []
         self.is_slow = self._random.random() < 0.5
         self.num_left = self._random.choice((0, 0, 1, 1, 1, 2, 3, 4))
         self._rate = self._random.choice((0.02, 0.1, 0.3))
 
-    async def pass_by(self, engine: ToyEngine, method: str, lease_id: str) -> None:
+    async def visit(self, engine: ToyEngine, method: str, lease_id: str) -> None:
         self.num_steps += 1
         await asyncio.sleep(self._random.choice((0.0, 0.01, 0.1)))
         if self.is_slow and self._random.random() < 0.2:
@@ -87,8 +87,6 @@ class Sky:
     def _hanging(self) -> tuple[str, ...]:
         """Roles whose prefill is given up when it hangs, but for the drafter's in `rag`."""
         return () if self.is_rag else ("drafter", "witness")
-
-    is_rag = False
 
     def _longest_s(self, lease_id: str, method: str) -> float:
         """Longest delay that is no hang: the target's may be any."""
@@ -152,15 +150,15 @@ class Walk:
         while self._num_left > 0:
             await self._open()
             for _ in range(4):
-                before = self._sky.num_steps
+                before = self._injector.num_steps
                 await self._ask()
-                self._num_left -= self._sky.num_steps - before
+                self._num_left -= self._injector.num_steps - before
 
     async def _open(self) -> None:
         """Another application, with other settings."""
         random = self._random
         self._engines = []
-        self._sky = Sky(random, is_remote=self._place == "over ray")
+        self._injector = FaultInjector(random, is_remote=self._place == "over ray")
         drafter = random.choice((None, None, None, "target", "prompt_lookup"))
         app = LocalApplication(
             drafter=drafter,  # type: ignore[arg-type]
@@ -171,7 +169,7 @@ class Walk:
             acceptance_site=random.choice(("target", "target", "orchestrator")),
         )
         app.retriever.chunk_again = AGAIN
-        self._sky.app = app
+        self._injector.app = app
         self._services: Services = app._services
         if self._place == "in process":
             pools = [LocalPool(each.engine.actor._engine) for each in (app.target, app.drafter)]
@@ -188,7 +186,7 @@ class Walk:
 
     def _load(self, config: EngineConfig) -> Any:
         name = config.model.removeprefix("embedded:")
-        engine = ToyEngine(name, config, self._sky, self._loop.time)
+        engine = ToyEngine(name, config, self._injector, self._loop.time)
         self._engines.append(engine)
         return engine
 
@@ -223,11 +221,17 @@ class Walk:
         )
 
     async def _ask(self) -> None:
-        request, sky = self._request(), self._sky
-        sky.turn()
-        sky.is_rag = request.speculation.mode == "rag"
+        request, injector = self._request(), self._injector
+        injector.draw()
+        injector.is_rag = request.speculation.mode == "rag"
         events: list[GenerationEvent] = []
-        story = (self._place, self._drafter, request.speculation, request.temperature, sky.faults)
+        story = (
+            self._place,
+            self._drafter,
+            request.speculation,
+            request.temperature,
+            injector.faults,
+        )
         error: RapidError | None = None
         try:
             async with asyncio.timeout(100_000):
@@ -238,7 +242,7 @@ class Walk:
             error = raised
         except TimeoutError:
             raise AssertionError(f"it hangs: {story}") from None
-        faults, sky.num_left, sky.is_slow = list(sky.faults), 0, False
+        faults, injector.num_left, injector.is_slow = list(injector.faults), 0, False
         if error is not None:
             self._count("refused")
             assert not isinstance(error, OutOfStep), (story, error)
@@ -322,7 +326,7 @@ class Walk:
 
     @property
     def _living(self) -> list[ToyEngine]:
-        app = self._sky.app
+        app = self._injector.app
         assert app is not None
         return [each.engine.actor._engine for each in (app.target, app.drafter)]
 
