@@ -61,12 +61,12 @@ class Progress:
     def outcome(self) -> Decision:
         """The mode, reason and contract of the receipt.
 
-        They are those of the decision, unless a fused answer has lost its drafter before its first
-        token, and so is all the target's own.
+        They are those of the decision, unless the answers have lost their drafter before the first
+        token, and so are all the target's own.
         """
         assert self.decision is not None
         is_plain = all(answer.statistics.plain_from == 0 for answer in self.answers)
-        if self.decision.contract in FUSING and is_plain:
+        if self.decision.is_drafted and is_plain:
             return without_drafter("drafter lost", at_start=False)
         return self.decision
 

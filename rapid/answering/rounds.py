@@ -180,6 +180,8 @@ class Rounds:
         if not found.evidence.num_chunks:
             return None
         max_tokens = self._session.terms.max_tokens
+        record = self._progress.record
+        before = record.chunks, dict(record.prompts)
         try:
             self._readings.fit("drafter", len(found.prompt_ids), max_tokens)
             await self._readings.use(found, has_witness=isinstance(source, WitnessedSource))
@@ -188,6 +190,7 @@ class Rounds:
         except TargetUnavailable:
             raise
         except RapidError as error:
+            record.chunks, record.prompts = before  # what was drafted was drafted from these
             await verifier.check()
             raise DrafterUnavailable(f"The drafter cannot go on reading: {error}") from error
         answer.statistics.refreshes += 1

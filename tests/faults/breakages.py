@@ -121,7 +121,7 @@ def _faults() -> Iterator[tuple[str, Fault]]:
     )
     yield (
         "Qdrant stopped",
-        Fault(lambda service: service.qdrant.stop(), Allowed(refuses=RETRIEVING)),
+        Fault(lambda service: service.qdrant.stop(), Allowed(refuses=RETRIEVING, lasts=True)),
     )
     yield (
         "Qdrant started",

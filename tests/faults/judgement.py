@@ -22,6 +22,7 @@ class Allowed:
         breaks: Whether connections in flight may break, which a proxy may also tell; the same
             requests must then be answered.
         refuses: Modes that may be refused in the standard phase.
+        lasts: Whether that goes on afterwards, as nothing comes back by itself.
         slows: The longest wait for the first token, as a factor of that without a fault.
         share: The share of requests that `slows` is about.
         pause_s: The longest time without text in an answer of the standard phase.
@@ -35,6 +36,7 @@ class Allowed:
 
     breaks: bool = False
     refuses: tuple[str, ...] = ()
+    lasts: bool = False
     slows: float | None = None
     share: float = 0.95
     pause_s: float | None = None
@@ -204,14 +206,8 @@ def _wrong_ends(run: Run) -> Iterator[str]:
     full_until = max((each.began + SLOW_S for each in run.in_phase("overflow")), default=0.0)
     shed = [
         each
-        for each in run.in_phase("standard")
-        if each.end == "refused"
-        and MODES[each.arrival.question % len(MODES)] not in run.allowed.refuses
-    ]
-    shed += [
-        each
-        for each in run.in_phase("recovery")
-        if each.end == "refused" and each.began > full_until
+        for each in (*run.in_phase("standard"), *run.in_phase("recovery"))
+        if each.end == "refused" and not _may_be_refused(each, run.allowed, full_until)
     ]
     if shed:
         modes = Counter(
@@ -286,3 +282,12 @@ def _wrong_health(run: Run) -> Iterator[str]:
         yield f"/-/healthz was not well {len(ill)} times of {len(run.health)}: {ill[0]}"
     elif (longest := max(seconds for _, _, seconds in run.health)) > run.allowed.health_s:
         yield f"/-/healthz took {1e3 * longest:.0f} ms"
+
+
+def _may_be_refused(outcome: Outcome, allowed: Allowed, full_until: float) -> bool:
+    """Return whether a fault, or the overflow before it, excuses a refusal."""
+    is_late = outcome.arrival.phase == "recovery"
+    if is_late and outcome.began <= full_until:
+        return True
+    mode = MODES[outcome.arrival.question % len(MODES)]
+    return mode in allowed.refuses and (allowed.lasts or not is_late)

@@ -86,8 +86,8 @@ async def run_fault(
     over = run.injected + standard_s - INJECTED_AT_S
     if fault.allowed.lost_s is not None:  # nothing comes back, and what asks Ray would wait
         await asyncio.sleep(over - time.monotonic())
-        asking.cancel()
-        watching.cancel()
+        for task in (asking, *watching):
+            task.cancel()
         return run
     whole = asyncio.create_task(service.whole_again(run.injected))
     await asyncio.sleep(max(0.0, over - time.monotonic()))

@@ -99,6 +99,10 @@ def test_whatever_is_wrong_is_said(seen: Run, said: str) -> None:
         run(outcome(6.0, is_declared=True), allowed=Allowed(alone_s=5.0)),
         run(outcome(question=1, ended=17.0), allowed=Allowed(pause_s=15.0)),  # not streamed
         run(outcome(question=FUSED, end="refused"), allowed=Allowed(refuses=("fused",))),
+        run(
+            outcome(phase="recovery", question=FUSED, end="refused"),
+            allowed=Allowed(refuses=("fused",), lasts=True),
+        ),
         run(outcome(), ready=[(1.5, 0, 0.1)], allowed=Allowed(breaks=True)),
         run(outcome(phase="overflow"), outcome(5.9, phase="recovery", end="refused")),
     ],

@@ -12,7 +12,7 @@ import rapid
 from deployments.api.errors import http_error
 from deployments.pools.engine_actor import load_engine
 from rapid.checkpoints.text import ChatText
-from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig, Transfer
+from rapid.config import EngineConfig, Mode, SamplingConfig, SpeculationConfig, Transfer
 from rapid.errors import DrafterUnavailable, EngineFailed, OutOfStep, Overloaded
 from rapid.messages import (
     GenerationEvent,
@@ -266,11 +266,14 @@ async def test_what_must_be_fused_is_an_error_where_the_drafter_is_lost_before_t
             await lease.closed.wait()
 
 
+@pytest.mark.parametrize("mode", ["auto", "lossless"])
 @pytest.mark.parametrize("how", EARLY)
-async def test_auto_goes_on_without_the_drafter_and_its_receipt_says_so(how: str) -> None:
-    events = await with_drafter(how).answered(
-        question("r", documents=ATLAS, seed=5, max_tokens=12, explain=True)
-    )
+async def test_others_go_on_without_the_drafter_and_the_receipt_says_so(
+    how: str, mode: Mode
+) -> None:
+    asked = question("r", mode=mode, documents=ATLAS, seed=5, max_tokens=12, explain=True)
+    waits = replace(asked.speculation, coupling="maximal")  # without it lossless may rest first
+    events = await with_drafter(how).answered(replace(asked, speculation=waits))
     end = receipt(events)
     assert (end.mode, end.contract, end.eta, end.is_fallback) == ("plain", "target", 0.0, True)
     assert end.reason == "the drafter was lost before the first token: the target went on alone"
