@@ -79,6 +79,7 @@ FOR_HELP = {
     "rapid ask": _SERVER,
     "rapid models get": _HUB,
     "rapid models path": _HUB,
+    "rapid replay": "needs a receipt; tests/rapid/test_replay.py makes one",
     "rapid serve": "runs until it is stopped; tests/end_to_end/test_lost_ray.py does",
     "tests.faults": _MINUTES,
     "tests.mutants": _MINUTES,

@@ -17,6 +17,7 @@ from deployments.cli import (
     manifests,
     models,
     planning,
+    replaying,
     samples,
     serving,
 )
@@ -55,6 +56,7 @@ def _options(
 
 
 app.command("ask")(asking.ask)
+app.command("replay")(replaying.replay)
 app.command("sample-document")(samples.sample_document)
 app.command("serve")(serving.serve)
 app.command("apply")(serving.apply)

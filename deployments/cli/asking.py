@@ -83,6 +83,12 @@ def ask(
     stats: Annotated[
         bool, typer.Option("--stats", help="Print under which contract, and how fast.")
     ] = False,
+    receipt_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--receipt", help="Write what 'rapid replay' needs to a file.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Ask a question about documents; the answer streams.
 
@@ -115,6 +121,7 @@ def ask(
         "retrieval_tokens": retrieval_tokens,
         "documents": documents,
         "progress": True,
+        "explain": "tokens" if receipt_file else None,
     }
     body = {
         "messages": [{"role": "user", "content": question}],
@@ -132,7 +139,12 @@ def ask(
         if card.get("rapid", {}).get("embedded"):
             _warn_of_foreign(documents or [{"name": "the question", "text": question}])
         silence_s = card.get("rapid", {}).get("silence_s", 0.0)
-        receipt, usage = _stream(client, body | {"model": card["id"]}, silence_s)
+        body["model"] = card["id"]
+        receipt, usage = _stream(client, body, silence_s)
+    if receipt_file is not None:
+        _write(
+            receipt_file, body, receipt, is_embedded=card.get("rapid", {}).get("embedded", False)
+        )
     if (line := origin(receipt, documents)) is not None:
         note(line)
     for place, text in passages(receipt, documents) if sources else ():
@@ -171,6 +183,17 @@ def _read(paths: list[Path]) -> list[_Json]:
         name = path.name if names.count(path.name) == 1 else str(path)
         documents.append({"name": name, "text": text})
     return documents
+
+
+def _write(path: Path, body: _Json, receipt: _Json, *, is_embedded: bool) -> None:
+    """Write the file that ``rapid replay`` reads; a server names no models but the embedded."""
+    content: _Json = {"request": body, "receipt": receipt}
+    if is_embedded:
+        content["models"] = {"target": "embedded:target", "drafter": "embedded:drafter"}
+    try:
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        fail(f"{path} cannot be written: {error.strerror}")
 
 
 def _client(url: str, api_key: str | None) -> httpx.Client:

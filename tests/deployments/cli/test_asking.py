@@ -19,7 +19,8 @@ from deployments.config.serve_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
 from rapid.embedded.generator import generate_document
 from rapid.errors import EngineFailed, Overloaded, PromptTooLong, TargetUnavailable
-from rapid.messages import ChunkUsed, Finished, Reading, TextDelta
+from rapid.messages import ChunkUsed, Explanation, Finished, Reading, TextDelta
+from rapid.replay import read_receipt
 from tests.deployments.cli.command import rapid
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
 
@@ -96,6 +97,23 @@ class TestAsk:
         shown = rapid("ask", "Who?", "--url", serve().url, "--stats").stdout
         for expected in ("fused", "6 of 9 tokens accepted (67%)", "notes [0:40]", "100 read"):
             assert expected in shown
+
+    def test_what_replay_needs_is_written_to_a_file(self, serve, tmp_path):
+        explanation = Explanation((1, 2), (3,), (), ((4, 5),), (("drafted", "corrected"),))
+        told = replace(receipt(), explanation=explanation)
+        server = serve(STARTED, TextDelta(0, "Hi", (), "stop"), Finished(told), is_embedded=True)
+        path = tmp_path / "receipt.json"
+        options = ("--url", server.url, "--temperature", "0.5", "--receipt", str(path))
+        assert rapid("ask", "Who?", *options).exit_code == 0
+        assert server.orchestrator.requests[0].explain
+        file = read_receipt(path.read_bytes())
+        assert (file.request.temperature, file.receipt.contract) == (0.5, told.contract)
+        assert (file.models.target, file.models.drafter) == ("embedded:target", "embedded:drafter")
+        assert file.receipt.explain is not None
+        assert file.receipt.explain.token_ids == ((4, 5),)
+        missing = ("--receipt", str(tmp_path / "no folder" / "file"))
+        refused = rapid("ask", "Who?", "--url", server.url, *missing)
+        assert (refused.exit_code, "cannot be written" in refused.stderr) == (1, True)
 
     def test_how_far_the_server_has_read_is_one_line_where_nobody_watches(self, serve):
         text = TextDelta(0, "Hello", (), "stop")

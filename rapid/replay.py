@@ -1,0 +1,306 @@
+"""Recompute an answer from its receipt, token by token, by `rapid.reference`.
+
+A receipt with its explanation holds the prompts and the answer as token ids, the seed and every
+resolved setting, so that neither documents nor retrieval are needed, only the models. Each token is
+computed after the tokens that stand before it in the receipt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from transformers import AutoModelForCausalLM
+
+from rapid import reference
+from rapid.checkpoints.files import checkpoint_source, load_tokenizer
+from rapid.checkpoints.gguf import is_gguf
+from rapid.checkpoints.vocabulary import num_ids
+from rapid.config import Contract, Coupling, Transfer
+from rapid.messages import Origin
+from rapid.reference import Reader
+
+Ids = tuple[int, ...]
+Role = Literal["target", "drafter"]
+
+
+class CannotReplay(ValueError):
+    """A file from which no answer can be recomputed; ``str()`` is a sentence for the user."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class SampledRequest(_Part):
+    """What a request's body says about sampling, which its receipt leaves out."""
+
+    temperature: float = Field(ge=0)
+    top_p: float | None = None
+    top_k: int | None = None
+
+
+class ExplainedTokens(_Part):
+    """The ``explain`` object of a receipt; see `rapid.messages.Explanation`."""
+
+    target_prompt_ids: Ids
+    drafter_prompt_ids: Ids
+    witness_prompt_ids: Ids
+    token_ids: tuple[Ids, ...]
+    origins: tuple[tuple[Origin, ...], ...]
+
+
+class ExplainedReceipt(_Part):
+    """The ``rapid`` object of a response, as far as the tokens depend on it."""
+
+    contract: Contract
+    seed: int
+    coupling: Coupling
+    transfer: Transfer
+    eta: float
+    plausibility: float
+    draft_top_k: int | None
+    transfer_temperature: float
+    refreshes: int
+    plain_from: tuple[int | None, ...]
+    explain: ExplainedTokens | None = None
+
+
+class KnownModels(_Part):
+    """The names of the models, where the one who wrote the file knew them."""
+
+    target: str | None = None
+    drafter: str | None = None
+
+
+class ReceiptFile(_Part):
+    """The content of a file that ``rapid ask --receipt`` writes."""
+
+    request: SampledRequest
+    receipt: ExplainedReceipt
+    models: KnownModels = KnownModels()
+
+
+class Mismatch(NamedTuple):
+    """The first token that the contract does not explain.
+
+    Attributes:
+        choice: Index of the answer, for requests with `n` above 1.
+        position: Index of the token in the answer, from 0.
+        token_id: What the receipt has there.
+        expected_id: What the contract gives there.
+    """
+
+    choice: int
+    position: int
+    token_id: int
+    expected_id: int
+
+
+def read_receipt(content: str | bytes) -> ReceiptFile:
+    """Read the content of a receipt's file.
+
+    Raises:
+        CannotReplay: It is no receipt, or lacks something without which the tokens are not
+            determined.
+    """
+    try:
+        file = ReceiptFile.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        what = f"{where}: {first['msg']}" if where else first["msg"]
+        raise CannotReplay(
+            f"this is no receipt that 'rapid ask --receipt' wrote ({what})"
+        ) from None
+    explain = file.receipt.explain
+    if explain is None:
+        raise CannotReplay("the receipt has no token ids: ask with rapid.explain 'tokens'")
+    lengths = [len(each) for each in explain.token_ids]
+    if not any(lengths) or lengths != [len(each) for each in explain.origins]:
+        raise CannotReplay("the receipt has no tokens, or not one origin for each of them")
+    if len(file.receipt.plain_from) != len(lengths):
+        raise CannotReplay("the receipt has not one plain_from for each answer")
+    if file.receipt.refreshes:
+        raise CannotReplay(
+            "the drafter's prompt was retrieved again during the answer, and the receipt has only "
+            "the first one: an answer with refreshes cannot be replayed"
+        )
+    return file
+
+
+class Models:
+    """Target and drafter, each loaded when it is needed first, in float32 and without a download.
+
+    Args:
+        target: A checkpoint directory, the name of a hub model that is on this machine, a name of
+            the catalogue, or an embedded model.
+        drafter: Likewise.
+    """
+
+    def __init__(self, target: str | None, drafter: str | None) -> None:
+        self._names: dict[Role, str | None] = {"target": target, "drafter": drafter}
+        self._loaded: dict[str, tuple[Any, Any]] = {}
+
+    def reader(self, role: Role, prompt_ids: Ids) -> Reader:
+        """Return a reader of a prompt.
+
+        Raises:
+            CannotReplay: The model is not named or cannot be loaded, or it has too few tokens.
+            ConfigurationError: Its name or its tokenizer is at fault.
+        """
+        model, tokenizer = self._load(role)
+        vocab = num_ids(tokenizer)
+        if not prompt_ids:
+            raise CannotReplay(f"the receipt has no prompt of the {role}")
+        check_ids(prompt_ids, vocab, role)
+        return Reader(model, prompt_ids, vocab)
+
+    def decode(self, role: Role, token_id: int) -> str:
+        """Return the text of a token."""
+        text: str = self._load(role)[1].decode([token_id])
+        return text
+
+    def check_answer(self, role: Role, token_ids: Ids) -> None:
+        """Raise `CannotReplay` if the answer has tokens that the model lacks."""
+        check_ids(token_ids, num_ids(self._load(role)[1]), role)
+
+    def _load(self, role: Role) -> tuple[Any, Any]:
+        name = self._names[role]
+        if name is None:
+            raise CannotReplay(f"the file does not name the {role}: give it with --{role}")
+        if name not in self._loaded:
+            source = checkpoint_source(name)
+            if is_gguf(source):
+                raise CannotReplay(f"{name} is a GGUF file: replay needs the model's safetensors")
+            try:
+                model = AutoModelForCausalLM.from_pretrained(
+                    source, dtype=torch.float32, local_files_only=True
+                )
+            except (OSError, ValueError) as error:
+                why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                raise CannotReplay(f"the {role} {name} cannot be loaded: {why}") from None
+            self._loaded[name] = (model.eval(), load_tokenizer(name))
+        return self._loaded[name]
+
+
+def check_ids(token_ids: Ids, vocab: int, role: Role) -> None:
+    """Raise `CannotReplay` if some ids are not below `vocab`, the number of the model's tokens."""
+    if not all(0 <= each < vocab for each in token_ids):
+        raise CannotReplay(
+            f"the receipt has tokens that the {role} lacks: it is not the model that was asked"
+        )
+
+
+def find_mismatch(
+    file: ReceiptFile, models: Models, tell: Callable[[int], None] = lambda _: None
+) -> Mismatch | None:
+    """Return the first token that the receipt's contract does not explain, or None.
+
+    Args:
+        file: The receipt, from `read_receipt`.
+        models: The models that were asked.
+        tell: Called with the number of tokens that are recomputed.
+
+    Raises:
+        CannotReplay: The models are others, or the receipt lacks a prompt.
+        ConfigurationError: The name of a model is at fault.
+    """
+    explain = file.receipt.explain
+    assert explain is not None
+    num_done = 0
+    for choice, token_ids in enumerate(explain.token_ids):
+        models.check_answer(answering_role(file.receipt), token_ids)
+        for position, expected in enumerate(_recompute(file, explain, models, choice)):
+            if expected != token_ids[position]:
+                return Mismatch(choice, position, token_ids[position], expected)
+            num_done += 1
+            tell(num_done)
+    return None
+
+
+def answering_role(receipt: ExplainedReceipt) -> Role:
+    """Return which model answers, or judges what the other drafts."""
+    return "drafter" if receipt.contract == "drafter" else "target"
+
+
+def _recompute(
+    file: ReceiptFile, explain: ExplainedTokens, models: Models, choice: int
+) -> Iterator[int]:
+    """Yield the token that the contract gives at each position, after the receipt's before it."""
+    receipt = file.receipt
+    role = answering_role(receipt)
+    prompts = {"target": explain.target_prompt_ids, "drafter": explain.drafter_prompt_ids}
+    alone = (models.reader(role, prompts[role]),)
+    together: Sequence[Reader] = alone
+    if _needs_drafter(file, explain, choice):
+        if receipt.contract == "target" and not explain.drafter_prompt_ids:
+            raise CannotReplay(
+                "the drafts came from prompt lookup, and what it drafted is not in the receipt: "
+                "ask with a seed, so that the draft does not change the text"
+            )
+        together = (*alone, models.reader("drafter", explain.drafter_prompt_ids))
+        if explain.witness_prompt_ids:
+            together = (*together, models.reader("target", explain.witness_prompt_ids))
+    settings = _settings(file, choice)
+    token_ids, log_odds = explain.token_ids[choice], 0.0
+    for position, origin in enumerate(explain.origins[choice]):
+        readers = together if _is_judged(receipt, choice, position, origin) else alone
+        (token,) = reference.generate(
+            settings,
+            position + 1,
+            *readers,
+            committed=token_ids[:position],
+            log_odds=log_odds,
+        )
+        log_odds = token.log_odds
+        yield token.id
+
+
+def _needs_drafter(file: ReceiptFile, explain: ExplainedTokens, choice: int) -> bool:
+    """Return whether some token depends on a drafter."""
+    receipt = file.receipt
+    if receipt.contract == "target" and file.request.temperature == 0:
+        return False
+    return any(
+        _is_judged(receipt, choice, position, origin)
+        for position, origin in enumerate(explain.origins[choice])
+    )
+
+
+def _is_judged(receipt: ExplainedReceipt, choice: int, position: int, origin: Origin) -> bool:
+    """Return whether a token depends on what the drafter reads or drafts at its position.
+
+    The receipt's word decides where the draft lengths do: a bonus token of `paper`, and a round
+    without a draft in `lossless` under `maximal`, are the target's own.
+    """
+    plain_from = receipt.plain_from[choice]
+    if plain_from is not None and position >= plain_from:
+        return False
+    if receipt.contract == "fused":
+        return True
+    if receipt.contract == "paper":
+        return origin != "bonus"
+    is_drafted = receipt.contract == "target" and receipt.coupling == "maximal"
+    return is_drafted and origin in ("drafted", "corrected")
+
+
+def _settings(file: ReceiptFile, choice: int) -> reference.Settings:
+    request, receipt = file.request, file.receipt
+    return reference.Settings(
+        seed=receipt.seed,
+        choice=choice,
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        rule="paper" if receipt.contract == "paper" else "exact",
+        transfer=receipt.transfer,
+        eta=receipt.eta,
+        plausibility=receipt.plausibility,
+        draft_top_k=receipt.draft_top_k,
+        transfer_temperature=receipt.transfer_temperature,
+        coupling=receipt.coupling,
+        max_draft=1,  # one token at a time: what is drawn is a function of its position
+    )

@@ -1,0 +1,204 @@
+"""Answers of the embedded pair, recomputed from their receipts by the specification."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rapid
+from deployments.api.responses import rapid_receipt
+from rapid.answering.request import RequestRun
+from rapid.asking import as_request
+from rapid.embedded.example import Example
+from rapid.embedded.generator import generate_document
+from rapid.pair import Pair, Stream
+from rapid.replay import CannotReplay, Mismatch, Models, find_mismatch, read_receipt
+from tests.deployments.cli.command import rapid as command
+
+DOCUMENT = generate_document(7, 1500)
+MODELS = {"target": "embedded:target", "drafter": "embedded:drafter"}
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    with rapid.open("embedded:target", drafter="embedded:drafter") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def models() -> Models:
+    return Models(MODELS["target"], MODELS["drafter"])
+
+
+def ask(pair: Pair, num_choices: int = 1, **settings: object) -> Json:
+    """Return the file of an answer of 16 tokens at most, as ``rapid ask --receipt`` writes it."""
+    settings = {"temperature": 0.8, "max_tokens": 16} | settings
+    question = DOCUMENT.questions[0].question
+    request = as_request("a", question, [DOCUMENT.text], settings, is_streamed=False)
+    run = RequestRun(pair._services, replace(request, explain=True, num_choices=num_choices))
+    stream = Stream(pair, run.events())
+    assert "".join(stream)
+    assert stream.answer is not None
+    asked = {name: settings[name] for name in ("temperature", "top_p", "top_k") if name in settings}
+    receipt = rapid_receipt(stream.answer.receipt)
+    return json.loads(json.dumps({"request": asked, "receipt": receipt, "models": MODELS}))
+
+
+def replay(file: Json, models: Models) -> Mismatch | None:
+    return find_mismatch(read_receipt(json.dumps(file)), models)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mode": "plain", "seed": 7},
+        {"mode": "plain", "seed": 7, "top_p": 0.7, "top_k": 5},
+        {"mode": "plain", "temperature": 0.0},
+        {"mode": "lossless", "seed": 7},
+        {"mode": "lossless", "seed": 7, "coupling": "maximal"},
+        {"mode": "lossless"},
+        {"mode": "lossless", "temperature": 0.0},
+        {"mode": "fused", "seed": 7},
+        {"mode": "fused", "seed": 7, "temperature": 2.0, "transfer": "boost", "eta": 3.0},
+        {"mode": "fused", "temperature": 2.0},
+        {"mode": "fused", "temperature": 0.0},
+        {"mode": "paper", "seed": 7, "temperature": 2.0},
+        {"mode": "rag", "seed": 7},
+        {"mode": "auto", "seed": 7},
+    ],
+    ids=str,
+)
+def test_the_contract_explains_every_token_of_an_answer(pair, models, settings):
+    assert replay(ask(pair, **settings), models) is None
+
+
+@pytest.mark.parametrize("mode", ["plain", "fused", "rag"])
+def test_a_token_that_was_changed_is_named(pair, models, mode):
+    file = ask(pair, mode=mode, seed=7)
+    (token_ids,) = file["receipt"]["explain"]["token_ids"]
+    was = token_ids[3]
+    token_ids[3] = was + 1
+    assert replay(file, models) == Mismatch(0, 3, was + 1, was)
+
+
+def test_every_choice_is_recomputed_with_its_own_noise(pair, models):
+    file = ask(pair, num_choices=2, mode="plain", seed=7, temperature=2.0)
+    explain = file["receipt"]["explain"]
+    first, second = explain["token_ids"]
+    assert first != second
+    assert replay(file, models) is None
+    explain["token_ids"], explain["origins"] = [first, first], [explain["origins"][0]] * 2
+    found = replay(file, models)
+    assert found is not None
+    assert (found.choice, found.expected_id) == (1, second[found.position])
+
+
+def test_another_seed_does_not_explain_the_answer(pair, models):
+    file = ask(pair, mode="plain", seed=7, temperature=2.0)
+    file["receipt"]["seed"] = 8
+    assert replay(file, models) is not None
+
+
+def test_a_contract_that_was_changed_does_not_explain_the_answer(pair, models):
+    fused, plain = (
+        ask(pair, mode=mode, seed=7, temperature=2.0)["receipt"]["explain"]["token_ids"][0]
+        for mode in ("fused", "plain")
+    )
+    differs = next(i for i, (x, y) in enumerate(zip(fused, plain, strict=False)) if x != y)
+    file = ask(pair, mode="fused", seed=7, temperature=2.0)
+    file["receipt"]["contract"] = "target"
+    assert replay(file, models) == Mismatch(0, differs, fused[differs], plain[differs])
+
+
+def test_from_where_the_drafter_was_lost_the_target_s_own_tokens_are_right(pair, models):
+    file = ask(pair, mode="fused", seed=7, temperature=2.0)
+    plain = ask(pair, mode="plain", seed=7, temperature=2.0)
+    alone = plain["receipt"]["explain"]["token_ids"]
+    assert file["receipt"]["explain"]["token_ids"] != alone
+    explain = file["receipt"]["explain"]
+    explain["token_ids"], explain["origins"] = alone, plain["receipt"]["explain"]["origins"]
+    assert replay(file, models) is not None
+    file["receipt"]["plain_from"] = [0]
+    assert replay(file, models) is None
+
+
+@pytest.fixture(scope="module")
+def good(pair: Pair) -> Json:
+    return ask(pair, mode="fused", seed=7)
+
+
+def write(folder: Path, content: object) -> str:
+    path = folder / "receipt.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return str(path)
+
+
+def test_the_command_says_that_all_is_explained(good, tmp_path):
+    done = command("replay", write(tmp_path, good))
+    count = len(good["receipt"]["explain"]["token_ids"][0])
+    told = f"all {count} tokens are explained by the contract 'fused' (seed 7)\n"
+    assert (done.stdout, done.exit_code) == (told, 0)
+
+
+def test_the_command_names_the_token_that_is_not(good, tmp_path):
+    file = copy.deepcopy(good)
+    (token_ids,) = file["receipt"]["explain"]["token_ids"]
+    was, token_ids[2] = token_ids[2], token_ids[2] + 1
+    wrong, right = (repr(Example().decode([each])) for each in (was + 1, was))
+    done = command("replay", write(tmp_path, file))
+    told = f"token 2 ({wrong}) is not explained: the contract 'fused' gives {right} there\n"
+    assert (done.stdout, done.exit_code) == (told, 1)
+
+
+def test_what_cannot_be_replayed_is_told_in_a_sentence(good, tmp_path):
+    def told(**changes: object) -> str:
+        done = command("replay", write(tmp_path, good | changes))
+        assert (done.exit_code, done.stdout) == (2, "")
+        return done.stderr
+
+    def with_receipt(**changes: object) -> str:
+        return told(receipt=good["receipt"] | changes)
+
+    explain = good["receipt"]["explain"]
+    assert "no receipt that" in told(receipt={})
+    assert "request.temperature" in told(request={})
+    assert "give it with --target" in told(models={})
+    assert "embedded models are" in told(models={"target": "embedded:other"})
+    assert "cannot be loaded" in told(models={"target": str(tmp_path)})
+    assert "explain 'tokens'" in with_receipt(explain=None)
+    assert "cannot be replayed" in with_receipt(refreshes=1)
+    assert "one origin for each" in with_receipt(explain=explain | {"origins": [[]]})
+    assert "no prompt of the drafter" in with_receipt(explain=explain | {"drafter_prompt_ids": []})
+    other = explain | {"target_prompt_ids": [10**6]}
+    assert "not the model that was asked" in with_receipt(explain=other)
+    looked_up = explain | {"drafter_prompt_ids": []}
+    told_of_lookup = with_receipt(contract="target", coupling="maximal", explain=looked_up)
+    assert "prompt lookup" in told_of_lookup
+
+
+def test_a_file_that_is_no_json_or_is_missing_is_told(tmp_path):
+    path = tmp_path / "receipt.json"
+    assert "cannot be read" in command("replay", str(path)).stderr
+    path.write_bytes(b"\xff{")
+    done = command("replay", str(path))
+    assert (done.exit_code, "no receipt" in done.stderr) == (2, True)
+
+
+def test_another_target_does_not_explain_the_answer(pair, models):
+    file = ask(pair, mode="plain", seed=7, temperature=2.0)
+    assert replay(file, models) is None
+    assert replay(file, Models(MODELS["drafter"], None)) is not None
+
+
+def test_a_receipt_needs_a_prompt(good):
+    file = copy.deepcopy(good)
+    file["receipt"]["explain"]["target_prompt_ids"] = []
+    with pytest.raises(CannotReplay, match="no prompt of the target"):
+        replay(file, Models(MODELS["target"], MODELS["drafter"]))
