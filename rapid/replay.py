@@ -131,7 +131,7 @@ def read_receipt(content: str | bytes) -> ReceiptFile:
     return file
 
 
-class Models:
+class ReplayModels:
     """Target and drafter, each loaded when it is needed first, in float32 and without a download.
 
     Args:
@@ -195,7 +195,7 @@ def check_ids(token_ids: Ids, vocab: int, role: Role) -> None:
 
 
 def find_mismatch(
-    file: ReceiptFile, models: Models, tell: Callable[[int], None] = lambda _: None
+    file: ReceiptFile, models: ReplayModels, tell: Callable[[int], None] = lambda _: None
 ) -> Mismatch | None:
     """Return the first token that the receipt's contract does not explain, or None.
 
@@ -227,7 +227,7 @@ def answering_role(receipt: ExplainedReceipt) -> Role:
 
 
 def _recompute(
-    file: ReceiptFile, explain: ExplainedTokens, models: Models, choice: int
+    file: ReceiptFile, explain: ExplainedTokens, models: ReplayModels, choice: int
 ) -> Iterator[int]:
     """Yield the token that the contract gives at each position, after the receipt's before it."""
     receipt = file.receipt

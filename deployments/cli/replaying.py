@@ -38,7 +38,7 @@ def replay(
         from rapid.errors import ConfigurationError
         from rapid.replay import (
             CannotReplay,
-            Models,
+            ReplayModels,
             answering_role,
             find_mismatch,
             read_receipt,
@@ -47,7 +47,7 @@ def replay(
         disable_progress_bar()
         try:
             file = read_receipt(content)
-            models = Models(target or file.models.target, drafter or file.models.drafter)
+            models = ReplayModels(target or file.models.target, drafter or file.models.drafter)
             found = find_mismatch(file, models, lambda done: waiting.say(f"{done} tokens"))
         except (CannotReplay, ConfigurationError) as error:
             waiting.stop()

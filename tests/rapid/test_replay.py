@@ -18,7 +18,7 @@ from rapid.asking import as_request
 from rapid.embedded.example import Example
 from rapid.embedded.generator import generate_document
 from rapid.pair import Pair, Stream
-from rapid.replay import CannotReplay, Mismatch, Models, find_mismatch, read_receipt
+from rapid.replay import CannotReplay, Mismatch, ReplayModels, find_mismatch, read_receipt
 from tests.deployments.cli.command import rapid as command
 
 DOCUMENT = generate_document(7, 1500)
@@ -33,8 +33,8 @@ def pair() -> Iterator[Pair]:
 
 
 @pytest.fixture(scope="module")
-def models() -> Models:
-    return Models(MODELS["target"], MODELS["drafter"])
+def models() -> ReplayModels:
+    return ReplayModels(MODELS["target"], MODELS["drafter"])
 
 
 def ask(pair: Pair, num_choices: int = 1, **settings: object) -> Json:
@@ -51,7 +51,7 @@ def ask(pair: Pair, num_choices: int = 1, **settings: object) -> Json:
     return json.loads(json.dumps({"request": asked, "receipt": receipt, "models": MODELS}))
 
 
-def replay(file: Json, models: Models) -> Mismatch | None:
+def replay(file: Json, models: ReplayModels) -> Mismatch | None:
     return find_mismatch(read_receipt(json.dumps(file)), models)
 
 
@@ -194,11 +194,11 @@ def test_a_file_that_is_no_json_or_is_missing_is_told(tmp_path):
 def test_another_target_does_not_explain_the_answer(pair, models):
     file = ask(pair, mode="plain", seed=7, temperature=2.0)
     assert replay(file, models) is None
-    assert replay(file, Models(MODELS["drafter"], None)) is not None
+    assert replay(file, ReplayModels(MODELS["drafter"], None)) is not None
 
 
 def test_a_receipt_needs_a_prompt(good):
     file = copy.deepcopy(good)
     file["receipt"]["explain"]["target_prompt_ids"] = []
     with pytest.raises(CannotReplay, match="no prompt of the target"):
-        replay(file, Models(MODELS["target"], MODELS["drafter"]))
+        replay(file, ReplayModels(MODELS["target"], MODELS["drafter"]))
