@@ -39,7 +39,7 @@ from tests.faults.hosts import enter
 from tests.faults.nodes import faults_of_nodes, served_on_hosts
 from tests.faults.running import Report, run_all, soak
 from tests.faults.service import served
-from tests.faults.table import as_markdown, formatted
+from tests.faults.table import formatted
 from tests.ray_cluster import free_port
 
 
@@ -64,16 +64,14 @@ def main() -> int:
     names = asked.only or (QUICK if asked.quick else list(known))
     beside = {known[name].beside for name in names if known[name].allowed.slows}
     names = [*sorted(beside.difference(names)), *names]
-    report = Report(names)
+    report = Report(names, out=asked.out)
     serving = served_on_hosts if asked.nodes else partial(served, free_port())
     try:
         scale, num_tries = (0.5, 2) if asked.quick else (1.0, 1)
         run_all(serving, report, known, scale, asked.seed, num_tries)
     finally:  # also after Ctrl-C
         print(f"\n{formatted(report.rows)}\n", flush=True)
-        if asked.out:
-            about = "serve_config.yaml, two replicas a pool, chunks in a Qdrant of the tests"
-            asked.out.write_text(as_markdown(report.rows, report.wrong, about))
+        report.keep()
     return not report.is_good
 
 

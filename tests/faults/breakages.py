@@ -132,10 +132,6 @@ def _faults() -> Iterator[tuple[str, Fault]]:
             lasts_s=10.0,
         ),
     )
-    yield (
-        "kill raylet",
-        Fault(Service.kill_raylet, Allowed(lost_s=15.0), lasts_s=30.0, spends=True),
-    )
     for name, hostility, allowed in (
         ("bodies", long_bodies, Allowed(slows=2.0)),
         ("crowd", crowd, Allowed(slows=2.0, ready_s=0.1)),
@@ -156,6 +152,11 @@ def _faults() -> Iterator[tuple[str, Fault]]:
                 beside="none, half the load",
             ),
         )
+    # The last, because a Ray that is lost may end the process that drives it.
+    yield (
+        "kill raylet",
+        Fault(Service.kill_raylet, Allowed(lost_s=15.0), lasts_s=30.0, spends=True),
+    )
 
 
 def _prepare_hostile(hostility: Hostility, service: Service) -> None:

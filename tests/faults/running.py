@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 
@@ -16,7 +17,7 @@ from tests.faults.breakages import BEHIND, Fault
 from tests.faults.clients import NUM_QUESTIONS, Arrival, Clients, Outcome, Phase, arrivals
 from tests.faults.judgement import Run, faults_of
 from tests.faults.service import KEY, Service, grown
-from tests.faults.table import formatted, row, row_not_tried
+from tests.faults.table import as_markdown, formatted, row, row_not_tried
 
 INJECTED_AT_S = 2.0
 ROW_S = 600.0
@@ -114,11 +115,19 @@ class Report:
         names: The faults that are to be tried.
         rows: Of the table.
         wrong: What is not as it must be, by fault, at the last time that it was tried.
+        out: The file that has the table of the rows so far, as Markdown; None for no file.
     """
 
     names: Sequence[str]
     rows: list[tuple[str, ...]] = field(default_factory=list)
     wrong: dict[str, list[str]] = field(default_factory=dict)
+    out: Path | None = None
+
+    def keep(self) -> None:
+        """Write the table; after each row, as a fault may end this process too."""
+        if self.out is not None:
+            about = "serve_config.yaml, two replicas a pool, chunks in a Qdrant of the tests"
+            self.out.write_text(as_markdown(self.rows, self.wrong, about))
 
     @property
     def is_good(self) -> bool:
@@ -177,6 +186,7 @@ def run_all(
                 if report.wrong[name] and num_seen < num_tries:
                     pending.insert(0, name)
                 print(f"{name}: {'; '.join(report.wrong[name]) or 'ok'}", flush=True)
+                report.keep()
                 is_whole = run.whole_again_s is not None and not fault.spends
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,15 +51,16 @@ def seen(name: str, *, is_whole: bool = True) -> Run:
 
 
 def test_a_row_that_fails_or_breaks_costs_the_server_and_no_other_row(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     script = Script(monkeypatch, a=seen("a"), b=seen("b", is_whole=False), d=seen("d"))
-    report = Report(["a", "b", "c", "d"])
+    report = Report(["a", "b", "c", "d"], out=tmp_path / "table.md")
     run_all(script.serving, report, {name: Fault() for name in report.names}, 1.0, 1)
     assert script.tried == [("a", 1), ("b", 1), ("c", 2), ("d", 3)]
     assert [row[-1] for row in report.rows] == ["ok", "FAILS", "FAILS", "ok"]
     assert "the row itself broke" in report.wrong["c"][0]
     assert not report.is_good
+    assert "| c |" in (tmp_path / "table.md").read_text()
 
 
 def test_a_fault_that_spends_the_server_or_lacks_its_program(
