@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -38,6 +39,7 @@ from tests.virtual_time import VirtualLoop
 NUM_STEPS = int(os.environ.get("RAPID_WALK_STEPS", "10000"))  # of all walks together
 SEEDS = range(2)
 PLACES = ("in process", "over ray")
+OURS = re.compile("/rapid/answering/|/orchestrator/|/cluster/leases")
 TTL_S = 60.0
 HANGS_S = 30.0
 AGAIN = replace(FOUND, id="d:1", start=40, end=80, text="Its keeper of Tezawe counts ships. ")
@@ -313,15 +315,8 @@ class Walk:
             engine.check_integrity()
             is_alive = engine in self._living
             assert not (is_alive and engine.ledger.leases()), story
-        ours = [
-            task
-            for task in asyncio.all_tasks() - {asyncio.current_task()}
-            if any(
-                part in task.get_coro().cr_code.co_filename
-                for part in ("/rapid/answering", "/orchestrator/", "/cluster/leases")
-            )  # type: ignore[union-attr]
-            and "/tests/" not in task.get_coro().cr_code.co_filename  # type: ignore[union-attr]
-        ]
+        files = [task.get_coro().cr_code.co_filename for task in asyncio.all_tasks()]  # type: ignore[union-attr]
+        ours = [each for each in files if "/tests/" not in each and OURS.search(each)]
         assert not ours, (story, ours)
 
     @property
