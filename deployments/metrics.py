@@ -363,7 +363,7 @@ class RetrieverMetrics:
         except RetrievalPending:
             outcome = "pending"
             raise
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
             outcome = "left"
             raise
         finally:

@@ -12,7 +12,7 @@ from deployments.api.ingress import GenerationService
 from deployments.config.serve_config import CanaryConfig
 from rapid.answering.affinity import affinity_of
 from rapid.errors import OrchestratorLost, Overloaded, TargetUnavailable
-from rapid.messages import Finished, GenerateRequest, GenerationEvent
+from rapid.messages import Finished, GenerateRequest, GenerationEvent, Reading
 
 
 class Watched(GenerationService, Protocol):
@@ -59,16 +59,17 @@ class WithCanary:
         """Yield the events of a request; closing the generator aborts it."""
         canary, other = self._canary, self._other
         if canary and other and position(request) < canary.share and (await other.ready())["ready"]:
-            async with aclosing(other.generate(request)) as events:
-                try:
-                    first = await anext(events)
-                except (Overloaded, TargetUnavailable, OrchestratorLost):
-                    pass
-                else:
-                    yield first
+            has_begun = False
+            try:
+                async with aclosing(other.generate(request)) as events:
                     async for event in events:
+                        # Documents may be embedded before it is known whether there is room.
+                        has_begun = has_begun or not isinstance(event, Reading)
                         yield _named(event, canary.application)
-                    return
+                return
+            except (Overloaded, TargetUnavailable, OrchestratorLost):
+                if has_begun:
+                    raise
         async with aclosing(self._own.generate(request)) as events:
             async for event in events:
                 yield _named(event, self._own_name) if canary else event

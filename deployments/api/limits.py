@@ -11,6 +11,7 @@ from rapid.errors import BadRequest
 _MAX_KEYS = 64
 _KEY_OF_A_MESSAGE = b'"role"'
 _MAX_STRINGS = 2**17
+_MAX_BRACKETS = 2**19
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +33,28 @@ class Limits:
     def check_body(self, body: bytes) -> None:
         """Check a body before it is parsed, by how often it has the key that every message has.
 
-        Quotes within a text are escaped and do not count. Strings are counted because a parser
-        holds the interpreter's lock, in any thread: a million keys would hold it for a second.
+        Quotes within a text are escaped and do not count. Strings and brackets are counted because
+        a parser holds the interpreter's lock, in any thread: a million keys would hold it for a
+        second. Brackets count in texts as well.
 
         Raises:
-            BadRequest: There are too many messages, or too many strings of any kind.
+            BadRequest: There are too many messages, strings of any kind, or brackets.
         """
         num_messages = body.count(_KEY_OF_A_MESSAGE)
         if num_messages > self.max_messages:
             raise _too_many("messages", num_messages, self.max_messages)
-        num_strings = (body.count(b'"') - body.count(b'\\"')) // 2
+        plain = body.replace(rb"\\", b"")  # so that only a quote is escaped by what is left
+        num_strings = (plain.count(b'"') - plain.count(b'\\"')) // 2
         if num_strings > _MAX_STRINGS:
             raise BadRequest(
                 f"The request body has {num_strings} strings, and this server takes {_MAX_STRINGS}"
                 " at most."
+            )
+        num_brackets = body.count(b"{") + body.count(b"[")
+        if num_brackets > _MAX_BRACKETS:
+            raise BadRequest(
+                f"The request body has {num_brackets} opening brackets, and this server takes "
+                f"{_MAX_BRACKETS} at most."
             )
 
     def check_counts(self, fields: Mapping[str, Any]) -> None:

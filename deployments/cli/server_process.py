@@ -105,7 +105,8 @@ class ServerProcess:
             _LOG.unlink(missing_ok=True)
             process = _run_serve(config, lock)
             undone_on_error.pop_all()
-        url = f"http://{'127.0.0.1' if host in _ANY_ADDRESS else host}:{port}"
+        reached = "127.0.0.1" if host in _ANY_ADDRESS else f"[{host}]" if ":" in host else host
+        url = f"http://{reached}:{port}"
         http = httpx.Client(base_url=url, timeout=5.0, trust_env=False)
         return cls(url, _LOG, config, process, lock, http)
 

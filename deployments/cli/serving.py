@@ -48,9 +48,12 @@ def check_config(config: Config = Path("serve_config.yaml")) -> None:
     drafter = checked.drafter_pool.engine.model
     if not checked.drafts_with_model:
         drafter = str(checked.drafter).replace("_", " ")
+    keys = f"{len(checked.api.keys) or 'no'} API keys"
+    if not checked.api.lists_its_keys:
+        keys += " in it, and those that it points to"
     typer.echo(
         f"{config} is fine: {checked.target.engine.model} answers as {checked.api.model!r}, "
-        f"{drafter} drafts, {len(checked.api.keys) or 'no'} API keys"
+        f"{drafter} drafts, {keys}"
     )
 
 

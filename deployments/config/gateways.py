@@ -1,7 +1,8 @@
 """The door of an application on Kubernetes: TLS, and limits that hold before a request reaches Ray.
 
-Ray Serve's HTTP server bounds neither headers nor the time that a request takes to arrive, so
-clients reach it through a proxy that does. The resources are those of the Gateway API, with the
+The application bounds heads and bodies itself, but Serve's proxy buffers whatever comes until the
+ingress answers, and limits no client's connections, so clients reach it through a proxy that does.
+The resources are those of the Gateway API, with the
 policies of Envoy Gateway for what the API leaves to its implementations.
 """
 

@@ -57,6 +57,9 @@ class HttpWithLimits(HttpToolsProtocol):
         super().data_received(data)
         if self._num_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(431, _TOO_LONG)
+        has_answered = self.cycle is not None and self.cycle.response_complete
+        if has_answered and self._deadline is None and not self.transport.is_closing():
+            self._expect_head()  # uvicorn waits no longer, also where these bytes begin nothing
 
     @override
     def on_message_begin(self) -> None:
@@ -121,7 +124,7 @@ class HttpWithLimits(HttpToolsProtocol):
     def _refuse(self, status: int, message: str) -> None:
         """Answer with an error, unless an answer is under way, and close the connection."""
         if not self._is_answering():
-            body = json.dumps(error_body(message)).encode()
+            body = json.dumps(error_body(message, is_retryable=status == 408)).encode()
             head = [*self.server_state.default_headers, (b"content-type", b"application/json")]
             head += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
             lines = [b"%b: %b\r\n" % header for header in head]

@@ -77,8 +77,8 @@ def check_callers_are_known(*, has_keys: bool) -> None:
     if RAY_SERVE_ENABLE_DIRECT_INGRESS and not has_keys:
         raise ConfigurationError(
             "api.keys is empty, and behind HAProxy or with direct ingress callers from elsewhere "
-            "seem to be on this machine: list keys (`rapid hash-key`), name keys_env, or start Ray "
-            "without RAY_SERVE_ENABLE_HA_PROXY, RAY_SERVE_ENABLE_DIRECT_INGRESS and "
+            "seem to be on this machine: list keys (`rapid hash-key`), name keys_file or keys_env, "
+            "or start Ray without RAY_SERVE_ENABLE_HA_PROXY, RAY_SERVE_ENABLE_DIRECT_INGRESS and "
             "RAY_SERVE_THROUGHPUT_OPTIMIZED"
         )
 

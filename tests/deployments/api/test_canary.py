@@ -11,7 +11,7 @@ from deployments.api.canary import WithCanary, position
 from deployments.api.responses import rapid_receipt
 from deployments.config.serve_config import CanaryConfig
 from rapid.errors import BadRequest, EngineFailed, Overloaded, TargetUnavailable
-from rapid.messages import Document, Finished, GenerateRequest, Message
+from rapid.messages import Document, Finished, GenerateRequest, Message, Reading
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator
 
 
@@ -72,6 +72,8 @@ def test_requests_spread_evenly_and_those_of_one_document_stay_together() -> Non
 @pytest.mark.parametrize("error", [Overloaded("Full."), TargetUnavailable("Gone.")])
 async def test_what_the_other_version_cannot_begin_is_answered_here(error: Exception) -> None:
     assert await Versions(error).answered() == "rapid"
+    embedded = Reading(1, 9, "passages")
+    assert await Versions(embedded, error).answered() == "rapid"
 
 
 @pytest.mark.parametrize("script", [[BadRequest("No.")], [STARTED, EngineFailed("Broken.")]])

@@ -30,6 +30,11 @@ def test_too_many_strings_are_refused_before_they_are_parsed(monkeypatch):
     monkeypatch.setattr(parsing, "_parse_json", None)
     with pytest.raises(BadRequest, match="has 140008 strings"):
         parse_chat_request(body)
+    escaped = json.dumps(ASK | {"x": {f"{index}\\": "" for index in range(70_000)}}).encode()
+    with pytest.raises(BadRequest, match="has 140008 strings"):
+        parse_chat_request(escaped)
+    with pytest.raises(BadRequest, match="opening brackets"):
+        parse_chat_request(json.dumps(ASK | {"x": [{}] * 2**19}).encode())
 
 
 def test_a_text_with_many_quotes_is_one_string():

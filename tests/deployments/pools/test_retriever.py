@@ -194,13 +194,19 @@ async def test_what_the_embedder_and_the_store_say_stays_in_this_log(
     await close(replica)
 
 
-async def test_progress_is_said_at_once_and_who_leaves_waits_for_nothing(opening: Opening) -> None:
+async def test_progress_is_said_at_once_and_who_leaves_waits_for_nothing(
+    opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in ("Counter", "Gauge", "Histogram"):
+        monkeypatch.setattr(metrics, kind, Instrument)
+    monkeypatch.setattr(Instrument, "read", read := defaultdict[str, Any](int))
     opening.may_end.set()
     opening.fake.may_go_on = asyncio.Event()
-    replica = retriever.RetrieverReplica(RetrievalConfig(), "embedded:target")
+    replica = retriever.RetrieverReplica(RetrievalConfig(), "embedded:target", "m")
     saying = replica.retrieve("x", [], "who", 9, 1.0)
     assert await anext(saying) == READING
     assert not opening.fake.has_left
     await saying.aclose()
     assert opening.fake.has_left
+    assert read['rapid_retriever_end_total{outcome="left"}'] == 1
     await close(replica)

@@ -177,6 +177,15 @@ async def test_the_next_request_waits_for_the_answer_and_has_the_same_time(
     assert transport.said.startswith(b"HTTP/1.1 408 ")
 
 
+async def test_bytes_that_begin_nothing_do_not_keep_a_connection(connection: Connection) -> None:
+    protocol, transport, loop = connection
+    protocol.data_received(HEAD + b"\r\n")
+    protocol.cycle.response_complete = True
+    protocol.data_received(b"\r\n")
+    loop.let_head_time_pass()
+    assert transport.is_closed
+
+
 async def test_endless_trailers_close_the_connection_in_the_midst_of_an_answer(
     connection: Connection,
 ) -> None:
