@@ -144,10 +144,9 @@ def judge(
         token = draw(fused, at, settings)
     elif noise(at, ACCEPT, 1, settings)[0] < fused[drafted] / q[drafted]:
         token = drafted
-    else:
+    else:  # rejected, even if the residual of the paper gives the same token
         residual = np.maximum(wanted - np.minimum(q, fused), 0)
-        token = draw(residual if residual.any() else wanted, at, settings, RESIDUAL)
-        drafted = None  # it is rejected, even if the paper's residual gives the same token
+        token, drafted = draw(residual if residual.any() else wanted, at, settings, RESIDUAL), None
     evidence = float(np.log(max(told[token], 1e-3) / max(target[token], 1e-3)))
     return Token(token, 0.85 * odds + evidence, token == drafted)
 

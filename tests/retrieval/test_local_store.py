@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ async def test_vectors_of_another_size_are_refused():
 
 
 async def test_what_is_deleted_or_replaced_takes_no_memory():
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     store = LocalChunkStore(HYBRID)
     freed = []
     for turn in range(20):
@@ -37,6 +39,7 @@ async def test_what_is_deleted_or_replaced_takes_no_memory():
         freed.append(weakref.ref(store._documents["acme", f"d{turn % 2}"].dense))
     await store.delete("acme", "d0")
     assert store.num_chunks == 5
+    await asyncio.to_thread(int)  # so that the thread has let go of its last result
     assert sum(each() is not None for each in freed) == 1
 
 
