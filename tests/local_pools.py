@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from ray.exceptions import ActorUnavailableError
+from ray.exceptions import ActorUnavailableError, TaskCancelledError
 
 from cluster.leases import LeasingReplica
 from deployments.config.serve_config import ServeConfig
@@ -42,6 +42,7 @@ class LocalActor:
         self._actor_id = SimpleNamespace(hex=self._id.hex)
         self.is_dead = False
         self.is_stopped = False
+        self._gone = asyncio.Event()
         self._running: set[asyncio.Task[Any]] = set()
 
     def __getattr__(self, name: str) -> Any:
@@ -50,12 +51,18 @@ class LocalActor:
     def kill(self) -> None:
         """Die: calls in progress and calls to come fail with this actor's id."""
         self.is_dead = True
+        self._gone.set()
         for task in self._running:
             task.cancel()
 
     def stop(self) -> None:
         """Stop, as by SIGSTOP: no call is answered any more."""
         self.is_stopped = True
+
+    async def _hang(self, name: str) -> None:
+        """Wait until the stopped actor is killed."""
+        await self._gone.wait()
+        raise ActorUnavailableError(f"{name}: died", self._id)
 
     def _start(self, name: str, args: tuple[Any, ...]) -> Any:
         """Start a call and return its reference, or those of a method with several returns."""
@@ -71,7 +78,7 @@ class LocalActor:
 
     async def _call(self, name: str, args: tuple[Any, ...]) -> Any:
         if self.is_stopped:
-            await asyncio.Event().wait()
+            await self._hang(name)
         ready = [await arg if isinstance(arg, asyncio.Future) else arg for arg in args]
         call = asyncio.ensure_future(getattr(self.actor, name)(*ready))
         self._running.add(call)
@@ -80,13 +87,15 @@ class LocalActor:
                 call.cancel()
             answer = await call
             if self.is_stopped:
-                await asyncio.Event().wait()
+                await self._hang(name)
             return answer
         except asyncio.CancelledError:
-            is_given_up = bool((caller := asyncio.current_task()) and caller.cancelling())
-            if self.is_dead and not is_given_up:
+            caller = asyncio.current_task()
+            if caller is not None and caller.cancelling():  # who called has given up
+                raise
+            if self.is_dead:
                 raise ActorUnavailableError(f"{name}: died", self._id) from None
-            raise
+            raise TaskCancelledError from None  # the actor has cancelled what it did
         finally:
             self._running.discard(call)
 

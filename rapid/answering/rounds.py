@@ -182,18 +182,20 @@ class Rounds:
         max_tokens = self._session.terms.max_tokens
         record = self._progress.record
         before = record.chunks, dict(record.prompts)
+        num_before = answer.statistics.refreshes
         try:
             self._readings.fit("drafter", len(found.prompt_ids), max_tokens)
             await self._readings.use(found, has_witness=isinstance(source, WitnessedSource))
+            answer.statistics.refreshes += 1  # a target that takes over goes on with these prompts
             await self._leases.hold_drafter(verifier)
             await self._read(source)
         except TargetUnavailable:
             raise
         except RapidError as error:
-            record.chunks, record.prompts = before  # what was drafted was drafted from these
             await verifier.check()
+            record.chunks, record.prompts = before  # what was drafted was drafted from these
+            answer.statistics.refreshes = num_before
             raise DrafterUnavailable(f"The drafter cannot go on reading: {error}") from error
-        answer.statistics.refreshes += 1
         return source.drafter(answer.choice, token_ids)
 
     # --- draft lengths ----------------------------------------------------------------------------

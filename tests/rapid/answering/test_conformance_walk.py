@@ -31,7 +31,7 @@ from rapid.messages import (
     SpeculationRequest,
 )
 from tests.answered import ATLAS
-from tests.local_pools import FOUND, LocalApplication
+from tests.local_pools import FOUND, LocalActor, LocalApplication
 from tests.rapid.answering.conformance import Specification
 from tests.toy_engine import ToyEngine
 from tests.virtual_time import VirtualLoop
@@ -42,6 +42,7 @@ PLACES = ("in process", "over ray")
 OURS = re.compile("/rapid/answering/|/orchestrator/|/cluster/leases")
 TTL_S = 60.0
 HANGS_S = 30.0
+SILENT_S = 15.0  # longer than a request waits for a sign of life
 AGAIN = replace(FOUND, id="d:1", start=40, end=80, text="Its keeper of Tezawe counts ships. ")
 
 
@@ -62,6 +63,8 @@ class FaultInjector:
         self.is_slow = self.is_rag = False
         self.faults: list[Fault] = []
         self.app: LocalApplication | None = None
+        self._never = asyncio.Event()
+        self._dead: list[LocalActor] = []  # asyncio itself keeps no task that waits for ever
 
     def draw(self) -> None:
         """Draw what may befall the next request."""
@@ -116,7 +119,7 @@ class FaultInjector:
         if kind == "expire":
             engine.release(lease_id)
         elif kind == "hang":
-            await asyncio.Event().wait()
+            await self._never.wait()
         else:
             assert self.app is not None
             pool = self.app.target if engine.name == "target" else self.app.drafter
@@ -124,10 +127,12 @@ class FaultInjector:
             if dead.actor._engine is not engine:
                 return  # it is replaced already
             pool.start()
+            self._dead.append(dead)
             if kind == "die":
                 dead.kill()
             else:
                 dead.stop()
+                asyncio.get_running_loop().call_later(SILENT_S, dead.kill)  # by its replica
             await asyncio.sleep(0)
 
     def _note(self, lease_id: str, kind: str) -> None:
@@ -318,6 +323,10 @@ class Walk:
         files = [task.get_coro().cr_code.co_filename for task in asyncio.all_tasks()]  # type: ignore[union-attr]
         ours = [each for each in files if "/tests/" not in each and OURS.search(each)]
         assert not ours, (story, ours)
+        hanging = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in hanging:
+            task.cancel()
+        await asyncio.gather(*hanging, return_exceptions=True)
 
     @property
     def _living(self) -> list[ToyEngine]:

@@ -11,6 +11,7 @@ import rapid
 from deployments.pools.engine_actor import load_engine
 from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
+from rapid.errors import EngineFailed
 from rapid.messages import (
     GenerateRequest,
     GenerationEvent,
@@ -60,6 +61,25 @@ async def test_adaptive_lets_the_target_read_what_was_retrieved_beside_its_docum
     assert end.explanation.witness_prompt_ids == tuple(witness.prompt_ids.tolist())
     assert end.timings_ms["witness_prefill"] > 0
     assert tokens(events) == script(5, 12)
+
+
+class RefusesBeside(FakeEngine):
+    """It opens no second lease."""
+
+    async def open(self, request: LeaseRequest) -> None:
+        if request.beside is not None:
+            raise EngineFailed("out of memory")
+        await super().open(request)
+
+
+async def test_a_drafter_without_a_witness_is_given_back_before_the_answer_begins() -> None:
+    app = LocalApplication(load=RefusesBeside)
+    drafter = app.drafter.engine.actor._engine
+    held = []
+    async for event in app.generate(adaptive(question("r", mode="auto", documents=ATLAS, seed=5))):
+        if isinstance(event, TextDelta):
+            held.append(len(drafter.leases))
+    assert set(held) == {0}
 
 
 async def test_a_witness_reads_what_is_retrieved_again() -> None:
