@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf, log
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -64,6 +64,7 @@ class Says(FakeEngine):
     asked: list[tuple[int, ...]] = []  # noqa: RUF012 (of the test's own class)
     opened: list[LeaseRequest] = []  # noqa: RUF012
     most_open = 0
+    dying: ClassVar[asyncio.Event]
 
     async def open(self, request: LeaseRequest) -> None:
         await super().open(request)
@@ -78,6 +79,9 @@ class Says(FakeEngine):
         self.asked.append(tuple(lease.request.prompt_ids.tolist()))
         if self.word == "fails":
             raise EngineFailed("out of memory")
+        if self.word == "dies":
+            self.dying.set()
+            await asyncio.Event().wait()
         token_id = TEXT.encode(self.word)[0]
         word = TokenLogprobs(token_id, log(0.9), ((token_id, log(0.9)), (700, log(0.05))))
         verdict = await super().decode(lease_id, choice, num_tokens)
@@ -134,6 +138,23 @@ async def test_a_drafter_that_gives_no_word_counts_as_none() -> None:
     end = receipt(await app.answered(question("r", documents=ATLAS, seed=5, max_tokens=12)))
     assert (end.mode, end.is_fallback, end.failovers) == ("plain", True, ())
     await until_idle(app)
+
+
+async def test_a_drafter_that_dies_when_asked_is_no_lost_target() -> None:
+    engine = saying("dies")
+    engine.dying = asyncio.Event()
+    app = LocalApplication(load=engine, answerable_log_odds=0.5)
+    dead = app.drafter.engine
+
+    async def strike() -> None:
+        await engine.dying.wait()
+        app.drafter.start()
+        dead.kill()
+
+    striking = asyncio.ensure_future(strike())
+    end = receipt(await app.answered(question("r", documents=ATLAS, seed=5, max_tokens=12)))
+    await striking
+    assert (end.mode, end.is_fallback, end.failovers) == ("plain", True, ())
 
 
 def test_the_word_is_that_of_the_model_on_what_it_drafts_from(monkeypatch) -> None:
