@@ -98,7 +98,7 @@ class ChatText:
         before = _told_day.set(day)
         try:
             _pin_clock(self.tokenizer.get_chat_template())
-            with _bounded():
+            with _limit_rendering():
                 rendered = self.tokenizer.apply_chat_template(
                     chat,
                     add_generation_prompt=add_generation_prompt,
@@ -182,7 +182,7 @@ def _strftime_told(format: str) -> str:
 
 
 @contextmanager
-def _bounded() -> Iterator[None]:
+def _limit_rendering() -> Iterator[None]:
     """End a template that this thread renders within, once it has computed for too long.
 
     A template is a program that may have come with a file from elsewhere, and can loop for ever.

@@ -68,6 +68,7 @@ def replay(file: Json, models: ReplayModels) -> Mismatch | None:
         {"mode": "fused", "seed": 7},
         {"mode": "fused", "seed": 7, "temperature": 2.0, "transfer": "boost", "eta": 3.0},
         {"mode": "fused", "temperature": 2.0},
+        {"mode": "fused", "temperature": 1.5, "eta": 1.0, "seed": 2},  # by the log odds
         {"mode": "fused", "temperature": 0.0},
         {"mode": "paper", "seed": 7, "temperature": 2.0},
         {"mode": "rag", "seed": 7},

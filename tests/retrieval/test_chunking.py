@@ -98,6 +98,13 @@ def test_a_word_keeps_its_tokens_together():
         assert chunk.text.endswith(("aa", "bbbbcccc"))
 
 
+def test_offsets_that_step_back_move_no_cut():
+    """As those of a tokenizer that rewrites text may do."""
+    offsets = [(0, 1), (2, 3), (1, 2), (4, 5), (3, 4)]
+    chunks = chunk_text("abcde", lambda _: offsets, max_tokens=2, document_id="d")
+    assert [(chunk.text, chunk.num_tokens) for chunk in chunks] == [("ab", 1), ("cd", 2), ("e", 2)]
+
+
 def test_ids_and_names_say_where_a_chunk_comes_from():
     chunk = chunk_text("a b c", tokens.words, max_tokens=2, document_id="d1", name="a.txt")[1]
     assert (chunk.id, chunk.document, chunk.text) == ("d1:1", "a.txt", "c")

@@ -110,6 +110,15 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Opening:
     return opening
 
 
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the metrics of the test read."""
+    for kind in ("Counter", "Gauge", "Histogram"):
+        monkeypatch.setattr(metrics, kind, Instrument)
+    monkeypatch.setattr(Instrument, "read", read := defaultdict[str, Any](int))
+    return read
+
+
 async def test_calls_that_come_at_once_open_one_store(opening: Opening) -> None:
     config = RetrievalConfig()
     replica = retriever.RetrieverReplica(config, "embedded:target")
@@ -130,11 +139,8 @@ async def test_calls_that_come_at_once_open_one_store(opening: Opening) -> None:
 
 
 async def test_what_it_holds_and_how_long_it_takes_is_counted(
-    opening: Opening, monkeypatch: pytest.MonkeyPatch
+    opening: Opening, read: dict[str, Any]
 ) -> None:
-    for kind in ("Counter", "Gauge", "Histogram"):
-        monkeypatch.setattr(metrics, kind, Instrument)
-    monkeypatch.setattr(Instrument, "read", read := defaultdict[str, Any](int))
     opening.may_end.set()
     opening.fake.outage = "Qdrant does not answer"
     replica = retriever.RetrieverReplica(RetrievalConfig(), "embedded:target", "m")
@@ -195,11 +201,8 @@ async def test_what_the_embedder_and_the_store_say_stays_in_this_log(
 
 
 async def test_progress_is_said_at_once_and_who_leaves_waits_for_nothing(
-    opening: Opening, monkeypatch: pytest.MonkeyPatch
+    opening: Opening, read: dict[str, Any]
 ) -> None:
-    for kind in ("Counter", "Gauge", "Histogram"):
-        monkeypatch.setattr(metrics, kind, Instrument)
-    monkeypatch.setattr(Instrument, "read", read := defaultdict[str, Any](int))
     opening.may_end.set()
     opening.fake.may_go_on = asyncio.Event()
     replica = retriever.RetrieverReplica(RetrievalConfig(), "embedded:target", "m")
