@@ -3,7 +3,7 @@
 It uses Serve's request router API (alpha in Ray 2.60). Every process that has a handle of a pool
 has a router, which gets the replicas' reports from Serve's controller about once a second. What it
 assigned itself since a report was made, it adds. Replicas that have just failed a request are left
-alone (`cluster.blame`), and so are those that report no more, while there are others.
+alone (`cluster.circuit_breaker`), and so are those that report no more, while there are others.
 
 A request that waits in an engine's queue, or was sent to a replica that stands still or cannot be
 reached from here, can ask its router whether it would begin elsewhere at once
@@ -21,7 +21,7 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from cluster import routers
-from cluster.blame import BLAME
+from cluster.circuit_breaker import BLAME
 from cluster.reports import REPORTS_STALE_S, EngineReport, document_name
 from cluster.routing import Candidate, Need, has_room, ranked, seems_free
 from rapid.messages import LeaseRequest

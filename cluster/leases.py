@@ -29,8 +29,8 @@ from ray.actor import ActorHandle
 from ray.serve.handle import DeploymentHandle
 
 from cluster import routers
-from cluster.blame import BLAME
-from cluster.failures import FailureKind, failure_of
+from cluster.circuit_breaker import BLAME
+from cluster.remote_failures import FailureKind, failure_of
 from cluster.reports import EngineWatch
 from rapid.errors import EngineFailed, LeaseNotFound, Overloaded, RapidError, TargetUnavailable
 from rapid.messages import LeaseRequest

@@ -20,16 +20,16 @@ from ray import serve
 from ray.serve import Application
 
 from cluster.versions import versioned
+from deployments.api.backend.remote_orchestrator import IngressReplica
 from deployments.api.proxy.serve_internals import check_callers_are_known, router_options
-from deployments.api.replica import IngressReplica
 from deployments.config.plans import Plans, deployment_plans
 from deployments.config.preflight import preflight
 from deployments.config.serve_config import EnginePoolConfig, ServeConfig
 from deployments.config.serve_file import check
 from deployments.orchestrator.deployment import Orchestrator
 from deployments.pools.engine_actor import EngineFactory, load_engine
-from deployments.pools.replica import EngineReplica
-from deployments.pools.retriever import RetrieverReplica
+from deployments.pools.leasing_replica import EngineReplica
+from deployments.pools.retriever_replica import RetrieverReplica
 
 __all__ = ["build", "check", "compose"]
 

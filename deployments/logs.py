@@ -28,7 +28,7 @@ from typing_extensions import override
 PACKAGES = ("cluster", "deployments", "rapid", "retrieval")
 _SERVE = logging.getLogger("ray.serve")
 _LEAST_LEVEL = logging.WARNING  # of the processes that are Serve's own
-_ACCESS = "deployments.api.access_log"  # whose lines are wanted at any level
+_ACCESS = "deployments.api.http.access_log"  # whose lines are wanted at any level
 
 
 class ServeHandler(logging.Handler):

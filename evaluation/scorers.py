@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from evaluation.items import Item
-from evaluation.texts.questions import holds
+from evaluation.texts.text_questions import holds
 from rapid.errors import ConfigurationError
 
 if TYPE_CHECKING:

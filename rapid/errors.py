@@ -26,8 +26,8 @@
     └── ConfigurationError      the configuration is rejected before startup
 
 Every class passes all its arguments to ``super().__init__``, so that it survives pickling between
-processes. ``str(error)`` is the message for the user. `deployments.api.errors` maps the tree to
-HTTP.
+processes. ``str(error)`` is the message for the user. `deployments.api.http.error_responses` maps
+the tree to HTTP.
 """
 
 from __future__ import annotations

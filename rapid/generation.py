@@ -27,8 +27,8 @@ from rapid.config import (
 )
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel
+from rapid.engines.local_ports import LocalPool
 from rapid.engines.parallel.leading import load_replica
-from rapid.engines.ports import LocalPool
 from rapid.errors import ConfigurationError, DrafterUnavailable
 from rapid.messages import Int32Array, TokenLogprobs, as_prompt
 from rapid.ports import Drafter, EnginePool

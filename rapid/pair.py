@@ -35,8 +35,8 @@ from rapid.checkpoints.vocabulary import check_same_vocabulary
 from rapid.config import AnsweringConfig, EngineConfig, PromptLookup, SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel, check_memory
+from rapid.engines.local_ports import LocalPool
 from rapid.engines.parallel.leading import load_replica
-from rapid.engines.ports import LocalPool
 from rapid.errors import BadRequest, ConfigurationError, RapidError
 from rapid.estimators import Patience
 from rapid.loop_thread import LoopThread, Result

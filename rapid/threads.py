@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from rapid.turns import Turns
+from rapid.fair_queue import Turns
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")

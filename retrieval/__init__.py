@@ -8,11 +8,10 @@ sentence-transformers are imported only where they are used.
 from rapid.messages import Document
 from retrieval.bge_m3 import BGEM3Embedder
 from retrieval.chunking import Chunk, RetrievedChunk, chunk_text, hf_token_offsets
-from retrieval.config import RetrievalConfig
 from retrieval.context import RetrievalTimings, RetrievedContext
 from retrieval.embedders import LexicalEmbedder, SentenceEmbedder, make_embedder
 from retrieval.embedding import Embedder, Embedding
-from retrieval.errors import (
+from retrieval.retrieval_errors import (
     ChunksMissing,
     CollectionMismatch,
     EmbedderFailed,
@@ -25,6 +24,7 @@ from retrieval.retriever import (
     open_retriever,
     retrieve_context,
 )
+from retrieval.settings import RetrievalConfig
 from retrieval.store import ChunkStore, StoredDocument
 
 __all__ = [

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from retrieval.chunking import RetrievedChunk
-from retrieval.config import BGEM3EmbedderConfig
 from retrieval.embedding import Embedding, SparseVector, VectorSpace, device_named
-from retrieval.errors import EmbedderFailed
-from retrieval.turns import Turns
+from retrieval.priority_lock import Turns
+from retrieval.retrieval_errors import EmbedderFailed
+from retrieval.settings import BGEM3EmbedderConfig
 
 
 class BGEM3Embedder:

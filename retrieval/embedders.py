@@ -14,11 +14,11 @@ from rapid.catalogue import check_weights, local_path
 from rapid.errors import ConfigurationError
 from retrieval.bge_m3 import BGEM3Embedder
 from retrieval.chunking import RetrievedChunk
-from retrieval.config import BGEM3EmbedderConfig, EmbedderConfig, SentenceEmbedderConfig
 from retrieval.embedding import Embedder, Embedding, SparseVector, VectorSpace, device_named
-from retrieval.errors import EmbedderFailed
+from retrieval.priority_lock import Turns
+from retrieval.retrieval_errors import EmbedderFailed
+from retrieval.settings import BGEM3EmbedderConfig, EmbedderConfig, SentenceEmbedderConfig
 from retrieval.terms import content_terms, names, terms
-from retrieval.turns import Turns
 
 _COSINE_PER_WORDS = 0.05  # what one unit of a BM25 score counts beside a cosine
 _LEAST_COSINE = 0.39

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.chunking import RetrievedChunk
-from retrieval.errors import CollectionMismatch
+from retrieval.retrieval_errors import CollectionMismatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from itertools import islice
 from rapid.errors import RetrievalPending
 from rapid.messages import Document, Reading, Tell
 from retrieval.chunking import Chunk, TokenOffsets, chunk_text
-from retrieval.config import RetrievalConfig
 from retrieval.embedding import Embedder, Embedding
-from retrieval.errors import EmbedderFailed
+from retrieval.retrieval_errors import EmbedderFailed
+from retrieval.settings import RetrievalConfig
 from retrieval.store import StoredDocument
 
 _PASSAGES_AT_ONCE = 16

@@ -22,8 +22,8 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 
 from retrieval.chunking import Chunk, RetrievedChunk
 from retrieval.embedding import Embedding, VectorSpace, check_space
-from retrieval.errors import ChunksMissing, CollectionMismatch, StoreUnavailable
 from retrieval.ranking import fuse, rank
+from retrieval.retrieval_errors import ChunksMissing, CollectionMismatch, StoreUnavailable
 
 _DENSE = "dense"
 _SPARSE = "sparse"

@@ -17,13 +17,13 @@ from rapid.errors import RetrievalPending
 from rapid.messages import Document, Tell
 from rapid.threads import Threads
 from retrieval.chunking import TokenOffsets, hf_token_offsets
-from retrieval.config import RetrievalConfig, ServerStoreConfig
 from retrieval.context import RetrievalTimings, RetrievedContext
 from retrieval.embedders import make_embedder
 from retrieval.embedding import Embedder
-from retrieval.errors import ChunksMissing, StoreUnavailable, UnknownDocument
 from retrieval.indexing import Entry, Passages, key_of, wait_for
 from retrieval.ranking import select
+from retrieval.retrieval_errors import ChunksMissing, StoreUnavailable, UnknownDocument
+from retrieval.settings import RetrievalConfig, ServerStoreConfig
 from retrieval.store import ChunkStore
 
 _log = logging.getLogger(__name__)
@@ -228,7 +228,7 @@ class Retriever:
         """Count a request that has to wait for documents.
 
         One tenant fills half of the room at most, a second one half of the rest, and so on, as in
-        `rapid.turns`.
+        `rapid.fair_queue`.
 
         Raises:
             RetrievalPending: If there is no room for it.

@@ -18,11 +18,11 @@ from typing import Self
 from qdrant_client import AsyncQdrantClient
 
 from retrieval.chunking import Chunk, RetrievedChunk
-from retrieval.config import ServerStoreConfig
 from retrieval.embedding import Embedding, VectorSpace
-from retrieval.errors import ChunksMissing, RetrievalError, StoreUnavailable
 from retrieval.manifests import CLAIM_S, Manifests, chunk_point_ids
 from retrieval.qdrant import QdrantCollection
+from retrieval.retrieval_errors import ChunksMissing, RetrievalError, StoreUnavailable
+from retrieval.settings import ServerStoreConfig
 from retrieval.store import StoredDocument
 
 _log = logging.getLogger(__name__)

@@ -18,13 +18,13 @@ from ray.exceptions import ActorUnavailableError, TaskCancelledError
 
 from cluster.leases import LeasingReplica
 from deployments.config.serve_config import ServeConfig
-from deployments.orchestrator.services import RayServices
+from deployments.orchestrator.ray_services import RayServices
 from deployments.pools.engine_actor import EngineActor
 from rapid.answering.request import RequestRun
 from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig
 from rapid.engines.kv.cache import PagePool
-from rapid.engines.kv.leases import LeaseLedger
+from rapid.engines.kv.lease_ledger import LeaseLedger
 from rapid.messages import GenerateRequest, GenerationEvent, LeaseRequest, Reading
 from retrieval import RetrievedChunk
 from tests.fakes import FakeEngine

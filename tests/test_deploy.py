@@ -14,10 +14,10 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from deployments import metrics
-from deployments.api.access_log import CAUSES
+from deployments.api.http.access_log import CAUSES
 from deployments.api.proxy.ready_in_time import DEADLINE_S
 from deployments.cli.server_process import LOCAL_RAY
-from deployments.config.manifests import manifests
+from deployments.config.kubernetes import manifests
 from rapid.messages import Failover
 from tests.deployments.test_metrics import Instrument
 

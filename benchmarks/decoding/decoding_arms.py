@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks.engine.filled import FilledEngine, Model, rewind, say
-from rapid.engines.ports import EngineDrafter, EngineVerifier
+from rapid.engines.local_ports import EngineDrafter, EngineVerifier
 from rapid.messages import Verdict
 from rapid.speculation.loop import speculate
 

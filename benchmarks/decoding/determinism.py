@@ -26,7 +26,7 @@ from benchmarks.reporting import keep, ratios, table
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import load_model
-from rapid.engines.ports import EngineDrafter, EngineVerifier
+from rapid.engines.local_ports import EngineDrafter, EngineVerifier
 from rapid.messages import LeaseRequest, as_prompt
 from rapid.speculation.loop import speculate
 

@@ -35,11 +35,11 @@ from benchmarks.reporting import keep, table
 from cluster.leases import HeldLease
 from deployments.orchestrator.ray_verifiers import Patience, RayDrafter, RayVerifier
 from deployments.pools.engine_actor import EngineActor
-from evaluation.reports.statistics import ratio
+from evaluation.reports.estimates import ratio
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import load_model
-from rapid.engines.ports import EngineDrafter, EngineVerifier
+from rapid.engines.local_ports import EngineDrafter, EngineVerifier
 from rapid.messages import LeaseRequest, as_prompt
 from rapid.speculation.loop import speculate
 from rapid.speculation.statistics import RoundStatistics

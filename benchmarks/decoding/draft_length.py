@@ -35,7 +35,7 @@ from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.embedded.generator import generate_document
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import load_model
-from rapid.engines.ports import EngineDrafter, EngineVerifier
+from rapid.engines.local_ports import EngineDrafter, EngineVerifier
 from rapid.messages import DraftBlock, LeaseRequest, Verdict, as_prompt
 from rapid.ports import Clock
 from rapid.speculation.controller import Controller

@@ -47,7 +47,7 @@ from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.embedded import DRAFTER, TARGET
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel, load_model
-from rapid.engines.ports import EngineDrafter, EngineVerifier
+from rapid.engines.local_ports import EngineDrafter, EngineVerifier
 from rapid.messages import LeaseRequest, as_prompt
 from rapid.speculation.loop import speculate
 from rapid.speculation.statistics import RoundStatistics

@@ -38,7 +38,7 @@ from rapid.engines.forward.loading import load_model
 from rapid.engines.forward.products import Method, quantize
 from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.cache import KVCache, PageTable, Run
-from rapid.planning import four_bits
+from rapid.planning import packed_bits
 
 CPU = torch.device("cpu")
 METHODS: tuple[Method, ...] = ("int8", "int4")
@@ -145,12 +145,12 @@ def compare_distributions(model: str) -> list[dict[str, Any]]:
     token_ids: list[int] = []
     exact = log_probs_of("float32", None)
     ways = {"bfloat16": log_probs_of("bfloat16", None), "int8": log_probs_of("bfloat16", "int8")}
-    shipped = four_bits.GROUPS
+    shipped = packed_bits.GROUPS
     ways[f"int4, groups of {' or '.join(map(str, shipped))}"] = log_probs_of("bfloat16", "int4")
     for length in GROUPS:
-        four_bits.GROUPS = tuple(group for group in (128, 64, 32) if group <= length)
+        packed_bits.GROUPS = tuple(group for group in (128, 64, 32) if group <= length)
         ways[f"int4, of {length} at most"] = log_probs_of("bfloat16", "int4")
-    four_bits.GROUPS = shipped
+    packed_bits.GROUPS = shipped
     return [{"weights": way} | compare(exact, found, token_ids) for way, found in ways.items()]
 
 

@@ -14,7 +14,7 @@ import torch
 
 from rapid.config import EngineConfig
 from rapid.engines.kv.cache import KVCache, KVLayout
-from rapid.planning.rings import ring_plan
+from rapid.planning.ring_sizes import ring_plan
 
 CONTEXTS = (8192, 32768, 131072)
 LEASES = 6

@@ -45,7 +45,7 @@ from benchmarks.method.right_answers import Reader, task_of
 from benchmarks.reporting import RESULTS, settings, table
 from evaluation.circumstances import circumstances
 from evaluation.loaders import load_items
-from evaluation.reports.statistics import mean, paired_difference
+from evaluation.reports.estimates import mean, paired_difference
 from evaluation.tasks import Condition
 from rapid.speculation.fusion import observed, retrieved_weight
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from transformers import AutoModelForCausalLM
 
-from evaluation.drivers.prompting import Prompter, ShortContext, open_prompter
+from evaluation.drivers.prompter import Prompter, ShortContext, open_prompter
 from evaluation.items import Item
 from evaluation.tasks import Condition, RetrievalSettings, Source, Task
 from rapid.checkpoints.files import checkpoint_source

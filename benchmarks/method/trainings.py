@@ -43,7 +43,7 @@ from benchmarks.reporting import RESULTS, keep, settings, table
 from evaluation.circumstances import circumstances
 from evaluation.items import Item
 from evaluation.loaders import load_items
-from evaluation.reports.statistics import LEVEL, RESAMPLES
+from evaluation.reports.estimates import LEVEL, RESAMPLES
 
 RULE = "adaptive, three voices"
 OTHERS = ("plain", "drafter, retrieved", "both, retrieved", "mixture", "boost, eta 10")

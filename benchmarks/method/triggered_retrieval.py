@@ -39,7 +39,7 @@ from benchmarks.reporting import RESULTS, settings
 from evaluation.circumstances import circumstances
 from evaluation.items import Item
 from evaluation.loaders import load_items
-from evaluation.reports.statistics import mean, paired_difference
+from evaluation.reports.estimates import mean, paired_difference
 from evaluation.tasks import Condition, Task
 
 TRIGGERS = ("once", "rejected", "twice rejected", "unsure", "sentence")

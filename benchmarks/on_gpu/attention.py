@@ -8,7 +8,7 @@ from benchmarks.on_gpu.bench import Bench, layout_of, told_of
 from benchmarks.on_gpu.served import PAGE, questions_of, tables_of
 from rapid.engines.attention.cases import Rows, chunk_checks, make_case, step_checks, tile_timings
 from rapid.engines.attention.cuda import all_candidates
-from rapid.engines.attention.rows import Attend
+from rapid.engines.attention.kernel_inputs import Attend
 from rapid.engines.attention.survey import TOLERANCES, Finding, Tunable, device_ms, survey
 from rapid.engines.kv.cache import KVCache, PageTable, Run
 

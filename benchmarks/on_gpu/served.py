@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rapid.engines.attention.batch import Feed
-from rapid.engines.attention.rows import Kernels
+from rapid.engines.attention.kernel_inputs import Kernels
 from rapid.engines.forward.cuda_graphs import GraphCapture
 from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.cache import KVCache, PageTable, Run

@@ -11,8 +11,8 @@ import numpy as np
 import ray
 
 from cluster.leases import hold
+from deployments.orchestrator.call_batches import shared_calls
 from deployments.orchestrator.ray_verifiers import RayDrafter, RayVerifier
-from deployments.orchestrator.shared_calls import shared_calls
 from rapid.answering.answers import GrowingAnswer
 from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig

@@ -15,7 +15,7 @@ import hashlib
 import json
 
 from benchmarks.reporting import RESULTS
-from evaluation.drivers.prompting import retrieval_config
+from evaluation.drivers.prompter import retrieval_config
 from evaluation.loaders import load_items
 from evaluation.tasks import load_task
 from rapid.config import EngineConfig

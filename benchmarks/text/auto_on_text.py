@@ -33,10 +33,10 @@ from pathlib import Path
 from benchmarks.reporting import RESULTS, keep, settings, table
 from benchmarks.text.drafters_word import LEASTS, WORDS, Asked
 from benchmarks.text.retrieved import EVIDENCE, best_cosine, retrieved
-from evaluation.drivers.prompting import Prompter, ShortContext, open_prompter, retrieval_config
+from evaluation.drivers.prompter import Prompter, ShortContext, open_prompter, retrieval_config
 from evaluation.items import Item
 from evaluation.loaders import load_items
-from evaluation.reports.statistics import mean, paired_difference
+from evaluation.reports.estimates import mean, paired_difference
 from evaluation.results import Result, read
 from evaluation.tasks import Condition, Task
 from rapid.checkpoints.text import ChatText

@@ -6,7 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from evaluation.drivers.prompting import ShortContext
+from evaluation.drivers.prompter import ShortContext
 from evaluation.tasks import DAY
 from rapid.answering.answerable import asked, said, terms_of
 from rapid.answering.session import Session, Terms
@@ -14,7 +14,7 @@ from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import load_model
-from rapid.engines.ports import LocalPool
+from rapid.engines.local_ports import LocalPool
 from rapid.messages import as_prompt
 
 AT_ONCE = 6  # questions, whose prompts share a forward

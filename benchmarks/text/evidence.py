@@ -46,7 +46,7 @@ from benchmarks.text.recall import (
     real_text,
 )
 from evaluation.loaders.generated import SPLITS
-from evaluation.reports.statistics import mean
+from evaluation.reports.estimates import mean
 from rapid.checkpoints.text import ChatText
 from rapid.embedded.generator import generate_document
 from rapid.embedded.wording import DocumentKind

@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.reporting import keep, settings, table
 from benchmarks.text.drafters_word import LEASTS, WORDS, Asked
 from benchmarks.text.retrieved import EVIDENCE, best_cosine, retrieved
-from evaluation.drivers.prompting import open_prompter, retrieval_config
+from evaluation.drivers.prompter import open_prompter, retrieval_config
 from evaluation.loaders import load_items
 from evaluation.tasks import load_task
 from rapid.checkpoints.text import ChatText

@@ -36,19 +36,19 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from benchmarks.reporting import keep, settings, table
-from evaluation.drivers.prompting import evidence_found
+from evaluation.drivers.prompter import evidence_found
 from evaluation.items import Item
 from evaluation.loaders.generated import SPLITS
 from evaluation.loaders.real_text import load
-from evaluation.reports.statistics import Estimate, mean, paired_difference
+from evaluation.reports.estimates import Estimate, mean, paired_difference
 from evaluation.tasks import Source
 from rapid.checkpoints.text import ChatText
 from rapid.embedded.generator import absent_questions, generate_document
 from rapid.embedded.wording import DocumentKind
 from rapid.messages import Document, Message
 from retrieval import Embedder, LexicalEmbedder, RetrievalConfig, SentenceEmbedder, open_retriever
-from retrieval.config import SentenceEmbedderConfig
 from retrieval.embedders import coverage
+from retrieval.settings import SentenceEmbedderConfig
 
 BUDGETS = (288, 384, 768)
 EVIDENCE_BUDGET = 384  # of the task `real-text`

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from evaluation.drivers.prompting import Prompter, ShortContext
+from evaluation.drivers.prompter import Prompter, ShortContext
 from evaluation.items import Item
 from evaluation.tasks import Condition
 from retrieval import Embedder, RetrievedChunk

@@ -22,18 +22,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from deployments.api.access_log import AccessLog
-from deployments.api.admission import Admission
-from deployments.api.bodies import Bodies, BodyPace
-from deployments.api.continuing import Place, continued
-from deployments.api.errors import HttpError, error_body, http_error
-from deployments.api.event_feed import ClientLeft, EventFeed
-from deployments.api.event_stream import EventStream, progress_comment
-from deployments.api.key_file import KeyFile
-from deployments.api.limits import Limits
-from deployments.api.parsing import parse_beside
-from deployments.api.requests import ChatRequest
-from deployments.api.responses import (
+from deployments.api.backend.continuing import Place, continued
+from deployments.api.chat.chat_request import ChatRequest
+from deployments.api.chat.event_stream import EventStream, progress_comment
+from deployments.api.chat.parsing import parse_beside
+from deployments.api.chat.wire import (
     GrowingChoice,
     Json,
     ReplyFrame,
@@ -41,7 +34,14 @@ from deployments.api.responses import (
     model_card,
     rapid_receipt,
 )
-from deployments.api.shares import Shares
+from deployments.api.gate.admission import Admission
+from deployments.api.gate.key_file import KeyFile
+from deployments.api.gate.limits import Limits
+from deployments.api.gate.shares import Shares
+from deployments.api.http.access_log import AccessLog
+from deployments.api.http.bodies import Bodies, BodyPace
+from deployments.api.http.error_responses import HttpError, error_body, http_error
+from deployments.api.http.event_feed import ClientLeft, EventFeed
 from deployments.config.serve_config import ApiConfig
 from deployments.config.tenants import Tenants
 from rapid.errors import (

@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from deployments.cli import (
-    asking,
+    ask_command,
     draining,
     evaluating,
     keys,
-    manifests,
+    manifests_command,
     models,
     planning,
     replaying,
@@ -55,7 +55,7 @@ def _options(
     pass
 
 
-app.command("ask")(asking.ask)
+app.command("ask")(ask_command.ask)
 app.command("replay")(replaying.replay)
 app.command("sample-document")(samples.sample_document)
 app.command("serve")(serving.serve)
@@ -67,6 +67,6 @@ app.command("plan")(planning.plan)
 app.command("eval")(evaluating.evaluate)
 app.command("hash-key")(keys.hash_key)
 app.command("drain")(draining.drain)
-app.command("manifests")(manifests.manifests)
+app.command("manifests")(manifests_command.manifests)
 
 __all__ = ["app"]

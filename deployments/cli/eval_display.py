@@ -19,7 +19,7 @@ from evaluation.tasks import Task, load_task, task_names
 from rapid.config import EngineConfig
 
 if TYPE_CHECKING:
-    from evaluation.drivers.runner import Plan
+    from evaluation.drivers.item_runner import Plan
 
 _SHOWN = 600  # characters of each end of an example prompt
 
@@ -111,7 +111,7 @@ def _example(task: Task, item: Item | None) -> str:
     """Return what the target reads of `item`, without its middle if it is long."""
     if item is None:
         return task.templates.target if task.templates else "the chat, with its document"
-    from evaluation.drivers.prompting import target_chat  # imports torch, which takes seconds
+    from evaluation.drivers.prompter import target_chat  # imports torch, which takes seconds
 
     chat = target_chat(task, item, item.document)
     text = "\n\n".join(f"{message.role}: {message.content}" for message in chat)

@@ -23,8 +23,8 @@ from rapid.config import EngineConfig
 
 if TYPE_CHECKING:
     from evaluation.drivers.in_process import Models
+    from evaluation.drivers.item_runner import Plan
     from evaluation.drivers.over_http import Server
-    from evaluation.drivers.runner import Plan
 
 
 def plans(options: EvalOptions) -> Iterator[tuple[Plan, Path]]:
@@ -86,7 +86,7 @@ def _retrieval(task: Task, options: EvalOptions) -> RetrievalSettings:
 
 def _plan(task: Task, recipe: Recipe | None, options: EvalOptions) -> Plan:
     """Return the plan of a task whose systems and retrieval are decided."""
-    from evaluation.drivers.runner import Plan
+    from evaluation.drivers.item_runner import Plan
 
     judge = _judge(options)
     if options.url is not None:

@@ -13,7 +13,7 @@ from deployments.cli.eval_options import EvalOptions, gathered
 from deployments.cli.terminal import err, fail, note, out
 
 if TYPE_CHECKING:
-    from evaluation.drivers.runner import Plan
+    from evaluation.drivers.item_runner import Plan
 
 _EXTRA = ("datasets", "matplotlib", "rouge_score")  # checked before, not after, hours of answers
 
@@ -48,7 +48,7 @@ def evaluate(options: EvalOptions) -> None:
 
 def _run(plan: Plan, folder: Path, options: EvalOptions) -> None:
     """Run or resume a plan, and print the summary of its report."""
-    from evaluation.drivers import runner
+    from evaluation.drivers import item_runner
     from evaluation.loaders import load_items
 
     if missing := [name for name in _EXTRA if find_spec(name) is None]:
@@ -56,7 +56,7 @@ def _run(plan: Plan, folder: Path, options: EvalOptions) -> None:
     plan = replace(plan, items=load_items(plan.task, options.data, options.limit))
     note(f"{plan.task.name}: {len(plan.items)} items, {plan.num_answers} answers, to {folder}")
     try:
-        runner.run(plan, folder, err)
+        item_runner.run(plan, folder, err)
     except KeyboardInterrupt:
         note(f"interrupted; what is done is kept in {folder}: the same command goes on from there")
         raise typer.Exit(130) from None

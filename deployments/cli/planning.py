@@ -146,7 +146,7 @@ def plan(
 
     device = _gpu(gpu)
     if drafter_context is None:
-        from retrieval.config import RetrievalConfig
+        from retrieval.settings import RetrievalConfig
 
         drafter_context = RetrievalConfig().budget_for(context)
     if shared >= context:
@@ -218,7 +218,7 @@ def _unspread(role: str, replica: Replica) -> str | None:
 
 def _unpacked(role: str, replica: Replica) -> str | None:
     """Return why the weights of a replica cannot have four bits, if they cannot."""
-    from rapid.planning.four_bits import PACKED_ROWS
+    from rapid.planning.packed_bits import PACKED_ROWS
 
     if (what := replica.unpackable) is None:
         return None

@@ -13,7 +13,7 @@ from typing import Any
 
 from deployments.config.serve_config import EnginePoolConfig, ServeConfig
 from rapid.errors import ConfigurationError
-from retrieval.config import LexicalEmbedderConfig, ServerStoreConfig
+from retrieval.settings import LexicalEmbedderConfig, ServerStoreConfig
 
 Json = dict[str, Any]
 

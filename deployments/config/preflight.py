@@ -16,7 +16,7 @@ from rapid.checkpoints.vocabulary import check_same_vocabulary
 from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError
 from rapid.planning.plan import MemoryNeed
-from retrieval.config import LexicalEmbedderConfig
+from retrieval.settings import LexicalEmbedderConfig
 
 
 def preflight(config: ServeConfig, *, runs_here: bool = False) -> ServeConfig:

@@ -15,7 +15,7 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError, mo
 from cluster.placement import PoolConfig, RequestPoolConfig
 from rapid.config import AnsweringConfig, EngineConfig, Finite, Frozen, SpeculationConfig
 from rapid.errors import ConfigurationError
-from retrieval.config import LexicalEmbedderConfig, RetrievalConfig
+from retrieval.settings import LexicalEmbedderConfig, RetrievalConfig
 
 _SHARE_OF_CHATS = 0.75  # of what an ingress replica takes at once
 _SHARE_OF_SLOW_BODIES = 0.125  # of these chats, for one tenant
@@ -170,9 +170,9 @@ class ApiConfig(Frozen):
             once with all its replicas, and at least four, but three quarters of one ingress; a
             server with one tenant has no such limit.
         shared_requests: The chat requests in progress that tenants share while several ask; each
-            may have its fair share of them, and more for a moment (`deployments.api.shares`). None
-            is as many as keep the target's pool from being crowded with all its replicas, and at
-            least four; a server with one tenant shares nothing.
+            may have its fair share of them, and more for a moment (`deployments.api.gate.shares`).
+            None is as many as keep the target's pool from being crowded with all its replicas, and
+            at least four; a server with one tenant shares nothing.
         tenant_weights: How many shares of one tenant another has in `shared_requests`, by tenant;
             who is not named has one.
         max_model_len: The longest prompt and answer that ``GET /v1/models`` tells, in tokens. None

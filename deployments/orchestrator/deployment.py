@@ -16,7 +16,7 @@ from deployments.config.serve_config import ServeConfig
 from deployments.logs import log_with_serve
 from deployments.metrics import RequestMetrics
 from deployments.orchestrator.pacing import paced
-from deployments.orchestrator.services import RayServices
+from deployments.orchestrator.ray_services import RayServices
 from rapid.answering.answers import gathered
 from rapid.answering.request import RequestRun
 from rapid.checkpoints.text import ChatText

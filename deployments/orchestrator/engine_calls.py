@@ -50,7 +50,7 @@ async def answered(
     Raises:
         EngineSilent: The engine gives no sign of life.
         BlockOverdue: The block has not come in time.
-        Exception: What the call raised (`cluster.failures.failure_of`).
+        Exception: What the call raised (`cluster.remote_failures.failure_of`).
     """
     call = asyncio.ensure_future(reference)
     call.add_done_callback(_retrieve)

@@ -7,9 +7,9 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
 from rapid.errors import Overloaded, TooManyRequests
 from rapid.estimators import Turnover
+from rapid.fair_queue import Turns
 from rapid.messages import LeaseRequest
 from rapid.ports import Clock
-from rapid.turns import Turns
 
 _ASKING_AT_ONCE = 4  # requests of a process in Serve's own queue for a pool
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from cluster.failures import failure_of
 from cluster.leases import HeldLease, hold, hold_beside
+from cluster.remote_failures import failure_of
+from deployments.orchestrator.call_batches import SharedCalls, shared_calls
 from deployments.orchestrator.engine_calls import EngineSilent, answered, blaming
 from deployments.orchestrator.lease_queue import LeaseQueue
 from deployments.orchestrator.ray_verifiers import (
@@ -19,7 +20,6 @@ from deployments.orchestrator.ray_verifiers import (
     RayVerifier,
     VerifierSettings,
 )
-from deployments.orchestrator.shared_calls import SharedCalls, shared_calls
 from deployments.pools.shared_calls import MOST_BYTES
 from rapid.config import WindowDrafting
 from rapid.errors import (

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from cluster import routers
-from cluster.failures import failure_of
+from cluster.remote_failures import failure_of
 from rapid.errors import DrafterUnavailable
 from rapid.messages import Document, Reading, Tell
 from rapid.ports import Found

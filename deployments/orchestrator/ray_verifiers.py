@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 from ray import ObjectRef
 
-from cluster.failures import FailureKind, failure_of
 from cluster.leases import HeldLease
+from cluster.remote_failures import FailureKind, failure_of
+from deployments.orchestrator.call_batches import Call, Place, SharedCalls
 from deployments.orchestrator.engine_calls import BlockOverdue, EngineSilent, answered, blaming
-from deployments.orchestrator.shared_calls import Call, Place, SharedCalls
 from deployments.pools.shared_calls import Method
 from rapid.errors import (
     BadRequest,

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from evaluation.drivers.answering import BackendLost, Trial, by_position, result_of, seed_of
-from evaluation.drivers.prompting import Prompter, ShortContext, open_prompter
+from evaluation.drivers.prompter import Prompter, ShortContext, open_prompter
 from evaluation.items import Item
 from evaluation.results import Result
 from evaluation.systems import System
@@ -31,7 +31,7 @@ from rapid.checkpoints.vocabulary import check_same_vocabulary
 from rapid.config import EngineConfig, SamplingConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel, check_memory, load_model
-from rapid.engines.ports import LocalPool
+from rapid.engines.local_ports import LocalPool
 from rapid.errors import EngineFailed, RapidError
 from rapid.messages import Int32Array
 from rapid.ports import Drafter

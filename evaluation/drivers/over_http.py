@@ -12,7 +12,7 @@ import httpx
 from pydantic import SecretStr
 
 from evaluation.drivers.answering import Trial, by_position, result_of, seed_of
-from evaluation.drivers.prompting import evidence_found, target_chat, truncate_middle
+from evaluation.drivers.prompter import evidence_found, target_chat, truncate_middle
 from evaluation.items import Item
 from evaluation.results import Json, Result
 from evaluation.systems import BASELINES, DraftKind, System

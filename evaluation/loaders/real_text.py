@@ -17,7 +17,7 @@ from pydantic import Field
 
 from evaluation.items import Item
 from evaluation.tasks import Source
-from evaluation.texts.questions import (
+from evaluation.texts.text_questions import (
     Kind,
     Question,
     document_names,

@@ -14,8 +14,8 @@ import numpy as np
 from matplotlib import pyplot
 from matplotlib.transforms import ScaledTranslation
 
+from evaluation.reports.estimates import Estimate
 from evaluation.reports.run_results import RunResults
-from evaluation.reports.statistics import Estimate
 from evaluation.systems import System
 
 SMALL = 8  # points, the smallest that a page of 900 pixels leaves readable

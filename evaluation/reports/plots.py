@@ -29,6 +29,7 @@ from evaluation.reports.curves import (
     two_panels,
     whiskers,
 )
+from evaluation.reports.estimates import Estimate
 from evaluation.reports.run_results import (
     ByItem,
     RunResults,
@@ -37,7 +38,6 @@ from evaluation.reports.run_results import (
     tokens_per_second,
     won_and_lost,
 )
-from evaluation.reports.statistics import Estimate
 from evaluation.systems import System
 from evaluation.tasks import Condition
 

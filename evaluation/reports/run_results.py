@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from evaluation.reports.estimates import Estimate, mean, paired_difference, ratio, ratio_of_ratios
 from evaluation.reports.flops import of_answer, paper_plain, paper_rag, paper_speculative
-from evaluation.reports.statistics import Estimate, mean, paired_difference, ratio, ratio_of_ratios
 from evaluation.results import RESULTS, Result, read
 from evaluation.systems import System
 from evaluation.tasks import Condition, Task

@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import fmean
 
 from evaluation.recipes import load_recipe
+from evaluation.reports.estimates import mean
 from evaluation.reports.run_results import ByItem, RunResults, in_group, paired, won_and_lost
-from evaluation.reports.statistics import mean
 from evaluation.reports.tables import by_system, table, with_interval, with_sign
 from evaluation.systems import System
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from evaluation.reports.estimates import Estimate
 from evaluation.reports.run_results import ByItem, RunResults
-from evaluation.reports.statistics import Estimate
 from evaluation.systems import System
 
 _MARKS = {1: " ▲", -1: " ▼", 0: ""}

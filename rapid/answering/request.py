@@ -13,7 +13,7 @@ committed tokens and continues the same answer. A drafter that is lost or hangs 
 target continues alone. Before the first token, an explicit `fused` or `paper` ends with an error.
 
 The parts are in modules of their own: what is read (`rapid.answering.readings`), the leases
-(`rapid.answering.leases`) and the rounds on them (`rapid.answering.rounds`).
+(`rapid.answering.request_leases`) and the rounds on them (`rapid.answering.rounds`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from rapid.answering.affinity import affinity_of
 from rapid.answering.answers import GrowingAnswer
-from rapid.answering.leases import Leases
+from rapid.answering.document_keys import affinity_of
 from rapid.answering.progress import Progress
 from rapid.answering.readings import Readings
 from rapid.answering.receipts import receipt_of
+from rapid.answering.request_leases import Leases
 from rapid.answering.resolution import (
     Evidence,
     check_blocks,

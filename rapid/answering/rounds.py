@@ -10,9 +10,9 @@ from contextlib import aclosing
 from typing import Any
 
 from rapid.answering.answers import GrowingAnswer, merged
-from rapid.answering.leases import Leases
 from rapid.answering.progress import Progress
 from rapid.answering.readings import Readings
+from rapid.answering.request_leases import Leases
 from rapid.answering.services import Services
 from rapid.answering.session import DraftSource, Holding, Session
 from rapid.answering.sources import PoolSource, WitnessedSource

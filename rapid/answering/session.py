@@ -5,9 +5,9 @@
     target lease ── target prefill ──────────────────────────┐
          └────────── drafter lease ── drafter prefill ───────┴── rounds of each choice
 
-Engines are reached through `rapid.ports.EnginePool`, which `rapid.engines.ports` implements for
-engines in this process and `deployments.orchestrator.ray_pools` for pools of replicas. Drafts come
-from a `DraftSource`, of which `rapid.answering.sources` has one class for each kind.
+Engines are reached through `rapid.ports.EnginePool`, which `rapid.engines.local_ports` implements
+for engines in this process and `deployments.orchestrator.ray_pools` for pools of replicas. Drafts
+come from a `DraftSource`, of which `rapid.answering.sources` has one class for each kind.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from rapid.answering.tracing import TracedVerifier
+from rapid.answering.round_spans import TracedVerifier
 from rapid.errors import DrafterUnavailable
 from rapid.messages import Int32Array, LeaseRequest, PrefillReceipt, Verdict
 from rapid.ports import Drafter, EngineLease, EnginePool, Pace, Refresh

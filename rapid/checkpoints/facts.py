@@ -16,7 +16,7 @@ from rapid.checkpoints.ropes import reach
 from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError
 from rapid.planning.families import refusal, sliding_layers, window_of
-from rapid.planning.four_bits import PACKED_ROWS, unpackable
+from rapid.planning.packed_bits import PACKED_ROWS, unpackable
 from rapid.planning.shapes import ModelShape
 
 

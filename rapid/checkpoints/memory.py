@@ -18,9 +18,9 @@ from rapid.checkpoints.facts import ModelFacts
 from rapid.checkpoints.files import checkpoint_source, read_json
 from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError
-from rapid.planning import four_bits
+from rapid.planning import packed_bits
 from rapid.planning.plan import MemoryNeed
-from rapid.planning.rings import ring_plan
+from rapid.planning.ring_sizes import ring_plan
 
 STAGED_BYTES = 2**26  # on a GPU, through which pages pass to and from the host cache
 ALL_GPUS = "all GPUs together"  # where the layers of `device: balanced` go
@@ -89,7 +89,7 @@ def memory_needs(
     host = MemoryNeed(host_cache=config.host_cache_tokens * whole_per_token / num_machines)
     workspace = shape.workspace_bytes(config.step_tokens, config.max_leases, width, on_gpu=on_gpu)
     if config.quantization == "int4" and on_gpu:
-        workspace += four_bits.converted_bytes(shape)
+        workspace += packed_bits.converted_bytes(shape)
     device = MemoryNeed(
         weights=_weight_bytes(config, facts, width) / num_parts,
         kv_pool=pool_tokens * whole_per_token / num_parts,
@@ -158,7 +158,7 @@ def _weight_bytes(config: EngineConfig, facts: ModelFacts, width: int) -> float:
             return stored
     quantization = facts.quantization or config.quantization
     if quantization == "int4":
-        bits = four_bits.layer_bits(facts.shape.part_of(config.tensor_parallel))
+        bits = packed_bits.layer_bits(facts.shape.part_of(config.tensor_parallel))
     else:
         bits = 8 * width if quantization is None else quantized_bits(quantization)
     return facts.shape.weight_bytes(bits, 8 * width)
@@ -168,7 +168,7 @@ def quantized_bits(quantization: Mapping[str, Any] | str) -> float:
     """Return the bits of a weight in the layers; 4, a common minimum, for unknown methods.
 
     Scales are not counted: a plan may refuse only what is certain not to fit. Those of ``int4``
-    are (`rapid.planning.four_bits`).
+    are (`rapid.planning.packed_bits`).
     """
     if isinstance(quantization, str):
         return 8.0

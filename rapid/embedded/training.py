@@ -23,8 +23,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 
 from rapid.embedded import DRAFTER, TARGET
 from rapid.embedded.curriculum import TRAINING_CONFIGS, TrainingConfig
-from rapid.embedded.rows import RowMaker
 from rapid.embedded.tokenizer import MAX_POSITIONS, make_tokenizer
+from rapid.embedded.training_rows import RowMaker
 
 
 def make_model(training: TrainingConfig, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:

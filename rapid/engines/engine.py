@@ -22,11 +22,11 @@ from rapid.engines.execution.compute import ComputeThread
 from rapid.engines.execution.replies import Reply
 from rapid.engines.execution.scheduling import Scheduler
 from rapid.engines.execution.state import Ending, EngineState
-from rapid.engines.execution.tracing import traced
+from rapid.engines.execution.work_spans import traced
 from rapid.engines.forward.loading import LoadedModel, plan_rings
 from rapid.engines.kv.cache import PagePool
 from rapid.engines.kv.lease import Lease
-from rapid.engines.kv.leases import LeaseLedger
+from rapid.engines.kv.lease_ledger import LeaseLedger
 from rapid.engines.kv.rings import KeptWindows, RingPool
 from rapid.engines.parallel.leading import open_disk_tier, open_leading_runner
 from rapid.engines.work.base import Commit, Work

@@ -13,8 +13,8 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rapid.planning import four_bits
-from rapid.planning.rings import tokens_in_rings
+from rapid.planning import packed_bits
+from rapid.planning.ring_sizes import tokens_in_rings
 
 if TYPE_CHECKING:
     from rapid.planning.shapes import ModelShape
@@ -167,14 +167,14 @@ class Replica:
     @property
     def num_at_once(self) -> int:
         """Number of GPUs that compute a layer together."""
-        ours = (four_bits.BITS, FP8_BITS, self.other_bits)
+        ours = (packed_bits.BITS, FP8_BITS, self.other_bits)
         is_split = self.layer_bits in ours and not self.shape.experts
         return self.num_gpus if self.num_gpus and is_split else 1
 
     @property
     def unpackable(self) -> str | None:
         """What of the GPUs' parts four bits cannot pack, if asked for, such as ``80 columns``."""
-        return four_bits.unpackable(self._part) if self._is_int4 else None
+        return packed_bits.unpackable(self._part) if self._is_int4 else None
 
     @property
     def _part(self) -> ModelShape:
@@ -182,12 +182,12 @@ class Replica:
 
     @property
     def _is_int4(self) -> bool:
-        return self.layer_bits == four_bits.BITS and not self.shape.experts
+        return self.layer_bits == packed_bits.BITS and not self.shape.experts
 
     @property
     def _all_bits(self) -> tuple[float, float]:
         """Bits of a weight in the layers' matrices, with its share of scales, and elsewhere."""
-        bits = four_bits.layer_bits(self._part) if self._is_int4 else self.layer_bits
+        bits = packed_bits.layer_bits(self._part) if self._is_int4 else self.layer_bits
         return bits, self.other_bits
 
     @property
@@ -219,7 +219,7 @@ class Replica:
         """Return the memory for `num_sequences`; every GPU needs its own workspace."""
         part = self._part
         workspace = part.workspace_bytes(STEP_TOKENS, num_sequences, on_gpu=True)
-        workspace += four_bits.converted_bytes(part) if self._is_int4 else 0
+        workspace += packed_bits.converted_bytes(part) if self._is_int4 else 0
         return MemoryNeed(
             self.shape.weight_bytes(*self._all_bits),
             self.kv_of(num_sequences),

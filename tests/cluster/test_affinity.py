@@ -17,12 +17,12 @@ from ray.serve.request_router import ReplicaID, RequestRouter
 
 from cluster import routers
 from cluster.affinity import AffinityRouter
-from cluster.blame import Blame
+from cluster.circuit_breaker import Blame
 from cluster.leases import hold
 from cluster.placement import PoolConfig, deployment_options
 from cluster.reports import EngineReport, document_name
 from cluster.routing import weight
-from deployments.pools.replica import EngineReplica
+from deployments.pools.leasing_replica import EngineReplica
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.messages import GenerateRequest, LeaseRequest, as_prompt
 from tests.fakes import FakeEngine

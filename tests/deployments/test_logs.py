@@ -21,7 +21,7 @@ from ray.serve._private.logging_utils import configure_component_logger
 from ray.serve.schema import LoggingConfig
 
 from deployments import logs
-from deployments.api import access_log
+from deployments.api.http import access_log
 from tests.ray_cluster import Fakes, wait_until
 
 SERVE = logging.getLogger("ray.serve")
@@ -102,7 +102,7 @@ def test_each_request_has_its_line_at_any_level(log_file: Any, is_wanted: bool) 
     assert len(found) == is_wanted
     for line in found:
         assert (line["request_id"], line["tenant"], line["outcome"]) == ("r1", "acme", "left")
-        assert line["logger"] == "deployments.api.access_log"
+        assert line["logger"] == "deployments.api.http.access_log"
         assert "serve_access_log" not in line
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from evaluation.drivers.prompting import target_chat
+from evaluation.drivers.prompter import target_chat
 from evaluation.items import Item
 from evaluation.tasks import Condition, load_task
 from rapid.messages import Document, Message

@@ -23,7 +23,7 @@ from deployments.cli.server_process import LOCAL_RAY
 from deployments.config.serve_config import ApiKey, ServeConfig
 from deployments.config.tenants import hash_key
 from rapid.checkpoints.files import checkpoint_source
-from retrieval.config import ServerStoreConfig
+from retrieval.settings import ServerStoreConfig
 from tests.faults.engines import left_alone_s, load_breakable
 from tests.faults.hostile import HOSTILE_KEY, Hostile, Hostility
 from tests.faults.qdrant import Qdrant, qdrant

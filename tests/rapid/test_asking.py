@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import rapid
-from deployments.api.parsing import parse_chat_request
-from deployments.api.requests import ChatRequest, RapidOptions
+from deployments.api.chat.chat_request import ChatRequest, RapidOptions
+from deployments.api.chat.parsing import parse_chat_request
 from rapid.asking import Question, Settings, as_request, in_own_words
 from rapid.errors import BadRequest, PromptTooLong
 from rapid.messages import Document, GenerateRequest, Message

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rapid
-from deployments.api.responses import rapid_receipt
+from deployments.api.chat.wire import rapid_receipt
 from rapid.answering.request import RequestRun
 from rapid.asking import as_request
 from rapid.embedded.example import Example

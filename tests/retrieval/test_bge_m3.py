@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaMo
 
 from retrieval import BGEM3Embedder, Document, EmbedderFailed, RetrievalConfig, open_retriever
 from retrieval.bge_m3 import batches
-from retrieval.config import BGEM3EmbedderConfig
 from retrieval.embedding import device_named
+from retrieval.settings import BGEM3EmbedderConfig
 from tests.retrieval.tokens import words
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]

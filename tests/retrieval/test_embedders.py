@@ -4,8 +4,8 @@ import sys
 import pytest
 
 from retrieval.chunking import RetrievedChunk
-from retrieval.config import LexicalEmbedderConfig
 from retrieval.embedders import LexicalEmbedder, coverage, make_embedder
+from retrieval.settings import LexicalEmbedderConfig
 
 lexical = LexicalEmbedder()
 

@@ -10,8 +10,8 @@ import pytest
 
 from retrieval.chunking import Chunk
 from retrieval.embedding import Embedding, SparseVector, VectorSpace
-from retrieval.errors import CollectionMismatch
 from retrieval.local_store import LocalChunkStore
+from retrieval.retrieval_errors import CollectionMismatch
 
 HYBRID = VectorSpace(4, sparse=True)
 DENSE = np.array([1, 0, 0, 0], dtype=np.float32)

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import retrieval
-from retrieval import LexicalEmbedder, errors, retrieve_context
+from retrieval import LexicalEmbedder, retrieval_errors, retrieve_context
 from tests.retrieval.tokens import byte_level_bpe
 
 TEXT = "The mills grind slowly. " * 200 + "The harbor of Belaron is Tessin. " + "It rains. " * 300
@@ -58,7 +58,7 @@ def test_what_is_public_is_listed_in_order():
     assert all(hasattr(retrieval, name) for name in retrieval.__all__)
 
 
-@pytest.mark.parametrize("kind", errors.RetrievalError.__subclasses__())
+@pytest.mark.parametrize("kind", retrieval_errors.RetrievalError.__subclasses__())
 def test_errors_survive_the_way_between_processes(kind):
     error = pickle.loads(pickle.dumps(kind("say what to do")))
     assert type(error) is kind

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from retrieval.chunking import Chunk
-from retrieval.config import ServerStoreConfig
 from retrieval.embedding import Embedding, SparseVector, VectorSpace
-from retrieval.errors import CollectionMismatch, StoreUnavailable
+from retrieval.retrieval_errors import CollectionMismatch, StoreUnavailable
+from retrieval.settings import ServerStoreConfig
 from retrieval.shared_store import SharedChunkStore
 
 HYBRID = VectorSpace(4, sparse=True)

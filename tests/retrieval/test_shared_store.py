@@ -17,8 +17,8 @@ from retrieval import (
     open_retriever,
 )
 from retrieval import shared_store as module
-from retrieval.config import ServerStoreConfig
 from retrieval.manifests import CLAIM_S
+from retrieval.settings import ServerStoreConfig
 from tests.retrieval.memory_server import MemoryServer
 from tests.retrieval.rest_server import RestQdrant
 from tests.retrieval.test_retriever import LETTER, QUESTION, SMALL, Watched

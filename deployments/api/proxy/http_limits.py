@@ -13,7 +13,7 @@ from typing import Any
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from deployments.api.errors import error_body
+from deployments.api.http.error_responses import error_body
 from deployments.api.proxy.plain_errors import OpenAIErrors
 from deployments.api.proxy.ready_in_time import ReadyInTime
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.api.errors import HttpError, error_body, http_error
+from deployments.api.http.error_responses import HttpError, error_body, http_error
 from rapid.errors import Overloaded
 
 # The first would set aside the operator's `request_timeout_s`; with the second a request would go

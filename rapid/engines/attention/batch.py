@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from rapid.engines.attention.rows import Kernels, RaggedRows
+from rapid.engines.attention.kernel_inputs import Kernels, RaggedRows
 from rapid.engines.attention.segments import Segment
 from rapid.engines.kv.cache import KVCache, PageTable
 from rapid.engines.kv.rings import Ring

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from rapid.engines.attention.rows import AttentionInputs
+    from rapid.engines.attention.kernel_inputs import AttentionInputs
     from rapid.engines.attention.segments import Partial
 
 MAX_REREAD_BYTES = 2**22  # KV of a head: beyond, the second read comes from memory, not a cache

@@ -38,8 +38,8 @@ from rapid.engines.attention.cases import (
     step_timings,
     tile_timings,
 )
+from rapid.engines.attention.kernel_inputs import Attend, AttentionInputs, Kernels, PartialKernel
 from rapid.engines.attention.ragged import attend_by_runs, blockwise_partial
-from rapid.engines.attention.rows import Attend, AttentionInputs, Kernels, PartialKernel
 from rapid.engines.attention.segments import Partial, Segment
 from rapid.engines.attention.survey import (
     TOLERANCES,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from rapid.engines.attention.rows import RaggedRows
+from rapid.engines.attention.kernel_inputs import RaggedRows
 from rapid.engines.attention.segments import Segment
 from rapid.engines.attention.work_items import BLOCK, BLOCK_KEYS, Sizes, work_table
 

@@ -25,7 +25,7 @@ import torch
 from transformers import AttentionInterface
 
 from rapid.engines.attention import cpu as cpu_attention
-from rapid.engines.attention.rows import AttentionInputs, PartialKernel, RaggedRows
+from rapid.engines.attention.kernel_inputs import AttentionInputs, PartialKernel, RaggedRows
 from rapid.engines.attention.segments import Partial, Segment
 from rapid.engines.attention.shared_prefixes import SharedPrefix
 from rapid.engines.attention.windows import edge_partial

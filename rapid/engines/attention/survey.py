@@ -19,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from rapid.engines.attention.cases import Case
-from rapid.engines.attention.rows import Attend
+from rapid.engines.attention.kernel_inputs import Attend
 from rapid.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)

@@ -30,8 +30,8 @@ import triton
 import triton.language as tl
 
 from rapid.engines.attention.cases import TILES, Case
+from rapid.engines.attention.kernel_inputs import AttentionInputs
 from rapid.engines.attention.key_tables import KeyTables
-from rapid.engines.attention.rows import AttentionInputs
 from rapid.engines.attention.survey import Measure
 from rapid.engines.attention.work_items import BLOCK, BLOCK_KEYS, ITEM, ROW, Sizes
 

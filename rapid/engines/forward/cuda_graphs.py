@@ -25,8 +25,8 @@ import torch
 
 from rapid.engines.attention.batch import Batch, Feed, RowLists, rows_of
 from rapid.engines.attention.cuda import CAPTURING
+from rapid.engines.attention.kernel_inputs import Kernels
 from rapid.engines.attention.key_tables import KeyTables
-from rapid.engines.attention.rows import Kernels
 from rapid.engines.attention.segments import MAX_STEP_ROWS
 from rapid.engines.forward.buckets import Bucket, bucket_of, example, padded
 from rapid.engines.kv.cache import KVCache

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch.nn.functional import embedding, rms_norm
 
+from rapid.engines.attention.kernel_inputs import RaggedRows
 from rapid.engines.attention.ragged import ragged_attention
-from rapid.engines.attention.rows import RaggedRows
 from rapid.engines.forward.products import Product, QuantizedLinear
 from rapid.engines.forward.shards import Place
 

@@ -17,7 +17,7 @@ from functools import cache
 
 import torch
 
-from rapid.planning.four_bits import CONVERTED, PACKED_ROWS, group_of
+from rapid.planning.packed_bits import CONVERTED, PACKED_ROWS, group_of
 
 MOST_PACKED_ROWS = {"cpu": 64, "cuda": 512}  # more are multiplied faster with converted weights
 _LEAST = 1e-12  # scale of a group of equal numbers

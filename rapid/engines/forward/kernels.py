@@ -8,7 +8,7 @@ import torch
 
 from rapid.engines.attention import ragged as attention
 from rapid.engines.attention.cuda import CAPTURING, choose_kernels, float32_partial
-from rapid.engines.attention.rows import Kernels
+from rapid.engines.attention.kernel_inputs import Kernels
 from rapid.engines.forward.tiles import tile_kernels
 from rapid.engines.kv.cache import KVCache
 from rapid.planning.families import window_of

@@ -39,7 +39,7 @@ from rapid.engines.kv.fp8 import check_device
 from rapid.errors import ConfigurationError
 from rapid.planning.families import sliding_layers, window_of
 from rapid.planning.plan import MemoryNeed
-from rapid.planning.rings import RingPlan, ring_plan
+from rapid.planning.ring_sizes import RingPlan, ring_plan
 
 # Names of the text model's weights in Gemma 3 checkpoints that read images as well.
 _TEXT_NAMES = {r"^(model\.)?language_model\.(model\.)?": "model."}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rapid.engines.attention.batch import Batch, Feed, assemble
-from rapid.engines.attention.rows import Kernels
+from rapid.engines.attention.kernel_inputs import Kernels
 from rapid.engines.forward.cuda_graphs import Capture, StepGraphs
 from rapid.engines.forward.decoder import decoder_of
 from rapid.engines.forward.shards import Place

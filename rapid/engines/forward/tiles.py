@@ -20,8 +20,13 @@ import torch
 from typing_extensions import override
 
 from rapid.engines.attention.batch import Batch, Feed, slots_of
+from rapid.engines.attention.kernel_inputs import (
+    AttentionInputs,
+    Kernels,
+    PartialKernel,
+    RaggedRows,
+)
 from rapid.engines.attention.ragged import attend_to_self, merge, partial
-from rapid.engines.attention.rows import AttentionInputs, Kernels, PartialKernel, RaggedRows
 from rapid.engines.attention.segments import Segment
 from rapid.engines.attention.windows import edge_partial
 from rapid.engines.forward.runner import Runner

@@ -1,9 +1,9 @@
 """Rings of slots for layers with a sliding window, and the windows kept for later prompts.
 
 A sequence has pages for the layers that attend to all tokens and, beside them, one **ring** for
-those that slide (`rapid.planning.rings` says how long it is and why). A ring is never shared. What
-its sequence no longer reads is overwritten by what it computes next, so nothing is freed in between
-and nothing waits for room.
+those that slide (`rapid.planning.ring_sizes` says how long it is and why). A ring is never shared.
+What its sequence no longer reads is overwritten by what it computes next, so nothing is freed in
+between and nothing waits for room.
 
 Pages of a prompt are found again by their names, rings are not. So where a prompt's end is read,
 and at some points before it, the window is copied to a place of its own under the name of the page
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rapid.engines.kv.cache import KVCache, PagePool, Run
-from rapid.planning.rings import RingPlan
+from rapid.planning.ring_sizes import RingPlan
 
 _GROWTH = 8  # of the distances from a prompt's end at which its windows are kept
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.text import auto_on_text
 from benchmarks.text.drafters_word import Asked
-from evaluation.drivers.prompting import ShortContext
+from evaluation.drivers.prompter import ShortContext
 from evaluation.results import Result
 from rapid.messages import Message
 

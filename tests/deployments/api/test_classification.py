@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 
-from deployments.api.parsing import parse_chat_request
-from deployments.api.requests import ChatRequest
+from deployments.api.chat.chat_request import ChatRequest
+from deployments.api.chat.parsing import parse_chat_request
 from rapid.errors import BadRequest
 
 IGNORED = {  # for accounts, caches and routes of OpenAI, which change no answer

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.api import parsing
-from deployments.api.bodies import BodyPace
+from deployments.api.chat import parsing
+from deployments.api.http.bodies import BodyPace
 from deployments.api.ingress import Ingress
 from deployments.config.serve_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key

@@ -16,7 +16,7 @@ from ray.serve._private.version import DeploymentVersion
 from deployments.app import compose
 from deployments.config.plans import deployment_plans, effects
 from deployments.config.serve_config import ApiKey, CanaryConfig, ServeConfig
-from retrieval.config import LexicalEmbedderConfig, LocalStoreConfig
+from retrieval.settings import LexicalEmbedderConfig, LocalStoreConfig
 from tests.deployments.test_app import graph
 
 PAGE = Path(__file__).parents[3] / "docs" / "operations.md"

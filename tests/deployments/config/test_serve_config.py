@@ -19,7 +19,7 @@ from deployments.config.serve_config import (
 from deployments.config.serve_file import check
 from rapid.catalogue import CatalogueFile, find
 from rapid.errors import ConfigurationError
-from retrieval.config import BGEM3EmbedderConfig
+from retrieval.settings import BGEM3EmbedderConfig
 from tests.deployments.test_app import graph
 from tests.rapid import tiny_gguf
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RayTaskError
 
-from cluster.blame import Blame
+from cluster.circuit_breaker import Blame
 from cluster.leases import HeldLease
 from deployments.orchestrator.ray_verifiers import JudgingVerifier, RayDrafter, RayVerifier
 from rapid.config import SamplingConfig, SpeculationConfig

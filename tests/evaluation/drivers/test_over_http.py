@@ -12,11 +12,11 @@ from rich.console import Console
 
 from deployments.api.ingress import Ingress
 from deployments.config.serve_config import ApiConfig
-from evaluation.drivers import runner
+from evaluation.drivers import item_runner
 from evaluation.drivers.answering import Trial, seed_of
 from evaluation.drivers.in_process import Models
+from evaluation.drivers.item_runner import Plan
 from evaluation.drivers.over_http import Server, ServerRefused, check_can_serve, open_over_http
-from evaluation.drivers.runner import Plan
 from evaluation.items import Item
 from evaluation.loaders import load_items
 from evaluation.results import RESULTS, Result, read
@@ -215,7 +215,7 @@ def test_a_server_says_what_this_process_says(application, tmp_path):
         "here": Plan(task, items, embedded, batch=2),
         "there": Plan(task, items, None, Server(url=application), batch=2),
     }.items():
-        runner.run(plan, tmp_path / name, Console(file=io.StringIO()))
+        item_runner.run(plan, tmp_path / name, Console(file=io.StringIO()))
         results = read(tmp_path / name / RESULTS)[1]
         assert not any(each.error for each in results)
         said.append({each.key: (each.prediction, each.tokens) for each in results})

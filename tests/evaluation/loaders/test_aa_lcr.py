@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.drivers.prompting import target_chat
+from evaluation.drivers.prompter import target_chat
 from evaluation.loaders import load_items
 from evaluation.tasks import load_task
 from rapid.errors import ConfigurationError

@@ -11,7 +11,7 @@ from evaluation.loaders import load_items
 from evaluation.loaders.real_text import NOT_IN_THE_TEXT, split_of
 from evaluation.scorers import contains
 from evaluation.tasks import Task, load_task
-from evaluation.texts.questions import document_names, questions_of
+from evaluation.texts.text_questions import document_names, questions_of
 from rapid.errors import ConfigurationError
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from evaluation.reports.estimates import Estimate
 from evaluation.reports.report import write
-from evaluation.reports.statistics import Estimate
 from evaluation.reports.tables import table, with_interval, with_sign
 from tests.evaluation.reports.handmade import result, row, run_dir, section, task
 

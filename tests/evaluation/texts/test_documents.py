@@ -6,7 +6,7 @@ import types
 
 from evaluation.texts import documents
 from evaluation.texts.documents import cut, main, module_text, text_of
-from evaluation.texts.questions import document_names
+from evaluation.texts.text_questions import document_names
 
 
 def test_a_document_is_cut_at_the_end_of_a_paragraph():

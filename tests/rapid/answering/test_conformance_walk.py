@@ -20,7 +20,7 @@ from rapid.answering.request import RequestRun
 from rapid.answering.resolution import FUSING
 from rapid.answering.services import Pools, Services
 from rapid.config import EngineConfig
-from rapid.engines.ports import LocalPool
+from rapid.engines.local_ports import LocalPool
 from rapid.errors import EngineFailed, OutOfStep, RapidError
 from rapid.messages import (
     Finished,

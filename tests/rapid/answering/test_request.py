@@ -12,7 +12,7 @@ from grpc.aio import AioRpcError, Metadata  # type: ignore[import-untyped]
 from ray.serve.exceptions import DeploymentUnavailableError
 
 import rapid
-from deployments.api.errors import http_error
+from deployments.api.http.error_responses import http_error
 from deployments.pools.engine_actor import load_engine
 from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig

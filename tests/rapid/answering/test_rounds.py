@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 import rapid
-from deployments.api.errors import http_error
+from deployments.api.http.error_responses import http_error
 from deployments.pools.engine_actor import load_engine
 from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig, Mode, SamplingConfig, SpeculationConfig, Transfer

@@ -16,7 +16,7 @@ from rapid.config import SpeculationConfig
 from rapid.engines.attention.batch import Feed
 from rapid.engines.engine import Engine
 from rapid.engines.forward.runner import Runner
-from rapid.engines.ports import EngineDrafter, EngineVerifier, LocalLease
+from rapid.engines.local_ports import EngineDrafter, EngineVerifier, LocalLease
 from rapid.errors import (
     BadRequest,
     DrafterUnavailable,

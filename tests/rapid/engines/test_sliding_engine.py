@@ -21,7 +21,7 @@ from rapid.engines.forward.buckets import padding_pages
 from rapid.engines.forward.loading import LoadedModel
 from rapid.errors import BadRequest, LeaseNotFound, PromptTooLong
 from rapid.messages import DraftBlock, Int32Array, Verdict, as_prompt
-from rapid.planning import rings
+from rapid.planning import ring_sizes
 from tests.rapid.tiny_families import family_checkpoint, family_config, family_model, reference_of
 from tests.rapid.tiny_models import VOCAB, lease_request, random_prompt
 
@@ -34,7 +34,7 @@ SETTINGS: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def _short_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rings of 104 slots for a window of 24, so that texts of 500 tokens go round several times."""
-    monkeypatch.setattr(rings, "_SPECULATED", 24)
+    monkeypatch.setattr(ring_sizes, "_SPECULATED", 24)
 
 
 def engine_of(family: str, *, in_pages: bool = False, **settings: Any) -> Engine:

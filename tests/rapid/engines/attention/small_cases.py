@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from rapid.engines.attention.cases import Case, step_checks
+from rapid.engines.attention.kernel_inputs import AttentionInputs
 from rapid.engines.attention.ragged import attend_by_runs, plain_partial
-from rapid.engines.attention.rows import AttentionInputs
 from rapid.engines.kv.cache import KVCache, KVLayout
 
 CPU = torch.device("cpu")

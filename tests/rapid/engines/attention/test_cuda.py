@@ -24,8 +24,8 @@ from rapid.engines.attention.cuda import (
     flash_partial,
     float32_partial,
 )
+from rapid.engines.attention.kernel_inputs import AttentionInputs, PartialKernel
 from rapid.engines.attention.ragged import attend_by_runs, plain_partial
-from rapid.engines.attention.rows import AttentionInputs, PartialKernel
 from rapid.engines.attention.survey import TOLERANCES, Candidate, device_ms, survey
 from rapid.engines.kv.cache import KVCache, KVLayout
 from rapid.engines.kv.fp8 import CAPABILITY

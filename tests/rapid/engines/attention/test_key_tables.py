@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from rapid.engines.attention.kernel_inputs import RaggedRows
 from rapid.engines.attention.key_tables import KeyTables
-from rapid.engines.attention.rows import RaggedRows
 from rapid.engines.attention.segments import Segment
 from rapid.engines.attention.shared_prefixes import MIN_SHARED_KEYS
 from rapid.engines.kv.cache import KVCache, KVLayout

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from rapid.engines.attention import cpu as cpu_attention
+from rapid.engines.attention import kernel_inputs as rows_module
 from rapid.engines.attention import ragged as attention
-from rapid.engines.attention import rows as rows_module
 from rapid.engines.attention import shared_prefixes
 from rapid.engines.attention.batch import Feed, assemble
+from rapid.engines.attention.kernel_inputs import AttentionInputs
 from rapid.engines.attention.ragged import (
     attend_by_runs,
     blockwise_partial,
@@ -21,7 +22,6 @@ from rapid.engines.attention.ragged import (
     plain_partial,
     ragged_attention,
 )
-from rapid.engines.attention.rows import AttentionInputs
 from rapid.engines.attention.segments import Partial
 from rapid.engines.kv.cache import KVCache, KVLayout, PageTable, Run
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rapid.engines.attention.cases import Case, chunk_checks
-from rapid.engines.attention.rows import Attend, AttentionInputs
+from rapid.engines.attention.kernel_inputs import Attend, AttentionInputs
 from rapid.engines.attention.survey import TOLERANCES, Candidate, Measure, fastest, survey
 from rapid.errors import ConfigurationError
 from tests.rapid.engines.attention.small_cases import HEADS, cache_of, right, step_cases

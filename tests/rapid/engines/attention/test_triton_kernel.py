@@ -13,8 +13,8 @@ import triton
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from rapid.engines.attention.cases import TILES, tile_timings
+from rapid.engines.attention.kernel_inputs import AttentionInputs, RaggedRows
 from rapid.engines.attention.key_tables import KeyTables
-from rapid.engines.attention.rows import AttentionInputs, RaggedRows
 from rapid.engines.attention.segments import Segment
 from rapid.engines.attention.shared_prefixes import MIN_SHARED_KEYS
 from rapid.engines.attention.triton_kernel import (

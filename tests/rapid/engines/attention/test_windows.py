@@ -9,8 +9,8 @@ import torch
 
 from rapid.engines.attention import shared_prefixes, windows
 from rapid.engines.attention.batch import Feed, assemble
+from rapid.engines.attention.kernel_inputs import AttentionInputs, Kernels
 from rapid.engines.attention.ragged import attend_by_runs, plain_partial, ragged_attention
-from rapid.engines.attention.rows import AttentionInputs, Kernels
 from rapid.engines.attention.segments import Segment
 from rapid.engines.attention.windows import within
 from rapid.engines.kv.cache import KVCache, KVLayout, PageTable

@@ -15,8 +15,8 @@ import torch
 
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.engines.attention.batch import Batch, Feed, RowLists
+from rapid.engines.attention.kernel_inputs import Kernels
 from rapid.engines.attention.ragged import attend_by_runs
-from rapid.engines.attention.rows import Kernels
 from rapid.engines.attention.triton_kernel import attend_by_blocks
 from rapid.engines.forward import cuda_graphs
 from rapid.engines.forward.buckets import Bucket, padding_pages
@@ -27,7 +27,7 @@ from rapid.engines.kv.cache import KVCache, PageTable, Run
 from rapid.engines.kv.rings import RingPool
 from rapid.errors import EngineFailed
 from rapid.generation import generate
-from rapid.planning.rings import RingPlan
+from rapid.planning.ring_sizes import RingPlan
 from tests.rapid.tiny_families import family_checkpoint, family_model, reference_of
 from tests.rapid.tiny_models import VOCAB, engine_config, loaded, random_prompt, reference_logits
 

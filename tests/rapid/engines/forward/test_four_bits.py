@@ -27,7 +27,7 @@ from rapid.engines.forward.opening import page_context
 from rapid.engines.forward.products import QuantizedLinear, check_method
 from rapid.errors import ConfigurationError
 from rapid.pair import open_pair
-from rapid.planning.four_bits import CONVERTED
+from rapid.planning.packed_bits import CONVERTED
 from tests.rapid.engines.forward.test_products import check_fused_decoder, far_off
 from tests.rapid.engines.forward.test_shards import headed, steps
 from tests.rapid.tiny_models import copied, engine_config

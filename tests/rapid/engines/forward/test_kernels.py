@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from rapid.engines.attention.kernel_inputs import Kernels
 from rapid.engines.attention.ragged import attend_by_runs
-from rapid.engines.attention.rows import Kernels
 from rapid.engines.forward import kernels as kernels_module
 from rapid.engines.forward.kernels import kernels_of
 from rapid.engines.kv.cache import KVLayout

@@ -16,7 +16,7 @@ from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.tiles import tiles
 from rapid.engines.kv.cache import PageTable, Run
-from rapid.engines.ports import EngineDrafter, EngineVerifier
+from rapid.engines.local_ports import EngineDrafter, EngineVerifier
 from rapid.errors import ConfigurationError
 from rapid.messages import Float32Array, Int32Array, Verdict
 from rapid.speculation.loop import speculate

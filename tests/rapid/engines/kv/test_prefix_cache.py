@@ -15,14 +15,14 @@ from rapid.config import SpeculationConfig
 from rapid.engines.attention import ragged as attention
 from rapid.engines.attention import shared_prefixes
 from rapid.engines.attention.batch import Feed
-from rapid.engines.attention.rows import AttentionInputs
+from rapid.engines.attention.kernel_inputs import AttentionInputs
 from rapid.engines.attention.shared_prefixes import SharedPrefix
 from rapid.engines.engine import Engine
 from rapid.engines.execution.scheduling import Scheduled
 from rapid.engines.kv.cache import KVCache, KVLayout, PagePool, Run
 from rapid.engines.kv.host_tier import HostTier, Move
 from rapid.engines.kv.prefix_cache import PrefixCache, page_names, pages_of
-from rapid.engines.ports import EngineDrafter, EngineVerifier
+from rapid.engines.local_ports import EngineDrafter, EngineVerifier
 from rapid.errors import EngineFailed
 from rapid.messages import Int32Array, as_prompt
 from rapid.speculation.loop import speculate

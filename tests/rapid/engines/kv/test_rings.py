@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rapid.engines.kv.cache import KVCache, KVLayout, OutOfPages
 from rapid.engines.kv.rings import KeptWindows, Ring, RingPool
-from rapid.planning.rings import RingPlan
+from rapid.planning.ring_sizes import RingPlan
 
 PLAN = RingPlan(window=24, page_tokens=8, max_rows=32, num_rings=3, num_kept=2)
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import pytest
 from rapid.config import SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.engines.kv.sequences import Gap
-from rapid.engines.ports import EngineDrafter, EngineVerifier
+from rapid.engines.local_ports import EngineDrafter, EngineVerifier
 from rapid.errors import LeaseNotFound
 from rapid.messages import DraftBlock, Verdict
 from rapid.speculation.loop import speculate

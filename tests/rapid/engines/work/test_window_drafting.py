@@ -8,7 +8,7 @@ import torch
 
 import rapid
 from rapid.config import SamplingConfig, SpeculationConfig, WindowDrafting
-from rapid.engines.ports import EngineVerifier, WindowDrafter
+from rapid.engines.local_ports import EngineVerifier, WindowDrafter
 from rapid.messages import DraftBlock, Verdict
 from tests.rapid.tiny_models import (
     FAMILIES,

@@ -1,0 +1,222 @@
+"""The HTTP API as a Serve deployment, over a handle to the orchestrator."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from cluster import routers
+from cluster.circuit_breaker import BLAME
+from cluster.remote_failures import FailureKind, failure_of
+from deployments.api.backend.canary import WithCanary
+from deployments.api.backend.readiness import Readiness
+from deployments.api.gate.gossip import board_of, keep_in_step
+from deployments.api.ingress import GenerationService, Ingress
+from deployments.api.proxy.serve_internals import check_callers_are_known, limit_replica
+from deployments.config.live import accepted
+from deployments.config.serve_config import ApiConfig
+from deployments.logs import log_with_serve
+from deployments.metrics import IngressMetrics
+from rapid.errors import ConfigurationError, OrchestratorLost, Overloaded, RapidError
+from rapid.messages import GenerateRequest, GenerationEvent
+
+_LOOK_S = 1.0
+_SILENT_LOOKS = 3  # as this process may have stood still itself, and hears the others one by one
+_MOST_MOVES = 2  # of a request; one that needs more than seconds to arrive would never be taken
+_REPORT_S = 2.0  # Ray collects metrics every ten seconds
+_MAX_GRPC_CHARS = 2**20  # up to 4 bytes each would pass gRPC's limit of 4 MiB
+
+logger = logging.getLogger(__name__)
+
+
+class RemoteOrchestrator:
+    """A `GenerationService` that calls the orchestrator through a Serve handle.
+
+    Streams use gRPC, so that requests are aborted if their ingress dies. A request too large for a
+    gRPC message goes through the object store instead, and is not aborted.
+    """
+
+    def __init__(self, handle: DeploymentHandle, readiness: Readiness) -> None:
+        self._handle = handle
+        self._readiness = readiness
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
+        """Yield the events of a request; closing the iterator releases everything it holds.
+
+        Raises:
+            OrchestratorLost: If the orchestrator died or cannot be reached; a retry goes to
+                another replica.
+            Overloaded: If the orchestrator's queue is full.
+            Exception: What the orchestrator raised, without Ray's wrappers.
+        """
+        generate = self._handle.options(
+            stream=True,
+            method_name="generate" if request.is_streamed else "answer",
+            _by_reference=_num_chars(request) > _MAX_GRPC_CHARS,
+        )
+        stream: Any = None
+        try:
+            for num_left in reversed(range(_MOST_MOVES + 1)):
+                stream = generate.remote(request)
+                watched = self._watched(request, stream, may_move=num_left > 0)
+                try:
+                    async with aclosing(watched) as events:
+                        async for event in events:
+                            self._readiness.note_progress()
+                            if isinstance(event, RapidError):  # a refusal
+                                raise event
+                            yield event
+                    return
+                except _BeginsElsewhere:
+                    self._give_up(request, stream)
+        except Exception as error:
+            failure = failure_of(error)
+            if failure.kind is FailureKind.SATURATED:
+                raise Overloaded("The server is busy.") from error
+            if failure.is_loss:
+                raise OrchestratorLost("The orchestrator was lost: ask again.") from error
+            if failure.cause is not error:
+                raise failure.cause from error
+            raise
+        finally:
+            if stream is not None:
+                self._give_up(request, stream)
+
+    def _give_up(self, request: GenerateRequest, stream: Any) -> None:
+        stream.cancel()
+        if (router := routers.find(self._handle.deployment_id)) is not None:
+            router.forget(request)
+
+    async def _watched(
+        self, request: GenerateRequest, stream: Any, *, may_move: bool
+    ) -> AsyncGenerator[Any]:
+        """Yield the items of a stream, whose orchestrator is looked at while none comes.
+
+        Raises:
+            _BeginsElsewhere: No orchestrator has taken the request in time, and another one may.
+            OrchestratorLost: The orchestrator that took it has fallen silent.
+        """
+        num_silent = 0
+        while True:
+            coming = asyncio.ensure_future(anext(stream))
+            coming.add_done_callback(lambda done: done.cancelled() or done.exception())
+            try:
+                while not (await asyncio.wait({coming}, timeout=_LOOK_S))[0]:
+                    router = routers.find(self._handle.deployment_id)
+                    if router is None:
+                        continue
+                    if may_move and router.can_move(request):
+                        raise _BeginsElsewhere
+                    replica = router.replica_of(request)
+                    is_silent = replica is not None and self._readiness.is_silent(replica)
+                    num_silent = num_silent + 1 if is_silent else 0
+                    if replica is not None and num_silent == _SILENT_LOOKS:
+                        BLAME.put(replica)
+                        raise OrchestratorLost("The orchestrator is silent: ask again.")
+                try:
+                    item = coming.result()
+                except StopAsyncIteration:
+                    return
+            finally:
+                coming.cancel()
+            may_move = False  # an answer that has begun must not begin again
+            yield item
+
+    async def ready(self) -> dict[str, Any]:
+        """Return the state of pools and engines, as this process last saw it."""
+        return self._readiness.state()
+
+    def close(self) -> None:
+        """Look no more at the application's state; answers that have begun go on."""
+        self._readiness.stop()
+
+
+def _num_chars(request: GenerateRequest) -> int:
+    """Return the number of characters in all texts of a request."""
+    texts = [request.query or "", request.tenant, *request.stop]
+    for document in request.documents:
+        texts += [document.name, document.text]
+    for message in request.messages:
+        texts += [message.role, message.content]
+    return sum(map(len, texts))
+
+
+class _BeginsElsewhere(Exception):
+    """A request that no orchestrator has taken in time, while another one has room."""
+
+
+class IngressReplica:
+    """The ingress deployment, which serves the HTTP API as an ASGI application."""
+
+    def __init__(
+        self, config: ApiConfig, orchestrator: DeploymentHandle, is_embedded: bool
+    ) -> None:
+        log_with_serve()
+        limit_replica()
+        self._name = name = orchestrator.app_name
+        self._metrics = IngressMetrics(config.model)
+        readiness = Readiness(name)
+        readiness.look()  # as Serve sends this replica requests, `/ready` among them, from now on
+        readiness.start()
+        self._service = WithCanary(RemoteOrchestrator(orchestrator, readiness), name, watch)
+        # Serve's proxy adds x-request-id to every request and response.
+        self._ingress = Ingress(
+            self._service,
+            config,
+            is_embedded=is_embedded,
+            sends_request_id=False,
+            metrics=self._metrics,
+        )
+        self._settings: ApiConfig | None = None
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Return the ASGI application; Serve calls this hook when the replica's event loop runs."""
+        self._in_step = asyncio.create_task(
+            keep_in_step(self._ingress.shares, board_of(self._name))
+        )
+        self._reporting = asyncio.create_task(report_readiness(self._service, self._metrics))
+        return self._ingress
+
+    def reconfigure(self, settings: dict[str, Any]) -> None:
+        """Take new keys and limits; Serve calls this also at start.
+
+        Settings that break their schema are refused.
+        """
+        taken = accepted(ApiConfig, settings, self._settings, of="Ingress")
+        try:
+            check_callers_are_known(has_keys=taken.has_keys)
+            self._ingress.configure(taken)
+        except ConfigurationError as error:  # no keys, or no variable that has them
+            if self._settings is None:
+                raise
+            logger.error("new settings are refused, those in force stay: %s", error)
+            return
+        self._service.configure(taken.canary)
+        self._settings = taken
+
+
+async def report_readiness(
+    service: GenerationService,
+    metrics: IngressMetrics,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Report again and again whether requests would be answered, until this is cancelled."""
+    while True:
+        state = await service.ready()
+        metrics.report(is_ready=bool(state["ready"]))
+        await sleep(_REPORT_S)
+
+
+def watch(application: str) -> RemoteOrchestrator:
+    """Return the orchestrator of another application, which need not run yet, and watch it."""
+    readiness = Readiness(application)
+    readiness.start()
+    handle = serve.get_deployment_handle("Orchestrator", application, _check_exists=False)
+    return RemoteOrchestrator(handle, readiness)

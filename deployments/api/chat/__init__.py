@@ -1,0 +1,1 @@
+"""OpenAI's chat dialect: bodies to requests, events to responses."""

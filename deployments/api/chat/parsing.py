@@ -1,0 +1,199 @@
+"""The reading of request bodies: JSON, fields and sizes; errors name the field.
+
+Unknown OpenAI fields are ignored, as clients send many. Known fields that the server cannot honour
+are refused, since an answer that silently ignores an option is worse than an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from pydantic import ValidationError
+
+from deployments.api.chat.chat_request import ChatRequest, RapidOptions
+from deployments.api.gate.limits import USUAL_LIMITS, Limits
+from rapid.errors import BadRequest
+from rapid.requests import bad_request
+
+_SHORT_BODY = 256 * 1024  # about a millisecond
+
+# Fields of OpenAI, vLLM, SGLang and llama.cpp that change the answer and are not supported, each
+# with its values that have no effect.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "allowed_token_ids": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "custom_logit_processor": (),
+    "custom_params": ({},),
+    "detokenize": (True,),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "ebnf": (),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "grammar": ("",),
+    "guided_choice": ([],),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_whitespace_pattern": (),
+    "ignore_eos": (False,),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "json_schema": ({},),
+    "length_penalty": (1,),
+    "logit_bias": ({}, []),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "lora_path": (),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "mirostat": (0,),
+    "modalities": (["text"],),
+    "moderation": (),
+    "n_predict": (-1,),
+    "n_probs": (0,),
+    "no_stop_trim": (False,),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "priority": (0,),
+    "prompt_logprobs": (0,),
+    "reasoning_effort": ("none",),
+    "regex": (),
+    "repeat_penalty": (1,),
+    "repetition_detection": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "return_hidden_states": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "samplers": (),
+    "service_tier": ("auto", "default"),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop_regex": ([],),
+    "stop_token_ids": ([],),
+    "store": (False,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "thinking_token_budget": (),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_n_sigma": (-1,),
+    "truncate_prompt_tokens": (),
+    "truncation_side": (),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "vllm_xargs": ({},),
+    "watermarking": (),
+    "web_search_options": (),
+    "xtc_probability": (0,),
+}
+
+
+async def parse_beside(body: bytes, limits: Limits) -> ChatRequest:
+    """Parse a body as `parse_chat_request` does, a long one beside the event loop.
+
+    Raises:
+        BadRequest: As there.
+    """
+    if len(body) <= _SHORT_BODY:
+        return parse_chat_request(body, limits)
+    return await asyncio.to_thread(parse_chat_request, body, limits)
+
+
+def parse_chat_request(body: bytes, limits: Limits = USUAL_LIMITS) -> ChatRequest:
+    """Parse and validate a request body; what can be counted is counted before it is looked at.
+
+    Args:
+        body: The body's bytes.
+        limits: The largest allowed numbers.
+
+    Raises:
+        BadRequest: If the body is invalid; it names the first invalid field.
+    """
+    limits.check_body(body)
+    fields = _parse_json(body)
+    if not isinstance(fields, dict):
+        raise BadRequest("The request body must be a JSON object.")
+    for name, value in fields.items():
+        if name in RapidOptions.model_fields and name not in ChatRequest.model_fields:
+            raise BadRequest(
+                f"{name} belongs into the object 'rapid' (with the OpenAI SDK: "
+                f"extra_body={{'rapid': {{'{name}': ...}}}}).",
+                name,
+                "unknown_parameter",
+            )
+        usual = _UNSUPPORTED.get(name)
+        if usual is not None and value is not None and not _asks_for_nothing(value, usual):
+            raise BadRequest(f"{name} is not supported yet: leave it out.", name, "unsupported")
+    limits.check_counts(fields)
+    _check_no_tools(fields.get("messages"))
+    try:
+        request = ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        raise bad_request(error, RapidOptions) from None
+    documents = (request.rapid and request.rapid.documents) or ()
+    limits.check_sizes(
+        request.n or 1, (each.content for each in request.messages), (d.text for d in documents)
+    )
+    return request
+
+
+def _check_no_tools(messages: object) -> None:
+    """Refuse the turns of a conversation that calls tools, whose contents look odd without them."""
+    for index, message in enumerate(messages if isinstance(messages, list) else ()):
+        if not isinstance(message, dict):
+            continue
+        role = message.get("role")
+        for name in ("tool_calls", "function_call"):
+            if message.get(name):
+                raise _no_tools(f"messages[{index}].{name}")
+        if role in ("tool", "function"):
+            raise _no_tools(f"messages[{index}].role", f" {role!r}")
+
+
+def _no_tools(param: str, value: str = "") -> BadRequest:
+    return BadRequest(
+        f"{param}{value} is not supported yet: a conversation may not call tools.",
+        param,
+        "unsupported",
+    )
+
+
+def _asks_for_nothing(value: object, usual: tuple[Any, ...]) -> bool:
+    """Return whether a value is one of the usual ones; to Python, False is equal to 0."""
+    return any(
+        value == each and isinstance(value, bool) == isinstance(each, bool) for each in usual
+    )
+
+
+def _parse_json(body: bytes) -> object:
+    """Decode the body; NaN and Infinity are left to validation, whose errors name the field."""
+    try:
+        return json.loads(
+            body.decode("utf-8-sig")
+        )  # some systems begin texts with a byte order mark
+    except UnicodeDecodeError as error:
+        raise BadRequest(
+            f"The request body is not UTF-8 (byte {error.start}): encode it before sending."
+        ) from None
+    except RecursionError:
+        raise BadRequest("The request body is nested too deeply.") from None
+    except json.JSONDecodeError as error:
+        raise BadRequest(f"The request body is not JSON: {error}") from None
+    except ValueError:
+        raise BadRequest("The request body has a number of too many digits.") from None

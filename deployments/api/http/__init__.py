@@ -1,0 +1,1 @@
+"""HTTP itself: request bodies, error responses, event feeds, a line for each request."""

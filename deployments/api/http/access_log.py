@@ -1,0 +1,187 @@
+"""One line of the log for each request for an answer, and what it is counted as.
+
+The line has the tenant's name, numbers and words of closed sets: no key, and nothing of the request
+or the answer. It is written at any `log_level`, as Serve's own line for each call is at ``INFO``,
+and ``logging_config.enable_access_log: false`` turns both off (`deployments.logs`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import ClientDisconnect
+
+from deployments.api.http.error_responses import HttpError, http_error
+from deployments.api.http.event_feed import ClientLeft
+from rapid import errors
+from rapid.messages import Finished, GenerationEvent, Receipt, Started, TextDelta
+from rapid.ports import Clock
+
+if TYPE_CHECKING:  # which loads Ray
+    from deployments.metrics import IngressMetrics
+
+_log = logging.getLogger(__name__)
+
+# The first listed class in an error's method resolution order decides.
+_CAUSES: dict[type[BaseException], str] = {
+    errors.BodyTooLarge: "body too large",
+    errors.BodyTooSlow: "body too slow",
+    errors.UnsupportedEncoding: "body compressed",
+    errors.PromptTooLong: "prompt too long",
+    errors.UnknownModel: "unknown model",
+    errors.BadRequest: "bad request",
+    errors.Unauthorized: "no valid key",
+    errors.TooManyRequests: "tenant has its share",
+    errors.Overloaded: "server full",
+    errors.DrafterHangs: "no drafter",
+    errors.DrafterUnavailable: "no drafter",
+    errors.TargetUnavailable: "no target",
+    errors.RetrievalPending: "no retrieval",
+    errors.RetrievalUnavailable: "no retrieval",
+    errors.LeaseNotFound: "lease lost",
+    errors.OrchestratorLost: "orchestrator lost",
+    errors.CannotContinue: "cannot continue",
+    errors.EngineFailed: "engine failed",
+}
+_OTHER = "other"
+CAUSES = frozenset({*_CAUSES.values(), _OTHER})
+_LEFT = (ClientLeft, ClientDisconnect, asyncio.CancelledError)
+
+Failure = Callable[[Exception, str], HttpError]
+
+
+class RequestRecord:
+    """What becomes of one request, noted as it goes by."""
+
+    def __init__(self, request_id: str, tenant: str, clock: Clock) -> None:
+        self._clock = clock
+        self.request_id, self.tenant = request_id, tenant
+        self.began = clock()
+        self.waited_s: float | None = None
+        self.first_text: float | None = None
+        self.mode: str | None = None
+        self.receipt: Receipt | None = None
+        self.error: BaseException | None = None
+
+    @contextmanager
+    def admission(self) -> Iterator[None]:
+        """Note how long the context lasts, in which the request waits for its place."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self.waited_s = self._clock() - began
+
+    async def follow(
+        self, events: AsyncGenerator[GenerationEvent]
+    ) -> AsyncGenerator[GenerationEvent]:
+        """Yield `events` unchanged and note them; closing this generator closes them."""
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Started):
+                    self.mode = event.mode
+                elif isinstance(event, TextDelta) and self.first_text is None:
+                    self.first_text = self._clock()
+                elif isinstance(event, Finished):
+                    self.receipt = event.receipt
+                yield event
+
+    def noting(self, failure: Failure) -> Failure:
+        """Return `failure`, which says how a stream's client is told of an error, with a note."""
+
+        def note_and_tell(error: Exception, request_id: str) -> HttpError:
+            self.error = error
+            return failure(error, request_id)
+
+        return note_and_tell
+
+    def ending(self) -> tuple[str, str]:
+        """Return the outcome, ``ok``, ``refused``, ``failed`` or ``left``, and its cause."""
+        if self.receipt is not None and self.error is None:
+            return "ok", ""
+        if self.error is None or isinstance(self.error, _LEFT):
+            return "left", ""
+        began = self.mode is not None
+        is_refused = not began and http_error(self.error).status != 500
+        return "refused" if is_refused else "failed", cause_of(self.error)
+
+
+class AccessLog:
+    """The records of the requests of one ingress, each of which is written when it ends."""
+
+    def __init__(self, clock: Clock, metrics: IngressMetrics | None = None) -> None:
+        """Create the log.
+
+        Args:
+            clock: Monotonic seconds.
+            metrics: Where ends and waits are counted; None where nothing is.
+        """
+        self._clock = clock
+        self._metrics = metrics
+
+    @contextmanager
+    def request(self, request_id: str, tenant: str, model: str) -> Iterator[RequestRecord]:
+        """Record one request for the duration of the context."""
+        record = RequestRecord(request_id, tenant, self._clock)
+        try:
+            yield record
+        except BaseException as error:
+            record.error = error
+            raise
+        finally:
+            self._close(record, model)
+
+    def refuse(self, request_id: str, error: errors.Unauthorized) -> None:
+        """Record a request, to any route, that brought no valid key."""
+        fields = {"outcome": "refused", "cause": cause_of(error)}
+        self._write(request_id, fields)
+        if self._metrics is not None:
+            self._metrics.count_end("refused", cause_of(error))
+
+    def _close(self, record: RequestRecord, model: str) -> None:
+        ended = self._clock()
+        outcome, cause = record.ending()
+        first_text_s = None if record.first_text is None else record.first_text - record.began
+        fields = {
+            "tenant": record.tenant,
+            "model": model,
+            "outcome": outcome,
+            "cause": cause or None,
+            "mode": record.mode,
+            **_of_receipt(record.receipt),
+            "admission_ms": _ms(record.waited_s),
+            "first_text_ms": _ms(first_text_s),
+            "total_ms": _ms(ended - record.began),
+        }
+        self._write(record.request_id, fields)
+        if self._metrics is not None:
+            self._metrics.count_end(outcome, cause)
+            if record.waited_s is not None:
+                self._metrics.observe_wait(record.waited_s)
+
+    def _write(self, request_id: str, fields: dict[str, Any]) -> None:
+        known = {name: value for name, value in fields.items() if value is not None}
+        extra = {"request_id": request_id, "serve_access_log": True} | known
+        _log.info("request %s: %s", request_id, fields["outcome"], extra=extra)
+
+
+def cause_of(error: BaseException) -> str:
+    """Return why a request was refused or failed, one of a closed set of phrases."""
+    return next((_CAUSES[cls] for cls in type(error).__mro__ if cls in _CAUSES), _OTHER)
+
+
+def _of_receipt(receipt: Receipt | None) -> dict[str, Any]:
+    """Return the tokens of a complete answer, and its milliseconds by stage."""
+    if receipt is None:
+        return {}
+    stages = {f"{stage}_ms": round(ms, 1) for stage, ms in receipt.timings_ms.items()}
+    tokens = sum(each.completion_tokens for each in receipt.choices)
+    return {"prompt_tokens": receipt.prompt_tokens, "completion_tokens": tokens} | stages
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1e3 * seconds, 1)

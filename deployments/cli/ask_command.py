@@ -1,0 +1,377 @@
+"""The command ``rapid ask``, which sends a question about documents to a running server."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.table import Table
+
+from deployments.cli.citations import origin, passages
+from deployments.cli.terminal import DEFAULT_URL, Waiting, fail, note, out
+
+if TYPE_CHECKING:
+    import httpx
+
+_CONNECT_TIMEOUT_S = 5.0
+_SILENCE_TIMEOUT_S = 60.0  # a stream has a heartbeat every few seconds, once it has begun
+_FOREIGN = 0.2  # generated documents have no unknown words, other English 0.7
+_SETTINGS = (
+    "seed",
+    "coupling",
+    "transfer",
+    "eta",
+    "max_draft",
+    "plausibility",
+    "draft_top_k",
+    "transfer_temperature",
+)
+
+# Names of the HTTP API in messages, for which this command has options.
+_OPTION = re.compile(r"\brapid\.(mode|eta|transfer|max_draft|retrieval_tokens)\b")
+_LENGTH = re.compile(r"\bmax_(?:completion_)?tokens\b")
+_DOCUMENT = re.compile(r"\brapid\.documents\[([0-9]+)\](?:\.text|\.name)?")
+
+_PROGRESS = (": reading ", ": embedding ")
+
+_Json = dict[str, Any]
+
+
+def ask(
+    question: Annotated[str, typer.Argument(help="What to ask.", show_default=False)],
+    document: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--document", "-d", help="A text file (UTF-8); may be repeated.", show_default=False
+        ),
+    ] = None,
+    url: Annotated[
+        str, typer.Option(envvar="RAPID_URL", help="Where the server is.")
+    ] = DEFAULT_URL,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="RAPID_API_KEY", help="If the server wants one.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="By default the one that the server has.")
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="plain, lossless, fused, paper, rag or auto (the default).")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus mass kept.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed, the same answer.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
+    eta: Annotated[
+        float | None,
+        typer.Option(help="How far the drafter moves the target; fused, paper."),
+    ] = None,
+    transfer: Annotated[
+        str | None, typer.Option(help="boost, distill, adaptive or mixture.")
+    ] = None,
+    max_draft: Annotated[int | None, typer.Option(help="Tokens drafted per round.")] = None,
+    retrieval_tokens: Annotated[
+        int | None, typer.Option(help="Tokens retrieved for the drafter.")
+    ] = None,
+    sources: Annotated[
+        bool, typer.Option("--sources", help="Print the passages that were retrieved.")
+    ] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Print under which contract, and how fast.")
+    ] = False,
+    receipt_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--receipt", help="Write what 'rapid replay' needs to a file.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Ask a question about documents; the answer streams.
+
+    A line on standard error says which lines of the documents it is from, or that nothing in them
+    is about the question.
+
+    The models of the default configuration understand only documents that 'rapid sample-document'
+    has made. For text of your own, start the server with 'make run-text'.
+    """
+    if not question.strip():
+        fail("the question is empty: write it in quotes")
+    _check_writable(
+        {
+            "the question": question,
+            "--url": url,
+            "--model": model,
+            "--mode": mode,
+            "--transfer": transfer,
+            "--temperature": temperature,
+            "--top-p": top_p,
+            "--eta": eta,
+        }
+    )
+    documents = _read(document or [])
+    rapid = {
+        "mode": mode,
+        "eta": eta,
+        "transfer": transfer,
+        "max_draft": max_draft,
+        "retrieval_tokens": retrieval_tokens,
+        "documents": documents,
+        "progress": True,
+        "explain": "tokens" if receipt_file else None,
+    }
+    body = {
+        "messages": [{"role": "user", "content": question}],
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": seed,
+        "max_completion_tokens": max_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "rapid": {key: value for key, value in rapid.items() if value is not None},
+    }
+    body = {key: value for key, value in body.items() if value is not None}
+    with _client(url, api_key) as client:
+        card = _card(client, model)
+        if card.get("rapid", {}).get("embedded"):
+            _warn_of_foreign(documents or [{"name": "the question", "text": question}])
+        silence_s = card.get("rapid", {}).get("silence_s", 0.0)
+        body["model"] = card["id"]
+        receipt, usage = _stream(client, body, silence_s)
+    if receipt_file is not None:
+        _write(
+            receipt_file, body, receipt, is_embedded=card.get("rapid", {}).get("embedded", False)
+        )
+    if (line := origin(receipt, documents)) is not None:
+        note(line)
+    for place, text in passages(receipt, documents) if sources else ():
+        typer.echo(f"\n{place}:\n{text}")
+    if stats:
+        out.print(_table(receipt, usage))
+
+
+def _check_writable(given: dict[str, str | float | None]) -> None:
+    """Refuse what JSON cannot say: numbers that are not finite, and text that is not UTF-8."""
+    for name, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            fail(f"{name} must be a finite number, and it is {value}")
+        if isinstance(value, str) and _shown(value) != value:
+            fail(f"{name} is no UTF-8 text: {_shown(value)}")
+
+
+def _shown(text: str) -> str:
+    """Return a text of the command line with the bytes that are not UTF-8 replaced."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _read(paths: list[Path]) -> list[_Json]:
+    """Return the documents, named by file name, or by path where files share a name."""
+    names = [path.name for path in paths]
+    documents = []
+    for path in paths:
+        if _shown(str(path)) != str(path):
+            fail(f"the file name {_shown(str(path))} is no UTF-8 text: rename the file")
+        try:
+            text = path.read_bytes().decode("utf-8")
+        except OSError as error:
+            fail(f"{path} cannot be read: {error.strerror}")
+        except UnicodeDecodeError as error:
+            fail(f"{path} is no UTF-8 text (byte {error.start}): convert it first")
+        name = path.name if names.count(path.name) == 1 else str(path)
+        documents.append({"name": name, "text": text})
+    return documents
+
+
+def _write(path: Path, body: _Json, receipt: _Json, *, is_embedded: bool) -> None:
+    """Write the file that ``rapid replay`` reads; a server names no models but the embedded."""
+    content: _Json = {"request": body, "receipt": receipt}
+    if is_embedded:
+        content["models"] = {"target": "embedded:target", "drafter": "embedded:drafter"}
+    try:
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        fail(f"{path} cannot be written: {error.strerror}")
+
+
+def _client(url: str, api_key: str | None) -> httpx.Client:
+    import httpx
+
+    from deployments.config.tenants import is_loopback
+
+    if api_key and not (api_key.isascii() and api_key.isprintable()):
+        fail("--api-key has characters that no key has: a key is one word of ASCII characters")
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        base = httpx.URL(url.rstrip("/").removesuffix("/v1"))  # `rapid serve` prints it with /v1
+    except httpx.InvalidURL as error:
+        fail(f"--url {url} is no URL: {error}")
+    if base.scheme not in ("http", "https") or not base.host:
+        fail(f"--url {url} is no URL: write it as http://127.0.0.1:8000")
+    return httpx.Client(
+        base_url=base,
+        headers=headers,
+        timeout=httpx.Timeout(_SILENCE_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S),
+        trust_env=not is_loopback(base.host),  # a proxy cannot reach this machine's loopback
+    )
+
+
+def _warn_of_foreign(texts: list[_Json]) -> None:
+    """Say of texts that the embedded models cannot understand that they cannot."""
+    from rapid.embedded.wording import unknown_share
+
+    shares = {text["name"]: unknown_share(text["text"]) for text in texts}
+    name = max(shares, key=lambda each: shares[each])
+    if shares[name] > _FOREIGN:
+        note(
+            "this server's models understand only documents that 'rapid sample-document' has made, "
+            f"and {shares[name]:.0%} of the words of {name} are unknown to them: for English text "
+            "of your own, start the server with 'make run-text'"
+        )
+
+
+def _card(client: httpx.Client, model: str | None) -> _Json:
+    """Return the card of a model, or of the only one that the server has."""
+    import httpx
+
+    try:
+        response = client.get("/v1/models")
+    except httpx.HTTPError as error:
+        _unreachable(client, error)
+    if response.status_code != 200:
+        _refused(response.status_code, response.content, ())
+    cards: list[_Json] = _parsed(response.content).get("data", [])
+    if model is not None:
+        return next((card for card in cards if card["id"] == model), {"id": model})
+    if len(cards) != 1:
+        names = ", ".join(card["id"] for card in cards)
+        fail(f"the server has {names or 'no model'}: choose with --model")
+    return cards[0]
+
+
+def _stream(client: httpx.Client, body: _Json, silence_s: float) -> tuple[_Json, _Json]:
+    """Print the answer as it arrives; return its receipt and the chunk with its usage.
+
+    Args:
+        client: The client.
+        body: The request.
+        silence_s: Seconds that the server may take before it says anything.
+    """
+    import httpx
+
+    receipt: _Json = {}
+    final: _Json = {}
+    num_characters = sum(len(document["text"]) for document in body["rapid"]["documents"])
+    names = [document["name"] for document in body["rapid"]["documents"]]
+    waiting = Waiting(f"reading {num_characters:,} characters" if num_characters else "thinking")
+    is_printing = False
+    try:
+        timeout = httpx.Timeout(_SILENCE_TIMEOUT_S + silence_s, connect=_CONNECT_TIMEOUT_S)
+        with client.stream("POST", "/v1/chat/completions", json=body, timeout=timeout) as response:
+            if response.status_code != 200:
+                waiting.stop()
+                _refused(response.status_code, response.read(), names)
+            for chunk in _chunks(response):
+                if isinstance(chunk, str):
+                    waiting.say(chunk)
+                    continue
+                if "error" in chunk:
+                    waiting.stop()
+                    fail(_advice(chunk["error"], names))
+                receipt = chunk.get("rapid", receipt)
+                final = chunk if chunk.get("usage") else final
+                for choice in chunk["choices"]:
+                    if text := choice["delta"].get("content"):
+                        waiting.stop()
+                        typer.echo(text, nl=False)
+                        is_printing = True
+    except httpx.HTTPError as error:
+        _unreachable(client, error)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    finally:
+        waiting.stop()
+        if is_printing:
+            typer.echo()
+    if not receipt:
+        fail("the connection ended before the answer did: ask again")
+    return receipt, final
+
+
+def _chunks(response: httpx.Response) -> Iterator[_Json | str]:
+    """Yield the chunks and, as strings, the comments that say how far the server is."""
+    for line in response.iter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield json.loads(line.removeprefix("data: "))
+        elif line.startswith(_PROGRESS):
+            yield line.removeprefix(": ")
+
+
+def _unreachable(client: httpx.Client, error: Exception) -> NoReturn:
+    import httpx
+
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        fail(
+            f"no server answers at {client.base_url}: start one with `make run`, wait until it "
+            "says that it is ready, then ask again (or give another --url)"
+        )
+    fail(f"the server at {client.base_url} went silent ({type(error).__name__}): ask again")
+
+
+def _refused(status: int, content: bytes, names: Sequence[str]) -> NoReturn:
+    error = _parsed(content).get("error")
+    if isinstance(error, dict) and error.get("message"):
+        fail(_advice(error, names))
+    fail(f"the server answered {status}: is this a RAPID server, and has it finished starting?")
+
+
+def _advice(error: _Json, names: Sequence[str]) -> str:
+    """Return the server's error message in this command's words, and a hint where that may help.
+
+    Args:
+        error: OpenAI's error object.
+        names: The names of the documents, in order.
+    """
+    message = _OPTION.sub(lambda named: f"--{named[1].replace('_', '-')}", str(error["message"]))
+    message = _LENGTH.sub("--max-tokens", message).replace("`mode: rag`", "`--mode rag`")
+    message = _DOCUMENT.sub(lambda found: f"--document {names[int(found[1])]}", message)
+    return f"{message} Asking again may help." if error.get("retryable") else message
+
+
+def _parsed(content: bytes) -> _Json:
+    try:
+        parsed = json.loads(content)
+    except ValueError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _table(receipt: _Json, final: _Json) -> Table:
+    """Return the receipt as a table."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name in ("mode", "reason", "contract"):
+        table.add_row(name, str(receipt[name]))
+    table.add_row("settings", "  ".join(f"{name} {receipt[name]}" for name in _SETTINGS))
+    drafted, accepted = receipt["drafted"], receipt["accepted"]
+    share = f" ({accepted / drafted:.0%})" if drafted else ""
+    table.add_row("drafts", f"{accepted} of {drafted} tokens accepted{share}")
+    plain = receipt.get("plain_rounds", 0)
+    table.add_row("rounds", f"{receipt['rounds']}" + (f", {plain} of them plain" if plain else ""))
+    if lost := [position for position in receipt.get("plain_from", []) if position is not None]:
+        table.add_row("without drafter", f"from token {lost[0]}")
+    for index, chunk in enumerate(receipt["chunks"]):
+        where = f"{chunk['document']} [{chunk['start']}:{chunk['end']}]"
+        table.add_row("" if index else "chunks", f"{where}  score {chunk['score']:.3f}")
+    timings = (f"{name} {ms:.0f}" for name, ms in receipt["timings_ms"].items())
+    table.add_row("milliseconds", "  ".join(timings))
+    if usage := final.get("usage"):
+        cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+        read = f"{usage['prompt_tokens']} read ({cached} cached)"
+        table.add_row("tokens", f"{read}, {usage['completion_tokens']} written")
+    if metrics := final.get("metrics"):
+        table.add_row("tokens per second", f"{metrics['tokens_per_second']:.1f}")
+    return table

@@ -1,0 +1,130 @@
+"""Signs of life: who answers counts, who is silent is not waited for and not asked twice."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from deployments.api.backend import heartbeats as module
+from deployments.api.backend.heartbeats import Ask, Process, Signs, replica_of
+from rapid.messages import EngineStatus
+
+ENGINE = Process("target", "e1", is_engine=True)
+REPLICA = Process("target", "r1", is_engine=False)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Part:
+    """A process that answers at once, never, or with an error."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer, self.num_asked = answer, 0
+        self.is_stopped = False
+        self.pending: Future[Any] = Future()
+
+    def __call__(self) -> Future[Any]:
+        self.num_asked += 1
+        self.pending = Future()
+        if isinstance(self.answer, Exception):
+            self.pending.set_exception(self.answer)
+        elif not self.is_stopped:
+            self.pending.set_result(self.answer)
+        return self.pending
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_WAIT_S", 0.0)
+
+
+def status(**fields: Any) -> EngineStatus:
+    usual = dict.fromkeys(EngineStatus.__dataclass_fields__, 0)
+    return EngineStatus(**(usual | fields))  # type: ignore[arg-type]
+
+
+def test_one_replica_is_silent_only_while_another_is_not() -> None:
+    """If all are silent, it is this process that stands still, or everything is lost anyway."""
+    clock = Clock()
+    parts = {Process("orchestrator", name, is_engine=False): Part(True) for name in "ab"}
+    signs = Signs(lambda: parts, clock)
+    signs.ask()
+    one, other = parts.values()
+    one.is_stopped = other.is_stopped = True
+    clock.now += 10.1
+    signs.ask()
+    assert not signs.is_silent("orchestrator", "a")
+    other.is_stopped = False
+    other.pending.set_result(True)
+    signs.ask()
+    assert signs.is_silent("orchestrator", "a")
+    assert not signs.is_silent("orchestrator", "b")
+    assert not signs.is_silent("orchestrator", "unknown")
+    assert not signs.is_silent("target", "a")
+
+
+def test_who_is_stopped_is_silent_after_ten_seconds() -> None:
+    clock, known = Clock(), dict[Process, Ask]()
+    engine, replica = Part(status(leases_open=3, max_leases=16)), Part(True)
+    signs = Signs(lambda: known, clock)
+    signs.ask()
+    assert signs.standing("target", is_engine=True) == "gone"
+    known.update({ENGINE: engine, REPLICA: replica})
+    signs.find()
+    signs.ask()
+    assert signs.standing("target", is_engine=True) == "alive"
+    assert signs.standing("target", is_engine=False) == "alive"
+    assert signs.standing("drafter", is_engine=True) == "gone"
+    (told,) = signs.engines()
+    assert (told["name"], told["status"], told["leases_open"]) == ("target/e1", "ok", 3)
+
+    engine.is_stopped = True
+    clock.now += 10.1
+    for _ in range(3):
+        signs.ask()
+    assert engine.num_asked == 2  # it owes an answer
+    assert signs.standing("target", is_engine=True) == "silent"
+    assert signs.standing("target", is_engine=False) == "alive"
+    assert signs.engines() == [{"name": "target/e1", "pool": "target", "status": "unavailable"}]
+
+    engine.pending.set_result(engine.answer)  # it goes on
+    signs.ask()
+    assert signs.standing("target", is_engine=True) == "alive"
+
+
+def test_the_dead_and_the_gone_are_forgotten() -> None:
+    engine = Part(status())
+    known: dict[Process, Ask] = {ENGINE: engine, REPLICA: Part(RuntimeError("it died"))}
+    signs = Signs(lambda: dict(known), Clock())
+    signs.find()
+    signs.ask()
+    assert signs.standing("target", is_engine=False) == "silent"
+    del known[ENGINE]
+    signs.find()
+    signs.ask()
+    assert signs.standing("target", is_engine=True) == "gone"
+    assert signs.engines() == []
+    engine.is_stopped, known[ENGINE] = True, engine  # what it said before is forgotten as well
+    signs.find()
+    signs.ask()
+    assert signs.standing("target", is_engine=True) == "silent"
+
+
+@pytest.mark.parametrize(
+    ("namespace", "name", "found"),
+    [
+        ("serve", "SERVE_REPLICA::rapid#Target#abc", ("target", "abc")),
+        ("serve", "SERVE_REPLICA::rapid-2#Target#abc", ("", "")),
+        ("other", "SERVE_REPLICA::rapid#Target#abc", ("", "")),
+        ("serve", "SERVE_CONTROLLER_ACTOR", ("", "")),
+    ],
+)
+def test_replicas_are_known_by_name(namespace: str, name: str, found: tuple[str, str]) -> None:
+    assert replica_of("rapid", namespace, name) == found

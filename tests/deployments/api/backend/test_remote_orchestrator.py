@@ -1,0 +1,350 @@
+"""The way to the orchestrator: as a gRPC message, or by reference if too large; and its loss."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from ray.exceptions import ActorUnavailableError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+from cluster import routers
+from cluster.circuit_breaker import Blame
+from deployments.api.backend import remote_orchestrator as module
+from deployments.api.backend.readiness import Readiness
+from deployments.api.backend.remote_orchestrator import (
+    IngressReplica,
+    RemoteOrchestrator,
+    report_readiness,
+)
+from deployments.api.http.error_responses import http_error
+from deployments.api.proxy import serve_internals
+from deployments.config.serve_config import ApiConfig
+from deployments.config.tenants import hash_key
+from rapid.errors import BadRequest, ConfigurationError, OrchestratorLost, Overloaded
+from rapid.messages import Document, GenerateRequest, Message
+from tests.deployments.scripted import STARTED, ScriptedOrchestrator
+
+LONG = "x" * (2**20 + 1)
+
+
+class ScriptedHandle:
+    """A Serve handle that remembers its options, and answers nothing or fails."""
+
+    app_name, deployment_id = "rapid", "Orchestrator"
+
+    def __init__(self, failure: Exception | None = None, *events: Any) -> None:
+        self.failure, self.events = failure, [*events]
+
+    def options(self, **options: Any) -> ScriptedHandle:
+        self.given = options
+        return self
+
+    def remote(self, request: GenerateRequest) -> ScriptedHandle:
+        return self
+
+    def __aiter__(self) -> ScriptedHandle:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self.events:
+            return self.events.pop(0)
+        raise self.failure or StopAsyncIteration
+
+    def cancel(self) -> None:
+        pass
+
+
+def remote(handle: Any) -> RemoteOrchestrator:
+    return RemoteOrchestrator(handle, Readiness("rapid"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "by_reference"),
+    [
+        ({}, False),
+        ({"documents": (Document("a", LONG),)}, True),
+        ({"documents": (Document(LONG, "a"),)}, True),
+        ({"messages": (Message("user", LONG),)}, True),
+        ({"query": LONG}, True),
+        ({"stop": (LONG,)}, True),
+    ],
+)
+async def test_every_text_of_the_caller_counts(fields: Any, by_reference: bool) -> None:
+    handle = ScriptedHandle()
+    settings = {"messages": (Message("user", "Which?"),)} | fields
+    request = GenerateRequest("r", "local", **settings)
+    async for _ in remote(handle).generate(request):
+        pass
+    assert handle.given["_by_reference"] == by_reference
+
+
+@pytest.mark.parametrize(("is_streamed", "method"), [(True, "generate"), (False, "answer")])
+async def test_text_comes_in_pieces_only_to_a_caller_who_reads_them(
+    is_streamed: bool, method: str
+) -> None:
+    handle = ScriptedHandle()
+    request = GenerateRequest("r", "local", (), is_streamed=is_streamed)
+    async for _ in remote(handle).generate(request):
+        pass
+    assert handle.given["method_name"] == method
+
+
+@pytest.mark.parametrize(
+    ("failure", "raised"),
+    [
+        (ActorUnavailableError("gone", bytes(16)), OrchestratorLost),
+        (DeploymentUnavailableError("Orchestrator"), OrchestratorLost),  # type: ignore[arg-type]
+        (Overloaded("The target pool is full."), Overloaded),
+        (KeyError("a bug over there"), KeyError),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+async def test_an_orchestrator_that_is_lost_is_no_bug(
+    failure: Exception, raised: type[Exception]
+) -> None:
+    assert type(await caught(failure)) is raised
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+async def test_what_the_orchestrator_raised_reaches_the_client_without_rays_wrapping(
+    depth: int,
+) -> None:
+    failure: Exception = BadRequest("No.", "n")
+    for _ in range(depth):
+        failure = RayTaskError("generate", "a traceback", failure).as_instanceof_cause()
+    error = http_error(await caught(failure))
+    assert (error.status, error.body["error"]["param"]) == (400, "n")
+    assert error.body["error"]["message"] == "No."
+
+
+@pytest.mark.parametrize("refusal", [BadRequest("No.", "n"), Overloaded("Full.", 3.2)])
+async def test_a_refusal_comes_as_an_event_and_is_raised(refusal: Exception) -> None:
+    """Serve would log what crosses it as an exception, as an error of this server."""
+    with pytest.raises(type(refusal)) as raised:
+        async for _ in remote(ScriptedHandle(None, refusal)).generate(
+            GenerateRequest("r", "local", ())
+        ):
+            pass
+    assert raised.value is refusal
+
+
+async def test_what_cannot_be_subclassed_is_unwrapped_as_well() -> None:
+    error = await caught(RayTaskError("generate", "a traceback", Overloaded("Full.", 3.2)))
+    assert http_error(error).headers == {"retry-after": "4"}
+    assert isinstance(error.__cause__, RayTaskError)  # the log shows the remote traceback
+
+
+async def test_a_full_deployment_is_busy() -> None:
+    error = http_error(await caught(BackPressureError(2, 1)))
+    assert (error.status, error.body["error"]["message"]) == (503, "The server is busy.")
+    assert (error.body["error"]["code"], error.headers) == ("overloaded", {"retry-after": "1"})
+
+
+async def caught(failure: Exception) -> Exception:
+    """What the ingress catches when the call of the orchestrator fails with `failure`."""
+    request = GenerateRequest("r", "local", (Message("user", "Which?"),))
+    with pytest.raises(Exception) as raised:  # noqa: PT011 (each test says which)
+        async for _ in remote(ScriptedHandle(failure)).generate(request):
+            pass
+    return raised.value
+
+
+class StandStill:
+    """A handle whose first calls bring nothing, and the last one an event."""
+
+    app_name, deployment_id = "rapid", "Orchestrator"
+
+    def __init__(self, num_silent: int, first: Any = None) -> None:
+        self.num_silent, self.first, self.num_cancelled = num_silent, first, 0
+
+    def options(self, **options: Any) -> StandStill:
+        return self
+
+    def remote(self, request: GenerateRequest) -> StandStill:
+        self.num_silent -= 1
+        return StandStill.Stream(self, self.num_silent < 0)  # type: ignore[return-value]
+
+    class Stream:
+        def __init__(self, handle: StandStill, answers: bool) -> None:
+            self.handle, self.answers = handle, answers
+            self.coming = [handle.first] * answers
+
+        async def __anext__(self) -> Any:
+            if self.coming:
+                return self.coming.pop()
+            if self.answers and self.handle.first is STARTED:
+                raise StopAsyncIteration
+            await asyncio.Future()
+
+        def cancel(self) -> None:
+            self.handle.num_cancelled += 1
+
+
+class Router:
+    """A router that says what a test wants, and notices what is given up."""
+
+    is_empty = False
+
+    def __init__(self, moves: bool, replica: str | None) -> None:
+        self.moves, self.replica = moves, replica
+        self.forgotten: list[GenerateRequest] = []
+
+    def can_move(self, request: Any) -> bool:
+        return self.moves
+
+    def replica_of(self, request: GenerateRequest) -> str | None:
+        return self.replica
+
+    def forget(self, request: GenerateRequest) -> None:
+        self.forgotten.append(request)
+
+
+async def test_a_request_that_no_orchestrator_takes_is_sent_to_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    router, handle = Router(moves=True, replica=None), StandStill(2, STARTED)
+    routers.add("Orchestrator", router)
+    request = GenerateRequest("r", "local", ())
+    assert [event async for event in remote(handle).generate(request)] == [STARTED]
+    assert (handle.num_cancelled, router.forgotten) == (3, [request] * 3)
+
+
+async def test_a_request_that_nobody_can_take_in_seconds_is_not_sent_round_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    router, handle = Router(moves=True, replica=None), StandStill(9)
+    routers.add("Orchestrator", router)
+    events = remote(handle).generate(GenerateRequest("r", "local", ()))
+    coming = asyncio.ensure_future(anext(events))
+    while handle.num_silent > 6:  # noqa: ASYNC110 (it is sent to two more)
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    assert (handle.num_silent, coming.done()) == (6, False)
+    coming.cancel()
+
+
+async def test_an_answer_that_has_begun_does_not_begin_again_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    router, handle = Router(moves=False, replica="a"), StandStill(0, "the first event")
+    routers.add("Orchestrator", router)
+    events = remote(handle).generate(GenerateRequest("r", "local", ()))
+    assert await anext(events) == "the first event"
+    router.moves = True
+    coming = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0.1)
+    assert (handle.num_silent, coming.done()) == (-1, False)  # one call
+    coming.cancel()
+
+
+async def test_an_orchestrator_that_falls_silent_amid_an_answer_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    blame = Blame()
+    monkeypatch.setattr(module, "BLAME", blame)
+    router = Router(moves=False, replica="a")
+    routers.add("Orchestrator", router)
+    service = remote(StandStill(0, "the first event"))
+    silent: set[str] = set()
+    monkeypatch.setattr(service._readiness, "is_silent", silent.__contains__)
+    events = service.generate(GenerateRequest("r", "local", ()))
+    assert await anext(events) == "the first event"
+    rest = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0.05)
+    assert not rest.done()
+    silent.add("a")
+    with pytest.raises(OrchestratorLost):
+        await rest
+    replicas = [SimpleNamespace(replica_id=SimpleNamespace(unique_id=name)) for name in "ab"]
+    assert blame.spared(replicas) == replicas[1:]
+
+
+@pytest.fixture
+def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Readiness, "look", lambda self: None)
+    monkeypatch.setattr(Readiness, "start", lambda self: None)
+
+
+@pytest.mark.parametrize("is_embedded", [True, False])
+async def test_the_models_card_says_whether_it_is_an_embedded_one(
+    is_embedded: bool, nobody_looks: None
+) -> None:
+    replica = IngressReplica(ApiConfig(), ScriptedHandle(), is_embedded)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        (card,) = (await http.get("/v1/models")).json()["data"]
+    assert card["rapid"] == {"embedded": is_embedded}
+
+
+async def test_another_application_is_watched_like_this_one_until_it_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So an orchestrator of it that hangs is given up after seconds, as one of this application."""
+    looks: list[str] = []
+    monkeypatch.setattr(Readiness, "start", lambda self: looks.append("start"))
+    monkeypatch.setattr(Readiness, "stop", lambda self: looks.append("stop"))
+    handles = SimpleNamespace(get_deployment_handle=lambda *_, **__: ScriptedHandle())
+    monkeypatch.setattr(module, "serve", handles)
+    other = module.watch("next")
+    assert looks == ["start"]
+    assert not (await other.ready())["ready"]
+    other.close()
+    assert looks == ["start", "stop"]
+
+
+async def test_new_keys_and_limits_reach_a_replica_that_runs(nobody_looks: None) -> None:
+    replica = IngressReplica(ApiConfig(), ScriptedHandle(), False)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
+    key = {"tenant": "a", "sha256": hash_key("sk-new")}
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+
+        async def status(key: str | None = None) -> int:
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            return (await http.get("/v1/models", headers=headers)).status_code
+
+        replica.reconfigure({"model": "rapid"})
+        assert (await status(), await status("sk-new")) == (200, 200)
+        replica.reconfigure({"model": "rapid", "keys": [key]})
+        assert (await status(), await status("sk-new")) == (401, 200)
+        replica.reconfigure({"model": "rapid", "keys": [key, key]})  # refused: the old ones stay
+        assert (await status(), await status("sk-new")) == (401, 200)
+
+
+async def test_a_replica_keeps_its_keys_where_callers_elsewhere_seem_local(
+    nobody_looks: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serve_internals, "RAY_SERVE_ENABLE_DIRECT_INGRESS", True)
+    monkeypatch.setattr(
+        "deployments.api.backend.remote_orchestrator.limit_replica", lambda: None
+    )  # it would last
+    replica = IngressReplica(ApiConfig(), ScriptedHandle(), False)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="list keys"):
+        replica.reconfigure({"model": "rapid"})
+    replica.reconfigure({"model": "rapid", "keys": [{"tenant": "a", "sha256": hash_key("sk")}]})
+    replica.reconfigure({"model": "rapid"})
+    assert "those in force stay: api.keys is empty" in caplog.text
+
+
+async def test_readiness_is_reported_as_it_changes() -> None:
+    service, seen = ScriptedOrchestrator(), []
+
+    class Metrics:
+        def report(self, *, is_ready: bool) -> None:
+            seen.append(is_ready)
+
+    async def sleep(_: float) -> None:
+        service.state = {"ready": len(seen) == 2}
+        if len(seen) == 3:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await report_readiness(service, Metrics(), sleep)  # type: ignore[arg-type]
+    assert seen == [True, False, True]

@@ -1,0 +1,68 @@
+"""Bodies as bytes: what is refused before it is parsed, and what is no body at all."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from deployments.api.chat import parsing
+from deployments.api.chat.parsing import parse_chat_request
+from deployments.api.gate.limits import Limits
+from rapid.errors import BadRequest
+
+ASK = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+def test_too_many_messages_are_refused_before_they_are_parsed(monkeypatch):
+    def parse(body):
+        raise AssertionError("It was parsed.")
+
+    monkeypatch.setattr(parsing, "_parse_json", parse)
+    many = ASK | {"messages": [{"role": "system", "content": "x"}] * 40_000}
+    with pytest.raises(BadRequest, match="messages has 40000 entries, and this server takes 2048"):
+        parse_chat_request(json.dumps(many).encode())
+
+
+def test_too_many_strings_are_refused_before_they_are_parsed(monkeypatch):
+    """A million keys hold the interpreter's lock for a second."""
+    body = json.dumps(ASK | {"x": {str(index): "" for index in range(70_000)}}).encode()
+    monkeypatch.setattr(parsing, "_parse_json", None)
+    with pytest.raises(BadRequest, match="has 140008 strings"):
+        parse_chat_request(body)
+    escaped = json.dumps(ASK | {"x": {f"{index}\\": "" for index in range(70_000)}}).encode()
+    with pytest.raises(BadRequest, match="has 140008 strings"):
+        parse_chat_request(escaped)
+    with pytest.raises(BadRequest, match="opening brackets"):
+        parse_chat_request(json.dumps(ASK | {"x": [{}] * 2**19}).encode())
+
+
+def test_a_text_with_many_quotes_is_one_string():
+    quoted = '"a\\" ' * 200_000
+    body = ASK | {"messages": [{"role": "user", "content": quoted}]}
+    assert parse_chat_request(json.dumps(body).encode()).messages[0].content == quoted
+
+
+def test_a_document_that_quotes_messages_is_a_text():
+    quoted = json.dumps([{"role": "user"}] * 9)
+    body = ASK | {"rapid": {"documents": [{"name": "log", "text": quoted}]}}
+    asked = parse_chat_request(json.dumps(body).encode(), Limits(max_messages=1))
+    assert asked.rapid is not None
+    assert asked.rapid.documents is not None
+    assert asked.rapid.documents[0].text == quoted
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"\xff", "not UTF-8"),
+        (b"\xef\xbb\xbf[]", "must be a JSON object"),
+        (b"{", "not JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "too many digits"),
+        (b"[]", "must be a JSON object"),
+    ],
+)
+def test_what_is_no_body(body, message):
+    with pytest.raises(BadRequest, match=message):
+        parse_chat_request(body)

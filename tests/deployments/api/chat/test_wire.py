@@ -1,0 +1,42 @@
+"""Response bodies: what JSON cannot say as it is, and what the times count from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from deployments.api.chat.wire import GrowingChoice, ReplyFrame, Timing, metrics, rapid_receipt
+from rapid.messages import TextDelta, TokenText
+from tests.deployments.scripted import receipt
+
+FRAME = ReplyFrame("chatcmpl-1", 0, "m", "fp_1", has_logprobs=True, includes_usage=False)
+
+
+def test_half_a_character_keeps_its_bytes():
+    half = "😀".encode()[:2].decode("utf-8", "surrogateescape")
+    choice = GrowingChoice()
+    choice.add(TextDelta(0, "", (TokenText(half, -1.0),)))
+    reply = FRAME.completion([choice], receipt(), Timing(0.0))
+    (token,) = reply["choices"][0]["logprobs"]["content"]
+    assert token["token"] == "\ufffd"
+    assert token["bytes"] == [0xF0, 0x9F]
+
+
+def test_minus_infinity_is_a_json_number():
+    delta = TextDelta(0, "a", (TokenText("a", -0.1, (("b", float("-inf")),)),))
+    chunk = FRAME.delta_chunk(delta)
+    assert '"logprob": -9999.0' in json.dumps(chunk, allow_nan=False)
+
+
+def test_a_receipt_names_the_engines_that_keep_kv_in_fp8():
+    assert "kv_cache_dtype" not in rapid_receipt(receipt())
+    kept = replace(receipt(), kv_cache_dtype={"target": "fp8"})
+    assert rapid_receipt(kept)["kv_cache_dtype"] == {"target": "fp8"}
+
+
+def test_times_are_what_the_caller_saw():
+    body = metrics(receipt(), Timing(began=1.0, first_token=1.5, done=2.9))
+    assert body["time_to_first_token_ms"] == 500
+    assert body["generation_time_ms"] == 1400
+    assert body["mean_itl_ms"] == 200  # 8 tokens
+    assert body["queue_time_ms"] == 1

@@ -1,0 +1,340 @@
+"""`rapid ask` against an ingress whose orchestrator is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import uvicorn
+from click.testing import Result
+
+from deployments.api.ingress import Ingress
+from deployments.cli.citations import origin
+from deployments.config.serve_config import ApiConfig, ApiKey
+from deployments.config.tenants import hash_key
+from rapid.embedded.generator import generate_document
+from rapid.errors import EngineFailed, Overloaded, PromptTooLong, TargetUnavailable
+from rapid.messages import ChunkUsed, Explanation, Finished, Reading, TextDelta
+from rapid.replay import read_receipt
+from tests.deployments.cli.command import rapid
+from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Path:
+    path = tmp_path / "notes.txt"
+    path.write_text("One. Two.", encoding="utf-8")
+    return path
+
+
+class Server:
+    """An ingress in a thread, until the test is over."""
+
+    def __init__(
+        self, orchestrator: ScriptedOrchestrator, *, is_embedded: bool = False, **config: object
+    ) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        settings = ApiConfig(model="served", **config)  # type: ignore[arg-type]
+        ingress = Ingress(orchestrator, settings, is_embedded=is_embedded)
+        options = uvicorn.Config(ingress, log_level="error", lifespan="off", ws="none")
+        self.orchestrator = orchestrator
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._server = uvicorn.Server(options)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+
+@pytest.fixture
+def serve() -> Iterator[type[Server]]:
+    servers: list[Server] = []
+
+    def start(*script: object, **config: object) -> Server:
+        servers.append(Server(ScriptedOrchestrator(*script), **config))  # type: ignore[arg-type]
+        return servers[-1]
+
+    yield start  # type: ignore[misc]
+    for server in servers:
+        server.close()
+
+
+class TestAsk:
+    def test_the_answer_streams_to_standard_output(self, serve, document):
+        server = serve()
+        result = rapid("ask", "-d", str(document), "Who?", "--url", server.url, "--seed", "3")
+        assert (result.exit_code, result.stdout) == (0, "Hello, wörld!\n")
+        (request,) = server.orchestrator.requests
+        assert request.messages[0].content == "Who?"
+        assert [(d.name, d.text) for d in request.documents] == [("notes.txt", "One. Two.")]
+        assert (request.seed, request.temperature) == (3, 0)
+
+    def test_options_reach_the_server(self, serve):
+        server = serve()
+        options = "--mode lossless --eta 2 --transfer distill --max-draft 4 --retrieval-tokens 99"
+        more = "--temperature 0.5 --top-p 0.9 --max-tokens 7"
+        result = rapid("ask", "Who?", "--url", server.url, *options.split(), *more.split())
+        assert result.exit_code == 0
+        (request,) = server.orchestrator.requests
+        asked = request.speculation
+        assert (asked.mode, asked.eta, asked.transfer, asked.max_draft) == (
+            "lossless",
+            2.0,
+            "distill",
+            4,
+        )
+        assert (request.retrieval_tokens, request.max_tokens) == (99, 7)
+        assert (request.temperature, request.top_p) == (0.5, 0.9)
+
+    def test_stats(self, serve):
+        shown = rapid("ask", "Who?", "--url", serve().url, "--stats").stdout
+        for expected in ("fused", "6 of 9 tokens accepted (67%)", "notes [0:40]", "100 read"):
+            assert expected in shown
+
+    def test_what_replay_needs_is_written_to_a_file(self, serve, tmp_path):
+        explanation = Explanation((1, 2), (3,), (), ((4, 5),), (("drafted", "corrected"),))
+        told = replace(receipt(), explanation=explanation)
+        server = serve(STARTED, TextDelta(0, "Hi", (), "stop"), Finished(told), is_embedded=True)
+        path = tmp_path / "receipt.json"
+        options = ("--url", server.url, "--temperature", "0.5", "--receipt", str(path))
+        assert rapid("ask", "Who?", *options).exit_code == 0
+        assert server.orchestrator.requests[0].explain
+        file = read_receipt(path.read_bytes())
+        assert (file.request.temperature, file.receipt.contract) == (0.5, told.contract)
+        assert (file.models.target, file.models.drafter) == ("embedded:target", "embedded:drafter")
+        assert file.receipt.explain is not None
+        assert file.receipt.explain.token_ids == ((4, 5),)
+        missing = ("--receipt", str(tmp_path / "no folder" / "file"))
+        refused = rapid("ask", "Who?", "--url", server.url, *missing)
+        assert (refused.exit_code, "cannot be written" in refused.stderr) == (1, True)
+
+    def test_how_far_the_server_has_read_is_one_line_where_nobody_watches(self, serve):
+        text = TextDelta(0, "Hello", (), "stop")
+        script = (STARTED, Reading(512, 4000), Reading(1024, 4000), text, Finished(receipt()))
+        result = rapid("ask", "Who?", "--url", serve(*script).url)
+        assert (result.stdout, result.stderr) == ("Hello\n", "reading 512 of 4000 tokens\n")
+
+    def test_the_command_waits_while_documents_are_embedded(self, serve, monkeypatch):
+        """The server is silent for longer than the command waits, but for its comments."""
+        monkeypatch.setattr("deployments.cli.ask_command._SILENCE_TIMEOUT_S", 2.0)
+        text = TextDelta(0, "Hello", (), "stop")
+        steps = [each for n in range(6) for each in (Reading(n, 6, "passages"), 0.2)]
+        server = serve(*steps, 2.5, STARTED, text, Finished(receipt()), heartbeat_s=0.1)
+        result = rapid("ask", "Who?", "--url", server.url)
+        assert (result.stdout, result.stderr) == ("Hello\n", "embedding passages 0 of 6\n")
+
+    def test_the_command_waits_as_long_as_the_server_says(self, serve, monkeypatch):
+        monkeypatch.setattr("deployments.cli.ask_command._SILENCE_TIMEOUT_S", 0.5)
+        text = TextDelta(0, "Hello", (), "stop")
+        answer = (STARTED, text, Finished(receipt()))
+        result = rapid("ask", "Who?", "--url", serve(1.5, *answer, silence_s=60).url)
+        assert result.stdout == "Hello\n"
+        result = rapid("ask", "Who?", "--url", serve(asyncio.Event(), *answer).url)
+        assert "went silent" in result.stderr
+
+    def test_a_document_that_is_read_again_in_mid_answer_is_not_spoken_of(self, serve):
+        begun, rest = TextDelta(0, "Hel"), TextDelta(0, "lo", (), "stop")
+        script = (STARTED, begun, Reading(512, 4000), rest, Finished(receipt()))
+        result = rapid("ask", "Who?", "--url", serve(*script).url)
+        assert (result.stdout, result.stderr) == ("Hello\n", "")
+
+    def test_a_text_that_the_embedded_models_cannot_know_is_named_before_the_answer(
+        self, serve, tmp_path
+    ):
+        known, english = tmp_path / "known.txt", tmp_path / "licence.txt"
+        known.write_text(generate_document(1, 200).text)
+        english.write_text("You may not use this file except in compliance with the License.")
+        url = serve(EngineFailed("no answer"), is_embedded=True).url
+        result = rapid("ask", "-d", str(known), "-d", str(english), "Who?", "--url", url)
+        (said, _) = result.stderr.splitlines()
+        assert said.startswith("this server's models understand only documents that")
+        assert "% of the words of licence.txt are unknown to them" in said
+        assert said.endswith("start the server with 'make run-text'")
+
+    def test_nothing_is_said_of_a_generated_document_or_to_real_models(self, serve, tmp_path):
+        generated = tmp_path / "document.txt"
+        generated.write_text(generate_document(1, 200).text)
+        embedded, real = serve(is_embedded=True), serve()
+        known = rapid("ask", "-d", str(generated), "Who?", "--url", embedded.url)
+        other = rapid("ask", "Who wrote this licence?", "--url", real.url, "--model", "served")
+        assert (known.exit_code, other.exit_code, other.stderr) == (0, 0, "")
+        assert "understand only" not in known.stderr
+
+    def test_a_question_without_a_document_is_looked_at_itself(self, serve):
+        url = serve(is_embedded=True).url
+        result = rapid("ask", "Who wrote this licence?", "--url", url, "--model", "served")
+        assert "of the words of the question are unknown" in result.stderr
+
+    def test_a_model_that_the_server_lacks_is_refused_by_the_server(self, serve):
+        result = rapid("ask", "Who?", "--url", serve().url, "--model", "other")
+        assert (result.exit_code, "'other' does not exist" in result.stderr) == (1, True)
+
+    def test_files_of_one_name_are_told_apart(self, serve, tmp_path):
+        paths = [tmp_path / folder / "a.txt" for folder in "xy"]
+        for path in paths:
+            path.parent.mkdir()
+            path.write_text("text")
+        server = serve()
+        rapid("ask", "-d", str(paths[0]), "-d", str(paths[1]), "Who?", "--url", server.url)
+        (request,) = server.orchestrator.requests
+        assert [d.name for d in request.documents] == [str(path) for path in paths]
+
+    def test_keys(self, serve, monkeypatch):
+        server = serve(keys=(ApiKey(tenant="acme", sha256=hash_key("sk-1")),))
+        refused = rapid("ask", "Who?", "--url", server.url)
+        assert (refused.exit_code, "API key" in refused.stderr) == (1, True)
+        monkeypatch.setenv("RAPID_API_KEY", "sk-1")
+        assert rapid("ask", "Who?", "--url", server.url).exit_code == 0
+
+    def test_no_server(self):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        result = rapid("ask", "Who?", "--url", f"http://127.0.0.1:{port}")
+        assert result.exit_code == 1
+        assert "make run" in result.stderr
+
+    @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://", "http://x:port"])
+    def test_no_url(self, url):
+        result = rapid("ask", "Who?", "--url", url)
+        assert result.exit_code == 1
+        assert "is no URL" in result.stderr
+
+    @pytest.mark.parametrize(
+        ("script", "said"),
+        [
+            ((PromptTooLong("The prompt is 5 tokens too long."),), "5 tokens too long"),
+            ((STARTED, TextDelta(0, "Hel"), EngineFailed("secret")), "The server made a mistake"),
+            ((Overloaded("The pool is full."),), "The pool is full. Asking again may help."),
+            (
+                (STARTED, TextDelta(0, "Hel"), TargetUnavailable("The target was lost.")),
+                "The target was lost. Asking again may help.",
+            ),
+        ],
+    )
+    def test_what_the_server_says_is_shown(self, serve, script, said):
+        result = rapid("ask", "Who?", "--url", serve(*script).url)
+        assert result.exit_code == 1
+        assert said in " ".join(result.stderr.split())
+
+    def test_the_url_that_rapid_serve_prints(self, serve):
+        for tail in ("/v1", "/v1/", "/"):
+            assert rapid("ask", "Who?", "--url", serve().url + tail).exit_code == 0
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            (("Who?", "--temperature", "nan"), "--temperature must be a finite number"),
+            (("Who?", "--eta", "nan"), "--eta must be a finite number"),
+            (("Who?", "--top-p", "inf"), "--top-p must be a finite number"),
+            (("Who?", "--api-key", "ключ"), "--api-key has characters that no key has"),
+            (("Wh\udce9?",), "the question is no UTF-8 text: Wh\ufffd?"),
+            (("Who?", "--mode", "\udce9"), "--mode is no UTF-8 text"),
+            ((" \n",), "the question is empty"),
+            (("Who?", "-d", "caf\udce9.txt"), "the file name caf\ufffd.txt is no UTF-8 text"),
+        ],
+    )
+    def test_what_cannot_be_sent_is_one_sentence(self, serve, given, said):
+        server = serve()
+        result = rapid("ask", *given, "--url", server.url)
+        assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+        assert said in result.stderr
+        assert not server.orchestrator.requests
+
+    def test_bad_options_and_files(self, serve, tmp_path):
+        url = serve().url
+        assert "error: --mode must be" in rapid("ask", "Who?", "--url", url, "--mode", "x").stderr
+        assert "cannot be read" in rapid("ask", "-d", str(tmp_path / "no"), "Who?").stderr
+        latin = tmp_path / "latin.txt"
+        latin.write_bytes("é".encode("latin-1"))
+        assert "no UTF-8" in rapid("ask", "-d", str(latin), "Who?").stderr
+
+    @pytest.mark.parametrize(
+        ("said", "shown"),
+        [
+            ("Shorten it, lower max_tokens, or use `mode: rag`, which",
+             "lower --max-tokens, or use `--mode rag`, which"),
+            ("rapid.retrieval_tokens must be below it.", "--retrieval-tokens must be below it."),
+            ("max_completion_tokens must be positive", "--max-tokens must be positive"),
+            ("rapid.documents[1].text is empty", "--document b.txt is empty"),
+        ],
+    )  # fmt: skip
+    def test_the_server_s_names_are_said_as_options(self, serve, tmp_path, said, shown):
+        for name in "ab":
+            (tmp_path / f"{name}.txt").write_text("text")
+        files = [each for name in "ab" for each in ("-d", str(tmp_path / f"{name}.txt"))]
+        result = rapid("ask", *files, "Who?", "--url", serve(PromptTooLong(said)).url)
+        assert shown in " ".join(result.stderr.split())
+
+
+LICENSE = "Terms\n\nYou may copy.\nYou may change.\n\nNo warranty.\nNone at all.\n"
+
+
+def asked_with(serve, tmp_path, *options: str, name: str = "LICENSE", **settings: object) -> Result:
+    """Ask about a licence, and get the receipt with these settings."""
+    path = tmp_path / name
+    path.write_text(LICENSE)
+    script = (STARTED, TextDelta(0, "Yes.", (), "stop"), Finished(replace(receipt(), **settings)))
+    return rapid("ask", "-d", str(path), "May I?", *options, "--url", serve(*script).url)
+
+
+def chunk(text: str, document: str = "LICENSE") -> ChunkUsed:
+    start = LICENSE.index(text)
+    return ChunkUsed(f"d:{start}", document, 1.5, start, start + len(text))
+
+
+class TestSources:
+    @pytest.mark.parametrize(
+        ("texts", "lines"),
+        [
+            (["You may copy.\nYou may change.\n\n"], "lines 3-4"),
+            (["\nYou may copy.\n"], "line 3"),
+            (["No warranty.", "None at all.\n", "Terms"], "lines 1, 6-7"),
+        ],
+    )
+    def test_one_line_says_which_lines_an_answer_is_from(self, serve, tmp_path, texts, lines):
+        result = asked_with(serve, tmp_path, chunks=tuple(map(chunk, texts)))
+        assert (result.stdout, result.stderr) == ("Yes.\n", f"from LICENSE, {lines}\n")
+
+    @pytest.mark.parametrize(
+        "reason",
+        [
+            "what retrieval found has too little to do with the question",
+            "asked for, but retrieval found nothing above its floor: nothing to fuse with",
+            "the drafter does not find the answer in what was retrieved (-2.31)",
+        ],
+    )
+    def test_or_that_nothing_in_the_documents_is_about_the_question(self, serve, tmp_path, reason):
+        said = "nothing in LICENSE is about this question: check the answer\n"
+        for chunks in ((), (chunk("No warranty."),)):
+            assert asked_with(serve, tmp_path, reason=reason, chunks=chunks).stderr == said
+
+    def test_an_answer_without_passages_says_why_there_are_none(self, serve, tmp_path):
+        result = asked_with(serve, tmp_path, mode="plain", reason="asked for", chunks=())
+        assert result.stderr == "no passages are named: mode plain looks nothing up\n"
+        reason = "no drafter could be had: the target went on alone"
+        result = asked_with(serve, tmp_path, mode="plain", reason=reason, chunks=())
+        assert result.stderr == f"no passages are named: {reason}\n"
+
+    def test_a_question_without_documents_has_no_such_line(self, serve):
+        assert rapid("ask", "Who?", "--url", serve().url).stderr == ""
+
+    def test_the_passages_are_printed_where_they_are_asked_for(self, serve, tmp_path):
+        chunks = (chunk("You may copy.\nYou may change.\n\n"), chunk("No warranty."))
+        result = asked_with(serve, tmp_path, "--sources", chunks=chunks)
+        assert result.stdout == (
+            "Yes.\n\nLICENSE, lines 3-4:\nYou may copy.\nYou may change.\n"
+            "\nLICENSE, line 6:\nNo warranty.\n"
+        )
+
+    def test_a_document_of_one_line_is_named_by_characters(self):
+        documents = [{"name": "notes", "text": "One. Two. Three."}]
+        said = {"reason": "asked for", "mode": "rag"}
+        said |= {"chunks": [{"document": "notes", "start": 5, "end": 9}]}  # type: ignore[dict-item]
+        assert origin(said, documents) == "from notes, characters 6-9"

@@ -1,0 +1,57 @@
+"""Runs that are resumed, shared by processes, and told apart by their configuration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from evaluation.drivers import item_runner
+from evaluation.drivers.item_runner import Plan
+from evaluation.loaders import load_items
+from evaluation.results import RESULTS, differences
+from rapid.config import EngineConfig
+from tests.evaluation.embedded_run import MODELS, answered
+from tests.evaluation.tiny_task import tiny_task
+from tests.rapid import tiny_gguf
+
+
+def test_a_run_that_is_finished_is_not_run_again(tmp_path):
+    task = tiny_task(systems=["plain"])
+    before = answered(task, tmp_path)
+    lines = (tmp_path / RESULTS).read_text()
+    assert answered(task, tmp_path) == before
+    assert (tmp_path / RESULTS).read_text() == lines
+
+
+def test_workers_answer_what_one_process_answers(tmp_path):
+    task = tiny_task(systems=["plain", "rapid-boost"])
+    alone, shared = (answered(task, tmp_path / str(count), workers=count) for count in (1, 2))
+    assert {key: each.prediction for key, each in shared.items()} == {
+        key: each.prediction for key, each in alone.items()
+    }
+
+
+def test_the_configuration_tells_runs_of_other_items_models_and_settings_apart():
+    task = tiny_task()
+    items = load_items(task)
+    plan = Plan(task, items, MODELS)
+    known = plan.configuration()
+    assert known["models"]["target"]["weights"] != known["models"]["drafter"]["weights"]
+    for other, key in (
+        (replace(plan, items=items[:1]), "items.number"),
+        (replace(plan, items=[items[0], replace(items[1], answers=("other",))]), "items.digest"),
+        (replace(plan, models=replace(MODELS, target=MODELS.drafter)), "models.target.weights"),
+        (replace(plan, batch=2), "settings.batch"),
+    ):
+        changes = [told.split(":")[0] for told in differences(known, other.configuration())]
+        assert key in changes
+    assert differences(known, plan.configuration()) == []
+
+
+def test_gguf_files_of_other_weights_are_told_apart(tmp_path: Path) -> None:
+    whole = tiny_gguf.write(tmp_path / "whole.gguf")
+    tied = tiny_gguf.write(tmp_path / "tied.gguf", without="output.weight")
+    described = [item_runner._model(EngineConfig(model=str(path))) for path in (whole, tied)]
+    assert described[0]["weights"]
+    assert described[0]["weights"] != described[1]["weights"]
+    assert described[0]["shape"]["layers"] == tiny_gguf.LAYERS
