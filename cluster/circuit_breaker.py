@@ -23,7 +23,7 @@ class HasReplicaId(Protocol):
 Candidate = TypeVar("Candidate", bound=HasReplicaId)
 
 
-class Blame:
+class CircuitBreaker:
     """Times at which replicas failed.
 
     A replica whose steps fail answers sooner than the others, and so looks the least busy. For ten
@@ -50,5 +50,5 @@ class Blame:
         return good or list(candidates)
 
 
-BLAME = Blame()
+BLAME = CircuitBreaker()
 """The blame that the callers and the routers of this process share."""

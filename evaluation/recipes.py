@@ -83,7 +83,7 @@ class _Table(Frozen):
     columns: tuple[str, ...]
 
 
-class _Row(Frozen):
+class _RecipeRow(Frozen):
     """A row of the recipe file; only those of RAPID and SD have `drafter` and `eta`."""
 
     name: str
@@ -99,7 +99,7 @@ class _File(Frozen):
     rows: dict[str, _Table]
     models: dict[str, EngineConfig]
     top_k: dict[str, int]
-    recipes: tuple[_Row, ...]
+    recipes: tuple[_RecipeRow, ...]
 
 
 @cache
@@ -109,7 +109,7 @@ def _recipes() -> Mapping[str, Recipe]:
     return {row.name: _recipe(row, file) for row in file.recipes}
 
 
-def _recipe(row: _Row, file: _File) -> Recipe:
+def _recipe(row: _RecipeRow, file: _File) -> Recipe:
     table = file.rows[row.rows]
     is_self = row.drafter == row.target
     return Recipe(
@@ -123,7 +123,7 @@ def _recipe(row: _Row, file: _File) -> Recipe:
     )
 
 
-def _system(row: _Row, is_self: bool) -> System:
+def _system(row: _RecipeRow, is_self: bool) -> System:
     if row.baseline == "rag":
         return System(name="rag-target", method="rag", drafts="target")
     if row.baseline == "magicdec":

@@ -27,7 +27,7 @@ _CHAT = "must be a text or a list of rapid.Message(role, text)"
 _TEXTS = "must be a list of texts or of rapid.Document(name, text)"
 
 
-class Settings(TypedDict, total=False):
+class AskSettings(TypedDict, total=False):
     """Optional settings of a question, with the names, types and defaults of the HTTP API.
 
     ``docs/api.md`` describes each of them. As there, None leaves a setting to its default, except
@@ -85,7 +85,7 @@ def _entries(given: object, kind: Any, what: str) -> list[Any]:
     return list(given)
 
 
-class Question(SamplingFields, MethodFields):
+class QuestionFields(SamplingFields, MethodFields):
     """A question with its documents and settings."""
 
     question: Annotated[
@@ -109,9 +109,11 @@ def as_request(
         BadRequest: Something is not what it must be; ``param`` names it.
     """
     try:
-        asked = Question.model_validate({**settings, "question": question, "documents": documents})
+        asked = QuestionFields.model_validate(
+            {**settings, "question": question, "documents": documents}
+        )
     except ValidationError as error:
-        raise bad_request(error, Question) from None
+        raise bad_request(error, QuestionFields) from None
     return GenerateRequest(
         request_id=request_id,
         tenant=_TENANT,
@@ -131,7 +133,7 @@ def as_request(
 
 
 def in_own_words(refused: BadRequest) -> BadRequest:
-    """Return a refusal with the names of `Settings`, which HTTP has in an object ``rapid``."""
+    """Return a refusal with the names of `AskSettings`, which HTTP has in an object ``rapid``."""
     param = (refused.param or "").removeprefix("rapid.")
     param = "question" if param == "messages" else param
     return type(refused)(str(refused).replace("rapid.", ""), param or None, refused.code)

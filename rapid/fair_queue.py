@@ -18,7 +18,7 @@ from typing import Literal
 Refusal = Literal["tenant", "all"]
 
 
-class Turns:
+class FairQueue:
     """Places for one event loop's tasks. A task that is cancelled leaves its line at once.
 
     Attributes:

@@ -27,7 +27,7 @@ from typing_extensions import Unpack
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.request import RequestRun
 from rapid.answering.services import Pools, Services
-from rapid.asking import Settings, as_request, in_own_words
+from rapid.asking import AskSettings, as_request, in_own_words
 from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.files import checkpoint_source, read_temperature
 from rapid.checkpoints.text import ChatText
@@ -156,7 +156,7 @@ class Pair:
         question: str | Sequence[Message],
         *,
         documents: Sequence[str | Document] = (),
-        **settings: Unpack[Settings],
+        **settings: Unpack[AskSettings],
     ) -> Answer:
         """Answer a question about documents.
 
@@ -183,7 +183,7 @@ class Pair:
         question: str | Sequence[Message],
         *,
         documents: Sequence[str | Document] = (),
-        **settings: Unpack[Settings],
+        **settings: Unpack[AskSettings],
     ) -> Stream:
         """Answer piece by piece, with the arguments and errors of `answer`.
 
@@ -196,7 +196,7 @@ class Pair:
         self,
         question: str | Sequence[Message],
         documents: Sequence[str | Document],
-        settings: Settings,
+        settings: AskSettings,
         *,
         is_streamed: bool,
     ) -> Stream:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from rapid.fair_queue import Turns
+from rapid.fair_queue import FairQueue
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -29,7 +29,7 @@ class Threads:
             num_threads: Most calls at once.
             name: Start of the threads' names.
         """
-        self._turns = Turns(num_threads)
+        self._turns = FairQueue(num_threads)
         self._threads = ThreadPoolExecutor(num_threads, name)
 
     def close(self) -> None:

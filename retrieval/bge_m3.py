@@ -8,7 +8,7 @@ from typing import Any
 
 from retrieval.chunking import RetrievedChunk
 from retrieval.embedding import Embedding, SparseVector, VectorSpace, device_named
-from retrieval.priority_lock import Turns
+from retrieval.priority_lock import PriorityLock
 from retrieval.retrieval_errors import EmbedderFailed
 from retrieval.settings import BGEM3EmbedderConfig
 
@@ -33,7 +33,7 @@ class BGEM3Embedder:
             EmbedderFailed: If the model is missing or not in BGE-M3's format.
         """
         self._config = config
-        self._turns = Turns()
+        self._turns = PriorityLock()
         try:
             from FlagEmbedding import BGEM3FlagModel
 

@@ -15,7 +15,7 @@ from rapid.errors import ConfigurationError
 from retrieval.bge_m3 import BGEM3Embedder
 from retrieval.chunking import RetrievedChunk
 from retrieval.embedding import Embedder, Embedding, SparseVector, VectorSpace, device_named
-from retrieval.priority_lock import Turns
+from retrieval.priority_lock import PriorityLock
 from retrieval.retrieval_errors import EmbedderFailed
 from retrieval.settings import BGEM3EmbedderConfig, EmbedderConfig, SentenceEmbedderConfig
 from retrieval.terms import content_terms, names, terms
@@ -126,7 +126,7 @@ class SentenceEmbedder:
             EmbedderFailed: If the model is missing, has not been fetched, or cannot be loaded.
         """
         self._config = config
-        self._turns = Turns()
+        self._turns = PriorityLock()
         self._words = LexicalEmbedder()
         try:
             folder = local_path(config.model)

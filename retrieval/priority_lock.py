@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Turns:
+class PriorityLock:
     """A lock for which questions wait less than documents.
 
     A document is embedded in many batches, each in a turn of its own. A question takes the next

@@ -6,7 +6,13 @@ from functools import partial
 
 from benchmarks.on_gpu.bench import Bench, layout_of, told_of
 from benchmarks.on_gpu.served import PAGE, questions_of, tables_of
-from rapid.engines.attention.cases import Rows, chunk_checks, make_case, step_checks, tile_timings
+from rapid.engines.attention.cases import (
+    CaseRows,
+    chunk_checks,
+    make_case,
+    step_checks,
+    tile_timings,
+)
 from rapid.engines.attention.cuda import all_candidates
 from rapid.engines.attention.kernel_inputs import Attend
 from rapid.engines.attention.survey import TOLERANCES, Finding, Tunable, device_ms, survey
@@ -57,7 +63,7 @@ def kernels_against_bytes(bench: Bench) -> None:
         for batch in (1, 4):
             for rows in (1, 8, 16):
                 told = f"{batch} x {context} keys, {rows} rows"
-                shape = [Rows(context - rows, rows)] * batch
+                shape = [CaseRows(context - rows, rows)] * batch
                 against_bytes(bench, kernels, told, shape, tables_of(context, batch))
     long, short = plan.contexts[0], plan.draft_context
     mixed = [PageTable([Run(0, long // PAGE)], PAGE)]
@@ -66,11 +72,11 @@ def kernels_against_bytes(bench: Bench) -> None:
         for i in range(5)
     ]
     for rows in (1, 8):
-        shape = [Rows(table.num_tokens - rows, rows) for table in mixed]
+        shape = [CaseRows(table.num_tokens - rows, rows) for table in mixed]
         told = f"1 x {long} among 5 x {short} keys, {rows} rows"
         against_bytes(bench, kernels, told, shape, mixed)
         asked = questions_of(long)
-        shape = [Rows(long - rows, rows)] * len(asked)
+        shape = [CaseRows(long - rows, rows)] * len(asked)
         told = f"6 questions on one document of {long} keys, {rows} rows"
         against_bytes(bench, kernels, told, shape, asked)
 
@@ -79,7 +85,7 @@ def against_bytes(
     bench: Bench,
     kernels: dict[str, Attend],
     told: str,
-    shape: list[Rows],
+    shape: list[CaseRows],
     tables: list[PageTable],
 ) -> None:
     """Time one case with every candidate."""
@@ -117,7 +123,7 @@ def prefill_kernels(bench: Bench) -> None:
     cache = KVCache(layout_of(bench, "8B", 1), long // PAGE, PAGE)
     for tensor in cache.layers[0]:
         tensor.normal_()
-    shape = [Rows(long - plan.chunk, plan.chunk)]
+    shape = [CaseRows(long - plan.chunk, plan.chunk)]
     case = make_case("", cache, shape, tables_of(long, 1), sizes["num_attention_heads"])
     operations = 4 * sizes["hidden_size"] * plan.chunk * (long - plan.chunk / 2)
     results = bench.report["prefill kernels"] = {}

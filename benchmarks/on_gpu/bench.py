@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.on_gpu.served import Served
 from evaluation.circumstances import circumstances
-from rapid.engines.attention.survey import Candidate, device_ms
+from rapid.engines.attention.survey import KernelCandidate, device_ms
 from rapid.engines.kv.cache import KVLayout
 
 # Memory bandwidth in bytes per second and dense bfloat16 operations per second, from NVIDIA's
@@ -111,7 +111,7 @@ class Bench:
     device: torch.device
     dtype: torch.dtype
     deadline: float
-    candidates: list[Candidate]
+    candidates: list[KernelCandidate]
     out: Path
     report: dict[str, Any] = field(default_factory=dict)
     lines: list[tuple[str, str, str, str]] = field(default_factory=list)

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from deployments.api.backend.continuing import Place, continued
+from deployments.api.backend.continuing import Cursor, continued
 from deployments.api.chat.chat_request import ChatRequest
 from deployments.api.chat.event_stream import EventStream, progress_comment
 from deployments.api.chat.parsing import parse_beside
@@ -225,7 +225,7 @@ class Ingress:
             default = self._config.default_temperature
             sent = asked.as_generate_request(request_id, tenant, default)
             event_id = request.headers.get("last-event-id")
-            place = Place.of_event(event_id, sent, body) if event_id else Place.first(sent, body)
+            place = Cursor.of_event(event_id, sent, body) if event_id else Cursor.first(sent, body)
             events = record.follow(continued(self._service, place.as_asked(sent), place.marks))
             frame = ReplyFrame(
                 id=f"chatcmpl-{place.unique.hex()}",
@@ -286,7 +286,7 @@ class Ingress:
         asked: ChatRequest,
         frame: ReplyFrame,
         timing: Timing,
-        place: Place,
+        place: Cursor,
         event: GenerationEvent | None,
     ) -> AsyncIterator[Json | str]:
         """Yield the chunks after `place` and, as strings, comments, which clients may pass over.

@@ -22,7 +22,7 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 
 from cluster.remote_failures import FailureKind, failure_of
-from deployments.pools.shared_calls import Asked, Ended, Method
+from deployments.pools.shared_calls import Asked, EndedCall, Method
 from rapid.errors import DrafterUnavailable, EngineFailed
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ _tickets = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CallSlot:
     """A block among those that travelled together, which this process does not open."""
 
     blocks: ObjectRef
@@ -42,11 +42,11 @@ class Place:
 class Call:
     """A call that is sent at the end of this turn of the event loop; awaited, it is the answer.
 
-    The answer of a draft that has travelled with others is its `Place`.
+    The answer of a draft that has travelled with others is its `CallSlot`.
     """
 
     def __init__(
-        self, method: Method, arguments: tuple[Any, ...], block: Place | None = None
+        self, method: Method, arguments: tuple[Any, ...], block: CallSlot | None = None
     ) -> None:
         self.method, self.arguments, self.block = method, arguments, block
         self._sent: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -58,7 +58,7 @@ class Call:
         found = yield from self.sent_as().__await__()
         if self._is_alone:
             found = yield from found.__await__()
-        elif isinstance(found, Place):
+        elif isinstance(found, CallSlot):
             yield from found.blocks.__await__()  # the block has not come before its bytes have
         return found
 
@@ -97,7 +97,7 @@ class SharedCalls:
         self._num_exchanges = 0
         self._is_asking = False  # whether an exchange that brings no call is the only one
 
-    def ask(self, method: Method, *arguments: Any, block: Place | None = None) -> Call:
+    def ask(self, method: Method, *arguments: Any, block: CallSlot | None = None) -> Call:
         """Call a method of the engine, together with the other calls of this turn."""
         call = Call(method, arguments, block)
         if not self._queue:
@@ -148,7 +148,7 @@ class SharedCalls:
         asked: tuple[int, ...],
         has_blocks: bool,
         drafted: ObjectRef,
-        answer: asyncio.Future[list[Ended]],
+        answer: asyncio.Future[list[EndedCall]],
     ) -> None:
         self._num_exchanges -= 1
         if answer.cancelled():  # this process ends
@@ -166,7 +166,7 @@ class SharedCalls:
         if self._waiting and not self._num_exchanges:
             self._exchange(())
 
-    def _deliver(self, ended: list[Ended], drafted: ObjectRef) -> None:
+    def _deliver(self, ended: list[EndedCall], drafted: ObjectRef) -> None:
         if not ended and self._is_asking:  # it works on none of these
             self._lose((), EngineFailed("The engine has no answer."))
         for ticket, value, error, place in ended:
@@ -176,7 +176,7 @@ class SharedCalls:
             if error is not None:
                 call.fail(error)
             else:
-                call.answer(value if place is None else Place(drafted, place))
+                call.answer(value if place is None else CallSlot(drafted, place))
 
     def _lose(self, tickets: Sequence[int], error: Exception) -> None:
         """End calls by an error of what they travelled with; none given are all that wait."""

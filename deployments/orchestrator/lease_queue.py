@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
 from rapid.errors import Overloaded, TooManyRequests
 from rapid.estimators import Turnover
-from rapid.fair_queue import Turns
+from rapid.fair_queue import FairQueue
 from rapid.messages import LeaseRequest
 from rapid.ports import Clock
 
@@ -23,7 +23,7 @@ class LeaseQueue:
 
     def __init__(self, max_waiting: int, *, clock: Clock = time.monotonic) -> None:
         """Create an empty queue for at most `max_waiting` requests."""
-        self._turns = Turns(_ASKING_AT_ONCE, max_waiting)
+        self._turns = FairQueue(_ASKING_AT_ONCE, max_waiting)
         self._turnover = Turnover(clock)
 
     def admit(self, max_waiting: int) -> None:

@@ -20,7 +20,7 @@ from ray import ObjectRef
 
 from cluster.leases import HeldLease
 from cluster.remote_failures import FailureKind, failure_of
-from deployments.orchestrator.call_batches import Call, Place, SharedCalls
+from deployments.orchestrator.call_batches import Call, CallSlot, SharedCalls
 from deployments.orchestrator.engine_calls import BlockOverdue, EngineSilent, answered, blaming
 from deployments.pools.shared_calls import Method
 from rapid.errors import (
@@ -149,7 +149,7 @@ class RayVerifier:
         judged on the same engine.
         """
         target, block = self._target, await draft.sent_as()
-        if isinstance(block, Place):
+        if isinstance(block, CallSlot):
             assert self._calls is not None
             asked = target.lease_id, self._choice, *also
             return await self._calls.ask("verify", *asked, block=block)

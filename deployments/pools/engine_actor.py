@@ -26,7 +26,7 @@ from cluster.placement import PoolConfig, engine_options
 from deployments.logs import about_lease, engine_logging
 from deployments.metrics import EngineMetrics
 from deployments.pools.nodes import Nodes, in_bundle
-from deployments.pools.shared_calls import Asked, Ended, Mailboxes
+from deployments.pools.shared_calls import Asked, EndedCall, Mailboxes
 from rapid.config import EngineConfig
 from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound
 from rapid.messages import (
@@ -208,7 +208,7 @@ class EngineActor:
     @ray.method(num_returns=2)  # type: ignore[untyped-decorator]
     async def exchange(
         self, caller: str, calls: Sequence[Asked], blocks: Sequence[DraftBlock]
-    ) -> tuple[list[Ended], list[DraftBlock]]:
+    ) -> tuple[list[EndedCall], list[DraftBlock]]:
         """Begin calls that travelled together, and return those that have ended."""
         return await self._mailboxes.exchange(caller, calls, blocks)
 

@@ -43,7 +43,7 @@ class Asked(NamedTuple):
     place: int | None = None
 
 
-class Ended(NamedTuple):
+class EndedCall(NamedTuple):
     """A call that has ended.
 
     Attributes:
@@ -69,7 +69,7 @@ class Mailboxes:
 
     async def exchange(
         self, caller: str, calls: Sequence[Asked], blocks: Sequence[DraftBlock]
-    ) -> tuple[list[Ended], list[DraftBlock]]:
+    ) -> tuple[list[EndedCall], list[DraftBlock]]:
         """Begin calls and return those that have ended, and apart the blocks that were drafted.
 
         It waits until one has ended, and not at all if the caller waits in more exchanges than it
@@ -87,14 +87,14 @@ class Mailboxes:
         found = await box.take()
         if box.is_empty:
             self._boxes.pop(caller, None)
-        ended: list[Ended] = []
+        ended: list[EndedCall] = []
         drafted: list[DraftBlock] = []
         for call, value, error in found:
             if error is None and call.method == "draft":
-                ended.append(Ended(call.ticket, place=len(drafted)))
+                ended.append(EndedCall(call.ticket, place=len(drafted)))
                 drafted.append(value)
             else:
-                ended.append(Ended(call.ticket, value, error))
+                ended.append(EndedCall(call.ticket, value, error))
         return ended, drafted
 
     def _forget_the_dead(self) -> None:

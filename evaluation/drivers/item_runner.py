@@ -153,7 +153,7 @@ class _Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
+class _WorkerEnd:
     """The last message of a worker.
 
     Attributes:
@@ -166,7 +166,7 @@ class _Ended:
 def _share(plan: Plan, trials: Sequence[Sequence[Trial]], count: int, emit: Emit) -> None:
     """Split the items over processes and emit their results in this one."""
     spawn = multiprocessing.get_context("spawn")
-    inbox: multiprocessing.Queue[tuple[int, Result | _Ended]] = spawn.Queue()
+    inbox: multiprocessing.Queue[tuple[int, Result | _WorkerEnd]] = spawn.Queue()
     workers: list[_Worker] = []
     for index in range(count):
         # Neighbours stay together: they may be about one document, which is then read once.
@@ -221,9 +221,9 @@ def _work(plan: Plan, trials: Sequence[Sequence[Trial]], index: int, outbox: Any
     try:
         asyncio.run(_answer(plan, trials, lambda result: outbox.put((index, result))))
     except RapidError as error:
-        outbox.put((index, _Ended(error)))
+        outbox.put((index, _WorkerEnd(error)))
     else:
-        outbox.put((index, _Ended()))
+        outbox.put((index, _WorkerEnd()))
 
 
 def _end_with_parent() -> None:

@@ -23,7 +23,7 @@ from rapid.config import Frozen
 from rapid.embedded.generator import (
     CHARACTERS_PER_TOKEN,
     GeneratedDocument,
-    Question,
+    GeneratedQuestion,
     QuestionKind,
     generate_document,
 )
@@ -151,7 +151,7 @@ def _dialogue(
 
 
 def _turns(
-    document: GeneratedDocument, questions: list[Question], num_tokens: int
+    document: GeneratedDocument, questions: list[GeneratedQuestion], num_tokens: int
 ) -> Iterator[Message]:
     """Yield the document and its questions with their answers, until `num_tokens` are reached."""
     left = num_tokens * CHARACTERS_PER_TOKEN - len(document.text)
@@ -167,7 +167,7 @@ def _turns(
 
 def _document_with(
     seed: str, kind: DocumentKind, question: QuestionKind, num_tokens: int
-) -> tuple[GeneratedDocument, Question]:
+) -> tuple[GeneratedDocument, GeneratedQuestion]:
     """Return the first document of `seed` that has a question of this kind, and the question."""
     for attempt in islice(count(), 100):
         document = generate_document(f"{seed} {attempt}", num_tokens, kind=kind)

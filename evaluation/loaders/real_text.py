@@ -19,7 +19,7 @@ from evaluation.items import Item
 from evaluation.tasks import Source
 from evaluation.texts.text_questions import (
     Kind,
-    Question,
+    TextQuestion,
     document_names,
     document_text,
     questions_of,
@@ -86,7 +86,7 @@ def split_of(document: str) -> str:
     return SPLITS[int.from_bytes(digest, "big") >= DEV_SHARE * 2**64]
 
 
-def _item(question: Question) -> Item:
+def _item(question: TextQuestion) -> Item:
     text = document_text(question.document)
     spans = (span_of(passage, text) for passage in question.evidence)
     answers = tuple("\n".join(parts) for parts in product(*question.answer))

@@ -34,7 +34,7 @@ _NO_CONTENT = """
 NO_CONTENT = frozenset(_NO_CONTENT.split())
 
 
-class Question(Frozen):
+class TextQuestion(Frozen):
     """A question about one document.
 
     Attributes:
@@ -72,14 +72,14 @@ def document_text(name: str) -> str:
     return (FOLDER / "documents" / f"{name}.txt").read_text(encoding="utf-8")
 
 
-def questions_of(name: str) -> list[Question]:
+def questions_of(name: str) -> list[TextQuestion]:
     """Return the questions about a document.
 
     Raises:
         pydantic.ValidationError: A line is no question.
     """
     lines = (FOLDER / "questions" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-    return [Question.model_validate_json(line) for line in lines if line.strip()]
+    return [TextQuestion.model_validate_json(line) for line in lines if line.strip()]
 
 
 def words(text: str) -> list[str]:
@@ -104,7 +104,7 @@ def span_of(passage: str, text: str) -> tuple[int, int] | None:
     return found.span() if found else None
 
 
-def faults(question: Question) -> Iterator[str]:
+def faults(question: TextQuestion) -> Iterator[str]:
     """Yield what is wrong with a question, a sentence each."""
     text = document_text(question.document)
     for passage in question.evidence:

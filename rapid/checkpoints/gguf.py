@@ -207,7 +207,7 @@ def read_tokenizer(source: str) -> Any:
 def _read(path: Path, size: int, _changed_ns: int) -> GGUFHeader:
     try:
         with path.open("rb") as stream:
-            header = _Reader(stream.read, size).header(path)
+            header = _HeaderReader(stream.read, size).header(path)
     except (EOFError, UnicodeDecodeError, MemoryError, OverflowError):
         raise ConfigurationError(f"{path} is cut off or damaged: fetch it again") from None
     if header.architecture not in ARCHITECTURES:
@@ -225,7 +225,7 @@ def _read(path: Path, size: int, _changed_ns: int) -> GGUFHeader:
     return header
 
 
-class _Reader:
+class _HeaderReader:
     """A reader of the values of a header, one after the other."""
 
     def __init__(self, read: Any, size: int) -> None:

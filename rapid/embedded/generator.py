@@ -34,7 +34,7 @@ record 2.35 and a ledger 2.2.
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class GeneratedQuestion:
     """One question about a document.
 
     Attributes:
@@ -54,7 +54,7 @@ class GeneratedDocument:
 
     name: str
     text: str
-    questions: tuple[Question, ...]
+    questions: tuple[GeneratedQuestion, ...]
     kind: DocumentKind = "chronicle"
 
 
@@ -74,7 +74,7 @@ _PAIRS_MIX = DocumentMix(fact=0.29, recite=0.0, list=0.2, filler=0.21, pair=0.3)
 
 
 @dataclass(slots=True)
-class _Draft:
+class _DocumentDraft:
     """The sentences and entries of a document before they are ordered."""
 
     questions: list[tuple[QuestionKind, str, list[str]]] = field(default_factory=list)
@@ -108,14 +108,18 @@ def generate_document(
     draft = _draft(writer, num_tokens * CHARACTERS_PER_TOKEN, mix)
     text = "\n\n".join(_paragraphs(rng, draft))
     questions = [
-        Question(question, " ".join(parts), kind_of, tuple(_span(text, part) for part in parts))
+        GeneratedQuestion(
+            question, " ".join(parts), kind_of, tuple(_span(text, part) for part in parts)
+        )
         for kind_of, question, parts in draft.questions
     ]
     rng.shuffle(questions)
     return GeneratedDocument(writer.document_name(), text, tuple(questions), kind)
 
 
-def absent_questions(seed: int | str, document: GeneratedDocument, count: int) -> list[Question]:
+def absent_questions(
+    seed: int | str, document: GeneratedDocument, count: int
+) -> list[GeneratedQuestion]:
     """Return questions that `document` does not answer, each with an arbitrary answer.
 
     They are for training only: a model learns from them to spread its probability, not to invent.
@@ -126,7 +130,7 @@ def absent_questions(seed: int | str, document: GeneratedDocument, count: int) -
     words = [word for q in document.questions for word in q.question.rstrip("?.").split(" ")[1:]]
     known = [word for word in words if word.istitle()]
     last: QuestionKind = "pair" if style.link else "recite"
-    questions: list[Question] = []
+    questions: list[GeneratedQuestion] = []
     while len(questions) < count:
         name = rng.choice(known) if known and rng.random() < 0.4 else writer.name()
         kind: QuestionKind = rng.choices(("fact", last, "list"), (6, 1, 1))[0]
@@ -144,18 +148,18 @@ def absent_questions(seed: int | str, document: GeneratedDocument, count: int) -
             topic = style.topic(style.deposit, ordinal="first", name=name)
             question, parts = writer.ask_list(name)
         if topic not in document.text:
-            questions.append(Question(question, " ".join(parts), kind, ()))
+            questions.append(GeneratedQuestion(question, " ".join(parts), kind, ()))
     return questions
 
 
-def _draft(writer: Writer, num_characters: float, mix: DocumentMix) -> _Draft:
+def _draft(writer: Writer, num_characters: float, mix: DocumentMix) -> _DocumentDraft:
     rng = writer.rng
     kinds = ("fact", "recite", "list", "filler", "pair")
     used = dict.fromkeys(kinds, 0)
     shares = (mix.fact, mix.recite, mix.list, mix.filler, mix.pair)
     share = dict(zip(kinds, shares, strict=True))
     names = writer.distinct_names(max(4, int(num_characters / 90)))
-    draft = _Draft()
+    draft = _DocumentDraft()
     taken: set[tuple[str, str]] = set()
     # An entry or a list must fit as a whole; the remaining characters go to facts and filler.
     longest = {"fact": 48, "recite": 160, "list": 330, "filler": 48, "pair": 100}
@@ -201,7 +205,7 @@ def _draft(writer: Writer, num_characters: float, mix: DocumentMix) -> _Draft:
     return draft
 
 
-def _paragraphs(rng: random.Random, draft: _Draft) -> list[str]:
+def _paragraphs(rng: random.Random, draft: _DocumentDraft) -> list[str]:
     """Return paragraphs of the sentences in random order; those of one group stay in sequence."""
     owners: list[int] = [-1] * len(draft.loose)
     for group, parts in enumerate(draft.grouped):

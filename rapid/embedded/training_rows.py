@@ -19,7 +19,7 @@ from rapid.embedded.curriculum import Stage
 from rapid.embedded.generator import (
     CHARACTERS_PER_TOKEN,
     GeneratedDocument,
-    Question,
+    GeneratedQuestion,
     absent_questions,
     generate_document,
 )
@@ -76,7 +76,7 @@ class RowMaker:
         return ids[:length], marks[:length]
 
     def _extend(
-        self, ids: list[int], marks: list[bool], asked: list[int], question: Question
+        self, ids: list[int], marks: list[bool], asked: list[int], question: GeneratedQuestion
     ) -> None:
         """Add a turn, marking the answer and the `END` after it as the tokens to predict."""
         turn = [*asked, self._ids[END], self._ids[ASSISTANT]]
@@ -84,7 +84,7 @@ class RowMaker:
         ids += turn + answer
         marks += [False] * len(turn) + [True] * len(answer)
 
-    def _prompt(self, stage: Stage, length: int) -> tuple[str, list[Question]]:
+    def _prompt(self, stage: Stage, length: int) -> tuple[str, list[GeneratedQuestion]]:
         rng = self._rng
         seed = rng.getrandbits(48)
         kind = rng.choices(list(KIND_WEIGHTS), list(KIND_WEIGHTS.values()))[0]
@@ -93,7 +93,7 @@ class RowMaker:
             size = int(share * length) - 12
             document = generate_document(seed, size, kind=kind, mix=stage.mix)
             prompt = document_prompt(document.name, document.text, "")
-            known, missing = list(document.questions), list[Question]()
+            known, missing = list(document.questions), list[GeneratedQuestion]()
         else:
             size = int(length * rng.uniform(0.6, 2.5))
             document = generate_document(seed, size, kind=kind, mix=stage.mix)
@@ -104,7 +104,7 @@ class RowMaker:
         unknown = absent_questions(seed, document, len(known) // 3 + 1)
         unknown = rng.sample(missing, min(len(missing), len(known) // 3)) + unknown
         rng.shuffle(unknown)
-        asked: list[Question] = []
+        asked: list[GeneratedQuestion] = []
         while known:
             source = unknown if unknown and rng.random() < stage.absent else known
             asked.append(source.pop())
@@ -112,7 +112,7 @@ class RowMaker:
 
     def _retrieve(
         self, document: GeneratedDocument, num_tokens: float
-    ) -> tuple[list[str], list[Question], list[Question]]:
+    ) -> tuple[list[str], list[GeneratedQuestion], list[GeneratedQuestion]]:
         """Cut a document into pieces and keep some, as retrieval would.
 
         Some of the kept pieces hold the evidence of questions, the others are random.
@@ -152,7 +152,7 @@ class RowMaker:
             kept |= new
         chunks = [text[slice(*pieces[i])] for i in sorted(kept)]
         joined = "\n\n".join(chunks)
-        known, missing = list[Question](), list[Question]()
+        known, missing = list[GeneratedQuestion](), list[GeneratedQuestion]()
         for question in document.questions:
             found = all(text[start:end] in joined for start, end in question.evidence)
             (known if found else missing).append(question)

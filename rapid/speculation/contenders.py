@@ -33,7 +33,7 @@ import torch
 
 from rapid.messages import Float32Array
 from rapid.speculation.draw import Draw
-from rapid.speculation.fused_rows import MANY, Fused, Told, fused_row, told_by
+from rapid.speculation.fused_rows import MANY, Fused, Proposal, fused_row, told_by
 from rapid.speculation.noise import Float64Array, Purpose, Words, numbers
 from rapid.speculation.philox import keys_of, uniforms_at
 from rapid.speculation.rows import FINE, MOST_ERROR, OF_PEAK, Ids, Row
@@ -171,7 +171,7 @@ def _filtered(fused: Fused, draw: Draw) -> tuple[Fused, bool]:
     ), is_sure  # fmt: skip
 
 
-def _settled(fused: Fused, told: Told, drafted: int, draw: Draw) -> tuple[int, bool, bool]:
+def _settled(fused: Fused, told: Proposal, drafted: int, draw: Draw) -> tuple[int, bool, bool]:
     """Return the token of a position, whether the drafted one was accepted, and if that is sure."""
     if draw.is_greedy:  # filters keep the best token
         token, is_sure = _best(fused)
@@ -193,7 +193,7 @@ def _settled(fused: Fused, told: Told, drafted: int, draw: Draw) -> tuple[int, b
     return token, False, is_first
 
 
-def _residual(fused: Fused, told: Told) -> Fused:
+def _residual(fused: Fused, told: Proposal) -> Fused:
     """Return what p_hat has more than q."""
     wanted = told.draft * fused.total
     if fused.is_all:

@@ -36,7 +36,7 @@ from collections.abc import Callable, Sequence
 
 from rapid.messages import Verdict
 from rapid.ports import Clock
-from rapid.speculation.round_costs import Acceptance, Bucket, RoundCosts
+from rapid.speculation.round_costs import Acceptance, LengthBucket, RoundCosts
 
 # The constants say how fast the controller learns and what it may cost, not how fast a machine is;
 # docs/constants.md gives the source of each.
@@ -98,7 +98,7 @@ class Controller:
         self._prior = self._shared.rate(_PRIOR)
         self._offer_prior = self._shared.offer_rate(1.0)
         self._own = Acceptance()
-        self._bucket = Bucket()
+        self._bucket = LengthBucket()
         self._length = 0
         self._num_rested = 0
         self._is_probe = False
@@ -138,7 +138,7 @@ class Controller:
                 num_tokens * plain - seconds, _GRACE_TOKENS * plain, is_probe=self._is_probe
             )
 
-    def _choose(self, bucket: Bucket, limit: int) -> int:
+    def _choose(self, bucket: LengthBucket, limit: int) -> int:
         if self._can_rest and (limit < 2 or bucket.is_borrowed or not bucket.plain.weight):
             return 0  # a block of one token gains nothing over plain decoding
         if bucket.num_trials < _TRIALS:
@@ -165,13 +165,13 @@ class Controller:
             self._rest_for_good_below(price, bucket, plain)
         return length if self._is_probe else 0
 
-    def _rest_for_good_below(self, price: float, bucket: Bucket, plain: float) -> None:
+    def _rest_for_good_below(self, price: float, bucket: LengthBucket, plain: float) -> None:
         """Rest for good if all tokens that may follow, decoded plainly, cannot pay `price`."""
         if bucket.balance + bucket.pay(self._num_left * plain) < price:
             self._rests_for_good = True
             self._on_rest()
 
-    def _best(self, bucket: Bucket, limit: int) -> tuple[int, float]:
+    def _best(self, bucket: LengthBucket, limit: int) -> tuple[int, float]:
         """Return the shortest length with the most tokens per second, and that rate."""
         lengths = range(1, limit + 1)
         rates = [
@@ -192,7 +192,7 @@ class Controller:
         share = offered / (1 - accepted)
         return [1 + share * (accepted - accepted**length) for length in lengths]
 
-    def _seconds(self, bucket: Bucket, lengths: Sequence[int]) -> list[float]:
+    def _seconds(self, bucket: LengthBucket, lengths: Sequence[int]) -> list[float]:
         """Return ``R``, the expected seconds of a drafted round of each length.
 
         Rounds in which nothing is proposed count as drafts of no tokens.
@@ -201,6 +201,6 @@ class Controller:
         start = bucket.drafted.at(0)
         return [start + slope * offered * length for length in lengths]
 
-    def _plain(self, bucket: Bucket) -> float:
+    def _plain(self, bucket: LengthBucket) -> float:
         """Return ``P``, the seconds per token of plain decoding."""
         return bucket.plain.at(self._max_draft) / self._max_draft

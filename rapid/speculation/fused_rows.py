@@ -22,7 +22,7 @@ MANY = 64.0  # times the mean probability, from which a token is likely
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Proposal:
     """What the retrieved text says about the tokens whose weights do not follow from p alone.
 
     Attributes:
@@ -85,14 +85,14 @@ class Fused:
         return float(self.weights[place].sum()), float(self.slack[place].sum())
 
 
-def told_by(ids: Ids, draft: Float64Array, plausibility: float, witness: Row | None) -> Told:
+def told_by(ids: Ids, draft: Float64Array, plausibility: float, witness: Row | None) -> Proposal:
     """Return what the proposal says, and a witness where there is one.
 
     A witness moves all tokens that are plausible by the mean of both readings. Where none of them
     was proposed that is half of its own probability, so the others among them are likely ones.
     """
     if witness is None:
-        return Told(ids, draft, draft, draft >= plausibility * draft.max())
+        return Proposal(ids, draft, draft, draft >= plausibility * draft.max())
     probs = (draft + witness.probs(ids)) / 2
     best = max(float(probs.max()), 1 / witness.total / 2)
     least = plausibility * best
@@ -101,7 +101,7 @@ def told_by(ids: Ids, draft: Float64Array, plausibility: float, witness: Row | N
     probs = np.concatenate([probs, witness.probs(likely) / 2])
     is_close = abs(probs - least) < 4 * witness.error * least
     is_close[probs.argmax()] = False  # the best one is plausible
-    return Told(
+    return Proposal(
         np.concatenate([ids, likely]),
         np.concatenate([draft, np.zeros(len(likely))]),
         probs,
@@ -111,7 +111,7 @@ def told_by(ids: Ids, draft: Float64Array, plausibility: float, witness: Row | N
     )
 
 
-def fused_row(row: Row, told: Told, draw: Draw, log_odds: float) -> Fused:
+def fused_row(row: Row, told: Proposal, draw: Draw, log_odds: float) -> Fused:
     """Return p_hat before filters, for every rule of `rapid.speculation.fusion.fused_probs`."""
     speculation, eta = draw.speculation, draw.speculation.eta
     ids, draft, is_plausible = told.ids, told.draft, told.is_plausible

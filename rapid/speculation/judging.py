@@ -24,7 +24,7 @@ from rapid.speculation.fusion import observed, weights_if_accepted
 from rapid.speculation.noise import Float64Array, Purpose
 from rapid.speculation.philox import keys_of, uniforms_at
 from rapid.speculation.questions import ToJudge
-from rapid.speculation.weights import Rows
+from rapid.speculation.weights import BlockRows
 
 _MOST_CANDIDATES = 1024  # of a proposal; with more there is little of a row to leave out
 
@@ -146,7 +146,7 @@ def _outcomes(
         )
 
 
-def _rows(questions: Sequence[ToJudge]) -> Rows:
+def _rows(questions: Sequence[ToJudge]) -> BlockRows:
     """Return the rows of some blocks, on the device of their logits."""
     blocks, draw = [question.block for question in questions], questions[0].draw
     logits = _stacked([question.logits[: len(question.block)] for question in questions])
@@ -172,7 +172,7 @@ def _rows(questions: Sequence[ToJudge]) -> Rows:
         for question in questions
         if question.witness is not None and draw.speculation.is_witnessed
     ]
-    return Rows(
+    return BlockRows(
         logits,
         torch.where(is_real, candidate_ids, candidate_ids[:, :1]),
         torch.where(is_real, draft, draft[:, :1]),
@@ -195,7 +195,7 @@ def _stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _decided(
-    rows: Rows, draw: Draw, lengths: Sequence[int], log_odds: Sequence[float]
+    rows: BlockRows, draw: Draw, lengths: Sequence[int], log_odds: Sequence[float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Decide all positions of some blocks, each as if the drafts before it were accepted.
 

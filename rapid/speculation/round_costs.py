@@ -119,7 +119,7 @@ class Acceptance:
 
 
 @dataclass(slots=True)
-class Bucket:
+class LengthBucket:
     """Round times at one context length and load, and the balance of drafting there.
 
     Attributes:
@@ -173,7 +173,7 @@ class Bucket:
         elif is_probe:
             self.num_failures = min(self.num_failures + 1, _MOST_FAILURES)
 
-    def borrowed(self) -> Bucket:
+    def borrowed(self) -> LengthBucket:
         """Return a bucket without measurements of its own that starts with these times."""
         return replace(
             self,
@@ -192,7 +192,7 @@ class RoundCosts:
     """
 
     def __init__(self) -> None:
-        self._buckets: dict[tuple[int, int], Bucket] = {}
+        self._buckets: dict[tuple[int, int], LengthBucket] = {}
         self._acceptance: dict[bool, Acceptance] = {}
         self._num_growing = 0
 
@@ -205,7 +205,7 @@ class RoundCosts:
         finally:
             self._num_growing -= num_answers
 
-    def at(self, num_context: int) -> Bucket:
+    def at(self, num_context: int) -> LengthBucket:
         """Return the bucket for `num_context` tokens at the current load.
 
         A new bucket borrows the times of its nearest neighbour.
@@ -218,7 +218,7 @@ class RoundCosts:
                 for near, bucket in self._buckets.items()
                 if bucket.plain.weight and not bucket.is_borrowed
             ]
-            bucket = self._buckets[min(known)[1]].borrowed() if known else Bucket()
+            bucket = self._buckets[min(known)[1]].borrowed() if known else LengthBucket()
             self._buckets[length, load] = bucket
         return self._buckets[length, load]
 

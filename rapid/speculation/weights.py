@@ -39,7 +39,7 @@ _LEAST_SORTED = 1024  # tokens among which the filters' borders are looked for
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class BlockRows:
     """Positions to judge, all with the same settings, on one device.
 
     Padding of `ids` and `draft` repeats the first candidate, so that it changes nothing.
@@ -68,9 +68,9 @@ class Rows:
         """Return q of one token per row, 0 if it was not proposed [rows]."""
         return (self.draft * (self.is_real & (self.ids == tokens[:, None]))).sum(dim=-1)
 
-    def at(self, rows: torch.Tensor) -> Rows:
+    def at(self, rows: torch.Tensor) -> BlockRows:
         """Return some of the rows."""
-        return Rows(
+        return BlockRows(
             self.logits[rows],
             self.ids[rows],
             self.draft[rows],
@@ -127,7 +127,7 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Readings:
+class RowReadings:
     """What the two texts say about tokens, before filters; for the odds of `adaptive`.
 
     Attributes:
@@ -139,12 +139,12 @@ class Readings:
     target: torch.Tensor
     retrieved: torch.Tensor | None
 
-    def at(self, rows: torch.Tensor) -> Readings:
+    def at(self, rows: torch.Tensor) -> RowReadings:
         """Return some of the rows."""
         retrieved = None if self.retrieved is None else self.retrieved[rows]
-        return Readings(self.target[rows], retrieved)
+        return RowReadings(self.target[rows], retrieved)
 
-    def of(self, rows: Rows, tokens: torch.Tensor) -> torch.Tensor:
+    def of(self, rows: BlockRows, tokens: torch.Tensor) -> torch.Tensor:
         """Return p and q of one token per row [2, rows], with the mean of both readings as q."""
         told = rows.draft_of(tokens)
         if self.retrieved is not None:
@@ -165,13 +165,13 @@ def is_within_reach(speculation: SpeculationConfig) -> bool:
     )
 
 
-def read(rows: Rows, draw: Draw) -> Readings:
+def read(rows: BlockRows, draw: Draw) -> RowReadings:
     """Return p, and the target's own reading of the retrieved text where its logits are there."""
     if not draw.speculation.is_witnessed:
-        return Readings(softmax(rows.logits, draw), None)
+        return RowReadings(softmax(rows.logits, draw), None)
     witness = rows.witness
     retrieved = None if witness is None else probabilities(witness, draw.temperature)
-    return Readings(probabilities(rows.logits, draw.temperature), retrieved)
+    return RowReadings(probabilities(rows.logits, draw.temperature), retrieved)
 
 
 def softmax(logits: torch.Tensor, draw: Draw) -> torch.Tensor:
@@ -191,8 +191,8 @@ def _is_filtered(sampling: SamplingConfig, vocab: int) -> bool:
 
 
 def fused_weights(
-    rows: Rows,
-    readings: Readings,
+    rows: BlockRows,
+    readings: RowReadings,
     draw: Draw,
     weight: torch.Tensor | None,
 ) -> Weights:
@@ -241,8 +241,8 @@ def fused_weights(
 
 
 def _mixed(
-    rows: Rows,
-    readings: Readings,
+    rows: BlockRows,
+    readings: RowReadings,
     own: Weights,
     speculation: SpeculationConfig,
     weight: torch.Tensor,
@@ -353,7 +353,7 @@ def raced(
     return tokens, is_alone & ~weights.is_doubtful(tokens)
 
 
-def accepted(rows: Rows, fused: Weights) -> tuple[torch.Tensor, torch.Tensor]:
+def accepted(rows: BlockRows, fused: Weights) -> tuple[torch.Tensor, torch.Tensor]:
     """Return whether the drafted tokens are accepted by p_hat, and whether that is sure [rows]."""
     drafted = fused.total * rows.draft_of(rows.drafted)
     chance = fused.of(rows.drafted) / drafted
@@ -362,7 +362,7 @@ def accepted(rows: Rows, fused: Weights) -> tuple[torch.Tensor, torch.Tensor]:
     return rows.numbers < chance, sure & ~fused.is_doubtful(rows.drafted)
 
 
-def corrected(rows: Rows, fused: Weights) -> tuple[torch.Tensor, torch.Tensor]:
+def corrected(rows: BlockRows, fused: Weights) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw a token of each row from what p_hat has more than q; takes the place of `fused`.
 
     Where there is hardly more, the weight is a difference of close numbers. It is taken too high by

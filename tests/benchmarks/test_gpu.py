@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import gpu
 from rapid.config import SamplingConfig, SpeculationConfig
-from rapid.engines.attention.survey import Candidate
+from rapid.engines.attention.survey import KernelCandidate
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 PARTS = ["1. correctness", "2. attention", "3. steps", "4. speedups", "5. prefill", "6. Llama"]
@@ -22,7 +22,7 @@ ASKED = {"<= 1.15", ">= 60 %", ">= 1.2x", ">= 80 % of the bytes' speedup", ">= 2
 ASKED |= {"<= 1.35x (9 ms on an H200)", "int4 <= 1e-2 from its numbers"}
 
 
-def bench_of(tmp_path: Path, candidates: list[Candidate], seconds: float = 600):
+def bench_of(tmp_path: Path, candidates: list[KernelCandidate], seconds: float = 600):
     cpu = torch.device("cpu")
     deadline = gpu.time.monotonic() + seconds
     return gpu.Bench(gpu.SMOKE, cpu, torch.float32, deadline, candidates, tmp_path / "gpu.json")
@@ -102,7 +102,7 @@ def test_a_candidate_that_fails_at_full_length_leaves_the_others(tmp_path: Path)
         raise RuntimeError("out of memory")
 
     (plain,) = [one for one in gpu.all_candidates(16) if one.name == "runs, written out"]
-    bench = bench_of(tmp_path, [Candidate("large", lambda: fails), plain])
+    bench = bench_of(tmp_path, [KernelCandidate("large", lambda: fails), plain])
     bench.report["copy_bytes_per_s"] = 1e9
     gpu.kernels_against_bytes(bench)
     told = [line[1] for line in bench.lines]
@@ -114,7 +114,7 @@ def test_no_attention_is_timed_that_was_not_found_right(tmp_path: Path) -> None:
     def wrong(query: torch.Tensor, *rest: object) -> torch.Tensor:
         return query.transpose(1, 2)
 
-    bench = bench_of(tmp_path, [Candidate("wrong", lambda: wrong)])
+    bench = bench_of(tmp_path, [KernelCandidate("wrong", lambda: wrong)])
     gpu.measure(bench)
     assert bench.lines[-1][1] == "skipped: no attention was found right here"
     assert not bench.models

@@ -17,7 +17,7 @@ from ray.serve.request_router import ReplicaID, RequestRouter
 
 from cluster import routers
 from cluster.affinity import AffinityRouter
-from cluster.circuit_breaker import Blame
+from cluster.circuit_breaker import CircuitBreaker
 from cluster.leases import hold
 from cluster.placement import PoolConfig, deployment_options
 from cluster.reports import EngineReport, document_name
@@ -31,9 +31,9 @@ EMPTY = EngineReport(0.0, 256, 256, 16, 16)
 
 
 @pytest.fixture(autouse=True)
-def blame(monkeypatch: pytest.MonkeyPatch) -> Blame:
+def blame(monkeypatch: pytest.MonkeyPatch) -> CircuitBreaker:
     """Nobody is blamed for what another test saw."""
-    blame = Blame()
+    blame = CircuitBreaker()
     monkeypatch.setattr("cluster.affinity.BLAME", blame)
     return blame
 
@@ -113,7 +113,7 @@ async def test_a_busy_owner_is_not_waited_for() -> None:
 async def test_an_owner_that_has_just_failed_a_request_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    blame = Blame()
+    blame = CircuitBreaker()
     monkeypatch.setattr("cluster.affinity.BLAME", blame)
     ask = pending("1", name="x")
     assert (await groups(router(), SILENT, ask))[0] == [RANKS[0]]
@@ -184,7 +184,7 @@ async def test_a_lease_that_was_sent_to_a_replica_that_stands_still_can_move() -
     ],
 )
 async def test_a_lease_that_nobody_takes_moves_where_there_is_room(
-    waited_s: float, is_taken: bool, leases_free: int, moves: bool, blame: Blame
+    waited_s: float, is_taken: bool, leases_free: int, moves: bool, blame: CircuitBreaker
 ) -> None:
     """Both replicas report to the controller; the network from here to one of them is cut."""
     one, waits = router(), lease(100)
@@ -201,7 +201,7 @@ async def test_a_lease_that_nobody_takes_moves_where_there_is_room(
     assert (blame.spared([cut, other]) == [other]) == moves
 
 
-async def test_who_has_just_failed_is_better_than_who_takes_nothing(blame: Blame) -> None:
+async def test_who_has_just_failed_is_better_than_who_takes_nothing(blame: CircuitBreaker) -> None:
     one, waits = router(), lease(100)
     one._replicas_list = [replica("a", EMPTY), replica("b", EMPTY)]
     await one.choose_replicas(one._replicas_list[:1], pending("1", waits))
@@ -211,7 +211,7 @@ async def test_who_has_just_failed_is_better_than_who_takes_nothing(blame: Blame
     assert one.can_move(waits)
 
 
-async def test_a_replica_that_is_full_is_not_blamed_for_what_waits(blame: Blame) -> None:
+async def test_a_replica_that_is_full_is_not_blamed_for_what_waits(blame: CircuitBreaker) -> None:
     """What it cannot take stays, and does not go to one that has just failed a step."""
     one, waits = router(), lease(100)
     blame.put("b")
@@ -228,7 +228,7 @@ async def test_a_replica_that_is_full_is_not_blamed_for_what_waits(blame: Blame)
     assert one.can_move(waits)
 
 
-async def test_orchestrators_at_their_limit_are_not_blamed(blame: Blame) -> None:
+async def test_orchestrators_at_their_limit_are_not_blamed(blame: CircuitBreaker) -> None:
     request = GenerateRequest("caller-7", "local", ())
     one = router({"a": 8, "b": 1})
     busy, other = replica("a"), replica("b")
@@ -268,7 +268,9 @@ async def test_a_request_that_no_orchestrator_takes_moves_and_is_forgotten() -> 
     assert one.replica_of(namesake) == "b"
 
 
-async def test_a_request_that_a_leaving_replica_has_not_taken_moves_at_once(blame: Blame) -> None:
+async def test_a_request_that_a_leaving_replica_has_not_taken_moves_at_once(
+    blame: CircuitBreaker,
+) -> None:
     one, request, taken = router({"b": 1}), *(GenerateRequest(each, "local", ()) for each in "12")
     leaving, other = replica("a"), replica("b")
     one._replicas_list = [leaving, other]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from cluster.circuit_breaker import Blame
+from cluster.circuit_breaker import CircuitBreaker
 
 A, B, C = (SimpleNamespace(replica_id=SimpleNamespace(unique_id=name)) for name in "abc")
 
@@ -16,7 +16,7 @@ def names(replicas: Any) -> str:
 
 def test_a_replica_that_failed_is_left_alone_for_ten_seconds() -> None:
     now = [0.0]
-    blame = Blame(lambda: now[0])
+    blame = CircuitBreaker(lambda: now[0])
     blame.put("b")
     now[0] = 9.9
     assert names(blame.spared([A, B, C])) == "ac"
@@ -29,7 +29,7 @@ def test_a_replica_that_failed_is_left_alone_for_ten_seconds() -> None:
 
 
 def test_where_all_failed_all_are_tried() -> None:
-    blame = Blame(lambda: 0.0)
+    blame = CircuitBreaker(lambda: 0.0)
     blame.put("a")
     blame.put("b")
     assert names(blame.spared([A, B])) == "ab"

@@ -11,7 +11,7 @@ import pytest
 import rapid
 from deployments.api.chat.chat_request import ChatRequest, RapidOptions
 from deployments.api.chat.parsing import parse_chat_request
-from rapid.asking import Question, Settings, as_request, in_own_words
+from rapid.asking import AskSettings, QuestionFields, as_request, in_own_words
 from rapid.errors import BadRequest, PromptTooLong
 from rapid.messages import Document, GenerateRequest, Message
 
@@ -29,8 +29,8 @@ def refusal(*args: Any, **settings: Any) -> BadRequest:
 
 
 def test_the_settings_are_those_that_are_validated_and_http_has_all_of_them() -> None:
-    names = Question.model_fields.keys() - {"question", "documents"}
-    assert names == Settings.__annotations__.keys()
+    names = QuestionFields.model_fields.keys() - {"question", "documents"}
+    assert names == AskSettings.__annotations__.keys()
     assert names <= ChatRequest.model_fields.keys() | RapidOptions.model_fields.keys()
 
 
@@ -39,7 +39,7 @@ def test_what_is_left_out_or_none_is_the_default() -> None:
     assert (bare.messages, bare.documents) == ((Message("user", "What is it?"),), ())
     assert (bare.temperature, bare.top_p, bare.max_tokens, bare.stop) == (1.0, 1.0, None, ())
     assert bare.speculation.mode == "auto"
-    assert asked(**dict.fromkeys(Settings.__annotations__.keys() - {"draft_top_k"})) == bare
+    assert asked(**dict.fromkeys(AskSettings.__annotations__.keys() - {"draft_top_k"})) == bare
     assert asked(draft_top_k=None).speculation.all_draft_tokens
     assert not bare.speculation.all_draft_tokens
 

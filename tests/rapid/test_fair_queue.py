@@ -8,13 +8,13 @@ from collections import Counter
 
 import pytest
 
-from rapid.fair_queue import Refusal, Turns
+from rapid.fair_queue import FairQueue, Refusal
 
 
 class Crowd:
     """Tasks that write down when they get a place and keep it until told."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: FairQueue) -> None:
         self.turns = turns
         self.entered: list[str] = []
         self.inside: list[asyncio.Event] = []
@@ -44,7 +44,7 @@ async def settled() -> None:
 
 
 async def test_tenants_take_turns_and_a_tenants_own_tasks_keep_their_order() -> None:
-    crowd = Crowd(Turns(1))
+    crowd = Crowd(FairQueue(1))
     await crowd.come("a0", "a1", "a2", "a3", "b0", "b1", "c0")
     for _ in range(6):
         await crowd.let_out()
@@ -52,7 +52,7 @@ async def test_tenants_take_turns_and_a_tenants_own_tasks_keep_their_order() -> 
 
 
 async def test_a_tenant_that_comes_back_at_once_has_no_more_turns_than_others() -> None:
-    crowd = Crowd(Turns(1))
+    crowd = Crowd(FairQueue(1))
     await crowd.come("a0", "a1", "b0", "a2")
     await crowd.let_out()
     await crowd.let_out()
@@ -62,7 +62,7 @@ async def test_a_tenant_that_comes_back_at_once_has_no_more_turns_than_others() 
 
 
 async def test_who_continues_stands_at_the_head_of_its_own_line_only() -> None:
-    crowd = Crowd(Turns(1))
+    crowd = Crowd(FairQueue(1))
     await crowd.come("a0", "b0", "a1")
     await crowd.come("a2", is_first=True)
     for _ in range(3):
@@ -71,7 +71,7 @@ async def test_who_continues_stands_at_the_head_of_its_own_line_only() -> None:
 
 
 async def test_who_leaves_the_line_is_passed_over() -> None:
-    crowd = Crowd(Turns(1))
+    crowd = Crowd(FairQueue(1))
     await crowd.come("a0", "b0", "c0")
     crowd.tasks["b0"].cancel()
     await settled()
@@ -84,7 +84,7 @@ async def test_who_leaves_the_line_is_passed_over() -> None:
 async def test_a_place_that_comes_in_the_moment_of_leaving_is_not_lost(
     is_cancelled_first: bool,
 ) -> None:
-    crowd = Crowd(Turns(1))
+    crowd = Crowd(FairQueue(1))
     await crowd.come("a0", "b0", "c0")
     if is_cancelled_first:
         crowd.tasks["b0"].cancel()
@@ -112,7 +112,7 @@ async def test_a_place_that_comes_in_the_moment_of_leaving_is_not_lost(
 async def test_a_line_is_as_long_as_there_is_room_for_others(
     waiting: str, tenant: str, refusal: Refusal | None
 ) -> None:
-    crowd = Crowd(Turns(1, max_waiting=8))
+    crowd = Crowd(FairQueue(1, max_waiting=8))
     await crowd.come("x", *(f"{each}{number}" for number, each in enumerate(waiting)))
     assert crowd.turns.refusal(tenant) == refusal
     for task in crowd.tasks.values():
@@ -120,15 +120,15 @@ async def test_a_line_is_as_long_as_there_is_room_for_others(
 
 
 async def test_while_a_place_is_free_nobody_is_refused() -> None:
-    turns = Turns(2, max_waiting=1)
+    turns = FairQueue(2, max_waiting=1)
     await turns.enter("a")
     assert turns.refusal("a") is None
-    assert Turns(1).refusal("a") is None
+    assert FairQueue(1).refusal("a") is None
 
 
 async def test_no_place_is_lost_or_given_twice_in_a_walk_of_arrivals_and_departures() -> None:
     walk = random.Random(5)
-    turns = Turns(3)
+    turns = FairQueue(3)
     crowd = Crowd(turns)
     for number in range(2_000):
         step = walk.random()

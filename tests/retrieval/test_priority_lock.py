@@ -1,11 +1,11 @@
 import threading
 import time
 
-from retrieval.priority_lock import Turns
+from retrieval.priority_lock import PriorityLock
 
 
 def test_a_question_is_next_however_many_batches_wait():
-    turns = Turns()
+    turns = PriorityLock()
     order = []
 
     def take(turn, name):
@@ -26,7 +26,7 @@ def test_a_question_is_next_however_many_batches_wait():
 
 
 def test_a_document_does_not_go_on_before_a_question_that_waits():
-    turns = Turns()
+    turns = PriorityLock()
     order = []
 
     def ask():
@@ -46,7 +46,7 @@ def test_a_document_does_not_go_on_before_a_question_that_waits():
 
 
 def test_a_turn_that_fails_is_over():
-    turns = Turns()
+    turns = PriorityLock()
     for turn in (turns.batch, turns.question):
         try:
             with turn():

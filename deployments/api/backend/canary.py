@@ -15,7 +15,7 @@ from rapid.errors import OrchestratorLost, Overloaded, TargetUnavailable
 from rapid.messages import Finished, GenerateRequest, GenerationEvent, Reading
 
 
-class Watched(GenerationService, Protocol):
+class WatchedService(GenerationService, Protocol):
     """Another application, whose signs of life are looked at until it is closed."""
 
     def close(self) -> None:
@@ -23,7 +23,7 @@ class Watched(GenerationService, Protocol):
         ...
 
 
-Watch = Callable[[str], Watched]
+Watch = Callable[[str], WatchedService]
 """Function from an application's name to its service; the application need not run."""
 
 
@@ -44,7 +44,7 @@ class WithCanary:
         """
         self._own, self._own_name, self._watch = own, own_name, watch
         self._canary: CanaryConfig | None = None
-        self._other: Watched | None = None
+        self._other: WatchedService | None = None
 
     def configure(self, canary: CanaryConfig | None) -> None:
         """Take another application and its share, or none."""

@@ -35,8 +35,8 @@ _log = logging.getLogger(__name__)
 
 _MAX_LOSSES = 1  # of one request; with the second, what kills orchestrators may be the request
 _FORMAT = 1
-_HEAD = struct.Struct(">B16s8sQIIBB")  # the fields of `Place`, in their order
-_MARK = struct.Struct(">IIIB")  # the fields of `Mark`
+_HEAD = struct.Struct(">B16s8sQIIBB")  # the fields of `Cursor`, in their order
+_MARK = struct.Struct(">IIIB")  # the fields of `ChoiceCursor`
 
 
 class Generates(Protocol):
@@ -48,7 +48,7 @@ class Generates(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ChoiceCursor:
     """How much of one choice a client has.
 
     Attributes:
@@ -64,9 +64,9 @@ class Mark:
     checksum: int = 0
     is_finished: bool = False
 
-    def after(self, text: str, num_tokens: int, *, is_finished: bool) -> Mark:
+    def after(self, text: str, num_tokens: int, *, is_finished: bool) -> ChoiceCursor:
         """Return the mark of a client that also has this much more."""
-        return Mark(
+        return ChoiceCursor(
             self.num_chars + len(text),
             self.num_tokens + num_tokens,
             zlib.crc32(text.encode("utf-8", "surrogatepass"), self.checksum),
@@ -75,7 +75,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Cursor:
     """How much of a stream a client has, with what a server needs to continue it.
 
     Attributes:
@@ -96,7 +96,7 @@ class Place:
     date: datetime.date
     num_roles: int
     has_usage: bool
-    marks: tuple[Mark, ...]
+    marks: tuple[ChoiceCursor, ...]
 
     @classmethod
     def first(cls, request: GenerateRequest, body: bytes) -> Self:
@@ -109,7 +109,7 @@ class Place:
             date=request.date,
             num_roles=0,
             has_usage=False,
-            marks=(Mark(),) * request.num_choices,
+            marks=(ChoiceCursor(),) * request.num_choices,
         )
 
     @classmethod
@@ -128,7 +128,7 @@ class Place:
                 packed[: _HEAD.size]
             )
             marks = tuple(
-                Mark(chars, tokens, checksum, bool(is_finished))
+                ChoiceCursor(chars, tokens, checksum, bool(is_finished))
                 for chars, tokens, checksum, is_finished in _MARK.iter_unpack(packed[_HEAD.size :])
             )
             date = datetime.date.fromordinal(day)
@@ -163,7 +163,7 @@ class Place:
         marks = [_MARK.pack(*astuple(mark)) for mark in self.marks]
         return base64.urlsafe_b64encode(b"".join((head, *marks))).decode()
 
-    def after(self, chunk: dict[str, Any]) -> Place:
+    def after(self, chunk: dict[str, Any]) -> Cursor:
         """Return the place of a client that also has this chunk."""
         if not chunk["choices"]:
             return replace(self, has_usage=True)
@@ -190,7 +190,7 @@ def _refused(why: str, code: str) -> BadRequest:
 
 
 async def continued(
-    service: Generates, request: GenerateRequest, marks: Sequence[Mark]
+    service: Generates, request: GenerateRequest, marks: Sequence[ChoiceCursor]
 ) -> AsyncGenerator[GenerationEvent]:
     """Yield the events of a request that come after `marks`, also when its orchestrator is lost.
 
@@ -231,7 +231,7 @@ async def continued(
             _log.warning("request %s: the orchestrator was lost", request.request_id)
 
 
-def _after(mark: Mark, delta: TextDelta) -> Mark:
+def _after(mark: ChoiceCursor, delta: TextDelta) -> ChoiceCursor:
     is_finished = delta.finish_reason is not None
     return mark.after(delta.text, len(delta.logprobs), is_finished=is_finished)
 
@@ -239,9 +239,9 @@ def _after(mark: Mark, delta: TextDelta) -> Mark:
 class _Rest:
     """An answer that is generated again, without what the client has of it."""
 
-    def __init__(self, has: Sequence[Mark]) -> None:
+    def __init__(self, has: Sequence[ChoiceCursor]) -> None:
         self._has = tuple(has)
-        self._seen = [Mark() for _ in has]
+        self._seen = [ChoiceCursor() for _ in has]
 
     def of(self, delta: TextDelta) -> TextDelta | None:
         """Return what of `delta` the client has not; None if it has all of it.

@@ -29,7 +29,7 @@ _FRESH_S = 10.0
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Process:
+class PoolProcess:
     """A replica or an engine.
 
     Attributes:
@@ -54,7 +54,7 @@ class Signs:
     """The last sign of life of each process of an application, with its time."""
 
     def __init__(
-        self, find: Callable[[], Mapping[Process, Ask]], clock: Clock = time.monotonic
+        self, find: Callable[[], Mapping[PoolProcess, Ask]], clock: Clock = time.monotonic
     ) -> None:
         """Know no process; `find` and `ask` are called by threads of their own, again and again.
 
@@ -63,9 +63,9 @@ class Signs:
             clock: Monotonic seconds.
         """
         self._find, self._clock = find, clock
-        self._known: Mapping[Process, Ask] = {}
-        self._asked: dict[Process, Future[Any]] = {}
-        self._said: dict[Process, tuple[float, Any]] = {}
+        self._known: Mapping[PoolProcess, Ask] = {}
+        self._asked: dict[PoolProcess, Future[Any]] = {}
+        self._said: dict[PoolProcess, tuple[float, Any]] = {}
 
     def find(self) -> None:
         """Look which processes there are."""
@@ -122,7 +122,7 @@ class Signs:
         ]
 
 
-def _ledger(engine: Process, status: EngineStatus | None) -> dict[str, Any]:
+def _ledger(engine: PoolProcess, status: EngineStatus | None) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": f"{engine.pool}/{engine.name}", "pool": engine.pool}
     if status is None:  # loading, stopping, closed or too slow
         return entry | {"status": "unavailable"}
@@ -137,21 +137,21 @@ def _ledger(engine: Process, status: EngineStatus | None) -> dict[str, Any]:
     }
 
 
-def processes_of(app: str) -> dict[Process, Ask]:
+def processes_of(app: str) -> dict[PoolProcess, Ask]:
     """Return the engines of an application, and the replicas of the pools that it needs.
 
     The call blocks while it asks Ray for them.
     """
-    found: dict[Process, Ask] = {}
+    found: dict[PoolProcess, Ask] = {}
     for name, engine in engines_of(app).items():
         _, pool, own = name.rsplit("/", 2)
-        found[Process(pool.lower(), own, is_engine=True)] = _asking(engine.status)
+        found[PoolProcess(pool.lower(), own, is_engine=True)] = _asking(engine.status)
     for actor in ray.util.list_named_actors(all_namespaces=True):
         pool, own = replica_of(app, actor["namespace"], actor["name"])
         with contextlib.suppress(ValueError):  # it died after it was listed
             if pool in NEEDED:
                 replica = ray.get_actor(actor["name"], actor["namespace"])
-                process = Process(pool, own, is_engine=False)
+                process = PoolProcess(pool, own, is_engine=False)
                 found[process] = _asking(replica.__ray_ready__)
     return found
 

@@ -16,7 +16,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from deployments.api.backend.continuing import Place
+from deployments.api.backend.continuing import Cursor
 from deployments.api.chat.wire import Json
 from deployments.api.http.error_responses import HttpError
 from deployments.api.http.event_feed import ClientLeft
@@ -33,7 +33,7 @@ class EventStream(Response):
     def __init__(
         self,
         chunks: AsyncIterator[Json | str],
-        place: Place,
+        place: Cursor,
         says_progress: bool,
         stack: AsyncExitStack,
         request_id: str,

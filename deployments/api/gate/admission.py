@@ -23,7 +23,7 @@ _LATEST_S = 5.0  # that who was told a time may come after it
 _ANYBODY = ""
 
 
-class _Told(NamedTuple):
+class _RefusalNote(NamedTuple):
     """A refusal: when it was made, and when its caller may come again."""
 
     at: float
@@ -62,7 +62,7 @@ class Admission:
         self._turnover = Turnover(clock)
         self._lines: dict[str, deque[asyncio.Event]] = {}
         self._num_read: Counter[str] = Counter()  # bodies that are being read, by tenant
-        self._told: dict[str, deque[_Told]] = {}  # by tenant, in their order
+        self._told: dict[str, deque[_RefusalNote]] = {}  # by tenant, in their order
 
     def limit(
         self,
@@ -183,7 +183,7 @@ class Admission:
         if wait_s is None:
             return None
         wait_s = min(wait_s, _LONGEST_WAIT_S)
-        told.append(_Told(now, max(now + wait_s, told[-1].due if told else 0.0)))
+        told.append(_RefusalNote(now, max(now + wait_s, told[-1].due if told else 0.0)))
         return wait_s
 
 

@@ -52,7 +52,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class CaseRows:
     """The new rows of one sequence.
 
     Attributes:
@@ -74,15 +74,19 @@ def step_checks(layout: KVLayout, num_heads: int, page_tokens: int) -> list[Case
     Lengths are odd, and in some batches one sequence is far longer than the others.
     """
     shapes = {
-        "decode": [Rows(5000, 1), Rows(37, 1), Rows(700, 1), Rows(0, 1)],
+        "decode": [CaseRows(5000, 1), CaseRows(37, 1), CaseRows(700, 1), CaseRows(0, 1)],
         "verify of unequal blocks": [
-            Rows(3001, 16), Rows(40, 1), Rows(129, 5), Rows(64, 2), Rows(0, 11)
+            CaseRows(3001, 16), CaseRows(40, 1), CaseRows(129, 5), CaseRows(64, 2), CaseRows(0, 11)
         ],
-        "windows": [Rows(901, 1, unseen=(4, 389)), Rows(300, 3, unseen=(5, 170)), Rows(50, 1)],
-        "one document": [Rows(2100, 1, shared=2048), Rows(2300, 7, shared=2048), Rows(33, 4)],
+        "windows": [
+            CaseRows(901, 1, unseen=(4, 389)), CaseRows(300, 3, unseen=(5, 170)), CaseRows(50, 1)
+        ],
+        "one document": [
+            CaseRows(2100, 1, shared=2048), CaseRows(2300, 7, shared=2048), CaseRows(33, 4)
+        ],
     }  # fmt: skip
     shapes |= {
-        f"{rows} rows": [Rows(61 * rows, rows), Rows(300 + rows, rows)]
+        f"{rows} rows": [CaseRows(61 * rows, rows), CaseRows(300 + rows, rows)]
         for rows in range(1, MAX_STEP_ROWS + 1)
     }
     return checks(shapes, layout, num_heads, page_tokens)
@@ -91,14 +95,14 @@ def step_checks(layout: KVLayout, num_heads: int, page_tokens: int) -> list[Case
 def chunk_checks(layout: KVLayout, num_heads: int, page_tokens: int) -> list[Case]:
     """Return prefill chunks at the start of a sequence and after odd lengths."""
     shapes = {
-        "first chunks": [Rows(0, 300), Rows(0, 17)],
-        "later chunks": [Rows(2001, 130), Rows(33, 97), Rows(512, 64)],
+        "first chunks": [CaseRows(0, 300), CaseRows(0, 17)],
+        "later chunks": [CaseRows(2001, 130), CaseRows(33, 97), CaseRows(512, 64)],
     }
     return checks(shapes, layout, num_heads, page_tokens)
 
 
 def checks(
-    shapes: dict[str, list[Rows]], layout: KVLayout, num_heads: int, page_tokens: int
+    shapes: dict[str, list[CaseRows]], layout: KVLayout, num_heads: int, page_tokens: int
 ) -> list[Case]:
     """Return cases with their float32 outputs, in a small cache of one layer.
 
@@ -165,7 +169,7 @@ def _float32_partial(
 
 def step_timings(cache: KVCache, num_heads: int, page_tokens: int, max_context: int) -> list[Case]:
     """Return two cases over two long sequences: decoding, and verifying 8 tokens of each."""
-    shapes = [Rows(0, 1), Rows(0, 8)]
+    shapes = [CaseRows(0, 1), CaseRows(0, 8)]
     return [
         _timed(f"{one.num_rows} rows", cache, num_heads, page_tokens, max_context, one, 2)
         for one in shapes
@@ -176,7 +180,9 @@ def tile_timings(cache: KVCache, num_heads: int, page_tokens: int, max_context: 
     """Return cases of one long sequence each, with the rows that fill a tile of each size."""
     group = num_heads // cache.longest[0].shape[0]
     return [
-        _timed(f"tiles of {packed}", cache, num_heads, page_tokens, max_context, Rows(0, rows), 1)
+        _timed(
+            f"tiles of {packed}", cache, num_heads, page_tokens, max_context, CaseRows(0, rows), 1
+        )
         for packed in TILES
         if (rows := packed // group)
     ]
@@ -186,7 +192,7 @@ def chunk_timings(
     cache: KVCache, num_heads: int, page_tokens: int, max_context: int, step_tokens: int
 ) -> list[Case]:
     """Return one case: a prefill chunk at the end of a long sequence."""
-    rows = Rows(0, max(MAX_STEP_ROWS + 1, min(step_tokens, max_context // 2)))
+    rows = CaseRows(0, max(MAX_STEP_ROWS + 1, min(step_tokens, max_context // 2)))
     return [_timed("chunk", cache, num_heads, page_tokens, max_context, rows, 1)]
 
 
@@ -196,7 +202,7 @@ def _timed(
     num_heads: int,
     page_tokens: int,
     max_context: int,
-    rows: Rows,
+    rows: CaseRows,
     num_sequences: int,
 ) -> Case:
     """Return a case with the rows at the end of equally long sequences, each in one run."""
@@ -207,7 +213,7 @@ def _timed(
         for i in range(min(num_sequences, num_pages // each))
     ]
     batch = [
-        Rows(max(0, table.num_tokens - rows.num_rows), min(rows.num_rows, table.num_tokens))
+        CaseRows(max(0, table.num_tokens - rows.num_rows), min(rows.num_rows, table.num_tokens))
         for table in tables
     ]
     for tensor in cache.longest:
@@ -224,7 +230,7 @@ def randomise(tensor: torch.Tensor) -> None:
 def make_case(
     name: str,
     cache: KVCache,
-    batch: Sequence[Rows],
+    batch: Sequence[CaseRows],
     tables: Sequence[PageTable],
     num_heads: int,
     sharpness: float = 1.0,

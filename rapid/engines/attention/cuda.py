@@ -43,7 +43,7 @@ from rapid.engines.attention.ragged import attend_by_runs, blockwise_partial
 from rapid.engines.attention.segments import Partial, Segment
 from rapid.engines.attention.survey import (
     TOLERANCES,
-    Candidate,
+    KernelCandidate,
     Measure,
     device_ms,
     fastest,
@@ -62,7 +62,7 @@ def choose_kernels(
     page_tokens: int,
     max_context: int,
     step_tokens: int,
-    candidates: Sequence[Candidate] | None = None,
+    candidates: Sequence[KernelCandidate] | None = None,
     measure: Measure | None = None,
     window: int | None = None,
 ) -> Kernels:
@@ -122,7 +122,7 @@ def choose_kernels(
 # --- candidates -----------------------------------------------------------------------------------
 
 
-def all_candidates(page_tokens: int) -> list[Candidate]:
+def all_candidates(page_tokens: int) -> list[KernelCandidate]:
     """Return every attention kernel for CUDA.
 
     The unfused one is among them so that at least one is always available.
@@ -134,13 +134,13 @@ def all_candidates(page_tokens: int) -> list[Candidate]:
     }
     return [
         *(
-            Candidate(name, lambda kernel=kernel: partial(attend_by_runs, kernel=kernel))  # type: ignore[misc]
+            KernelCandidate(name, lambda kernel=kernel: partial(attend_by_runs, kernel=kernel))  # type: ignore[misc]
             for name, kernel in by_runs.items()
         ),
-        Candidate("runs, flash-attn 3", _runs_by_flash_attn_3),
-        Candidate("pages, flash-attn 2", lambda: _flash_attn_2(page_tokens)),
-        Candidate("pages, flash-attn 3", lambda: _flash_attn_3(page_tokens)),
-        Candidate("blocks, ours in Triton", _blocks, is_for_chunks=False, is_capturable=True),
+        KernelCandidate("runs, flash-attn 3", _runs_by_flash_attn_3),
+        KernelCandidate("pages, flash-attn 2", lambda: _flash_attn_2(page_tokens)),
+        KernelCandidate("pages, flash-attn 3", lambda: _flash_attn_3(page_tokens)),
+        KernelCandidate("blocks, ours in Triton", _blocks, is_for_chunks=False, is_capturable=True),
     ]
 
 

@@ -39,7 +39,7 @@ class Tunable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class KernelCandidate:
     """An attention kernel that an engine may choose.
 
     Attributes:
@@ -67,7 +67,7 @@ class Finding:
         ms: milliseconds of all timed cases together; NaN when it was not timed.
     """
 
-    candidate: Candidate
+    candidate: KernelCandidate
     attend: Attend | None
     error: float
     problem: str
@@ -80,7 +80,7 @@ class Finding:
 
 
 def survey(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[KernelCandidate],
     cases: Sequence[Case],
     timed: Sequence[Case],
     tolerance: float,
@@ -106,7 +106,7 @@ def survey(
 
 
 def _check(
-    candidate: Candidate,
+    candidate: KernelCandidate,
     cases: Sequence[Case],
     tolerance: float,
     tuned: Sequence[Case],

@@ -74,7 +74,7 @@ class Sizes:
         return self.max_parts(self.own_items) + self.max_parts(self.shared_items)
 
 
-class _Reading(NamedTuple):
+class _SharedReading(NamedTuple):
     """Neighbouring listed rows [first, stop) that read the same keys.
 
     Attributes:
@@ -134,7 +134,7 @@ def work_table(segments: Sequence[Segment], sizes: Sizes, window: int | None = N
 
 def _readings(
     segments: Sequence[Segment], sizes: Sizes, window: int | None
-) -> tuple[np.ndarray, list[_Reading], list[_Reading]]:
+) -> tuple[np.ndarray, list[_SharedReading], list[_SharedReading]]:
     """Return the listed rows with their positions, and the readings of sequences and prefixes.
 
     Sequences that share a prefix are listed side by side.
@@ -144,7 +144,7 @@ def _readings(
     hidden = {index: num_keys(one.spans) for one in prefixes for index in one.rests}
     order = [*hidden, *(index for index in range(len(segments)) if index not in hidden)]
     rows = np.zeros((sizes.num_rows, ROW), dtype=np.int32)
-    own: list[_Reading] = []
+    own: list[_SharedReading] = []
     listed = 0
     for index in order:
         segment = segments[index]
@@ -156,19 +156,19 @@ def _readings(
         if window is not None:
             skipped = max(0, total - num_rows + 1 - window)
         blocks = _blocks(without(segment.all_spans, skipped), skipped)
-        own.append(_Reading(listed, listed + num_rows, blocks))
+        own.append(_SharedReading(listed, listed + num_rows, blocks))
         listed += num_rows
     if listed < sizes.num_rows:
         rows[listed:, 0] = np.setdiff1d(np.arange(sizes.num_rows), rows[:listed, 0])
     shared, first = [], 0
     for prefix in prefixes:
         stop = first + sum(rest.stop - rest.start for rest in prefix.rests.values())
-        shared.append(_Reading(first, stop, _blocks(prefix.spans, 0)))
+        shared.append(_SharedReading(first, stop, _blocks(prefix.spans, 0)))
         first = stop
     return rows, own, shared
 
 
-def _share(readings: Sequence[_Reading], max_items: int, max_parts: int) -> int:
+def _share(readings: Sequence[_SharedReading], max_items: int, max_parts: int) -> int:
     """Return the least number of blocks of an item with which there are not too many items."""
     lengths = [(len(reading.blocks), reading.num_rows) for reading in readings]
 

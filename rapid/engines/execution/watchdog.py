@@ -9,7 +9,7 @@ from typing import Protocol
 _TICK_S = 0.5
 
 
-class Watched(Protocol):
+class TakesTurns(Protocol):
     """What a watchdog looks at.
 
     Attributes:
@@ -29,7 +29,7 @@ class Watchdog:
     and goes on, or that gets no processor, is not taken for a stuck one.
     """
 
-    def __init__(self, watched: Watched, on_stuck: Callable[[], None]) -> None:
+    def __init__(self, watched: TakesTurns, on_stuck: Callable[[], None]) -> None:
         """Make the thread, which does not run before `start`.
 
         Args:

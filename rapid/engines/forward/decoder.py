@@ -26,7 +26,7 @@ from torch.nn.functional import embedding, rms_norm
 from rapid.engines.attention.kernel_inputs import RaggedRows
 from rapid.engines.attention.ragged import ragged_attention
 from rapid.engines.forward.products import Product, QuantizedLinear
-from rapid.engines.forward.shards import Place
+from rapid.engines.forward.shards import RankPart
 
 _OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
 _OF_MLP = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
@@ -85,7 +85,7 @@ class _GatedMLP:
         return self.down(self.activation(gate) * up)
 
 
-def decoder_of(model: Any, place: Place | None = None) -> Decoder | None:
+def decoder_of(model: Any, place: RankPart | None = None) -> Decoder | None:
     """Return a decoder of a transformers model of a supported family and fuse its weights in place.
 
     With a place, the model is one rank's part of it, and the decoder computes with the other ranks.
@@ -122,7 +122,7 @@ def _projections(layer: Any) -> list[torch.nn.Module]:
 class Decoder:
     """A decoder over ragged rows whose hidden states are those of transformers' ``model.model``."""
 
-    def __init__(self, model: Any, place: Place | None = None) -> None:
+    def __init__(self, model: Any, place: RankPart | None = None) -> None:
         config = model.config
         self._config = config
         self._place = place

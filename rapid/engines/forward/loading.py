@@ -33,7 +33,7 @@ from rapid.engines.forward.decoder import decoder_of
 from rapid.engines.forward.gguf_weights import read_weights
 from rapid.engines.forward.products import Method, check_method, quantize
 from rapid.engines.forward.quantization import quantization_config
-from rapid.engines.forward.shards import Place, Shard, read_shard, sharded
+from rapid.engines.forward.shards import RankPart, Shard, read_shard, sharded
 from rapid.engines.kv.cache import KVLayout
 from rapid.engines.kv.fp8 import check_device
 from rapid.errors import ConfigurationError
@@ -46,7 +46,7 @@ _TEXT_NAMES = {r"^(model\.)?language_model\.(model\.)?": "model."}
 _NO_SCALING = ("rope_theta", "partial_rotary_factor")  # what rope parameters hold beside a scaling
 
 
-class Followers(Protocol):
+class ModelParts(Protocol):
     """The processes that hold the other parts of a model; see `rapid.engines.parallel.gang`."""
 
     def close(self) -> None:
@@ -82,8 +82,8 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     kv_layout: KVLayout
-    place: Place | None = None
-    followers: Followers | None = None
+    place: RankPart | None = None
+    followers: ModelParts | None = None
 
 
 def load_model(
@@ -100,7 +100,7 @@ def load_model(
         with_pools: whether an engine of these settings will be made, so that its KV must fit beside
             the weights.
         shard: the part of the model to load; None loads the whole. A part cannot compute before it
-            has a `Place` (`rapid.engines.parallel`).
+            has a `RankPart` (`rapid.engines.parallel`).
         num_machines: machines that have equally many of the model's parts.
 
     Raises:

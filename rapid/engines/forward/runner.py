@@ -11,7 +11,7 @@ from rapid.engines.attention.batch import Batch, Feed, assemble
 from rapid.engines.attention.kernel_inputs import Kernels
 from rapid.engines.forward.cuda_graphs import Capture, StepGraphs
 from rapid.engines.forward.decoder import decoder_of
-from rapid.engines.forward.shards import Place
+from rapid.engines.forward.shards import RankPart
 from rapid.engines.kv.cache import KVCache
 
 
@@ -30,7 +30,7 @@ class Runner:
         device: torch.device,
         vocab_size: int,
         kernels: Kernels | None = None,
-        place: Place | None = None,
+        place: RankPart | None = None,
     ) -> None:
         """Fuse the model's weights.
 

@@ -86,7 +86,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPart:
     """A rank's part of a model, and its connection to the others."""
 
     shard: Shard

@@ -30,7 +30,7 @@ from rapid.engines.attention.ragged import attend_to_self, merge, partial
 from rapid.engines.attention.segments import Segment
 from rapid.engines.attention.windows import edge_partial
 from rapid.engines.forward.runner import Runner
-from rapid.engines.forward.shards import Place
+from rapid.engines.forward.shards import RankPart
 from rapid.engines.kv.cache import KVCache, PageTable
 from rapid.engines.kv.rings import Ring
 from rapid.errors import ConfigurationError
@@ -48,7 +48,7 @@ class TiledRunner(Runner):
         device: torch.device,
         vocab_size: int,
         kernels: Kernels | None = None,
-        place: Place | None = None,
+        place: RankPart | None = None,
     ) -> None:
         """See `Runner`; the last slot of `cache` must be unused, for padding is stored there.
 

@@ -21,7 +21,7 @@ from rapid.engines.forward.group import Group
 from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.opening import open_page_files, open_runner
 from rapid.engines.forward.runner import Runner
-from rapid.engines.forward.shards import Place, fingerprint
+from rapid.engines.forward.shards import RankPart, fingerprint
 from rapid.engines.kv.host_tier import HostTier
 from rapid.engines.parallel.orders import (
     BEAT_S,
@@ -73,7 +73,7 @@ def follow(pipe: Connection) -> None:
     assert isinstance(meet, Meet)
     try:
         group = Group(load.meeting, load.shard.rank, load.shard.size, loaded.device)
-        follower = Follower(replace(loaded, place=Place(load.shard, group)), say)
+        follower = Follower(replace(loaded, place=RankPart(load.shard, group)), say)
         while not isinstance(order := orders.get(), End):
             follower.do(order)
     except Exception:

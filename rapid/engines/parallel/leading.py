@@ -22,7 +22,7 @@ from rapid.engines.forward.opening import (
     page_context,
 )
 from rapid.engines.forward.runner import Runner
-from rapid.engines.forward.shards import Place, Shard, fingerprint
+from rapid.engines.forward.shards import RankPart, Shard, fingerprint
 from rapid.engines.kv.cache import KVCache, KVLayout
 from rapid.engines.kv.disk_tier import DiskTier
 from rapid.engines.kv.host_tier import HostTier, Move
@@ -69,7 +69,7 @@ def load_replica(
         shard = Shard(0, gang.size)
         loaded = load_model(config, with_pools=with_pools, shard=shard, num_machines=num_machines)
         gang.check_loaded(fingerprint(checkpoint_source(config.model)))
-        place = Place(shard, gang.meet(loaded.device))
+        place = RankPart(shard, gang.meet(loaded.device))
     except BaseException:
         gang.close()
         raise

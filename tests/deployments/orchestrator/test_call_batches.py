@@ -13,7 +13,7 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError
 
 from cluster.leases import HeldLease
-from deployments.orchestrator.call_batches import Place, SharedCalls, shared_calls
+from deployments.orchestrator.call_batches import CallSlot, SharedCalls, shared_calls
 from deployments.orchestrator.ray_pools import RayLease
 from deployments.orchestrator.ray_verifiers import RayDrafter, RayVerifier, VerifierSettings
 from deployments.pools.shared_calls import Mailboxes
@@ -390,7 +390,7 @@ async def test_blocks_lost_with_their_machine_are_lost_to_their_own_rounds(
     await turns()
     lost = asyncio.get_running_loop().create_future()
     lost.set_exception(ObjectLostError("0" * 56, None, ""))
-    judged = [calls.ask("verify", lease_id, 0, block=Place(lost, 0)) for lease_id in "cd"]
+    judged = [calls.ask("verify", lease_id, 0, block=CallSlot(lost, 0)) for lease_id in "cd"]
     for call in judged:
         with pytest.raises(ObjectLostError):
             await call

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RayTaskError
 
-from cluster.circuit_breaker import Blame
+from cluster.circuit_breaker import CircuitBreaker
 from cluster.leases import HeldLease
 from deployments.orchestrator.ray_verifiers import JudgingVerifier, RayDrafter, RayVerifier
 from rapid.config import SamplingConfig, SpeculationConfig
@@ -240,7 +240,7 @@ async def test_a_round_may_take_as_long_as_the_target_gives_signs_of_life(
     call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deployments.orchestrator.engine_calls._LOOK_EVERY_S", 0.02)
-    blame = Blame()
+    blame = CircuitBreaker()
     monkeypatch.setattr("cluster.leases.BLAME", blame)
     for is_alive in (True, False):
         target = Slow(is_alive=is_alive)
@@ -271,7 +271,7 @@ async def test_a_round_may_take_as_long_as_the_target_gives_signs_of_life(
 async def test_the_replica_whose_engine_failed_is_blamed_and_no_other(
     failure: BaseException, blamed: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blame = Blame()
+    blame = CircuitBreaker()
     monkeypatch.setattr("cluster.leases.BLAME", blame)
     target = HeldLease("t", ScriptedEngine(TARGET, failure), 0.0, "target")
     drafter = HeldLease("d", ScriptedEngine(DRAFTER), 0.0, "drafter")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.pools.shared_calls import MOST_BYTES, Asked, Ended, Mailboxes
+from deployments.pools.shared_calls import MOST_BYTES, Asked, EndedCall, Mailboxes
 from rapid.errors import EngineFailed, LeaseNotFound
 
 
@@ -68,20 +68,20 @@ async def begun(boxes: Mailboxes, *calls: Asked, caller: str = "me") -> asyncio.
     return exchange
 
 
-async def ends(exchange: asyncio.Task[Any]) -> list[Ended]:
+async def ends(exchange: asyncio.Task[Any]) -> list[EndedCall]:
     async with asyncio.timeout(5):
-        ended: list[Ended] = (await exchange)[0]
+        ended: list[EndedCall] = (await exchange)[0]
         return ended
 
 
 async def test_a_late_call_holds_up_no_other(engine: SteppingEngine, boxes: Mailboxes) -> None:
     exchange = await begun(boxes, decoding(1, "a"), decoding(2, "late"), decoding(3, "c"))
     engine.end(a="A", c="C")
-    assert await ends(exchange) == [Ended(1, "A"), Ended(3, "C")]
+    assert await ends(exchange) == [EndedCall(1, "A"), EndedCall(3, "C")]
     rest = await begun(boxes)
     assert not rest.done()
     engine.end(late="B")
-    assert await ends(rest) == [Ended(2, "B")]
+    assert await ends(rest) == [EndedCall(2, "B")]
 
 
 async def test_what_one_step_ends_comes_back_together_whatever_it_came_with(
@@ -91,9 +91,9 @@ async def test_what_one_step_ends_comes_back_together_whatever_it_came_with(
     other = await begun(boxes, decoding(3, "c"))
     engine.end(b="B", c="C")
     done, waiting = await asyncio.wait({first, other}, return_when=asyncio.FIRST_COMPLETED)
-    assert await ends(done.pop()) == [Ended(2, "B"), Ended(3, "C")]
+    assert await ends(done.pop()) == [EndedCall(2, "B"), EndedCall(3, "C")]
     engine.end(a="A")
-    assert await ends(waiting.pop()) == [Ended(1, "A")]
+    assert await ends(waiting.pop()) == [EndedCall(1, "A")]
 
 
 async def test_an_exchange_too_many_comes_back_at_once(
@@ -103,10 +103,10 @@ async def test_an_exchange_too_many_comes_back_at_once(
     exchanges = [await begun(boxes, decoding(n, lease_id)) for n, lease_id in enumerate("abc")]
     engine.end(a="A", b="B")
     found = [await ends(each) for each in (exchanges[0], exchanges[1])]
-    assert found == [[Ended(0, "A"), Ended(1, "B")], []]
+    assert found == [[EndedCall(0, "A"), EndedCall(1, "B")], []]
     assert not exchanges[2].done()
     engine.end(c="C")
-    assert await ends(exchanges[2]) == [Ended(2, "C")]
+    assert await ends(exchanges[2]) == [EndedCall(2, "C")]
 
 
 async def test_an_error_is_of_its_call_alone(engine: SteppingEngine, boxes: Mailboxes) -> None:
@@ -114,8 +114,8 @@ async def test_an_error_is_of_its_call_alone(engine: SteppingEngine, boxes: Mail
     gone = LeaseNotFound("no lease b")
     engine.end(a="A", b=gone, c=ValueError("a bug, with text of a prompt"))
     fine, failed, broken = await ends(exchange)
-    assert fine == Ended(0, "A")
-    assert failed == Ended(1, None, gone)
+    assert fine == EndedCall(0, "A")
+    assert failed == EndedCall(1, None, gone)
     assert isinstance(broken.error, EngineFailed)
     assert "prompt" not in str(broken.error)
 
@@ -134,7 +134,7 @@ async def test_drafted_blocks_travel_beside_the_answer_and_into_the_call_that_ju
     await asyncio.sleep(0.01)
     assert engine.blocks == [(2, "block c", "witness")]
     engine.end(t="verdict")
-    assert await ends(judged) == [Ended(7, "verdict")]
+    assert await ends(judged) == [EndedCall(7, "verdict")]
 
 
 async def test_blocks_that_are_too_many_for_one_message_come_one_after_the_other(
@@ -160,8 +160,8 @@ async def test_callers_get_their_own_and_the_dead_are_forgotten(
         for caller in ("dead", "live")
     }
     engine.end(live1=1, live2=2, dead1=3)
-    assert await ends(exchanges["live"]) == [Ended(1, 1), Ended(2, 2)]
-    assert await ends(exchanges["dead"]) == [Ended(1, 3)]
+    assert await ends(exchanges["live"]) == [EndedCall(1, 1), EndedCall(2, 2)]
+    assert await ends(exchanges["dead"]) == [EndedCall(1, 3)]
     engine.end(dead2=4)  # nobody comes for it
     await asyncio.sleep(0)
     assert set(boxes._boxes) == {"dead"}

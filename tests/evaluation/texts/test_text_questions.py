@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from evaluation.texts import text_questions as questions_module
 from evaluation.texts.text_questions import (
-    Question,
+    TextQuestion,
     document_names,
     faults,
     faults_of,
@@ -38,8 +38,8 @@ TEXT = (
 )
 
 
-def question(kind: str, asked: str, answer: list[list[str]], *evidence: str) -> Question:
-    return Question.model_validate(
+def question(kind: str, asked: str, answer: list[list[str]], *evidence: str) -> TextQuestion:
+    return TextQuestion.model_validate(
         {
             "id": "harbor-1",
             "kind": kind,

@@ -13,7 +13,7 @@ import pytest
 
 from rapid.messages import Verdict
 from rapid.speculation.controller import Controller
-from rapid.speculation.round_costs import Bucket, Line, RoundCosts
+from rapid.speculation.round_costs import LengthBucket, Line, RoundCosts
 
 
 @dataclass
@@ -140,7 +140,7 @@ def test_rounds_in_which_drafters_only_caught_up_are_no_measurement():
 
 
 def test_a_length_that_borrows_times_borrows_none_that_were_not_measured():
-    bucket = Bucket()
+    bucket = LengthBucket()
     bucket.book_plain(10, 0.1)
     longer = bucket.borrowed()
     longer.book_plain(10, 0.2)

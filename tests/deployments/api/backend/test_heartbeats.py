@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from deployments.api.backend import heartbeats as module
-from deployments.api.backend.heartbeats import Ask, Process, Signs, replica_of
+from deployments.api.backend.heartbeats import Ask, PoolProcess, Signs, replica_of
 from rapid.messages import EngineStatus
 
-ENGINE = Process("target", "e1", is_engine=True)
-REPLICA = Process("target", "r1", is_engine=False)
+ENGINE = PoolProcess("target", "e1", is_engine=True)
+REPLICA = PoolProcess("target", "r1", is_engine=False)
 
 
 class Clock:
@@ -53,7 +53,7 @@ def status(**fields: Any) -> EngineStatus:
 def test_one_replica_is_silent_only_while_another_is_not() -> None:
     """If all are silent, it is this process that stands still, or everything is lost anyway."""
     clock = Clock()
-    parts = {Process("orchestrator", name, is_engine=False): Part(True) for name in "ab"}
+    parts = {PoolProcess("orchestrator", name, is_engine=False): Part(True) for name in "ab"}
     signs = Signs(lambda: parts, clock)
     signs.ask()
     one, other = parts.values()
@@ -71,7 +71,7 @@ def test_one_replica_is_silent_only_while_another_is_not() -> None:
 
 
 def test_who_is_stopped_is_silent_after_ten_seconds() -> None:
-    clock, known = Clock(), dict[Process, Ask]()
+    clock, known = Clock(), dict[PoolProcess, Ask]()
     engine, replica = Part(status(leases_open=3, max_leases=16)), Part(True)
     signs = Signs(lambda: known, clock)
     signs.ask()
@@ -101,7 +101,7 @@ def test_who_is_stopped_is_silent_after_ten_seconds() -> None:
 
 def test_the_dead_and_the_gone_are_forgotten() -> None:
     engine = Part(status())
-    known: dict[Process, Ask] = {ENGINE: engine, REPLICA: Part(RuntimeError("it died"))}
+    known: dict[PoolProcess, Ask] = {ENGINE: engine, REPLICA: Part(RuntimeError("it died"))}
     signs = Signs(lambda: dict(known), Clock())
     signs.find()
     signs.ask()

@@ -12,7 +12,7 @@ from ray.exceptions import ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from cluster import routers
-from cluster.circuit_breaker import Blame
+from cluster.circuit_breaker import CircuitBreaker
 from deployments.api.backend import remote_orchestrator as module
 from deployments.api.backend.readiness import Readiness
 from deployments.api.backend.remote_orchestrator import (
@@ -248,7 +248,7 @@ async def test_an_orchestrator_that_falls_silent_amid_an_answer_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0.01)
-    blame = Blame()
+    blame = CircuitBreaker()
     monkeypatch.setattr(module, "BLAME", blame)
     router = Router(moves=False, replica="a")
     routers.add("Orchestrator", router)

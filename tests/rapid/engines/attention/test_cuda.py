@@ -26,7 +26,7 @@ from rapid.engines.attention.cuda import (
 )
 from rapid.engines.attention.kernel_inputs import AttentionInputs, PartialKernel
 from rapid.engines.attention.ragged import attend_by_runs, plain_partial
-from rapid.engines.attention.survey import TOLERANCES, Candidate, device_ms, survey
+from rapid.engines.attention.survey import TOLERANCES, KernelCandidate, device_ms, survey
 from rapid.engines.kv.cache import KVCache, KVLayout
 from rapid.engines.kv.fp8 import CAPABILITY
 from tests.rapid.engines.attention.small_cases import (
@@ -43,7 +43,10 @@ def test_who_forgets_the_window_of_sliding_layers_is_not_chosen() -> None:
     def forgetful(inputs: AttentionInputs) -> torch.Tensor:
         return right(replace(inputs, window=None))
 
-    candidates = [Candidate("forgetful", lambda: forgetful), Candidate("right", lambda: right)]
+    candidates = [
+        KernelCandidate("forgetful", lambda: forgetful),
+        KernelCandidate("right", lambda: right),
+    ]
 
     def measure(run: Callable[[], object]) -> float:
         return 1.0 if run.args == (forgetful,) else 2.0  # type: ignore[attr-defined]
@@ -70,9 +73,9 @@ def test_steps_and_prefill_choose_for_themselves(caplog: pytest.LogCaptureFixtur
         return 1.0 if (attend is for_steps) == is_step else 2.0
 
     candidates = [
-        Candidate("a", lambda: for_steps),
-        Candidate("b", lambda: for_chunks),
-        Candidate("c", lambda: right, is_for_chunks=False, is_capturable=True),
+        KernelCandidate("a", lambda: for_steps),
+        KernelCandidate("b", lambda: for_chunks),
+        KernelCandidate("c", lambda: right, is_for_chunks=False, is_capturable=True),
     ]
     with caplog.at_level(logging.INFO):
         kernels = choose_kernels(cache_of(), HEADS, PAGE, 512, 100, candidates, measure)
@@ -117,7 +120,7 @@ def test_pages_are_padded_on_the_left_for_kernels_with_uniform_rows(page: int) -
 
     attend = partial(attend_by_pages, kernel=with_kvcache, table_name="block_table", page=page)
     cases = [case for case in step_cases(page) if case.name != "windows"]  # no whole pages
-    (found,) = survey([Candidate("pages", lambda: attend)], cases, [], 1e-4, device_ms)
+    (found,) = survey([KernelCandidate("pages", lambda: attend)], cases, [], 1e-4, device_ms)
     assert found.problem == ""
     for case in cases:
         inputs = replace(case.inputs, window=7)
@@ -157,7 +160,7 @@ def test_flash_attention_3_is_called_as_torch_registers_it(monkeypatch: pytest.M
     kernel = partial(attend_by_runs, kernel=flash_3_partial)
     torch.manual_seed(0)
     cases = chunk_checks(cache_of().layout, HEADS, PAGE)
-    (found,) = survey([Candidate("flash 3", lambda: kernel)], cases, [], 1e-4, device_ms)
+    (found,) = survey([KernelCandidate("flash 3", lambda: kernel)], cases, [], 1e-4, device_ms)
     assert found.problem == ""
 
 

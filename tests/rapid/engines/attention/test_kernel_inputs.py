@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from rapid.engines.attention.cases import Rows, checks
+from rapid.engines.attention.cases import CaseRows, checks
 from rapid.engines.attention.kernel_inputs import Attend, AttentionInputs, Kernels, RaggedRows
 from rapid.engines.attention.ragged import ragged_attention
 from rapid.engines.attention.segments import MAX_STEP_ROWS, Segment
@@ -78,7 +78,12 @@ def test_a_batch_of_steps_and_prefill_is_split_between_their_kernels() -> None:
         return attend
 
     torch.manual_seed(0)
-    shape = [Rows(40, 1), Rows(7, MAX_STEP_ROWS), Rows(30, MAX_STEP_ROWS + 1), Rows(0, 50)]
+    shape = [
+        CaseRows(40, 1),
+        CaseRows(7, MAX_STEP_ROWS),
+        CaseRows(30, MAX_STEP_ROWS + 1),
+        CaseRows(0, 50),
+    ]
     (case,) = checks({"mixed": shape}, cache_of().layout, HEADS, PAGE)
     new, rows = (case.inputs.query, case.inputs.key, case.inputs.value), case.inputs.rows
     rows.kernels = Kernels(noting("steps"), noting("chunks"))

@@ -10,7 +10,7 @@ import torch
 
 from rapid.engines.attention.cases import Case, chunk_checks
 from rapid.engines.attention.kernel_inputs import Attend, AttentionInputs
-from rapid.engines.attention.survey import TOLERANCES, Candidate, Measure, fastest, survey
+from rapid.engines.attention.survey import TOLERANCES, KernelCandidate, Measure, fastest, survey
 from rapid.errors import ConfigurationError
 from tests.rapid.engines.attention.small_cases import HEADS, cache_of, right, step_cases
 
@@ -48,10 +48,10 @@ def test_the_fastest_of_the_right_ones_wins(caplog: pytest.LogCaptureFixture) ->
         return right(inputs)
 
     candidates = [
-        Candidate("slow", lambda: slow),
-        Candidate("right", lambda: right),
-        Candidate("wrong", lambda: wrong_beyond_the_first_sequence),
-        Candidate("missing", unavailable),
+        KernelCandidate("slow", lambda: slow),
+        KernelCandidate("right", lambda: right),
+        KernelCandidate("wrong", lambda: wrong_beyond_the_first_sequence),
+        KernelCandidate("missing", unavailable),
     ]
     cases = step_cases()
     with caplog.at_level(logging.WARNING):
@@ -71,7 +71,7 @@ def test_a_single_key_left_out_is_found_in_bfloat16_too() -> None:
     torch.manual_seed(0)
     cache = cache_of(torch.bfloat16)
     tolerance = TOLERANCES[torch.bfloat16]
-    candidates = [Candidate("blind", lambda: blind_to_the_last_key)]
+    candidates = [KernelCandidate("blind", lambda: blind_to_the_last_key)]
     chunks = chunk_checks(cache.layout, HEADS, 128)  # long spans
     (found,) = survey(candidates, chunks, [], tolerance, timer())
     assert "is wrong" in found.problem
@@ -85,10 +85,10 @@ def test_a_candidate_that_raises_or_runs_out_of_memory_is_left_out() -> None:
         raise MemoryError("out of memory")
 
     cases = step_cases()
-    candidates = [Candidate("broken", lambda: broken)]
+    candidates = [KernelCandidate("broken", lambda: broken)]
     (found,) = survey(candidates, cases, [], 1e-4, timer())
     assert found.problem == "cannot run here, on decode (no kernel image)"
-    (found,) = survey([Candidate("right", lambda: right)], cases, cases, 1e-4, large)
+    (found,) = survey([KernelCandidate("right", lambda: right)], cases, cases, 1e-4, large)
     assert found.problem == "could not be timed (out of memory)"
     assert found.attend is None
 
@@ -108,5 +108,5 @@ def test_the_form_that_a_kernel_chooses_is_the_one_that_is_checked() -> None:
 
     cases = step_cases()
     tuned = cases[:1]
-    (found,) = survey([Candidate("two", OfTwoForms)], cases, [], 1e-4, timer(), tuned)
+    (found,) = survey([KernelCandidate("two", OfTwoForms)], cases, [], 1e-4, timer(), tuned)
     assert found.problem.startswith("is wrong: ")

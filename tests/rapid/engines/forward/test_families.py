@@ -21,7 +21,7 @@ from rapid.engines.forward.decoder import decoder_of
 from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.opening import page_context
 from rapid.engines.forward.runner import Runner
-from rapid.engines.forward.shards import Place, Shard
+from rapid.engines.forward.shards import RankPart, Shard
 from rapid.engines.forward.tiles import TiledRunner
 from rapid.engines.kv.cache import KVCache, PageTable, Run
 from rapid.errors import ConfigurationError
@@ -257,7 +257,7 @@ def test_two_ranks_compute_together_what_one_does(family: str) -> None:
     parts = [load_model(config, shard=shard) for shard in shards]
 
     def part(group: Any) -> list[torch.Tensor]:
-        place = Place(shards[group.rank], group)
+        place = RankPart(shards[group.rank], group)
         return steps(replace(parts[group.rank], place=place), config)
 
     for of_rank in on_ranks(2, part):

@@ -18,7 +18,7 @@ from rapid.config import EngineConfig
 from rapid.engines.attention.batch import Feed
 from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.opening import open_runner
-from rapid.engines.forward.shards import Place, Shard, fingerprint
+from rapid.engines.forward.shards import RankPart, Shard, fingerprint
 from rapid.engines.kv.cache import PageTable, Run
 from rapid.errors import ConfigurationError
 from tests.rapid.tiny_models import FAMILIES, VOCAB, checkpoint, copied, engine_config
@@ -116,7 +116,7 @@ def test_parts_compute_together_what_the_whole_computes(
     assert {part.kv_layout.num_kv_heads for part in parts} == {4 // size}
 
     def part(group: Any) -> list[torch.Tensor]:
-        place = Place(shards[group.rank], group)
+        place = RankPart(shards[group.rank], group)
         return steps(replace(parts[group.rank], place=place), config)
 
     for of_rank in on_ranks(size, part):
@@ -141,7 +141,7 @@ def test_quantized_parts_compute_together_what_the_whole_computes(
     parts = [load_model(config, shard=Shard(rank, 2)) for rank in range(2)]
 
     def part(group: Any) -> list[torch.Tensor]:
-        place = Place(Shard(group.rank, 2), group)
+        place = RankPart(Shard(group.rank, 2), group)
         return steps(replace(parts[group.rank], place=place), config)
 
     of_ranks = on_ranks(2, part)
