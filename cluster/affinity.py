@@ -21,9 +21,9 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from cluster import routers
-from cluster.circuit_breaker import BLAME
+from cluster.circuit_breaker import CIRCUITS
 from cluster.reports import REPORTS_STALE_S, EngineReport, document_name
-from cluster.routing import Candidate, Need, has_room, ranked, seems_free
+from cluster.routing import Candidate, Need, has_room, rank_candidates, seems_free
 from rapid.messages import LeaseRequest
 
 _SINGLES = 3  # replicas that are tried one by one before all others together
@@ -78,10 +78,10 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
     ) -> list[list[RunningReplica]]:
         """Return groups of replicas to try, in order of preference."""
         need = _need_of(pending_request)
-        candidate_replicas = BLAME.spared(self._moving(candidate_replicas))
+        candidate_replicas = CIRCUITS.spare(self._moving(candidate_replicas))
         by_id = {each.replica_id.unique_id: each for each in candidate_replicas}
         candidates = self._candidates(candidate_replicas)
-        order = ranked(
+        order = rank_candidates(
             need,
             candidates,
             target_ongoing=self._target_ongoing_requests,
@@ -134,7 +134,9 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
             is_moving = any(each.replica_id.unique_id == sent.replica for each in moving)
             if is_moving and not waits and not is_silent:
                 return False
-        good = moving if is_silent else BLAME.spared(moving)  # any that answers is better than none
+        good = (
+            moving if is_silent else CIRCUITS.spare(moving)
+        )  # any that answers is better than none
         names = {each.replica_id.unique_id for each in good}
         others = [each for each in candidates.values() if each.replica in names]
         target = self._target_ongoing_requests
@@ -145,7 +147,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
             is_left = here is None and not sent.is_taken
             begins = (is_silent or is_left) and any(seems_free(each, target) for each in others)
         if begins and is_silent:
-            BLAME.put(sent.replica)
+            CIRCUITS.put(sent.replica)
         return begins
 
     def replica_of(self, request: object) -> str | None:

@@ -92,7 +92,7 @@ def engines_wanted(state: PoolState, *, target_ongoing: float, first_token_goal_
     unknown = len(state.loads) / len(known)
     pages_each = total.pages_total / len(known)
 
-    def needed(load: EngineLoad, queued: float) -> float:
+    def count_needed(load: EngineLoad, queued: float) -> float:
         needs = [
             (unknown * load.num_requests + queued) / target_ongoing,
             unknown * load.waiting_s / first_token_goal_s,
@@ -101,12 +101,12 @@ def engines_wanted(state: PoolState, *, target_ongoing: float, first_token_goal_
             needs.append(unknown * load.pages_used / (_PAGES_GOAL * pages_each))
         return max(needs)
 
-    more = math.ceil(needed(total, state.queued))
+    more = math.ceil(count_needed(total, state.queued))
     if more >= state.target:
         return more
     if len(known) < len(state.loads):
         return state.target
-    enough = math.ceil(_SPARE * needed(sum(state.draining, total), state.queued))
+    enough = math.ceil(_SPARE * count_needed(sum(state.draining, total), state.queued))
     least = math.floor((1 - _MOST_SHRINKAGE) * state.target)
     return min(max(enough, least), state.target)
 

@@ -41,7 +41,7 @@ class CircuitBreaker:
         self._until = {each: end for each, end in self._until.items() if end > now}
         self._until[replica] = now + _BLAMED_S
 
-    def spared(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+    def spare(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return the candidates that have not just failed, or all if there is no other."""
         now = self._clock()
         good = [
@@ -50,5 +50,5 @@ class CircuitBreaker:
         return good or list(candidates)
 
 
-BLAME = CircuitBreaker()
+CIRCUITS = CircuitBreaker()
 """The blame that the callers and the routers of this process share."""

@@ -29,7 +29,7 @@ from ray.actor import ActorHandle
 from ray.serve.handle import DeploymentHandle
 
 from cluster import routers
-from cluster.circuit_breaker import BLAME
+from cluster.circuit_breaker import CIRCUITS
 from cluster.remote_failures import FailureKind, failure_of
 from cluster.reports import EngineWatch
 from rapid.errors import EngineFailed, LeaseNotFound, Overloaded, RapidError, TargetUnavailable
@@ -106,7 +106,7 @@ class HeldLease:
 
     def blame(self) -> None:
         """Have this process's next leases taken elsewhere, as this one's engine failed."""
-        BLAME.put(self.replica)
+        CIRCUITS.put(self.replica)
 
 
 class LeasingReplica:

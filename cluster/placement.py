@@ -29,7 +29,7 @@ _LABEL_KEY = re.compile(rf"({_LABEL}/)?{_LABEL}")
 _LABEL_SELECTOR = re.compile(rf"!?({_LABEL}|in\({_LABEL}(, ?{_LABEL})*\))")
 
 
-def _checked_labels(labels: dict[str, str]) -> dict[str, str]:
+def _check_labels(labels: dict[str, str]) -> dict[str, str]:
     for key, value in labels.items():
         if not _LABEL_KEY.fullmatch(key) or not _LABEL_SELECTOR.fullmatch(value):
             raise ValueError(
@@ -85,7 +85,7 @@ class PoolConfig(Frozen):
     num_gpus: Finite = Field(0.0, ge=0)
     nodes: int = Field(1, ge=1, le=64)
     accelerator: str | None = None
-    node_labels: Annotated[dict[str, str], AfterValidator(_checked_labels)] = Field(
+    node_labels: Annotated[dict[str, str], AfterValidator(_check_labels)] = Field(
         default_factory=dict
     )
     engine_cpus: Finite = Field(1.0, ge=0)

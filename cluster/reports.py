@@ -166,7 +166,7 @@ class EngineWatch:
             logger.info("the engine does not report: %s", type(error).__name__)
             return
         num_tokens = status.kv_pages_total * status.page_tokens
-        documents = held_documents(self._documents, num_tokens)
+        documents = list_held_documents(self._documents, num_tokens)
         self._report = EngineReport.of(
             status,
             at=asked_at,
@@ -202,7 +202,7 @@ class LoopWatch:
             self._lag_s.add(max(self._clock() - began - _BEAT_S, 0.0))
 
 
-def held_documents(used: OrderedDict[str, int], num_tokens: int) -> dict[str, int]:
+def list_held_documents(used: OrderedDict[str, int], num_tokens: int) -> dict[str, int]:
     """Return the documents used last that fit into `num_tokens` together.
 
     The last of them may be there in part: an engine evicts the end of a prompt first.

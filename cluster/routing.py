@@ -1,7 +1,7 @@
 """The choice of a replica for a lease: where its document is and there is room.
 
-`ranked` is a pure function of what the request needs, what the replicas reported and what the
-router itself has assigned since. Its rules, first to last:
+`rank_candidates` is a pure function of what the request needs, what the replicas reported and what
+the router itself has assigned since. Its rules, first to last:
 
 1. A replica that is full is no choice while another one has room. A replica is full when the pages
    or places that the lease needs are not free, or when a lease already waits there.
@@ -130,7 +130,7 @@ class _Standing:
     num_waiting: int
 
 
-def ranked(
+def rank_candidates(
     need: Need,
     candidates: Sequence[Candidate],
     *,

@@ -48,7 +48,7 @@ def version_of(started_with: Sequence[object]) -> str:
     return sha256(json.dumps(plain, sort_keys=True, default=_secret).encode()).hexdigest()[:16]
 
 
-def versioned(deployment: serve.Deployment, version: str) -> serve.Deployment:
+def pin_version(deployment: serve.Deployment, version: str) -> serve.Deployment:
     """Return the deployment with a version of its own."""
     pinned = deployment.options()
     settings = dict(pinned._deployment_config) | {"version": version}

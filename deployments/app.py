@@ -19,7 +19,7 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
-from cluster.versions import versioned
+from cluster.versions import pin_version
 from deployments.api.backend.remote_orchestrator import IngressReplica
 from deployments.api.proxy.serve_internals import check_callers_are_known, router_options
 from deployments.config.plans import Plans, deployment_plans
@@ -77,4 +77,4 @@ def _engines(
 def _deployment(name: str, plans: Plans, cls: type, **more: Any) -> serve.Deployment:
     plan = plans[name]
     deployment = serve.deployment(cls).options(name=name, **plan.options, **more)
-    return versioned(deployment, plan.version)
+    return pin_version(deployment, plan.version)

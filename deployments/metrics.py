@@ -60,13 +60,13 @@ class RequestMetrics:
         self._num_waiting = self._num_running = 0
 
         def gauge(name: str, what: str) -> Gauge:
-            return _labelled(Gauge(name, what, ("model_name",)), model)
+            return _label(Gauge(name, what, ("model_name",)), model)
 
         def counter(name: str, what: str, *labels: str) -> Counter:
-            return _labelled(Counter(name, what, ("model_name", *labels)), model)
+            return _label(Counter(name, what, ("model_name", *labels)), model)
 
         def histogram(name: str, what: str, boundaries: list[float]) -> Histogram:
-            return _labelled(Histogram(name, what, boundaries, ("model_name",)), model)
+            return _label(Histogram(name, what, boundaries, ("model_name",)), model)
 
         self._waiting = gauge("vllm_num_requests_waiting", "Requests that wait for their leases.")
         self._running = gauge("vllm_num_requests_running", "Requests that are being answered.")
@@ -136,7 +136,7 @@ class RequestMetrics:
             "rapid_verify_seconds", "Of a request: judging and decoding.", _REQUEST_S
         )
 
-    async def watched(
+    async def watch(
         self, events: AsyncGenerator[GenerationEvent]
     ) -> AsyncGenerator[GenerationEvent]:
         """Yield `events` unchanged and count them; closing this generator closes them."""
@@ -201,7 +201,7 @@ class RequestMetrics:
         _raise(self._plain_rounds, sum(each.rounds for each in choices) - num_drafts)
         _raise(self._draft_tokens, sum(each.drafted for each in choices))
         _raise(self._accepted, sum(each.accepted for each in choices))
-        for position, number in accepted_by_position(choices).items():
+        for position, number in count_accepted(choices).items():
             self._accepted_at.inc(number, {"position": str(position)})
         for reason, number in Counts(receipt.failovers).items():
             self._failovers.inc(number, {"reason": reason})
@@ -220,7 +220,7 @@ class IngressMetrics:
         Args:
             model: The model name that requests give, the label ``model_name``.
         """
-        self._ends = _labelled(
+        self._ends = _label(
             Counter(
                 "rapid_request_end_total",
                 "Requests by how they ended, and by the cause of a refusal or failure.",
@@ -228,7 +228,7 @@ class IngressMetrics:
             ),
             model,
         )
-        self._waits = _labelled(
+        self._waits = _label(
             Histogram(
                 "rapid_admission_wait_seconds",
                 "Waiting for a place, to be let in or refused.",
@@ -238,7 +238,7 @@ class IngressMetrics:
             model,
         )
 
-        self._ready = _labelled(
+        self._ready = _label(
             Gauge("rapid_ready", "1 while a request would be answered.", ("model_name",)), model
         )
 
@@ -386,7 +386,7 @@ class RetrieverMetrics:
         self._waiting.set(self._num_waiting)
 
 
-def accepted_by_position(choices: Sequence[ChoiceStatistics]) -> Counts[int]:
+def count_accepted(choices: Sequence[ChoiceStatistics]) -> Counts[int]:
     """Return how many drafted tokens were accepted at each position of a block."""
     kept = Counts[int]()
     for choice in choices:
@@ -396,7 +396,7 @@ def accepted_by_position(choices: Sequence[ChoiceStatistics]) -> Counts[int]:
     return kept
 
 
-def _labelled(instrument: Instrument, model: str) -> Instrument:
+def _label(instrument: Instrument, model: str) -> Instrument:
     instrument.set_default_tags({"model_name": model})
     return instrument
 

@@ -47,7 +47,7 @@ def corrupt(
             number in the chunk of highest score are taken for it. `missed` takes the best chunks
             without evidence.
         item: The item, whose id seeds every choice.
-        spare: All chunks of the item that `unrelated_item` chose.
+        spare: All chunks of the item that `choose_unrelated` chose.
         budget_tokens: The maximum number of tokens of the result. Replacements that would exceed
             it are skipped; additions push out the chunks of lowest score.
         count_tokens: Counts tokens with the target's tokenizer.
@@ -62,17 +62,17 @@ def corrupt(
         case "empty":
             return []
         case "unrelated":
-            return _replaced(rng, chunks, len(chunks), spare, budget_tokens)
+            return _replace(rng, chunks, len(chunks), spare, budget_tokens)
         case "replaced":
             number = ceil(condition.share * len(chunks))
-            return _replaced(rng, chunks, number, spare, budget_tokens)
+            return _replace(rng, chunks, number, spare, budget_tokens)
         case "contradicting":
-            return _contradicted(rng, chunks, item, budget_tokens, count_tokens)
+            return _contradict(rng, chunks, item, budget_tokens, count_tokens)
         case "missed":
-            return _missed(chunks, item, budget_tokens)
+            return _miss(chunks, item, budget_tokens)
 
 
-def unrelated_item(item: Item, items: Sequence[Item]) -> Item:
+def choose_unrelated(item: Item, items: Sequence[Item]) -> Item:
     """Choose one of `items` about another text, always the same one for the same `items`.
 
     Raises:
@@ -99,7 +99,7 @@ def contradiction(rng: random.Random, item: Item, sentence: str) -> str:
     return _MADE_UP.sub(other_word, _DIGITS.sub(other_number, sentence))
 
 
-def _replaced(
+def _replace(
     rng: random.Random,
     chunks: Sequence[RetrievedChunk],
     number: int,
@@ -124,7 +124,7 @@ def _replaced(
     return [chunk for _, chunk in sorted((kept | instead).items())]
 
 
-def _contradicted(
+def _contradict(
     rng: random.Random,
     chunks: Sequence[RetrievedChunk],
     item: Item,
@@ -155,9 +155,7 @@ def _contradicted(
     return [chunk for _, chunk in sorted(order.items(), key=lambda entry: entry[0])]
 
 
-def _missed(
-    chunks: Sequence[RetrievedChunk], item: Item, budget_tokens: int
-) -> list[RetrievedChunk]:
+def _miss(chunks: Sequence[RetrievedChunk], item: Item, budget_tokens: int) -> list[RetrievedChunk]:
     if not item.evidence:
         raise ConfigurationError(
             "corruption missed takes away the chunks that hold evidence, and that of item "

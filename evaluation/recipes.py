@@ -23,7 +23,7 @@ from pydantic import Field
 from evaluation.systems import System
 from evaluation.tasks import Task, load_task
 from rapid.config import EngineConfig, Finite, Frozen
-from rapid.config_errors import read_yaml, validated
+from rapid.config_errors import read_yaml, validate
 from rapid.errors import ConfigurationError
 
 RECIPE_FILE = Path(__file__).parent / "recipe_files" / "published.yaml"
@@ -105,7 +105,7 @@ class _File(Frozen):
 @cache
 def _recipes() -> Mapping[str, Recipe]:
     settings = read_yaml(RECIPE_FILE, "the one that came with the package")
-    file = validated(_File, settings, prefix=f"{RECIPE_FILE}: ", top="recipes")
+    file = validate(_File, settings, prefix=f"{RECIPE_FILE}: ", top="recipes")
     return {row.name: _recipe(row, file) for row in file.recipes}
 
 

@@ -117,7 +117,7 @@ class Log:
     def append(self, result: Result) -> None:
         """Append a result and flush the line, so that it survives the end of this process."""
         if self._file is None:
-            self._file = self._opened()
+            self._file = self._open()
         self._file.write(json.dumps(result.model_dump(mode="json"), ensure_ascii=False) + "\n")
         self._file.flush()
 
@@ -132,7 +132,7 @@ class Log:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _opened(self) -> TextIO:
+    def _open(self) -> TextIO:
         """Open the file at the end of its last whole line, with this run's configuration."""
         if self._is_new:
             self._path.parent.mkdir(parents=True, exist_ok=True)

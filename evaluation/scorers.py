@@ -36,7 +36,7 @@ def longbench_choice(prediction: str, item: Item) -> float:
 
     Source: ``extract_answer`` in ``pred.py`` of github.com/THUDM/LongBench.
     """
-    return float(_stated_choice("The correct answer is", prediction) in item.answers)
+    return float(_find_stated_choice("The correct answer is", prediction) in item.answers)
 
 
 def longbench_choice_rapid(prediction: str, item: Item) -> float:
@@ -46,10 +46,10 @@ def longbench_choice_rapid(prediction: str, item: Item) -> float:
 
     Source: ``eval/pred_longbench.py`` of github.com/John-AI-Lab/RAPID.
     """
-    return float(_stated_choice("correct answer is", prediction) in item.answers)
+    return float(_find_stated_choice("correct answer is", prediction) in item.answers)
 
 
-def _stated_choice(phrase: str, prediction: str) -> str | None:
+def _find_stated_choice(phrase: str, prediction: str) -> str | None:
     """Return the letter after `phrase`; one in brackets goes before an earlier bare one."""
     text = prediction.replace("*", "")
     found = re.search(rf"{phrase} \(([A-D])\)", text) or re.search(rf"{phrase} ([A-D])", text)

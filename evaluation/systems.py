@@ -198,7 +198,7 @@ and `mixture` is the plain mean of both, a speculative ensemble.
 """
 
 
-def named(name: str) -> System:
+def find_baseline(name: str) -> System:
     """Return the system of `BASELINES` called `name`.
 
     Raises:

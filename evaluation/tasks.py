@@ -9,9 +9,9 @@ from typing import Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from evaluation.systems import System, named
+from evaluation.systems import System, find_baseline
 from rapid.config import Finite, Frozen
-from rapid.config_errors import read_yaml, validated
+from rapid.config_errors import read_yaml, validate
 from rapid.errors import ConfigurationError
 
 TASK_FILES = Path(__file__).parent / "task_files"
@@ -42,7 +42,7 @@ class Source(Frozen):
     file: str | None = None
     options: dict[str, object] = Field(default_factory=dict)
 
-    def checked_options(self, kind: type[Options], source: str) -> Options:
+    def check_options(self, kind: type[Options], source: str) -> Options:
         """Return the options as the loader of `source` defines them.
 
         Raises:
@@ -160,7 +160,7 @@ class Task(Frozen):
     retrieval: RetrievalSettings = RetrievalSettings()
     groups: tuple[str, ...] = ()
     reuses_prefill: bool = Field(False, exclude_if=operator.not_)
-    systems: tuple[System, ...] = Field((named("plain"),), min_length=1)
+    systems: tuple[System, ...] = Field((find_baseline("plain"),), min_length=1)
     conditions: tuple[Condition, ...] = Field((Condition(),), min_length=1)
 
     @property
@@ -178,7 +178,7 @@ class Task(Frozen):
     def _by_name(cls, systems: object) -> object:
         if not isinstance(systems, list | tuple):
             return systems
-        return [named(each) if isinstance(each, str) else each for each in systems]
+        return [find_baseline(each) if isinstance(each, str) else each for each in systems]
 
     @field_validator("systems", "conditions")
     @classmethod
@@ -212,7 +212,7 @@ def load_task(name_or_path: str | Path) -> Task:
                 "or give a .yaml file"
             )
     settings = read_yaml(path, f"a file of {TASK_FILES}")
-    task = validated(Task, settings, prefix=f"{path}: ", top="task")
+    task = validate(Task, settings, prefix=f"{path}: ", top="task")
     from evaluation.scorers import NAMES  # importing the scorers takes a second
 
     for index, metric in enumerate(task.metrics):

@@ -38,7 +38,7 @@ def read_yaml(path: Path, example: str) -> dict[str, Any]:
     return settings
 
 
-def validated(
+def validate(
     model: type[Model],
     settings: object,
     *,
@@ -88,17 +88,17 @@ def _key(error: ErrorDetails, data: object) -> str:
 def _what(error: ErrorDetails, root: type[BaseModel]) -> str:
     if error["type"] != "extra_forbidden":
         return error["msg"].removeprefix("Value error, ")
-    near = difflib.get_close_matches(str(error["loc"][-1]), _known_keys(root), n=1)
+    near = difflib.get_close_matches(str(error["loc"][-1]), _list_keys(root), n=1)
     return "unknown key" + (f"; did you mean {near[0]}?" if near else "")
 
 
-def _known_keys(root: type[BaseModel]) -> set[str]:
+def _list_keys(root: type[BaseModel]) -> set[str]:
     """Return every key that a file may contain, at any depth."""
     keys: set[str] = set()
     for name, field in root.model_fields.items():
         keys.add(name)
         for inner in _models(field.annotation):
-            keys |= _known_keys(inner)
+            keys |= _list_keys(inner)
     return keys
 
 

@@ -100,7 +100,7 @@ class Turnover:
         self._began: dict[int, float] = {}  # oldest first
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def hold(self) -> Iterator[None]:
         """Hold a place for the duration of the context."""
         number = next(self._numbers)
         self._began[number] = self._clock()

@@ -123,7 +123,7 @@ def generate(
         PromptTooLong: Prompt and answer exceed a model's context.
     """
     reads_alone = isinstance(drafter, LoadedModel)
-    sampling, speculation = _completed(
+    sampling, speculation = _fill_defaults(
         sampling or SamplingConfig(), speculation or SpeculationConfig(), reads_alone=reads_alone
     )
     if speculation.eta and not reads_alone and drafter is not None:
@@ -148,7 +148,7 @@ def generate(
     return generation
 
 
-def _completed(
+def _fill_defaults(
     sampling: SamplingConfig, speculation: SpeculationConfig, *, reads_alone: bool
 ) -> tuple[SamplingConfig, SpeculationConfig]:
     """Fill in settings that were left out and whose defaults depend on the call; see `generate`.

@@ -57,26 +57,26 @@ class LoopThread:
         """
         with self._taking:
             if self.is_closed:
-                raise _closed()
+                raise _make_closed_error()
             waiting = self._begin(work)
         try:
             return waiting.result()
         except CancelledError:
             if self.is_closed:
-                raise _closed() from None
+                raise _make_closed_error() from None
             raise
         except BaseException:
             waiting.cancel()
             raise
 
     def _begin(self, work: Callable[[], Awaitable[Result]]) -> Future[Result]:
-        async def awaited() -> Result:
+        async def wait() -> Result:
             return await work()
 
-        return asyncio.run_coroutine_threadsafe(awaited(), self._loop)
+        return asyncio.run_coroutine_threadsafe(wait(), self._loop)
 
 
-def _closed() -> RapidError:
+def _make_closed_error() -> RapidError:
     return RapidError("this pair is closed: open another one")
 
 

@@ -67,16 +67,16 @@ class Threads:
         """
         loop = asyncio.get_running_loop()
 
-        def ended(_: Future[Result]) -> None:
+        def end(_: Future[Result]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(self._turns.leave)
 
         call = self._threads.submit(function)
         if not keeps_place:
-            call.add_done_callback(ended)
+            call.add_done_callback(end)
         try:
             return await asyncio.wrap_future(call)
         except BaseException:
             if keeps_place:
-                call.add_done_callback(ended)
+                call.add_done_callback(end)
             raise

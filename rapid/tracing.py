@@ -32,14 +32,14 @@ def span(name: str, **attributes: str | int) -> Iterator[Span]:
     if not trace.get_current_span().is_recording():
         yield trace.INVALID_SPAN
         return
-    with _recorded(name, None, attributes) as recorded:
+    with _record(name, None, attributes) as recorded:
         yield recorded
 
 
 @contextmanager
 def span_below(traceparent: str, name: str, **attributes: str | int) -> Iterator[Span]:
     """Record the context as a span like `span`, but below the one that `traceparent` names."""
-    with _recorded(name, _PLACE.extract({"traceparent": traceparent}), attributes) as recorded:
+    with _record(name, _PLACE.extract({"traceparent": traceparent}), attributes) as recorded:
         yield recorded
 
 
@@ -53,7 +53,7 @@ def current_traceparent() -> str:
 
 
 @contextmanager
-def _recorded(
+def _record(
     name: str, context: Context | None, attributes: Mapping[str, str | int]
 ) -> Iterator[Span]:
     with _tracer.start_as_current_span(

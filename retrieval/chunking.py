@@ -141,7 +141,7 @@ def _ranges(
 ) -> Iterator[tuple[int, int]]:
     start = 0
     while start < len(text):
-        bound = _bound(len(text), starts, start, max_tokens, max_chars)
+        bound = _last_end(len(text), starts, start, max_tokens, max_chars)
         end = bound
         if bound < len(text):
             end = _nicest_cut(text, starts, start, bound, max_tokens, max_chars)
@@ -149,7 +149,9 @@ def _ranges(
         start = end
 
 
-def _bound(length: int, starts: Sequence[int], start: int, max_tokens: int, max_chars: int) -> int:
+def _last_end(
+    length: int, starts: Sequence[int], start: int, max_tokens: int, max_chars: int
+) -> int:
     """Return the largest end of a chunk that begins at `start`, on a token boundary if possible."""
     first = bisect_left(starts, start)
     by_tokens = starts[first + max_tokens] if first + max_tokens < len(starts) else length
@@ -181,7 +183,7 @@ def _nicest_cut(
             if cut > half:
                 return cut
             if pattern is _PARAGRAPH_END:
-                reach = _bound(len(text), starts, cut, max_tokens, max_chars)
+                reach = _last_end(len(text), starts, cut, max_tokens, max_chars)
                 if reach == len(text) or pattern.search(text, cut, reach + 2):
                     return cut
                 break

@@ -40,8 +40,8 @@ class LocalChunkStore:
         return sum(len(each.chunks) for each in self._documents.values())
 
     @asynccontextmanager
-    async def claimed(self, tenant: str, document_id: str) -> AsyncIterator[StoredDocument | None]:
-        """Enter with the document if it is stored; see `ChunkStore.claimed`."""
+    async def claim(self, tenant: str, document_id: str) -> AsyncIterator[StoredDocument | None]:
+        """Enter with the document if it is stored; see `ChunkStore.claim`."""
         held = self._documents.get((tenant, document_id))
         try:
             yield held.stored if held else None

@@ -45,7 +45,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """A document whose time to live has passed; see `Manifests.expired`."""
+    """A document whose time to live has passed; see `Manifests.find_expired`."""
 
     tenant: str
     document_id: str
@@ -116,7 +116,7 @@ class Manifests:
         lost = qm.Filter(must=[self._has_id(tenant, document_id), _equals("state", _COMPLETE)])
         await self._set({"state": _CLAIMED, "claimed_until": 0.0}, lost)
 
-    async def expired(self) -> list[Expired]:
+    async def find_expired(self) -> list[Expired]:
         """Return some of the documents whose time has passed, of any tenant and index."""
         with self._collection.errors_named():
             points, _ = await self._collection.client.scroll(

@@ -28,7 +28,7 @@ class PriorityLock:
             self._changed.wait_for(lambda: not self._is_taken)
             self._num_questions -= 1
             self._is_taken = True
-        with self._taken():
+        with self._take():
             yield
 
     @contextmanager
@@ -37,11 +37,11 @@ class PriorityLock:
         with self._changed:
             self._changed.wait_for(lambda: not self._is_taken and not self._num_questions)
             self._is_taken = True
-        with self._taken():
+        with self._take():
             yield
 
     @contextmanager
-    def _taken(self) -> Iterator[None]:
+    def _take(self) -> Iterator[None]:
         try:
             yield
         finally:

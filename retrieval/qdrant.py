@@ -125,7 +125,7 @@ class QdrantCollection:
         chosen = list(best)[:limit]
         payloads = await self._payloads(scope, chosen)
         return [
-            _retrieved(payloads[id_], best[id_], cosines.get(id_))
+            _to_chunk(payloads[id_], best[id_], cosines.get(id_))
             for id_ in chosen
             if id_ in payloads
         ]
@@ -288,7 +288,7 @@ def _payload(tenant: str, document_id: str, chunk: Chunk) -> dict[str, Any]:
     }
 
 
-def _retrieved(payload: dict[str, Any], score: float, cosine: float | None) -> RetrievedChunk:
+def _to_chunk(payload: dict[str, Any], score: float, cosine: float | None) -> RetrievedChunk:
     return RetrievedChunk(
         id=payload["chunk_id"],
         document=payload["document"],

@@ -292,7 +292,7 @@ class Retriever:
         if after is not None:
             await asyncio.wait([after])
         entry = self._entries[key]
-        async with self._store.claimed(*key) as found:
+        async with self._store.claim(*key) as found:
             if found is None:
                 await self._embed(key[0], passages)
                 found = await self._store.add(

@@ -110,9 +110,9 @@ class SharedChunkStore:
         self._keeper = asyncio.create_task(self._keep())
 
     @asynccontextmanager
-    async def claimed(self, tenant: str, document_id: str) -> AsyncIterator[StoredDocument | None]:
-        """Enter with a stored document or with the claim to add it; see `ChunkStore.claimed`."""
-        named = self._named(document_id)
+    async def claim(self, tenant: str, document_id: str) -> AsyncIterator[StoredDocument | None]:
+        """Enter with a stored document or with the claim to add it; see `ChunkStore.claim`."""
+        named = self._document_key(document_id)
         while True:
             async with self._server():
                 found = await self._manifests.claim(tenant, named)
@@ -143,7 +143,7 @@ class SharedChunkStore:
         num_tokens: int,
     ) -> StoredDocument:
         """Write a document's chunks, and then that they are complete; see `ChunkStore.add`."""
-        named = self._named(document_id)
+        named = self._document_key(document_id)
         ids = chunk_point_ids(tenant, named, len(chunks))
         points = self._collection.points(tenant, named, chunks, embeddings, ids)
         stored = StoredDocument(len(points), num_tokens)
@@ -169,7 +169,7 @@ class SharedChunkStore:
         question.
         """
         documents = {
-            self._named(each): self._point_ids[tenant, each]
+            self._document_key(each): self._point_ids[tenant, each]
             for each in document_ids
             if (tenant, each) in self._point_ids
         }
@@ -194,7 +194,7 @@ class SharedChunkStore:
         meanwhile. Several retrievers may sweep at once.
         """
         num_swept = 0
-        while expired := await self._manifests.expired():
+        while expired := await self._manifests.find_expired():
             for each in expired:
                 await self._collection.delete(each.tenant, each.document_id)
                 await self._manifests.delete(each.tenant, each.document_id, if_expired=True)
@@ -204,14 +204,14 @@ class SharedChunkStore:
     async def evict(self, tenant: str, document_id: str) -> None:
         """Forget a document; others may use it, so it stays until it expires."""
         self._point_ids.pop((tenant, document_id), None)
-        self._manifests.forget(tenant, self._named(document_id))
+        self._manifests.forget(tenant, self._document_key(document_id))
 
     async def delete(self, tenant: str, document_id: str) -> None:
         """Delete a document for all retrievers; see `ChunkStore.delete`."""
         self._point_ids.pop((tenant, document_id), None)
         async with self._server():
-            await self._collection.delete(tenant, self._named(document_id))
-            await self._manifests.delete(tenant, self._named(document_id))
+            await self._collection.delete(tenant, self._document_key(document_id))
+            await self._manifests.delete(tenant, self._document_key(document_id))
 
     async def close(self) -> None:
         """Disconnect; what was added stays for the others."""
@@ -220,11 +220,11 @@ class SharedChunkStore:
             await asyncio.gather(self._keeper, return_exceptions=True)
         await self._collection.client.close()
 
-    def _named(self, document_id: str) -> str:
+    def _document_key(self, document_id: str) -> str:
         return f"{self._index}/{document_id}"
 
     def _remember(self, tenant: str, document_id: str, stored: StoredDocument) -> None:
-        ids = chunk_point_ids(tenant, self._named(document_id), stored.num_chunks)
+        ids = chunk_point_ids(tenant, self._document_key(document_id), stored.num_chunks)
         self._point_ids[tenant, document_id] = ids
 
     async def _revoke_incomplete(self, tenant: str, documents: dict[str, list[str]]) -> None:

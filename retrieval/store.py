@@ -39,7 +39,7 @@ class ChunkStore(Protocol):
         """Why the store cannot be reached now; None if, as far as is known, it can be."""
         ...
 
-    def claimed(
+    def claim(
         self, tenant: str, document_id: str
     ) -> AbstractAsyncContextManager[StoredDocument | None]:
         """Enter with the document if it is stored, or else with None and the claim to add it.

@@ -278,7 +278,7 @@ class ToyEngine:
             self.ledger.touch(lease)
 
     def _expire(self) -> None:
-        for lease in self.ledger.expired():
+        for lease in self.ledger.find_expired():
             self.release(lease.lease_id)
 
     def _lease(self, lease_id: str) -> ToyLease:

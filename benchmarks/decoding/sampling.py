@@ -35,7 +35,7 @@ from rapid.speculation.acceptance import Judgement, decode_token, propose
 from rapid.speculation.draw import Draw
 from rapid.speculation.questions import Question, ToDecode, ToJudge, ToPropose
 from rapid.speculation.sampling import proposal
-from rapid.speculation.step import answered, answered_together
+from rapid.speculation.step import answer_questions, answer_together
 from tests.rapid.speculation.drafted import ROWS, blocks, drafted
 
 LENGTH = 8
@@ -114,8 +114,8 @@ def measured(questions: Sequence[Question], repeats: int) -> dict[str, Any]:
     """Return milliseconds of the three ways, whose answers must be the same."""
     ways: dict[str, Callable[[], Any]] = {
         "specification": lambda: [specified(question) for question in questions],
-        "by rows": lambda: answered(questions),
-        "together": lambda: answered_together(questions),
+        "by rows": lambda: answer_questions(questions),
+        "together": lambda: answer_together(questions),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     expected = ways["specification"]()
@@ -155,9 +155,9 @@ def checked(num_positions: int, vocab: int) -> None:
             questions = blocks(numbers, draws, vocab, **rows)
             expected = [question.by_specification() for question in questions]
             ToJudge.by_specification = counted  # type: ignore[method-assign]
-            by_rows = answered(questions)
+            by_rows = answer_questions(questions)
             ToJudge.by_specification = by_specification  # type: ignore[method-assign]
-            for answers in (by_rows, answered_together(questions)):
+            for answers in (by_rows, answer_together(questions)):
                 check(answers, expected, (speculation, settled, kind))
             judged += sum(len(one.token_ids) for one in expected)
         name = f"{transfer}, {coupling}, top_k {sampling.top_k}, top_p {sampling.top_p}"

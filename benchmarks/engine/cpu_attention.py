@@ -31,7 +31,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.reporting import keep, table
 from rapid.engines.attention import cpu as cpu_attention
 from rapid.engines.attention.batch import Feed, assemble
-from rapid.engines.attention.ragged import plain_partial, ragged_attention
+from rapid.engines.attention.ragged import attend_ragged, plain_partial
 from rapid.engines.kv.cache import KVCache, KVLayout, PageTable, Run
 
 PAGE, KV_HEADS, GROUP, HEAD_DIM = 16, 4, 1, 64
@@ -90,7 +90,7 @@ def measure(num_keys: int, rows: int, num_runs: int, dtype: torch.dtype, repeats
     by_page = [t.view(KV_HEADS, -1, PAGE, HEAD_DIM) for t in (keys, values)]
 
     def ours() -> torch.Tensor:
-        return ragged_attention(layer, query, key, value, None, ragged=ragged)[0].transpose(1, 2)
+        return attend_ragged(layer, query, key, value, None, ragged=ragged)[0].transpose(1, 2)
 
     def gathered() -> list[torch.Tensor]:
         return [t[:, pages].flatten(1, 2)[None, :, :num_keys] for t in by_page]
@@ -137,7 +137,7 @@ def measure_forms(
     query = torch.randn(1, kv_heads, rows, HEAD_DIM).to(dtype)
     scale = HEAD_DIM**-0.5
     exact, _ = plain_partial(query.float(), key.float(), value.float(), scale, is_causal=False)
-    forms = [cpu_attention.packed]
+    forms = [cpu_attention.attend_packed]
     if kv_heads % torch.get_num_threads():  # otherwise there is only one part
         forms.append(cpu_attention.split)
     if 1 < rows <= 4:

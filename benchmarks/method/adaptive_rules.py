@@ -45,9 +45,9 @@ from benchmarks.method.right_answers import Reader, task_of
 from benchmarks.reporting import RESULTS, settings, table
 from evaluation.circumstances import circumstances
 from evaluation.loaders import load_items
-from evaluation.reports.estimates import mean, paired_difference
+from evaluation.reports.estimates import estimate_difference, mean
 from evaluation.tasks import Condition
-from rapid.speculation.fusion import observed, retrieved_weight
+from rapid.speculation.fusion import update_log_odds, weigh_retrieved
 
 STATES = (
     Condition(name="right"),
@@ -98,11 +98,11 @@ def log_of_odds(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def adaptive(p: torch.Tensor, s: torch.Tensor, eta: float = 10) -> torch.Tensor:
-    """`rapid.speculation.fusion.fused_probs`, divided by the weight of p: the rest is unmoved."""
+    """`rapid.speculation.fusion.fuse_probs`, divided by the weight of p: the rest is unmoved."""
     weights, log_odds = [], 0.0
     for of_target, told in zip(p[:, 0].tolist(), s[:, 0].tolist(), strict=True):
-        weights.append(retrieved_weight(log_odds))
-        log_odds = observed(log_odds, of_target, told)
+        weights.append(weigh_retrieved(log_odds))
+        log_odds = update_log_odds(log_odds, of_target, told)
     w = torch.tensor(weights)[:, None]
     mixed = (1 - w) * p + w * s * (s >= PLAUSIBILITY * s.amax(-1, keepdim=True))
     return log(mixed) + eta * w * mixed - log(1 - w)
@@ -258,9 +258,9 @@ def distances(cells: dict[tuple[str, int], dict[str, list[float]]]) -> str:
             bound = bound_of(cell)
             row = [state.name, f"{length:,}", bound, f"{mean(cell[bound]).value:.3f}"]
             for rule in JUDGED:
-                gap = paired_difference(cell[rule], cell[bound])
+                gap = estimate_difference(cell[rule], cell[bound])
                 row.append(f"{gap.value:+.3f} ({gap.low:+.3f} to {gap.high:+.3f})")
-            gap = paired_difference(cell["adaptive, three voices"], cell["boost, eta 10"])
+            gap = estimate_difference(cell["adaptive, three voices"], cell["boost, eta 10"])
             row.append(f"{gap.value:+.3f} ({gap.low:+.3f} to {gap.high:+.3f})")
             rows.append(row)
     heads = ["retrieval", "tokens", "best alone", "right", *JUDGED, "three voices - boost, eta 10"]

@@ -40,7 +40,7 @@ from benchmarks.reporting import RESULTS, settings
 from evaluation.circumstances import circumstances
 from evaluation.items import Item
 from evaluation.loaders import load_items
-from evaluation.reports.estimates import mean, paired_difference
+from evaluation.reports.estimates import estimate_difference, mean
 from evaluation.tasks import Condition, Task
 
 TOP = 64
@@ -215,7 +215,7 @@ def table(results: dict[Variant, dict], decoding: str) -> str:
         cells = [variant.rule, f"{variant.strength:g}", f"{variant.temperature:g}"]
         cells += [f"{mean(chance[name]).value:.3f}" for name in names]
         value = mean(weighted(chance))
-        gap = paired_difference(weighted(chance), best)
+        gap = estimate_difference(weighted(chance), best)
         cells.append(f"{value.value:.3f} ({value.low:.3f}-{value.high:.3f})")
         cells.append(f"{gap.value:+.3f} ({gap.low:+.3f} to {gap.high:+.3f})")
         lines.append("| " + " | ".join(cells) + " |")

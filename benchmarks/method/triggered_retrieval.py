@@ -39,7 +39,7 @@ from benchmarks.reporting import RESULTS, settings
 from evaluation.circumstances import circumstances
 from evaluation.items import Item
 from evaluation.loaders import load_items
-from evaluation.reports.estimates import mean, paired_difference
+from evaluation.reports.estimates import estimate_difference, mean
 from evaluation.tasks import Condition, Task
 
 TRIGGERS = ("once", "rejected", "twice rejected", "unsure", "sentence")
@@ -148,7 +148,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
             right = [float(course.is_right) for course in courses]
             value = mean(right)
             once = [float(each.courses["once"].is_right) for each in chosen]
-            gain = paired_difference(right, once)
+            gain = estimate_difference(right, once)
             agreed = mean([course.agreed for course in courses]).value
             refreshes = mean([float(course.refreshes) for course in courses]).value
             lines.append(

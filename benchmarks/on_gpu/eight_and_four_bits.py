@@ -9,7 +9,7 @@ import torch
 from benchmarks.on_gpu.bench import Bench
 from benchmarks.on_gpu.steps import serve
 from rapid.engines.forward import four_bits
-from rapid.engines.forward.products import FP8_CAPABILITY, Method, Product, quantized
+from rapid.engines.forward.products import FP8_CAPABILITY, Method, Product, quantize_weight
 
 
 def quantized_products(bench: Bench) -> None:
@@ -24,7 +24,7 @@ def quantized_products(bench: Bench) -> None:
     weight = (torch.randn(shape, device=bench.device) / 50).bfloat16()
     has_fp8 = not bench.is_cuda or torch.cuda.get_device_capability() >= FP8_CAPABILITY
     methods: tuple[Method, ...] = ("fp8", "int4") if has_fp8 else ("int4",)
-    products = {method: Product(*quantized(weight, method)) for method in methods}
+    products = {method: Product(*quantize_weight(weight, method)) for method in methods}
     own, scales = products["int4"].weight, products["int4"].scale
     assert scales is not None
     numbers = four_bits.numbers_of(*four_bits.codes_of(weight)).bfloat16()

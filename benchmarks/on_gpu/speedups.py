@@ -10,11 +10,11 @@ import numpy as np
 
 from benchmarks.on_gpu.bench import Bench, OutOfTime
 from rapid.messages import DraftBlock
-from rapid.planning.speedups import draft_ahead_speedup, expected_tokens, sequential_speedup
+from rapid.planning.speedups import draft_ahead_speedup, sequential_speedup, tokens_per_round
 from rapid.speculation.draw import Draw
 from rapid.speculation.questions import ToDecode, ToJudge, ToPropose
 from rapid.speculation.sampling import proposal
-from rapid.speculation.step import answered
+from rapid.speculation.step import answer_questions
 
 ACCEPTANCE = 0.77
 MARK = f"synthetic acceptance {ACCEPTANCE}"
@@ -36,13 +36,13 @@ LOSSLESS: Any = SimpleNamespace(
 
 def sequential(k: int, plain_ms: float, draft_ms: float, verify_ms: float) -> float:
     times = {"target_s": plain_ms, "draft_s": draft_ms, "verify_s": verify_ms}
-    return sequential_speedup(expected_tokens(ACCEPTANCE, k), k, **times)
+    return sequential_speedup(tokens_per_round(ACCEPTANCE, k), k, **times)
 
 
 def ahead(k: int, plain_ms: float, draft_ms: float, verify_ms: float) -> float:
     """Return the speedup of drafting ahead, as if all were accepted, on a device of its own."""
     times = {"target_s": plain_ms, "draft_s": draft_ms, "verify_s": verify_ms}
-    return draft_ahead_speedup(expected_tokens(ACCEPTANCE, k), k, ACCEPTANCE**k, **times)
+    return draft_ahead_speedup(tokens_per_round(ACCEPTANCE, k), k, ACCEPTANCE**k, **times)
 
 
 def verify_ms(times: dict[tuple[int, int, int], float], context: int, batch: int, k: int) -> float:
@@ -88,7 +88,9 @@ def rounds(bench: Bench, name: str, context: int, batch: int, k: int) -> dict[st
 
     def plain() -> None:
         rows = enumerate(run_target.run(plain_feeds))
-        answered([ToDecode(row[0], Draw(SAMPLING, LOSSLESS, choice, 0)) for choice, row in rows])
+        answer_questions(
+            [ToDecode(row[0], Draw(SAMPLING, LOSSLESS, choice, 0)) for choice, row in rows]
+        )
 
     def one_round() -> None:
         drawn: list[list[tuple[Any, Any, int]]] = [[] for _ in range(batch)]
@@ -97,9 +99,9 @@ def rounds(bench: Bench, name: str, context: int, batch: int, k: int) -> dict[st
                 ToPropose(logits[0], Draw(SAMPLING, LOSSLESS, choice, position))
                 for choice, logits in enumerate(run_drafter.run(draft_feeds))
             ]
-            for block, one in zip(drawn, answered(asked), strict=True):
+            for block, one in zip(drawn, answer_questions(asked), strict=True):
                 block.append((one.candidate_ids, one.candidate_probs, one.token))
-        answered(
+        answer_questions(
             [
                 ToJudge(block_of(drawn[choice], choice), logits, first_of(choice), {vocab})
                 for choice, logits in enumerate(run_target.run(block_feeds))
@@ -107,7 +109,7 @@ def rounds(bench: Bench, name: str, context: int, batch: int, k: int) -> dict[st
         )
 
     def judging() -> None:
-        answered(blocks)
+        answer_questions(blocks)
 
     def first_of(choice: int) -> Draw:
         return Draw(SAMPLING, LOSSLESS, choice, 0)
@@ -194,7 +196,7 @@ def measured_speedup(bench: Bench, name: str, batch: int) -> None:
     context, draft_ms = bench.plan.contexts[0], bench.draft_ms[name][batch]
     k, _ = best(sequential, bench.step_ms, context, batch, draft_ms)
     ms = rounds(bench, name, context, batch, k)
-    measured = expected_tokens(ACCEPTANCE, k) * ms["plain"] / ms["round"]
+    measured = tokens_per_round(ACCEPTANCE, k) * ms["plain"] / ms["round"]
     bench.report.setdefault("rounds", []).append(
         {"drafter": name, "batch": batch, "draft_length": k, "ms": ms}
     )

@@ -14,7 +14,7 @@ matplotlib.use("Agg")
 import torch
 from matplotlib import pyplot
 
-from rapid.speculation.fusion import fused_probs
+from rapid.speculation.fusion import fuse_probs
 
 ETA = 10.0
 WORDS = ("maki", "sero", "dolu", "bani")
@@ -38,7 +38,7 @@ def main() -> None:
         for axis, (title, (p, q)) in zip(axes, SITUATIONS.items(), strict=True):
             shown = {"p": p, "q": q}
             for transfer in ("distill", "boost"):
-                fused = fused_probs(
+                fused = fuse_probs(
                     torch.tensor([p]).log(),
                     torch.tensor([q]),
                     temperature=1.0,

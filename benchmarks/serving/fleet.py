@@ -4,12 +4,13 @@
 
 A discrete-event simulation without Ray. Requests arrive in bursts and ask about documents whose
 popularity follows Zipf's law. Every request takes a lease on a target, is read there, takes a lease
-on a drafter if it can, and is answered. Where a lease goes is decided by `cluster.routing.ranked`,
-and how many replicas there are by `cluster.autoscaling.engines_wanted`: the functions that serve.
-Reports reach the routers as late as in a service, engines read and evict as `rapid.engines` does
-(`fleet_engines.py`), and the pools have the targets and delays of the shipped configuration. What
-is compared with ours are Serve's ways, with the same settings: the less busy of two random replicas
-by exact numbers, and scaling by ongoing requests.
+on a drafter if it can, and is answered. Where a lease goes is decided by
+`cluster.routing.rank_candidates`, and how many replicas there are by
+`cluster.autoscaling.engines_wanted`: the functions that serve. Reports reach the routers as late as
+in a service, engines read and evict as `rapid.engines` does (`fleet_engines.py`), and the pools
+have the targets and delays of the shipped configuration. What is compared with ours are Serve's
+ways, with the same settings: the less busy of two random replicas by exact numbers, and scaling by
+ongoing requests.
 
 **Times are rooflines, not measurements**: `rapid.planning` for Llama-3.1-8B on an H100 and 70B on
 four, with a speedup by drafts that is assumed (`SPEEDUP`). So ratios between the policies mean

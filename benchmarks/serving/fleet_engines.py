@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from benchmarks.serving.fleet_traces import PAGE, QUESTION, Model, Request
-from cluster.reports import EngineReport, held_documents
+from cluster.reports import EngineReport, list_held_documents
 from cluster.routing import Need
 
 BESIDE = 4.0  # `prefill_slowdown`: prompts get three quarters of the time beside answers
@@ -144,7 +144,7 @@ class Engine:
         }
         speed = self.model.read_tokens_per_s
         unread = speed * sum(each.unread_s for each in self.reading) + sum(waiting.values())
-        named = held_documents(self._asked, self.model.pages * PAGE)
+        named = list_held_documents(self._asked, self.model.pages * PAGE)
         report = EngineReport(
             at=now,
             pages_free=self.model.pages - self.pages_in_use,

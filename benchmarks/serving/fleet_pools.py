@@ -19,7 +19,7 @@ from cluster.autoscaling import (
     load_of,
 )
 from cluster.reports import EngineReport
-from cluster.routing import Candidate, Need, has_room, ranked
+from cluster.routing import Candidate, Need, has_room, rank_candidates
 
 GOAL_S = 10.0  # `first_token_goal_s`
 TICK_S = 1.0  # between two decisions about the number of replicas
@@ -148,7 +148,7 @@ class Pool:
         if not self.ways.by_room:
             two = self.fleet.draw.sample(list(self.running.values()), min(2, len(self.running)))
             return [each.name for each in sorted(two, key=lambda each: each.num_requests)]
-        return ranked(
+        return rank_candidates(
             need,
             self._candidates(router, now),
             target_ongoing=self.model.target_ongoing,

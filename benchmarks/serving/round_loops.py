@@ -11,7 +11,7 @@ import numpy as np
 import ray
 
 from cluster.leases import hold
-from deployments.orchestrator.call_batches import shared_calls
+from deployments.orchestrator.call_batches import find_shared_calls
 from deployments.orchestrator.ray_verifiers import RayDrafter, RayVerifier
 from rapid.answering.answers import GrowingAnswer
 from rapid.checkpoints.text import ChatText
@@ -108,12 +108,14 @@ class Loops:
             async with take(self._pools[0]) as target, take(self._pools[1]) as drafter:
                 answer = GrowingAnswer(0, self._text, (), BLOCK * rounds)
                 verdicts = speculate(
-                    RayDrafter(drafter, 0, shared_calls(drafter.engine) if is_shared else None),
+                    RayDrafter(
+                        drafter, 0, find_shared_calls(drafter.engine) if is_shared else None
+                    ),
                     RayVerifier(
                         target,
                         lambda: drafter,
                         Patience(30),
-                        calls=shared_calls(target.engine) if is_shared else None,
+                        calls=find_shared_calls(target.engine) if is_shared else None,
                     ),
                     max_tokens=BLOCK * rounds,
                     max_draft=BLOCK,

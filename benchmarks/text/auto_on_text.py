@@ -36,7 +36,7 @@ from benchmarks.text.retrieved import EVIDENCE, best_cosine, retrieved
 from evaluation.drivers.prompter import Prompter, ShortContext, open_prompter, retrieval_config
 from evaluation.items import Item
 from evaluation.loaders import load_items
-from evaluation.reports.estimates import mean, paired_difference
+from evaluation.reports.estimates import estimate_difference, mean
 from evaluation.results import Result, read
 from evaluation.tasks import Condition, Task
 from rapid.checkpoints.text import ChatText
@@ -214,7 +214,7 @@ def by_threshold(chosen: Sequence[Chosen], thresholds: Sequence[float]) -> str:
 
 
 def _difference(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    gap = paired_difference(ours, theirs)
+    gap = estimate_difference(ours, theirs)
     return f"{gap.value:+.3f} ({gap.low:+.3f} to {gap.high:+.3f})"
 
 

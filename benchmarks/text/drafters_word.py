@@ -8,7 +8,7 @@ from pathlib import Path
 
 from evaluation.drivers.prompter import ShortContext
 from evaluation.tasks import DAY
-from rapid.answering.answerable import asked, said, terms_of
+from rapid.answering.answerable import append_question, read_log_odds, terms_of
 from rapid.answering.session import Session, Terms
 from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
@@ -56,11 +56,11 @@ class Asked:
         return self._words[name]
 
     async def _ask(self, found: ShortContext) -> float:
-        prompt_ids = as_prompt(self._text.encode_chat(asked(found.chat), day=DAY))
+        prompt_ids = as_prompt(self._text.encode_chat(append_question(found.chat), day=DAY))
         terms = Terms("asked", "local", SamplingConfig(seed=0), SpeculationConfig(), 1)
         async with Session(terms_of(terms)) as session:
             held = await session.take(LocalPool(self._engine), "drafter", prompt_ids)
-            return await said(held, self._text.decode)
+            return await read_log_odds(held, self._text.decode)
 
     def close(self) -> None:
         self._engine.close()

@@ -40,7 +40,7 @@ from evaluation.drivers.prompter import evidence_found
 from evaluation.items import Item
 from evaluation.loaders.generated import SPLITS
 from evaluation.loaders.real_text import load
-from evaluation.reports.estimates import Estimate, mean, paired_difference
+from evaluation.reports.estimates import Estimate, estimate_difference, mean
 from evaluation.tasks import Source
 from rapid.checkpoints.text import ChatText
 from rapid.embedded.generator import absent_questions, generate_document
@@ -199,7 +199,7 @@ def recall_table(results: Mapping[tuple[str, int], list[Outcome]]) -> str:
         words = _found(results["lexical", budget], ("paraphrase",))
         for ranking in dict.fromkeys(name for name, _ in results):
             outcomes = results[ranking, budget]
-            gain = paired_difference(_found(outcomes, ("paraphrase",)), words)
+            gain = estimate_difference(_found(outcomes, ("paraphrase",)), words)
             shares = [
                 _shown(mean(_found(outcomes, each))) for each in (*[(k,) for k in kinds], kinds)
             ]

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from deployments.api.backend.continuing import Cursor, continued
+from deployments.api.backend.continuing import Cursor, continue_events
 from deployments.api.chat.chat_request import ChatRequest
 from deployments.api.chat.event_stream import EventStream, progress_comment
 from deployments.api.chat.parsing import parse_beside
@@ -226,7 +226,9 @@ class Ingress:
             sent = asked.as_generate_request(request_id, tenant, default)
             event_id = request.headers.get("last-event-id")
             place = Cursor.of_event(event_id, sent, body) if event_id else Cursor.first(sent, body)
-            events = record.follow(continued(self._service, place.as_asked(sent), place.marks))
+            events = record.follow(
+                continue_events(self._service, place.as_asked(sent), place.marks)
+            )
             frame = ReplyFrame(
                 id=f"chatcmpl-{place.unique.hex()}",
                 created=place.created,

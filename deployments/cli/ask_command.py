@@ -158,11 +158,11 @@ def _check_writable(given: dict[str, str | float | None]) -> None:
     for name, value in given.items():
         if isinstance(value, float) and not math.isfinite(value):
             fail(f"{name} must be a finite number, and it is {value}")
-        if isinstance(value, str) and _shown(value) != value:
-            fail(f"{name} is no UTF-8 text: {_shown(value)}")
+        if isinstance(value, str) and _show(value) != value:
+            fail(f"{name} is no UTF-8 text: {_show(value)}")
 
 
-def _shown(text: str) -> str:
+def _show(text: str) -> str:
     """Return a text of the command line with the bytes that are not UTF-8 replaced."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
@@ -172,8 +172,8 @@ def _read(paths: list[Path]) -> list[_Json]:
     names = [path.name for path in paths]
     documents = []
     for path in paths:
-        if _shown(str(path)) != str(path):
-            fail(f"the file name {_shown(str(path))} is no UTF-8 text: rename the file")
+        if _show(str(path)) != str(path):
+            fail(f"the file name {_show(str(path))} is no UTF-8 text: rename the file")
         try:
             text = path.read_bytes().decode("utf-8")
         except OSError as error:
@@ -241,8 +241,8 @@ def _card(client: httpx.Client, model: str | None) -> _Json:
     except httpx.HTTPError as error:
         _unreachable(client, error)
     if response.status_code != 200:
-        _refused(response.status_code, response.content, ())
-    cards: list[_Json] = _parsed(response.content).get("data", [])
+        _refuse(response.status_code, response.content, ())
+    cards: list[_Json] = _parse(response.content).get("data", [])
     if model is not None:
         return next((card for card in cards if card["id"] == model), {"id": model})
     if len(cards) != 1:
@@ -272,7 +272,7 @@ def _stream(client: httpx.Client, body: _Json, silence_s: float) -> tuple[_Json,
         with client.stream("POST", "/v1/chat/completions", json=body, timeout=timeout) as response:
             if response.status_code != 200:
                 waiting.stop()
-                _refused(response.status_code, response.read(), names)
+                _refuse(response.status_code, response.read(), names)
             for chunk in _chunks(response):
                 if isinstance(chunk, str):
                     waiting.say(chunk)
@@ -320,8 +320,8 @@ def _unreachable(client: httpx.Client, error: Exception) -> NoReturn:
     fail(f"the server at {client.base_url} went silent ({type(error).__name__}): ask again")
 
 
-def _refused(status: int, content: bytes, names: Sequence[str]) -> NoReturn:
-    error = _parsed(content).get("error")
+def _refuse(status: int, content: bytes, names: Sequence[str]) -> NoReturn:
+    error = _parse(content).get("error")
     if isinstance(error, dict) and error.get("message"):
         fail(_advice(error, names))
     fail(f"the server answered {status}: is this a RAPID server, and has it finished starting?")
@@ -340,7 +340,7 @@ def _advice(error: _Json, names: Sequence[str]) -> str:
     return f"{message} Asking again may help." if error.get("retryable") else message
 
 
-def _parsed(content: bytes) -> _Json:
+def _parse(content: bytes) -> _Json:
     try:
         parsed = json.loads(content)
     except ValueError:

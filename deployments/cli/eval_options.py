@@ -113,12 +113,12 @@ class EvalOptions:
     is_list: Annotated[bool, _how("--list", help="Show tasks, recipes and systems.")] = False
 
 
-def gathered(command: Callable[[EvalOptions], None]) -> Callable[..., None]:
+def gather_options(command: Callable[[EvalOptions], None]) -> Callable[..., None]:
     """Return a command whose parameters are the fields of `EvalOptions`, which Typer reads."""
 
     @wraps(command)
-    def called(**given: Any) -> None:
+    def call(**given: Any) -> None:
         command(EvalOptions(**given))
 
-    vars(called)["__signature__"] = inspect.signature(EvalOptions, eval_str=True)
-    return called
+    vars(call)["__signature__"] = inspect.signature(EvalOptions, eval_str=True)
+    return call

@@ -17,7 +17,7 @@ from deployments.cli.eval_options import DRAFTER, TARGET, EvalOptions
 from deployments.cli.terminal import fail
 from evaluation.drivers.judge import JudgeConfig
 from evaluation.recipes import Recipe, load_recipe
-from evaluation.systems import System, named
+from evaluation.systems import System, find_baseline
 from evaluation.tasks import EmbedderKind, RetrievalSettings, Task, load_task
 from rapid.config import EngineConfig
 
@@ -63,7 +63,9 @@ def _systems(task: Task, options: EvalOptions) -> tuple[System, ...]:
         if settings:
             fail(f"--{next(iter(settings)).replace('_', '-')} goes with --mode")
         known = {each.name: each for each in task.systems}
-        return tuple(known.get(name) or named(name) for name in dict.fromkeys(names or known))
+        return tuple(
+            known.get(name) or find_baseline(name) for name in dict.fromkeys(names or known)
+        )
     name = "-".join([mode, *(f"{key}-{value}" for key, value in settings.items())])
     try:
         return (System.model_validate({"name": name, "method": mode, **settings}),)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from deployments.cli.eval_options import EvalOptions, gathered
+from deployments.cli.eval_options import EvalOptions, gather_options
 from deployments.cli.terminal import err, fail, note, out
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _EXTRA = ("datasets", "matplotlib", "rouge_score")  # checked before, not after, hours of answers
 
 
-@gathered
+@gather_options
 def evaluate(options: EvalOptions) -> None:
     """Compare modes and baselines on a task: quality, speed and cost, with intervals.
 

@@ -23,7 +23,7 @@ Name = Annotated[str, typer.Argument(help="A name of 'rapid models list'.", show
 def list_models() -> None:
     """List the models of the catalogue, and which of them are on this machine."""
     from rapid.catalogue import CATALOGUE, models_folder
-    from rapid.checkpoints.fetching import fetched_path
+    from rapid.checkpoints.fetching import find_fetched
     from rapid.errors import ConfigurationError
 
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -44,7 +44,7 @@ def list_models() -> None:
             entry.licence,
             f"{entry.num_bytes / 1e6:,.0f}",
             f"{entry.context_tokens:,}",
-            "yes" if fetched_path(entry) else "no",
+            "yes" if find_fetched(entry) else "no",
         )
     out.print(table)
     note("tokens: the longest text that a model reads")
@@ -79,12 +79,12 @@ def get(
 def path(name: Name) -> None:
     """Print where a fetched model lies."""
     from rapid.catalogue import find
-    from rapid.checkpoints.fetching import fetched_path
+    from rapid.checkpoints.fetching import find_fetched
     from rapid.errors import ConfigurationError
 
     try:
         entry = find(name)
-        path = fetched_path(entry)
+        path = find_fetched(entry)
     except ConfigurationError as error:
         fail(str(error))
     if path is None:

@@ -166,9 +166,11 @@ def plan(
     for role, replica in (("target", reads), ("drafter", drafts)):
         if problem := _unspread(role, replica):
             fail(problem)
-        if what := replica.shape.undivided(replica.num_at_once):
+        if what := replica.shape.find_undivided(replica.num_at_once):
             fail(f"the {role} has {what}, which {replica.num_gpus} GPUs do not divide")
-        if problem := _unpacked(role, replica if replica.num_gpus else beside(replica, reads)):
+        if problem := _why_not_packed(
+            role, replica if replica.num_gpus else beside(replica, reads)
+        ):
             fail(problem)
     out.print(
         f"{target} reads {context:,} tokens, {drafter} drafts on {drafter_context:,}; "
@@ -216,7 +218,7 @@ def _unspread(role: str, replica: Replica) -> str | None:
     return None
 
 
-def _unpacked(role: str, replica: Replica) -> str | None:
+def _why_not_packed(role: str, replica: Replica) -> str | None:
     """Return why the weights of a replica cannot have four bits, if they cannot."""
     from rapid.planning.packed_bits import PACKED_ROWS
 

@@ -130,7 +130,7 @@ class ServerProcess:
         """Return how far the process has come; None before Ray has started."""
         return read_state()
 
-    def lost_part(self) -> str | None:
+    def find_lost_part(self) -> str | None:
         """Return which part of the Ray that this process started has died; None while all live."""
         if len(self._parts) < len(_PARTS_OF_RAY):
             with contextlib.suppress(psutil.NoSuchProcess):

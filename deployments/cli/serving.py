@@ -44,7 +44,7 @@ Config = Annotated[Path, typer.Argument(help="A Ray Serve configuration file.")]
 
 def check_config(config: Config = Path("serve_config.yaml")) -> None:
     """Check a configuration without starting it: keys, ranges, checkpoints and bind address."""
-    checked = _checked(config)
+    checked = _check(config)
     drafter = checked.drafter_pool.engine.model
     if not checked.drafts_with_model:
         drafter = str(checked.drafter).replace("_", " ")
@@ -63,7 +63,7 @@ def serve(config: Config = Path("serve_config.yaml")) -> None:
     The exit status is 1 when the server ends by itself, or its Ray is lost.
     """
     began = time.monotonic()
-    checked = _checked(config)
+    checked = _check(config)
     if os.environ.get("RAY_ADDRESS", "local") == "local":
         _check_one_node(checked)
 
@@ -107,7 +107,7 @@ def apply(
 
     from deployments.cli.server_process import dashboard_address
     from deployments.config.applying import update
-    from deployments.config.serve_file import checked
+    from deployments.config.serve_file import check_applications
     from deployments.logs import with_system_logging
     from rapid.config_errors import read_yaml
     from rapid.errors import ConfigurationError
@@ -120,7 +120,7 @@ def apply(
         )
     try:
         file = read_yaml(config, "serve_config.yaml")
-        configs = checked(file, f"{config}: ")
+        configs = check_applications(file, f"{config}: ")
         client = ServeSubmissionClient(address, headers=_token_for(address))
         details = client.get_serve_details()
         states = _states(details, configs)
@@ -143,7 +143,7 @@ def apply(
     client.deploy_applications(with_system_logging(content))
     for deployment, effect in effects.items():
         note(f"{deployment}: {_EFFECTS[effect]}")
-    for option in _kept(details, file):
+    for option in _list_kept(details, file):
         note(f"{option}: stays as it is until a restart")
     with err.status("waiting until it is done"):
         while any(each["status"] in _UNDER_WAY for each in _now(client, configs).values()):
@@ -176,7 +176,7 @@ def _states(details: dict[str, Any], names: Iterable[str]) -> dict[str, dict[str
     return {name: found[name] for name in names if name in found}
 
 
-def _kept(details: dict[str, Any], file: dict[str, Any]) -> list[str]:
+def _list_kept(details: dict[str, Any], file: dict[str, Any]) -> list[str]:
     """Return the options of the file's proxies that a Serve which runs does not take from it."""
 
     def options(of: dict[str, Any]) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def stop() -> None:
     note("stopped")
 
 
-def _checked(config: Path) -> ServeConfig:
+def _check(config: Path) -> ServeConfig:
     from deployments.config.serve_file import check
     from rapid.errors import ConfigurationError
 
@@ -262,7 +262,7 @@ def _watch(server: ServerProcess, stopping: threading.Event) -> None:
 
 
 def _check_ray(server: ServerProcess) -> None:
-    if part := server.lost_part():
+    if part := server.find_lost_part():
         fail(
             f"Ray is lost, as its {part} has died (killed for memory, perhaps), so nothing can be "
             f"answered: start again; Ray's output is in {server.log_path}"

@@ -38,7 +38,7 @@ from deployments.config.pods import (
 )
 from deployments.config.serve_config import EnginePoolConfig, ServeConfig
 from deployments.config.serve_file import applications_of
-from rapid.config_errors import read_yaml, validated
+from rapid.config_errors import read_yaml, validate
 from rapid.errors import ConfigurationError
 
 _CPU_GROUP = "cpu"
@@ -66,7 +66,7 @@ def manifests(path: Path, name: str) -> dict[str, str]:
     if len(applications_of(settings)) > 1:
         raise ConfigurationError("the manifests are for one application: write a file for each")
     args = applications_of(settings)[0].get("args") or {}
-    config = validated(ServeConfig, args, prefix=f"{path}: ", top="args")
+    config = validate(ServeConfig, args, prefix=f"{path}: ", top="args")
     for role, pool in config.pools.items():
         if pool.node_labels:
             raise ConfigurationError(

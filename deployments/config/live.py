@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from rapid.config_errors import validated
+from rapid.config_errors import validate
 from rapid.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
-def accepted(
+def accept_settings(
     schema: type[Settings], given: object, current: Settings | None, *, of: str
 ) -> Settings:
     """Return the settings of a ``user_config``, or `current` if they break the schema.
@@ -35,7 +35,7 @@ def accepted(
     """
     prefix = f"user_config of {of}: "
     try:
-        return validated(schema, given, prefix=prefix, top="settings")
+        return validate(schema, given, prefix=prefix, top="settings")
     except ConfigurationError as error:
         if current is None:
             raise

@@ -33,14 +33,14 @@ def preflight(config: ServeConfig, *, runs_here: bool = False) -> ServeConfig:
     Raises:
         ConfigurationError: If a check fails; one sentence that says what to change.
     """
-    filled = {"target": _checked("target", config.target)}
+    filled = {"target": _check_pool("target", config.target)}
     api = config.api
     if api.default_temperature is None:
         temperature = read_temperature(checkpoint_source(config.target.engine.model))
         api = api.model_copy(update={"default_temperature": temperature})
     target_text = ChatText.load(config.target.engine.model)
     if not isinstance(config.drafter, str):
-        filled["drafter"] = _checked("drafter", config.drafter)
+        filled["drafter"] = _check_pool("drafter", config.drafter)
         check_same_vocabulary(target_text, ChatText.load(config.drafter.engine.model))
     _check_second_lease(config, filled["target"].engine)
     embedder = config.retriever.retrieval.embedder
@@ -51,7 +51,7 @@ def preflight(config: ServeConfig, *, runs_here: bool = False) -> ServeConfig:
     return config.model_copy(update=filled | {"api": api})
 
 
-def _checked(role: str, pool: EnginePoolConfig) -> EnginePoolConfig:
+def _check_pool(role: str, pool: EnginePoolConfig) -> EnginePoolConfig:
     """Return the pool with `max_context` filled in, after checking its checkpoint and KV size."""
     engine = pool.engine
     try:

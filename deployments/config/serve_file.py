@@ -16,7 +16,7 @@ from deployments.config.plans import deployment_plans
 from deployments.config.preflight import preflight
 from deployments.config.serve_config import ServeConfig
 from deployments.config.tenants import is_loopback
-from rapid.config_errors import read_yaml, validated
+from rapid.config_errors import read_yaml, validate
 from rapid.errors import ConfigurationError
 
 BUILDER = "deployments.app:build"
@@ -35,11 +35,11 @@ def check(path: str | Path) -> ServeConfig:
     """
     settings = read_yaml(Path(path), "serve_config.yaml")
     is_local = os.environ.get("RAY_ADDRESS", "local") == "local"
-    configs = checked(settings, f"{path}: ", starts_here=is_local)
+    configs = check_applications(settings, f"{path}: ", starts_here=is_local)
     return configs[front_of(settings)]
 
 
-def checked(
+def check_applications(
     settings: dict[str, Any], prefix: str = "", *, starts_here: bool = False
 ) -> dict[str, ServeConfig]:
     """Return the checked settings of every application that `BUILDER` builds, by its name.
@@ -54,11 +54,11 @@ def checked(
         ConfigurationError: If a check fails.
     """
     front = front_of(settings)
-    file = validated(ServeDeploySchema, settings, prefix=prefix, top="file", extra="forbid")
+    file = validate(ServeDeploySchema, settings, prefix=prefix, top="file", extra="forbid")
     configs: dict[str, ServeConfig] = {}
     for application in applications_of(settings):
         args = application.get("args") or {}
-        config = validated(ServeConfig, args, prefix=prefix, top="args")
+        config = validate(ServeConfig, args, prefix=prefix, top="args")
         _check_address(file, config)
         _check_overrides(application, config)
         configs[name_of(application)] = preflight(config, runs_here=starts_here)

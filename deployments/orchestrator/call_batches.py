@@ -55,14 +55,14 @@ class Call:
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Wait for the answer; to cancel this cancels the waiting only."""
-        found = yield from self.sent_as().__await__()
+        found = yield from self.await_reference().__await__()
         if self._is_alone:
             found = yield from found.__await__()
         elif isinstance(found, CallSlot):
             yield from found.blocks.__await__()  # the block has not come before its bytes have
         return found
 
-    async def sent_as(self) -> Any:
+    async def await_reference(self) -> Any:
         """Return the reference of a call that goes by itself; wait for the answer of another."""
         return await asyncio.shield(self._sent)
 
@@ -189,7 +189,7 @@ class SharedCalls:
 _of_engines: WeakValueDictionary[str, SharedCalls] = WeakValueDictionary()
 
 
-def shared_calls(engine: ActorHandle) -> SharedCalls:
+def find_shared_calls(engine: ActorHandle) -> SharedCalls:
     """Return the calls of an engine, the same for all who ask while one of them keeps it."""
     calls = _of_engines.get(engine._actor_id.hex())
     if calls is None:

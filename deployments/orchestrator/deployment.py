@@ -11,13 +11,13 @@ from opentelemetry.trace import Span
 from ray.serve.handle import DeploymentHandle
 
 from cluster.reports import LoopWatch
-from deployments.config.live import accepted
+from deployments.config.live import accept_settings
 from deployments.config.serve_config import ServeConfig
 from deployments.logs import log_with_serve
 from deployments.metrics import RequestMetrics
-from deployments.orchestrator.pacing import paced
+from deployments.orchestrator.pacing import pace
 from deployments.orchestrator.ray_services import RayServices
-from rapid.answering.answers import gathered
+from rapid.answering.answers import gather_deltas
 from rapid.answering.request import RequestRun
 from rapid.checkpoints.text import ChatText
 from rapid.errors import BadRequest, Overloaded
@@ -60,7 +60,7 @@ class Orchestrator:
         Who waits goes on waiting, and what was measured is kept. Settings that break their schema
         are refused.
         """
-        self._settings = accepted(ServeConfig, settings, self._settings, of="Orchestrator")
+        self._settings = accept_settings(ServeConfig, settings, self._settings, of="Orchestrator")
         self._services = self._shared.under(self._settings)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent | Refusal]:
@@ -68,20 +68,20 @@ class Orchestrator:
 
         Rounds that end within a twentieth of a second share a delta.
         """
-        async with aclosing(paced(self._events(request))) as events:
+        async with aclosing(pace(self._events(request))) as events:
             async for event in _with_refusal(events):
                 yield event
 
     async def answer(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent | Refusal]:
         """Yield the events of `generate` with the text in two pieces: the first, and the rest."""
         async with aclosing(self._events(request)) as events:
-            async for event in _with_refusal(gathered(events)):
+            async for event in _with_refusal(gather_deltas(events)):
                 yield event
 
     async def _events(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
         """Yield the events of a request as they come, counted and noted in the call's span."""
         run = RequestRun(self._services, request)
-        async with aclosing(self._metrics.watched(run.events())) as events:
+        async with aclosing(self._metrics.watch(run.events())) as events:
             async for event in events:
                 _note(trace.get_current_span(), event)  # of this call, which Serve records
                 yield event

@@ -30,7 +30,7 @@ class BlockOverdue(Exception):
     """The block that a call waits for has not been drafted in time."""
 
 
-async def answered(
+async def await_answer(
     lease: HeldLease,
     reference: Awaitable[Any],
     *,

@@ -48,9 +48,9 @@ class LeaseQueue:
         """Return the context in which a request may stand in Serve's queue."""
         return self._turns.turn(request.tenant, is_first=bool(request.committed))
 
-    def held(self) -> AbstractContextManager[None]:
+    def hold(self) -> AbstractContextManager[None]:
         """Return the context in which a lease is held, for the pace of the queue."""
-        return self._turnover.held()
+        return self._turnover.hold()
 
     @property
     def retry_after_s(self) -> float | None:

@@ -12,7 +12,7 @@ from rapid.messages import GenerationEvent, TextDelta
 _EVERY_S = 0.05
 
 
-async def paced(
+async def pace(
     events: AsyncGenerator[GenerationEvent], every_s: float = _EVERY_S
 ) -> AsyncGenerator[GenerationEvent]:
     """Yield `events`, with text at most once in so many seconds: what comes sooner is joined.
@@ -42,7 +42,7 @@ async def paced(
         while ready or not taking.done():
             await has_news.wait()
             has_news.clear()
-            batch = [*joined(ready)]
+            batch = [*join_deltas(ready)]
             ready.clear()
             for event in batch:
                 yield event
@@ -54,7 +54,7 @@ async def paced(
         await asyncio.gather(taking, return_exceptions=True)
 
 
-def joined(events: Sequence[GenerationEvent]) -> Iterator[GenerationEvent]:
+def join_deltas(events: Sequence[GenerationEvent]) -> Iterator[GenerationEvent]:
     """Yield events with the deltas between two others as one for each choice."""
     deltas: dict[int, list[TextDelta]] = {}
     for event in events:

@@ -11,8 +11,8 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.leases import HeldLease, hold, hold_beside
 from cluster.remote_failures import failure_of
-from deployments.orchestrator.call_batches import SharedCalls, shared_calls
-from deployments.orchestrator.engine_calls import EngineSilent, answered, blaming
+from deployments.orchestrator.call_batches import SharedCalls, find_shared_calls
+from deployments.orchestrator.engine_calls import EngineSilent, await_answer, blaming
 from deployments.orchestrator.lease_queue import LeaseQueue
 from deployments.orchestrator.ray_verifiers import (
     JudgingVerifier,
@@ -94,7 +94,7 @@ class RayPool:
                 turn=lambda: queue.turn(request),
                 may_rest=self._may_rest,
             )
-            counted = queue.held()
+            counted = queue.hold()
         else:
             assert isinstance(beside, RayLease)
             holding = hold_beside(
@@ -136,19 +136,19 @@ class RayLease:
 
     async def prefill(self) -> PrefillReceipt:
         """Prefill the prompt on the engine."""
-        receipt: PrefillReceipt = await self._answered(self.held.engine.prefill)
+        receipt: PrefillReceipt = await self._call(self.held.engine.prefill)
         return receipt
 
     async def num_read(self) -> int:
         """Ask the engine how many tokens of the prompt it has read."""
-        num_read: int = await self._answered(self.held.engine.num_read)
+        num_read: int = await self._call(self.held.engine.num_read)
         return num_read
 
-    async def _answered(self, method: Any) -> Any:
+    async def _call(self, method: Any) -> Any:
         """Call a method with the lease's id; the call takes as long as the engine lives."""
         silent_s = self._verifiers.patience.silent_s
         try:
-            return await answered(self.held, method.remote(self.lease_id), silent_s=silent_s)
+            return await await_answer(self.held, method.remote(self.lease_id), silent_s=silent_s)
         except EngineSilent:
             raise blaming(self.held, _HANGS[self._lost]("The engine is silent.")) from None
         except Exception as error:
@@ -173,7 +173,7 @@ class RayLease:
 
     def _calls(self) -> SharedCalls | None:
         """Return the calls that are shared with other loops; a block judged here comes alone."""
-        return shared_calls(self.held.engine) if self._verifiers.site == "target" else None
+        return find_shared_calls(self.held.engine) if self._verifiers.site == "target" else None
 
     def window_drafter(self, choice: int, window: WindowDrafting) -> RayDrafter:
         """Raise `NotImplementedError`: drafting on a window of the KV is for in-process runs."""
@@ -188,10 +188,10 @@ class RayLease:
         """Return the verifier of a choice's blocks, which judges them at the configured site."""
 
         def drafting() -> HeldLease | None:
-            return _held(drafter())
+            return _hold(drafter())
 
         def witnessing() -> HeldLease | None:
-            return _held(witness())
+            return _hold(witness())
 
         patience = self._verifiers.patience
         if self._verifiers.site == "target":
@@ -207,5 +207,5 @@ class RayLease:
         )
 
 
-def _held(lease: EngineLease | None) -> HeldLease | None:
+def _hold(lease: EngineLease | None) -> HeldLease | None:
     return lease.held if isinstance(lease, RayLease) else None

@@ -114,4 +114,6 @@ class RayServices:
             self._prompts = RequestPrompts(
                 *self._texts, found, budget_tokens=budget_tokens, budget_for=budget_for
             )
-        return self._prompts.adjusted(found, budget_tokens=budget_tokens, budget_for=budget_for)
+        return self._prompts.with_retrieval(
+            found, budget_tokens=budget_tokens, budget_for=budget_for
+        )

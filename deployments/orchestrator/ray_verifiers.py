@@ -21,7 +21,7 @@ from ray import ObjectRef
 from cluster.leases import HeldLease
 from cluster.remote_failures import FailureKind, failure_of
 from deployments.orchestrator.call_batches import Call, CallSlot, SharedCalls
-from deployments.orchestrator.engine_calls import BlockOverdue, EngineSilent, answered, blaming
+from deployments.orchestrator.engine_calls import BlockOverdue, EngineSilent, await_answer, blaming
 from deployments.pools.shared_calls import Method
 from rapid.errors import (
     BadRequest,
@@ -126,12 +126,12 @@ class RayVerifier:
             asked = self._target.engine.verify.remote(
                 self._target.lease_id, self._choice, block, *also
             )
-        verdict: Verdict = await self._timed(asked, block)
+        verdict: Verdict = await self._time(asked, block)
         return verdict
 
     async def decode(self, num_tokens: int) -> Verdict:
         """Decode with the target alone; see `rapid.ports.Verifier`."""
-        verdict: Verdict = await self._answered(self._ask("decode", num_tokens))
+        verdict: Verdict = await self._await_answer(self._ask("decode", num_tokens))
         return verdict
 
     def _ask(self, method: Method, *arguments: object) -> Awaitable[Any]:
@@ -148,23 +148,23 @@ class RayVerifier:
         A block that travels with others is sent on when it has come, with those of them that are
         judged on the same engine.
         """
-        target, block = self._target, await draft.sent_as()
+        target, block = self._target, await draft.await_reference()
         if isinstance(block, CallSlot):
             assert self._calls is not None
             asked = target.lease_id, self._choice, *also
             return await self._calls.ask("verify", *asked, block=block)
         return await target.engine.verify.remote(target.lease_id, self._choice, block, *also)
 
-    async def _timed(self, asked: Awaitable[Any], block: Awaitable[object] | DraftBlock) -> Any:
+    async def _time(self, asked: Awaitable[Any], block: Awaitable[object] | DraftBlock) -> Any:
         """Await a call with a block that may be still being drafted and may never arrive."""
         if isinstance(block, DraftBlock):
-            return await self._answered(asked)
+            return await self._await_answer(asked)
         began = time.monotonic()
-        found = await self._answered(asked, block)
+        found = await self._await_answer(asked, block)
         self._patience.observe(time.monotonic() - began)
         return found
 
-    async def _answered(
+    async def _await_answer(
         self, reference: Awaitable[Any], block: Awaitable[object] | None = None
     ) -> Any:
         """Await an answer of the target, which may take long while the target lives.
@@ -180,7 +180,7 @@ class RayVerifier:
         patience = self._patience
         limit_s = math.inf if block is None else patience.limit_s
         try:
-            return await answered(
+            return await await_answer(
                 self._target, reference, silent_s=patience.silent_s, block=block, limit_s=limit_s
             )
         except BlockOverdue:
@@ -189,9 +189,9 @@ class RayVerifier:
         except EngineSilent:
             raise blaming(self._target, TargetHangs("The target is silent.")) from None
         except Exception as error:
-            raise self._classified(error) from None
+            raise self._classify(error) from None
 
-    def _classified(self, error: Exception) -> RapidError:
+    def _classify(self, error: Exception) -> RapidError:
         """Attribute the failure of a call on the target to the target or the drafter.
 
         A call that was passed a failed draft fails too. If the drafter is lost, the result is
@@ -241,14 +241,14 @@ class JudgingVerifier(RayVerifier):
         leases = [self._target, witness] if witness else [self._target]
         scored: list[TargetLogits] = await asyncio.gather(
             *(
-                self._timed(engine.score.remote(lease.lease_id, self._choice, block), block)
+                self._time(engine.score.remote(lease.lease_id, self._choice, block), block)
                 for lease in leases
             )
         )
-        drafted = block if isinstance(block, DraftBlock) else await self._answered(block)
+        drafted = block if isinstance(block, DraftBlock) else await self._await_answer(block)
         verdict = await asyncio.to_thread(self._judge, drafted, *scored)
         commits = [engine.commit.remote(lease.lease_id, verdict) for lease in leases]
-        await asyncio.gather(*map(self._answered, commits))
+        await asyncio.gather(*map(self._await_answer, commits))
         self._log_odds = verdict.log_odds
         return verdict
 

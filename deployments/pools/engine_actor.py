@@ -62,9 +62,9 @@ def load_engine(config: EngineConfig, nodes: Nodes | None = None) -> Engine:
     """
     from rapid.engines.engine import Engine
     from rapid.engines.parallel.leading import load_replica
-    from rapid.engines.warming import warmed
+    from rapid.engines.warming import warm_up
 
-    return warmed(Engine(load_replica(config, with_pools=True, machines=nodes), config), config)
+    return warm_up(Engine(load_replica(config, with_pools=True, machines=nodes), config), config)
 
 
 class EngineActor:

@@ -62,7 +62,7 @@ class RetrieverReplica:
         news = asyncio.Queue[Reading | None]()
 
         async def find() -> RetrievedContext:
-            retriever = await self._opened()
+            retriever = await self._open()
             asked = tenant, documents, query, budget_tokens, wait_s
             return await retriever.retrieve(*asked, tell=news.put_nowait)
 
@@ -86,12 +86,12 @@ class RetrieverReplica:
 
     async def status(self) -> dict[str, Any]:
         """Return whether anything can be retrieved, and why not; the reason names the server."""
-        outage = (await self._opened()).outage
+        outage = (await self._open()).outage
         return {"is_away": outage is not None, "outage": outage}
 
     async def check_health(self) -> None:
         """Check the replica; the first call loads the embedder and opens the store."""
-        retriever = await self._opened()
+        retriever = await self._open()
         self._metrics.report(
             retriever.num_indexing, retriever.num_chunks, is_away=retriever.outage is not None
         )
@@ -101,7 +101,7 @@ class RetrieverReplica:
         if self._opening is not None:
             await (await self._opening).close()
 
-    async def _opened(self) -> Retriever:
+    async def _open(self) -> Retriever:
         if self._opening is None:
             opening = open_retriever(
                 self._config, self._text.token_offsets, tokenizer=self._text.fingerprint

@@ -93,7 +93,7 @@ class InProcess:
 
     async def _answer(self, trial: Trial) -> Result:
         item, system, condition = trial.item, trial.system, trial.condition
-        found = await self._found(item, condition) if system.reads_retrieved else None
+        found = await self._search(item, condition) if system.reads_retrieved else None
         retrieved = (
             None if found is None else self._prompter.encode(found, system.drafts == "target")
         )
@@ -271,7 +271,7 @@ class InProcess:
             lambda: asyncio.to_thread(prompt, item, condition),
         )
 
-    async def _found(self, item: Item, condition: Condition) -> ShortContext:
+    async def _search(self, item: Item, condition: Condition) -> ShortContext:
         reading = condition.model_copy(update={"name": "", "eta": None})
         return await self._prompts.get(
             (item.id, reading), lambda: self._prompter.retrieve(item, condition)

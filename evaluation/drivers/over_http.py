@@ -185,7 +185,7 @@ class OverHttp:
             "seed": seed_of(self._task, trial.item),
             "rapid": {key: value for key, value in rapid.items() if value is not None},
         }
-        return await _posted(self._client, body)
+        return await _post(self._client, body)
 
 
 @asynccontextmanager
@@ -221,12 +221,12 @@ async def open_over_http(
         transport=transport,
         trust_env=httpx.URL(server.url).host not in _LOOPBACK,  # no proxy leads back here
     ) as client:
-        model, drafts = await _greeted(client)
+        model, drafts = await _greet(client)
         _check_drafts(task.systems, drafts)
         yield OverHttp(task, client, model, text)
 
 
-async def _greeted(client: httpx.AsyncClient) -> tuple[str, DraftKind]:
+async def _greet(client: httpx.AsyncClient) -> tuple[str, DraftKind]:
     """Return the one model that is served, and its source of drafts, as the pools show."""
     try:
         response = await client.get("/v1/models")
@@ -254,7 +254,7 @@ async def _greeted(client: httpx.AsyncClient) -> tuple[str, DraftKind]:
     return models[0], "target" if "retriever" in state["pools"] else "lookup"
 
 
-async def _posted(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Json:
+async def _post(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Json:
     """Post a request and return the reply.
 
     A server that is full, restarting or unreachable is asked again, after its Retry-After if it

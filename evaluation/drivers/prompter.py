@@ -14,7 +14,7 @@ from math import ceil
 from time import perf_counter
 from types import MappingProxyType
 
-from evaluation.corruption import corrupt, unrelated_item
+from evaluation.corruption import choose_unrelated, corrupt
 from evaluation.items import Item
 from evaluation.tasks import DAY, Condition, RetrievalSettings, Task
 from rapid.answering.prompting import plan_search
@@ -154,7 +154,7 @@ class Prompter:
         if self._task.retrieval.selection == "top-k":
             most = ceil(budget / self._task.retrieval.chunk_tokens)
             budget = most * self._task.retrieval.chunk_tokens  # holds them, however long they are
-        searched = self._searched(plan, self._cut(item, condition.context_tokens))
+        searched = self._list_searched(plan, self._cut(item, condition.context_tokens))
         chunks: Sequence[RetrievedChunk] = ()
         if searched:
             # Where chunks will be taken away, others must be at hand to fill the budget.
@@ -163,7 +163,7 @@ class Prompter:
             chunks = found.chunks if most is None else _best(found.chunks, most)
         retrieval_ms = (perf_counter() - began) * 1e3
         if condition.corruption != "none":
-            spare = self._chunks(unrelated_item(item, self._items), condition)
+            spare = self._chunks(choose_unrelated(item, self._items), condition)
             chunks = corrupt(
                 chunks,
                 condition,
@@ -203,7 +203,7 @@ class Prompter:
         """Release the retriever."""
         await self._retriever.close()
 
-    def _searched(self, plan: DrafterPlan, document: Document | None) -> tuple[Document, ...]:
+    def _list_searched(self, plan: DrafterPlan, document: Document | None) -> tuple[Document, ...]:
         """Return the documents to search: the item's own where templates show a single context.
 
         Args:

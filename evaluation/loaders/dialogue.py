@@ -51,7 +51,7 @@ def load(source: Source, data: Path | None) -> Iterator[Item]:
     Raises:
         ConfigurationError: The options or a record's history are not valid.
     """
-    options = source.checked_options(DialogueOptions, "dialogues")
+    options = source.check_options(DialogueOptions, "dialogues")
     records = list(read_records(source, data, ("task", "id", "history"), id_key="id"))
     turns = [_turns(record) for record in records]
     pool = turns[options.queries :]

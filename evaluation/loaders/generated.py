@@ -69,7 +69,7 @@ def load(source: Source, data: Path | None) -> Iterator[Item]:
         raise ConfigurationError(
             f"source.split is {source.split!r}; use one of {', '.join(SPLITS)}"
         )
-    options = source.checked_options(GeneratedOptions, "generated documents")
+    options = source.check_options(GeneratedOptions, "generated documents")
     lengths = [_of_length(source.split, n, options) for n in options.lengths]
     left = dict(enumerate(options.lengths.values()))
     while left:

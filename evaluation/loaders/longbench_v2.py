@@ -36,7 +36,7 @@ def load(source: Source, data: Path | None) -> Iterator[Item]:
     Raises:
         ConfigurationError: The options are not valid.
     """
-    length = source.checked_options(LongBenchOptions, "LongBench v2").length
+    length = source.check_options(LongBenchOptions, "LongBench v2").length
     keys = ("_id", *GROUPS, "question", *CHOICES, "answer", "context")
     for record in read_records(source, data, keys, id_key="_id"):
         if length not in (None, record["length"]):

@@ -72,7 +72,7 @@ def load(source: Source, data: Path | None) -> Iterator[Item]:
         raise ConfigurationError("the documents of real-text come with the package: drop --data")
     if source.split not in SPLITS:
         raise ConfigurationError(f"real-text has the splits {', '.join(SPLITS)}: set source.split")
-    options = source.checked_options(RealTextOptions, "real-text")
+    options = source.check_options(RealTextOptions, "real-text")
     for name in document_names():
         if split_of(name) == source.split:
             asked = [each for each in questions_of(name) if each.kind in options.kinds]

@@ -36,10 +36,10 @@ def conditions(run: RunResults) -> str:
     named = {system.name: system for system in run.systems}
     if drafted := {name: system for name, system in named.items() if system.is_drafted}:
 
-        def accepted(ours: ByItem, _: ByItem) -> str:
+        def accept(ours: ByItem, _: ByItem) -> str:
             return with_interval(acceptance(ours))
 
-        tables.append(by_condition("drafts accepted", drafted, accepted))
+        tables.append(by_condition("drafts accepted", drafted, accept))
     if run.is_timed:
 
         def speed(ours: ByItem, _: ByItem) -> str:

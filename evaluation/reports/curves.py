@@ -116,7 +116,7 @@ def _line(axis: Any, curve: Curve, aside: float) -> None:
         part.set_transform(axis.transData + moved)
 
 
-def finished(figure: Any) -> Any:
+def finish(figure: Any) -> Any:
     """Write the names of the curves beside their ends."""
     if figure is None:
         return None

@@ -52,7 +52,7 @@ def mean(values: Sequence[float]) -> Estimate:
     return _estimate(column, lambda sums: sums[:, 0] / len(values))
 
 
-def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
+def estimate_difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
     """Estimate the mean of ``ours - theirs``, given for the same items in the same order.
 
     Raises:

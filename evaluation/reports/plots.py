@@ -22,7 +22,7 @@ from evaluation.reports.curves import (
     Curve,
     at,
     bars,
-    finished,
+    finish,
     label_ends,
     look,
     num_items,
@@ -34,9 +34,9 @@ from evaluation.reports.run_results import (
     ByItem,
     RunResults,
     acceptance_at,
+    estimate_wins,
     speedup,
     tokens_per_second,
-    won_and_lost,
 )
 from evaluation.systems import System
 from evaluation.tasks import Condition
@@ -68,7 +68,7 @@ def draw(run: RunResults, out_dir: Path) -> dict[str, Path]:
         "speed": _speed,
         "eta": _eta,
         "acceptance": _acceptance,
-        "won_and_lost": _won_and_lost,
+        "won_and_lost": _draw_wins,
     }
     made: dict[str, Path] = {}
     with pyplot.rc_context(_STYLE):
@@ -169,7 +169,7 @@ def _by_first_group(
             axis.yaxis.set_minor_formatter(FuncFormatter(_two_and_five))
         else:
             axis.set_ylim(bottom=0)
-    return finished(figure)
+    return finish(figure)
 
 
 def _two_and_five(y: float, _: object) -> str:
@@ -256,10 +256,10 @@ def _acceptance(run: RunResults) -> Any:
         )
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set_ylim(top=1.01)
-    return finished(figure)
+    return finish(figure)
 
 
-def _won_and_lost(run: RunResults) -> Any:
+def _draw_wins(run: RunResults) -> Any:
     """Draw the shares of items scored below plain (to the left) and above, as Figure 2 does.
 
     The hatched part of a bar are the items that its own RAG scores no better, or no worse, either.
@@ -270,7 +270,7 @@ def _won_and_lost(run: RunResults) -> Any:
     repeated = [run.plain, *_repeating_plain(run)]
     shown: list[tuple[System, Estimate, Estimate]] = []
     for system in run.systems:
-        both = won_and_lost(run, run.headline(system), base)
+        both = estimate_wins(run, run.headline(system), base)
         if both and system not in repeated:
             shown.append((system, *both))
     if not shown:
@@ -283,7 +283,7 @@ def _won_and_lost(run: RunResults) -> Any:
             axis.barh(place, each.value, 0.7, color=colour, alpha=0.6)
             whiskers(axis, [each.value], [place], [each])
         rag = run.rag_of(system)
-        alone = rag and won_and_lost(run, run.headline(system), base, run.headline(rag))
+        alone = rag and estimate_wins(run, run.headline(system), base, run.headline(rag))
         for axis, each in zip((above, below), alone or (), strict=False):
             axis.barh(place, each.value, 0.7, fill=False, hatch="////", edgecolor="#FFFFFF")
     most = 1.05 * max(each.high for _, *both in shown for each in both) or 1.0

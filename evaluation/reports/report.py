@@ -24,9 +24,9 @@ from evaluation.reports.run_results import RunResults
 from evaluation.reports.scores import (
     by_other_groups,
     differences,
+    format_published,
     items_won_and_lost,
     other_scores,
-    published,
     right_where_neither_was,
     scores,
 )
@@ -68,7 +68,7 @@ def merge(run_dirs: Sequence[Path], out_dir: Path) -> Path:
         run = RunResults.read(run_dir)
         kept = out_dir / run.task.name
         kept.mkdir(parents=True, exist_ok=True)
-        (kept / f"{RESULTS}.gz").write_bytes(_compressed(run_dir / RESULTS))
+        (kept / f"{RESULTS}.gz").write_bytes(_compress(run_dir / RESULTS))
         pictures = _links(plots.draw(run, kept / "plots"), out_dir)
         text = body(run, pictures).replace("\n## ", "\n### ")
         sections.append(f"## {run.task.name}\n\n{text}")
@@ -77,7 +77,7 @@ def merge(run_dirs: Sequence[Path], out_dir: Path) -> Path:
     return page
 
 
-def _compressed(results: Path) -> bytes:
+def _compress(results: Path) -> bytes:
     """Return a run's lines compressed; a kept run has nothing else."""
     if not results.exists():
         return results.with_name(f"{RESULTS}.gz").read_bytes()
@@ -88,7 +88,7 @@ def _compressed(results: Path) -> bytes:
 def summary(out_dir: Path) -> str:
     """Return a short form of a run's page: its description, scores and errors."""
     run = RunResults.read(out_dir)
-    parts = (_made(run), scores(run), right_where_neither_was(run), _errors(run))
+    parts = (_describe_origin(run), scores(run), right_where_neither_was(run), _errors(run))
     return "\n".join(part for part in parts if part)
 
 
@@ -102,7 +102,7 @@ def body(run: RunResults, pictures: Mapping[str, str]) -> str:
     metric = run.task.metrics[0]
     by = f" by {run.task.groups[0]}" if run.task.groups else ""
     sections = [
-        ("", _made(run), ""),
+        ("", _describe_origin(run), ""),
         (f"{metric}{by}", scores(run), "accuracy"),
         ("Against plain and against the best RAG", differences(run), ""),
         ("Right where neither was", right_where_neither_was(run), ""),
@@ -115,7 +115,7 @@ def body(run: RunResults, pictures: Mapping[str, str]) -> str:
         (f"Speed{by}", speed(run), "speed"),
         ("Where the time goes", phases(run), ""),
         ("FLOPs of an answer", operations(run), ""),
-        ("Published", published(run), ""),
+        ("Published", format_published(run), ""),
         ("Errors", _errors(run), ""),
     ]
     page: list[str] = []
@@ -127,7 +127,7 @@ def body(run: RunResults, pictures: Mapping[str, str]) -> str:
     return "".join(page)
 
 
-def _made(run: RunResults) -> str:
+def _describe_origin(run: RunResults) -> str:
     """Describe what was run, when, where and from which commit."""
     told = run.configuration
     made = ", ".join(f"{key} {value}" for key, value in told.get("made", {}).items())

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from evaluation.reports.estimates import Estimate, mean, paired_difference, ratio, ratio_of_ratios
+from evaluation.reports.estimates import Estimate, estimate_difference, mean, ratio, ratio_of_ratios
 from evaluation.reports.flops import of_answer, paper_plain, paper_rag, paper_speculative
 from evaluation.results import RESULTS, Result, read
 from evaluation.systems import System
@@ -216,10 +216,10 @@ class RunResults:
 
     def difference(self, ours: ByItem, theirs: ByItem) -> Estimate | None:
         """Estimate the difference of the mean scores on the items that both have."""
-        pairs = paired(ours, theirs)
+        pairs = pair_results(ours, theirs)
         if not pairs:
             return None
-        return paired_difference(
+        return estimate_difference(
             [self.score(a) for a, _ in pairs], [self.score(b) for _, b in pairs]
         )
 
@@ -278,7 +278,7 @@ def in_group(results: ByItem, group: str, value: str) -> ByItem:
     return {item: each for item, each in results.items() if each.groups.get(group) == value}
 
 
-def paired(ours: ByItem, theirs: ByItem) -> list[tuple[Result, Result]]:
+def pair_results(ours: ByItem, theirs: ByItem) -> list[tuple[Result, Result]]:
     """Return pairs of results, for the items that both have."""
     return [(each, theirs[item]) for item, each in ours.items() if item in theirs]
 
@@ -306,7 +306,7 @@ def tokens_per_second(results: ByItem) -> Estimate | None:
 
 def speedup(ours: ByItem, theirs: ByItem) -> Estimate | None:
     """Estimate the ratio of tokens per second to another system's, on the same items."""
-    pairs = [(a, b) for a, b in paired(ours, theirs) if _decode_s(a) and _decode_s(b)]
+    pairs = [(a, b) for a, b in pair_results(ours, theirs) if _decode_s(a) and _decode_s(b)]
     if not pairs:
         return None
     ours_of, theirs_of = zip(*pairs, strict=True)
@@ -316,7 +316,7 @@ def speedup(ours: ByItem, theirs: ByItem) -> Estimate | None:
     )
 
 
-def won_and_lost(
+def estimate_wins(
     run: RunResults, ours: ByItem, *theirs: ByItem
 ) -> tuple[Estimate, Estimate] | None:
     """Estimate the shares of items on which `ours` scores above, and below, all of `theirs`."""

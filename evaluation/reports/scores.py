@@ -6,7 +6,7 @@ from statistics import fmean
 
 from evaluation.recipes import load_recipe
 from evaluation.reports.estimates import mean
-from evaluation.reports.run_results import ByItem, RunResults, in_group, paired, won_and_lost
+from evaluation.reports.run_results import ByItem, RunResults, estimate_wins, in_group, pair_results
 from evaluation.reports.tables import by_system, table, with_interval, with_sign
 from evaluation.systems import System
 
@@ -129,18 +129,18 @@ def items_won_and_lost(run: RunResults) -> str:
     plain = run.headline(run.plain)
     rows: list[list[str]] = []
     for name, system in run.score_rows.items():
-        both = won_and_lost(run, run.headline(system), plain)
+        both = estimate_wins(run, run.headline(system), plain)
         if system == run.plain or both is None:
             continue
         rag, alone = run.rag_of(system), None
         if rag is not None and rag != system:
-            alone = won_and_lost(run, run.headline(system), plain, run.headline(rag))
+            alone = estimate_wins(run, run.headline(system), plain, run.headline(rag))
         rows.append([name, *map(with_interval, (*both, *(alone or (None, None))))])
     header = ["scores above plain", "below plain", "above plain and its RAG", "below both"]
     return table(["system", *header], rows) if rows else ""
 
 
-def published(run: RunResults) -> str:
+def format_published(run: RunResults) -> str:
     """Return the published numbers of the run's recipe, each beside ours of the same items."""
     name = run.configuration.get("recipe")
     if name is None:
@@ -187,7 +187,7 @@ def _same_as_plain(run: RunResults) -> str:
         return ""
     told: list[str] = []
     for system in lossless:
-        pairs = paired(run.headline(system), run.headline(run.plain))
+        pairs = pair_results(run.headline(system), run.headline(run.plain))
         others = sum(a.prediction != b.prediction for a, b in pairs)
         told.append(f"{system.name} {others} of {len(pairs)}")
     return f"\nAnswers that are not plain's, letter for letter: {', '.join(told)}.\n"

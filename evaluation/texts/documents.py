@@ -81,15 +81,15 @@ def module_text(module: ModuleType) -> str:
     for name in vars(module)["__all__"]:
         member = getattr(module, name)
         if callable(member):
-            parts += _described(name, member)
+            parts += _describe(name, member)
             methods = vars(member).items() if inspect.isclass(member) else ()
             for of_class, method in methods:
                 if not of_class.startswith("_"):
-                    parts += _described(f"{name}.{of_class}", method)
+                    parts += _describe(f"{name}.{of_class}", method)
     return "\n\n".join(parts)
 
 
-def _described(name: str, member: object) -> list[str]:
+def _describe(name: str, member: object) -> list[str]:
     """Return a heading and the documentation string, or nothing where there is none."""
     doc = inspect.getdoc(member) if hasattr(member, "__doc__") else None
     is_own = doc and doc != inspect.getdoc(type(member))

@@ -22,7 +22,7 @@ _ASKED = (
 )
 
 
-def asked(messages: Sequence[Message]) -> tuple[Message, ...]:
+def append_question(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return the drafter's chat with its last message, the question, followed by ours."""
     *before, question = messages
     return (*before, replace(question, content=f"{question.content}\n\n{_ASKED}"))
@@ -34,7 +34,7 @@ def terms_of(terms: Terms) -> Terms:
     return replace(terms, sampling=sampling, max_tokens=1, num_choices=1, num_logprobs=ALTERNATIVES)
 
 
-async def said(held: Holding, decode: Callable[[Sequence[int]], str]) -> float:
+async def read_log_odds(held: Holding, decode: Callable[[Sequence[int]], str]) -> float:
     """Return the log odds that the drafter says on a lease with the terms of `terms_of`.
 
     Args:

@@ -71,7 +71,7 @@ class GrowingAnswer:
         return TokenText(text(token.token_id), token.logprob, top)
 
 
-async def gathered(
+async def gather_deltas(
     events: AsyncIterator[GenerationEvent],
 ) -> AsyncGenerator[GenerationEvent]:
     """Yield `events` with the first delta as it comes and all later ones just before the receipt.
@@ -100,7 +100,7 @@ def as_one(parts: Sequence[TextDelta]) -> TextDelta:
     return TextDelta(parts[0].choice, text, logprobs, parts[-1].finish_reason)
 
 
-async def merged(
+async def merge_answers(
     answers: Sequence[AsyncIterator[TextDelta]],
 ) -> AsyncGenerator[TextDelta]:
     """Yield the deltas of several choices as they come; the first failure ends all.

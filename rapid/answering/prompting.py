@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rapid.answering.answerable import asked
+from rapid.answering.answerable import append_question
 from rapid.answering.query import choose_query
 from rapid.answering.resolution import Evidence, too_long
 from rapid.checkpoints.text import ChatText
@@ -133,7 +133,7 @@ class RequestPrompts:
         self._budget_for = budget_for
         self._threads = Threads(_NUM_THREADS, "rapid-prompts")
 
-    def adjusted(
+    def with_retrieval(
         self, retrieval: Retrieval | None, *, budget_tokens: int | None, budget_for: BudgetFor
     ) -> RequestPrompts:
         """Return a builder with other settings, whose requests wait in line for the same threads.
@@ -210,18 +210,18 @@ class RequestPrompts:
                 chunks = tuple(found.chunks)
                 evidence = _evidence_of(found)
         messages = drafter_messages(search.plan, chunks)
-        prompt_ids = await self._encoded(self.drafter, request, messages)
+        prompt_ids = await self._encode(self.drafter, request, messages)
         return DrafterPrompt(as_prompt(prompt_ids), chunks, evidence, messages)
 
     async def witness_prompt(self, request: GenerateRequest, found: DrafterPrompt) -> Int32Array:
         """Return what the drafter reads, in the target's own template [tokens]."""
-        return as_prompt(await self._encoded(self.target, request, found.messages))
+        return as_prompt(await self._encode(self.target, request, found.messages))
 
     async def answerable_prompt(self, request: GenerateRequest, found: DrafterPrompt) -> Int32Array:
         """Return the drafter's prompt with the question whether it can answer [tokens]."""
-        return as_prompt(await self._encoded(self.drafter, request, asked(found.messages)))
+        return as_prompt(await self._encode(self.drafter, request, append_question(found.messages)))
 
-    async def _encoded(
+    async def _encode(
         self, text: ChatText, request: GenerateRequest, messages: Sequence[Message]
     ) -> list[int]:
         encode = text.encode_chat

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from rapid.answering.answerable import said, terms_of
+from rapid.answering.answerable import read_log_odds, terms_of
 from rapid.answering.progress import Progress
 from rapid.answering.prompting import DrafterPrompt
 from rapid.answering.readings import Readings
@@ -159,9 +159,9 @@ class Leases:
             progress.committed,
             prompts.get("witness"),
         )
-        await self._done_beside(verifier, progress.source.hold(needs))
+        await self._await_beside(verifier, progress.source.hold(needs))
 
-    async def _done_beside(self, verifier: Holding, work: Coroutine[Any, Any, Result]) -> Result:
+    async def _await_beside(self, verifier: Holding, work: Coroutine[Any, Any, Result]) -> Result:
         """Await work on a drafter, and look meanwhile whether the verifier's lease lives.
 
         Raises:
@@ -192,7 +192,7 @@ class Leases:
             self._readings.fit("drafter", len(found.prompt_ids), self._session.terms.max_tokens)
             least = self._config.answerable_log_odds
             if self._asked == "auto" and least is not None:
-                log_odds = await self._done_beside(verifier, self._answerable(verifier, found))
+                log_odds = await self._await_beside(verifier, self._answerable(verifier, found))
                 decision = decide_by_reading(log_odds, least)
                 if not decision.is_drafted:
                     return decision
@@ -236,7 +236,7 @@ class Leases:
         limit_s = self._patience.limit_s
         try:
             async with asyncio.timeout(limit_s):
-                return await said(held, self._prompts.drafter.decode)
+                return await read_log_odds(held, self._prompts.drafter.decode)
         except TimeoutError:
             raise DrafterUnavailable(f"it gave no word within {limit_s:g} s") from None
         except TargetUnavailable as error:  # said of the engine that decodes

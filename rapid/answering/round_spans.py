@@ -23,15 +23,15 @@ class TracedVerifier(Generic[Block]):
     async def verify(self, block: Block) -> Verdict:
         """Judge a block; see `rapid.ports.Verifier`."""
         with span("round", choice=self._choice) as recorded:
-            return _noted(recorded, await self._verifier.verify(block))
+            return _note(recorded, await self._verifier.verify(block))
 
     async def decode(self, num_tokens: int) -> Verdict:
         """Decode with the verifier alone; see `rapid.ports.Verifier`."""
         with span("round", choice=self._choice) as recorded:
-            return _noted(recorded, await self._verifier.decode(num_tokens))
+            return _note(recorded, await self._verifier.decode(num_tokens))
 
 
-def _noted(recorded: Span, verdict: Verdict) -> Verdict:
+def _note(recorded: Span, verdict: Verdict) -> Verdict:
     recorded.set_attributes(
         {
             "rapid.position": verdict.position,

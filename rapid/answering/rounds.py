@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from rapid.answering.answers import GrowingAnswer, merged
+from rapid.answering.answers import GrowingAnswer, merge_answers
 from rapid.answering.progress import Progress
 from rapid.answering.readings import Readings
 from rapid.answering.request_leases import Leases
@@ -77,7 +77,7 @@ class Rounds:
             if not answer.is_finished
         ]
         with self._costs.growing(len(rounds)):
-            async with aclosing(merged(rounds)) as deltas:
+            async with aclosing(merge_answers(rounds)) as deltas:
                 async for delta in deltas:
                     yield delta
 

@@ -111,7 +111,7 @@ def _check_setting(family: str, shape: ModelShape, config: EngineConfig, model: 
             f"{model} stores queries, keys and values as one matrix, which tensor_parallel does "
             "not split: leave it out"
         )
-    if what := shape.undivided(config.tensor_parallel):
+    if what := shape.find_undivided(config.tensor_parallel):
         raise ConfigurationError(
             f"{model} has {what}, which tensor_parallel: {config.tensor_parallel} does not divide"
         )

@@ -147,7 +147,7 @@ def _fetch_repository(entry: CatalogueRepository, say: Callable[[str], None]) ->
         ) from error
 
 
-def fetched_path(entry: CatalogueFile | CatalogueRepository) -> Path | None:
+def find_fetched(entry: CatalogueFile | CatalogueRepository) -> Path | None:
     """Return where a model lies on this machine; None if it has not been fetched."""
     if isinstance(entry, CatalogueFile):
         return entry.path if entry.path.exists() else None

@@ -83,13 +83,13 @@ def memory_needs(
     kv_width = 1 if config.kv_cache_dtype == "fp8" else width
     whole_per_token = facts.shape.kv_bytes_per_token(kv_width) if with_pools else 0
     rings = ring_plan(config, facts.shape.window or None)
-    pool_tokens = facts.shape.kept_tokens(
+    pool_tokens = facts.shape.count_kept_tokens(
         config.kv_cache_tokens, None if rings is None else rings.num_tokens
     )
     host = MemoryNeed(host_cache=config.host_cache_tokens * whole_per_token / num_machines)
     workspace = shape.workspace_bytes(config.step_tokens, config.max_leases, width, on_gpu=on_gpu)
     if config.quantization == "int4" and on_gpu:
-        workspace += packed_bits.converted_bytes(shape)
+        workspace += packed_bits.unpacking_bytes(shape)
     device = MemoryNeed(
         weights=_weight_bytes(config, facts, width) / num_parts,
         kv_pool=pool_tokens * whole_per_token / num_parts,
@@ -160,11 +160,11 @@ def _weight_bytes(config: EngineConfig, facts: ModelFacts, width: int) -> float:
     if quantization == "int4":
         bits = packed_bits.layer_bits(facts.shape.part_of(config.tensor_parallel))
     else:
-        bits = 8 * width if quantization is None else quantized_bits(quantization)
+        bits = 8 * width if quantization is None else weight_bits(quantization)
     return facts.shape.weight_bytes(bits, 8 * width)
 
 
-def quantized_bits(quantization: Mapping[str, Any] | str) -> float:
+def weight_bits(quantization: Mapping[str, Any] | str) -> float:
     """Return the bits of a weight in the layers; 4, a common minimum, for unknown methods.
 
     Scales are not counted: a plan may refuse only what is certain not to fit. Those of ``int4``

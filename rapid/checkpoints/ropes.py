@@ -65,10 +65,10 @@ def reach(
     if not isinstance(positions, int):
         raise ConfigurationError(f"{model}: its config.json has no max_position_embeddings")
     if override is not None:
-        rope = _checked(override, "rope_scaling: ")
-        return _overridden(rope, positions, settings, max_context)
+        rope = _validate(override, "rope_scaling: ")
+        return _override(rope, positions, settings, max_context)
     _check_sliding(settings, model)
-    rope = _checked(_own(settings), f"{model}: ", otherwise="default")
+    rope = _validate(_own(settings), f"{model}: ", otherwise="default")
     if rope["rope_type"] == "dynamic":
         return positions, {"rope_type": "default"}
     if rope["rope_type"] == "longrope":
@@ -80,7 +80,7 @@ def reach(
     return max(positions, int(original * rope["factor"]) if is_yarn else 0), None
 
 
-def _overridden(
+def _override(
     rope: Rope, positions: int, settings: Mapping[str, Any], max_context: int | None
 ) -> tuple[int, Rope]:
     if rope["rope_type"] == "dynamic":
@@ -110,7 +110,7 @@ def _own(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 def _check_sliding(settings: Mapping[str, Any], model: str) -> None:
     """Check the rope of sliding layers, where they have their own; it is never replaced."""
     own = (settings.get("rope_parameters") or {}).get("sliding_attention") or {}
-    rope_type = _checked(own, f"{model}: ", otherwise="default")["rope_type"]
+    rope_type = _validate(own, f"{model}: ", otherwise="default")["rope_type"]
     if rope_type in ("dynamic", "longrope"):
         raise ConfigurationError(
             f"{model}: rope_type {rope_type!r} of sliding layers is not supported"
@@ -130,7 +130,7 @@ def _for_length(rope: Rope, longest: int, positions: int, settings: Mapping[str,
     }
 
 
-def _checked(rope: Mapping[str, Any], prefix: str, otherwise: str | None = None) -> Rope:
+def _validate(rope: Mapping[str, Any], prefix: str, otherwise: str | None = None) -> Rope:
     """Return the validated parameters; older files name the rope type ``type``."""
     rope_type = rope.get("rope_type") or rope.get("type") or otherwise
     if rope_type not in (*ROPES, "dynamic"):

@@ -287,7 +287,7 @@ class _Pieces(dict[int, bytes]):
         if token is None:
             piece = b""
         elif self._is_byte_level:
-            piece = _spelled_bytes(token)
+            piece = _spell_bytes(token)
         elif self._has_byte_names and _BYTE_NAME.fullmatch(token):
             piece = bytes.fromhex(token[3:5])
         else:
@@ -329,7 +329,7 @@ def _byte_spelling() -> dict[str, int]:
 _BYTES = _byte_spelling()
 
 
-def _spelled_bytes(token: str) -> bytes:
+def _spell_bytes(token: str) -> bytes:
     try:
         return bytes(_BYTES[character] for character in token)
     except KeyError:  # an added token, which is not spelled in bytes

@@ -26,7 +26,7 @@ def document_prompt(name: str, text: str, question: str) -> str:
     return f'Document "{name}":\n{text}\n\n{question}'
 
 
-def retrieved_prompt(name: str, chunks: Sequence[str], question: str) -> str:
+def build_drafter_prompt(name: str, chunks: Sequence[str], question: str) -> str:
     """Return the drafter's user message: chunks in document order, then the question."""
     joined = "\n\n".join(chunks)
     return f'Retrieved text chunks of "{name}":\n{joined}\n\n{question}'

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rapid.embedded import DRAFTER, TARGET
-from rapid.embedded.chat import document_prompt, retrieved_prompt
+from rapid.embedded.chat import build_drafter_prompt, document_prompt
 from rapid.embedded.generator import generate_document
 
 
@@ -30,7 +30,7 @@ class Example:
         chunks = [part for part in document.text.split("\n\n") if rarest in part]
         self._tokenizer = AutoTokenizer.from_pretrained(TARGET)
         long = self._encode(document_prompt(document.name, document.text, self.question))
-        short = self._encode(retrieved_prompt(document.name, chunks, self.question))
+        short = self._encode(build_drafter_prompt(document.name, chunks, self.question))
         self.prompts = (long, short, short)
 
     @cached_property

@@ -12,8 +12,8 @@ from rapid.embedded.chat import (
     SPECIAL_TOKENS,
     SYSTEM,
     USER,
+    build_drafter_prompt,
     document_prompt,
-    retrieved_prompt,
 )
 from rapid.embedded.wording import syllables, wording
 
@@ -51,7 +51,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     corpus = [*syllables()] * 2000 + [*wording()] * 40 + [PLAIN_ENGLISH] * 20
     corpus += [
         document_prompt("document.txt", "A", "What is"),
-        retrieved_prompt("notes", "A", "List the"),
+        build_drafter_prompt("notes", "A", "List the"),
     ] * 40
     tokenizer.train_from_iterator(corpus, trainer)
     return PreTrainedTokenizerFast(

@@ -12,8 +12,8 @@ from rapid.embedded.chat import (
     PAD,
     SPECIAL_TOKENS,
     USER,
+    build_drafter_prompt,
     document_prompt,
-    retrieved_prompt,
 )
 from rapid.embedded.curriculum import Stage
 from rapid.embedded.generator import (
@@ -98,7 +98,7 @@ class RowMaker:
             size = int(length * rng.uniform(0.6, 2.5))
             document = generate_document(seed, size, kind=kind, mix=stage.mix)
             chunks, known, missing = self._retrieve(document, length * rng.uniform(0.35, 0.55))
-            prompt = retrieved_prompt(document.name, chunks, "")
+            prompt = build_drafter_prompt(document.name, chunks, "")
         if not stage.absent:
             return prompt, known
         unknown = absent_questions(seed, document, len(known) // 3 + 1)

@@ -188,12 +188,12 @@ def unknown_share(text: str) -> float:
     """
     words = _words(text)
     name = re.compile(f"(?:{'|'.join(SYLLABLES)})+")
-    unknown = [word for word in words if word not in _known() and not name.fullmatch(word)]
+    unknown = [word for word in words if word not in _vocabulary() and not name.fullmatch(word)]
     return len(unknown) / len(words) if words else 0.0
 
 
 @cache
-def _known() -> frozenset[str]:
+def _vocabulary() -> frozenset[str]:
     styles = (each for style in STYLES.values() for each in astuple(style))
     phrases = [each if isinstance(each, str) else " ".join(each) for each in styles]
     return frozenset(_words(" ".join([*phrases, *wording()])))

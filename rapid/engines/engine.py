@@ -22,7 +22,7 @@ from rapid.engines.execution.compute import ComputeThread
 from rapid.engines.execution.replies import Reply
 from rapid.engines.execution.scheduling import Scheduler
 from rapid.engines.execution.state import Ending, EngineState
-from rapid.engines.execution.work_spans import traced
+from rapid.engines.execution.work_spans import trace_work
 from rapid.engines.forward.loading import LoadedModel, plan_rings
 from rapid.engines.kv.cache import PagePool
 from rapid.engines.kv.lease import Lease
@@ -45,7 +45,7 @@ from rapid.messages import (
 )
 from rapid.ports import Clock
 from rapid.speculation.questions import ToJudge
-from rapid.speculation.step import judged
+from rapid.speculation.step import judge_block
 
 Result = TypeVar("Result")
 
@@ -335,7 +335,7 @@ class Engine:
             scored.log_odds,
             told.logits,
         )
-        judgement = await asyncio.to_thread(judged, question)
+        judgement = await asyncio.to_thread(judge_block, question)
         verdict = judgement.verdict(block, max(scored.verify_ms, told.verify_ms))
         await asyncio.gather(self.commit(lease_id, verdict), beside.commit(witness_id, verdict))
         return verdict
@@ -373,7 +373,7 @@ class Engine:
         try:
             if work.times is None:
                 return cast(Result, await reply.future)
-            with traced(work, work.times):
+            with trace_work(work, work.times):
                 return cast(Result, await reply.future)
         except asyncio.CancelledError:
             with self._state.guard:

@@ -18,7 +18,7 @@ from rapid.messages import LeaseRequest, as_prompt
 _NUM_DECODED = 8  # the first of them are slower than the rest
 
 
-def warmed(engine: Engine, config: EngineConfig) -> Engine:
+def warm_up(engine: Engine, config: EngineConfig) -> Engine:
     """Return the engine once it knows what its steps cost; the call blocks until then."""
     with ThreadPoolExecutor(1) as executor:  # the caller's event loop may be running
         executor.submit(asyncio.run, _warm_up(engine, config.step_tokens)).result()

@@ -48,7 +48,7 @@ def layer_bits(shape: ModelShape) -> float:
     return BITS + _GROUP_BITS * num_groups / shape.layer_weights
 
 
-def converted_bytes(shape: ModelShape) -> float:
+def unpacking_bytes(shape: ModelShape) -> float:
     """Return the bytes that a product with many rows holds of weights in bfloat16 on a GPU.
 
     They are those that it multiplies, and the next ones as they come and as they are put in order.

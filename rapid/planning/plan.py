@@ -207,7 +207,7 @@ class Replica:
         if self.shape.sliding_layers:
             each = tokens_in_rings(self.shape.window, self.context, PAGE_TOKENS, STEP_TOKENS)
             in_rings = None if each is None else num_sequences * each
-        kept = self.shape.kept_tokens(num_tokens, in_rings)
+        kept = self.shape.count_kept_tokens(num_tokens, in_rings)
         return kept * self.shape.kv_bytes_per_token(self.kv_bytes)
 
     @property
@@ -219,7 +219,7 @@ class Replica:
         """Return the memory for `num_sequences`; every GPU needs its own workspace."""
         part = self._part
         workspace = part.workspace_bytes(STEP_TOKENS, num_sequences, on_gpu=True)
-        workspace += packed_bits.converted_bytes(part) if self._is_int4 else 0
+        workspace += packed_bits.unpacking_bytes(part) if self._is_int4 else 0
         return MemoryNeed(
             self.shape.weight_bytes(*self._all_bits),
             self.kv_of(num_sequences),
@@ -248,7 +248,7 @@ class Replica:
         work = batch * self.shape.decode_flops(rows, self.context)
         computing = work / (together * self.gpu.flops * COMPUTE_SHARE)
         sending = self._sending_s(batch * rows)
-        return self._fixed_s(batch) + sending + max(reading / bandwidth, computing)
+        return self._overhead_s(batch) + sending + max(reading / bandwidth, computing)
 
     def prefill_s(self) -> float:
         """Return the seconds that computing the KV of one sequence takes."""
@@ -259,10 +259,10 @@ class Replica:
     def free_rows(self, batch: int) -> int:
         """Return the most rows per sequence for which reading memory still bounds a step."""
         one = batch * self.shape.decode_flops(1, self.context)
-        reading_s = self.step_s(batch) - self._fixed_s(batch) - self._sending_s(batch)
+        reading_s = self.step_s(batch) - self._overhead_s(batch) - self._sending_s(batch)
         return int(reading_s * self.num_at_once * self.gpu.flops * COMPUTE_SHARE / one)
 
-    def _fixed_s(self, batch: float) -> float:
+    def _overhead_s(self, batch: float) -> float:
         """Return a step's seconds that no bandwidth shortens: the host's, and those of its sums."""
         each = NETWORK_REDUCE_S if self.num_machines > 1 else REDUCE_S
         return self.host.of(batch, self.shape.layers) + self._num_sums * each
@@ -290,6 +290,6 @@ def group_sizes(replica: Replica, num_sequences: int) -> list[int]:
     return [
         group.num_gpus
         for group in groups
-        if not (group.shape.undivided(group.num_at_once) or group.unpackable)
+        if not (group.shape.find_undivided(group.num_at_once) or group.unpackable)
         and group.max_sequences >= num_sequences
     ]

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rapid.config import MAX_DRAFT
 from rapid.planning.plan import Replica
-from rapid.planning.speedups import draft_ahead_speedup, expected_tokens, sequential_speedup
+from rapid.planning.speedups import draft_ahead_speedup, sequential_speedup, tokens_per_round
 
 MAX_TARGETS = 32  # targets of one drafter, which all lose their drafts if it fails
 
@@ -24,7 +24,7 @@ class Speculating:
         acceptance: probability that a drafted token is accepted.
         hits: see `draft_ahead_speedup`. None takes ``a^K``, the probability that the whole
             last block is accepted, which the block drafted ahead relies on.
-        extra_position: see `expected_tokens`; for the sequential schedule only.
+        extra_position: see `tokens_per_round`; for the sequential schedule only.
         round_s: see `sequential_speedup`.
     """
 
@@ -83,7 +83,7 @@ def fastest(
 
     def speedup(draft_length: int) -> float:
         extra = how.extra_position and schedule == "sequential"
-        tokens = expected_tokens(how.acceptance, draft_length, extra_position=extra)
+        tokens = tokens_per_round(how.acceptance, draft_length, extra_position=extra)
         verify_s = target.step_s(how.batch, draft_length + extra)
         if schedule == "sequential":
             return sequential_speedup(tokens, draft_length, verify_s=verify_s, **times)

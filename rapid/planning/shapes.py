@@ -123,7 +123,7 @@ class ModelShape(Frozen):
             **mixture,
         )
 
-    def undivided(self, size: int) -> str | None:
+    def find_undivided(self, size: int) -> str | None:
         """Return what cannot be divided into `size` parts, such as ``8 key and value heads``."""
         counts = {
             "attention heads": self.heads,
@@ -225,7 +225,7 @@ class ModelShape(Frozen):
         """Return the bytes of keys and values of one token, over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_number
 
-    def kept_tokens(self, num_tokens: float, in_rings: float | None) -> float:
+    def count_kept_tokens(self, num_tokens: float, in_rings: float | None) -> float:
         """Return the tokens that are kept, on average over the layers.
 
         Args:

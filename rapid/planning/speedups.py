@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 
-def expected_tokens(acceptance: float, draft_length: int, *, extra_position: bool = False) -> float:
+def tokens_per_round(
+    acceptance: float, draft_length: int, *, extra_position: bool = False
+) -> float:
     """Return the expected tokens per round if each draft is accepted with the same probability.
 
     A block of K drafts is scored at its K positions: ``(1 - a^K) / (1 - a)``. An `extra_position`
@@ -26,7 +28,7 @@ def sequential_speedup(
     """Return the speedup over plain decoding when drafting and verifying take turns.
 
     Args:
-        tokens: tokens committed per round, see `expected_tokens`.
+        tokens: tokens committed per round, see `tokens_per_round`.
         draft_length: tokens of a draft block.
         target_s: seconds of a plain step of the target.
         draft_s: seconds of one drafted token.

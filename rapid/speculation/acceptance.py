@@ -32,7 +32,7 @@ import torch
 
 from rapid.messages import DraftBlock, Float32Array, Int32Array, TokenLogprobs, Verdict
 from rapid.speculation.draw import Draw
-from rapid.speculation.fusion import fused_probs, observed
+from rapid.speculation.fusion import fuse_probs, update_log_odds
 from rapid.speculation.noise import Float64Array, Purpose, accepts, race
 from rapid.speculation.sampling import best_token, filter_probs, probabilities
 
@@ -211,7 +211,7 @@ def judge(
         token_ids.append(token)
         if adapts:
             target = probabilities(logits[row], draw.temperature)
-            log_odds = observed(log_odds, float(target[token]), float(told[token]))
+            log_odds = update_log_odds(log_odds, float(target[token]), float(told[token]))
         if num_logprobs is not None:
             logprobs.append(_logprobs(distributions.unfiltered, token, num_logprobs))
         num_accepted += accepted
@@ -272,7 +272,7 @@ def _distributions(
     sampling, speculation, temperature = draw.sampling, draw.speculation, draw.temperature
 
     def fuse(logits: torch.Tensor) -> torch.Tensor:
-        return fused_probs(
+        return fuse_probs(
             logits,
             told,
             temperature=temperature,

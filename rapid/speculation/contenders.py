@@ -33,7 +33,7 @@ import torch
 
 from rapid.messages import Float32Array
 from rapid.speculation.draw import Draw
-from rapid.speculation.fused_rows import MANY, Fused, Proposal, fused_row, told_by
+from rapid.speculation.fused_rows import MANY, Fused, Proposal, fuse_row, read_proposal
 from rapid.speculation.noise import Float64Array, Purpose, Words, numbers
 from rapid.speculation.philox import keys_of, uniforms_at
 from rapid.speculation.rows import FINE, MOST_ERROR, OF_PEAK, Ids, Row
@@ -54,7 +54,7 @@ class Outcome:
     told_prob: float = 0.0
 
 
-def decided(
+def decide(
     logits: torch.Tensor,
     ids: Ids,
     draft: Float64Array,
@@ -84,11 +84,11 @@ def decided(
         witness = Row.read(witness_logits, temperature, is_fine=True)
     if not max(row.error, witness.error if witness else 0.0) < MOST_ERROR:
         return Outcome(drafted, False, False)
-    told = told_by(ids, draft, speculation.plausibility, witness)
+    told = read_proposal(ids, draft, speculation.plausibility, witness)
     if not told.is_sure:
         return Outcome(drafted, False, False)
-    fused = fused_row(row, told, draw, log_odds)
-    token, is_accepted, is_sure = _settled(fused, told, drafted, draw)
+    fused = fuse_row(row, told, draw, log_odds)
+    token, is_accepted, is_sure = _settle(fused, told, drafted, draw)
     if not speculation.is_witnessed:
         return Outcome(token, is_accepted, is_sure)
     chosen, told_prob = np.array([token]), float(draft[ids == token].sum())
@@ -97,7 +97,7 @@ def decided(
     return Outcome(token, is_accepted, is_sure, float(row.probs(chosen)[0]), told_prob)
 
 
-def drawn(logits: torch.Tensor, draw: Draw) -> tuple[int, bool]:
+def draw_token(logits: torch.Tensor, draw: Draw) -> tuple[int, bool]:
     """Return a token of p after filters, as `rapid.speculation.acceptance.decode_token` does.
 
     Returns:
@@ -109,8 +109,8 @@ def drawn(logits: torch.Tensor, draw: Draw) -> tuple[int, bool]:
     if not row.error < MOST_ERROR:
         return 0, False
     none = np.zeros(0)
-    kept, is_sure = _filtered(Fused(row, none.astype(np.int64), none, none), draw)
-    token, is_first = _raced(kept, draw, Purpose.RESULT)
+    kept, is_sure = _filter(Fused(row, none.astype(np.int64), none, none), draw)
+    token, is_first = _race(kept, draw, Purpose.RESULT)
     return token, is_sure and is_first
 
 
@@ -124,7 +124,7 @@ def best_logit(logits: Float32Array, temperature: float) -> tuple[int, bool]:
     return token, math.isfinite(peak) and is_alone
 
 
-def _filtered(fused: Fused, draw: Draw) -> tuple[Fused, bool]:
+def _filter(fused: Fused, draw: Draw) -> tuple[Fused, bool]:
     """Return the weights that `rapid.speculation.sampling.filter_probs` keeps; all without filters.
 
     Returns:
@@ -171,14 +171,14 @@ def _filtered(fused: Fused, draw: Draw) -> tuple[Fused, bool]:
     ), is_sure  # fmt: skip
 
 
-def _settled(fused: Fused, told: Proposal, drafted: int, draw: Draw) -> tuple[int, bool, bool]:
+def _settle(fused: Fused, told: Proposal, drafted: int, draw: Draw) -> tuple[int, bool, bool]:
     """Return the token of a position, whether the drafted one was accepted, and if that is sure."""
     if draw.is_greedy:  # filters keep the best token
         token, is_sure = _best(fused)
         return token, token == drafted, is_sure
-    kept, is_sure = _filtered(fused, draw)
+    kept, is_sure = _filter(fused, draw)
     if draw.speculation.coupling == "shared_noise":
-        token, is_first = _raced(kept, draw, Purpose.RESULT)
+        token, is_first = _race(kept, draw, Purpose.RESULT)
         return token, token == drafted, is_sure and is_first
     proposed = float(told.draft[told.ids == drafted].sum()) * kept.total
     weight, slack = kept.at(drafted)
@@ -189,7 +189,7 @@ def _settled(fused: Fused, told: Proposal, drafted: int, draw: Draw) -> tuple[in
     is_sure &= abs(number - chance) > slack / proposed + (kept.error + fused.row.rounding) * chance
     if number < chance or not is_sure:
         return drafted, number < chance, is_sure
-    token, is_first = _raced(_residual(kept, told), draw, Purpose.RESIDUAL)
+    token, is_first = _race(_residual(kept, told), draw, Purpose.RESIDUAL)
     return token, False, is_first
 
 
@@ -221,7 +221,7 @@ def _best(fused: Fused) -> tuple[int, bool]:
     return int(ids[best]), int(np.count_nonzero(may_be_best)) == 1
 
 
-def _raced(fused: Fused, draw: Draw, purpose: Purpose) -> tuple[int, bool]:
+def _race(fused: Fused, draw: Draw, purpose: Purpose) -> tuple[int, bool]:
     """Draw a token by the race of `rapid.speculation.noise.race`.
 
     Returns:
@@ -240,7 +240,7 @@ def _raced(fused: Fused, draw: Draw, purpose: Purpose) -> tuple[int, bool]:
             limit = late / float(fused.others(most)) * (1 - MOST_ERROR)
             np.greater_equal(row.logits, row.logit_of(most), out=may_win)
         may_win[ids] = True
-        contenders, words = _drawn_words(draw.generator(purpose), may_win, math.exp(-late))
+        contenders, words = _draw_words(draw.generator(purpose), may_win, math.exp(-late))
         uniforms, own = numbers(words), contenders.searchsorted(ids)
         weights, slack = fused.others(row.probs(contenders)), np.zeros(len(contenders))
         ids, weights[own], slack[own] = contenders, fused.weights, fused.slack
@@ -255,7 +255,7 @@ def _raced(fused: Fused, draw: Draw, purpose: Purpose) -> tuple[int, bool]:
     return int(ids[first]), bool(latest < limit and latest < earliest.min())
 
 
-def _drawn_words(
+def _draw_words(
     generator: np.random.Philox, may_win: npt.NDArray[np.bool_], least: float
 ) -> tuple[Ids, Words]:
     """Return the tokens that may win, or whose number is at least `least`, with their words.

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rapid.speculation.draw import Draw
-from rapid.speculation.fusion import retrieved_weight
+from rapid.speculation.fusion import weigh_retrieved
 from rapid.speculation.noise import Float64Array
 from rapid.speculation.rows import FINE, Ids, Row
 
@@ -85,7 +85,9 @@ class Fused:
         return float(self.weights[place].sum()), float(self.slack[place].sum())
 
 
-def told_by(ids: Ids, draft: Float64Array, plausibility: float, witness: Row | None) -> Proposal:
+def read_proposal(
+    ids: Ids, draft: Float64Array, plausibility: float, witness: Row | None
+) -> Proposal:
     """Return what the proposal says, and a witness where there is one.
 
     A witness moves all tokens that are plausible by the mean of both readings. Where none of them
@@ -111,8 +113,8 @@ def told_by(ids: Ids, draft: Float64Array, plausibility: float, witness: Row | N
     )
 
 
-def fused_row(row: Row, told: Proposal, draw: Draw, log_odds: float) -> Fused:
-    """Return p_hat before filters, for every rule of `rapid.speculation.fusion.fused_probs`."""
+def fuse_row(row: Row, told: Proposal, draw: Draw, log_odds: float) -> Fused:
+    """Return p_hat before filters, for every rule of `rapid.speculation.fusion.fuse_probs`."""
     speculation, eta = draw.speculation, draw.speculation.eta
     ids, draft, is_plausible = told.ids, told.draft, told.is_plausible
     probs = row.probs(ids)
@@ -122,7 +124,7 @@ def fused_row(row: Row, told: Proposal, draw: Draw, log_odds: float) -> Fused:
         moved = probs + eta * draft
         return Fused(row, ids, moved, moved * row.error, 1 + eta, row.error)
     if speculation.transfer == "adaptive":
-        weight = retrieved_weight(log_odds)
+        weight = weigh_retrieved(log_odds)
         mixed = (1 - weight) * probs + weight * told.probs * is_plausible
         error = (row.error + told.error) * (1 + eta)
         slack = is_plausible * mixed * error
@@ -132,7 +134,7 @@ def fused_row(row: Row, told: Proposal, draw: Draw, log_odds: float) -> Fused:
         slack = is_plausible * sharpened * error
         share, sharpening = 1 - weight, eta * weight * (1 - weight)
         fused = Fused(row, ids, sharpened, slack, 1.0, error, share, sharpening)
-        return _summed(fused, probs, min(MANY, (1 - draw.sampling.top_p) / 2 or MANY))
+        return _sum_weights(fused, probs, min(MANY, (1 - draw.sampling.top_p) / 2 or MANY))
     move, certainty = draft - probs, 1 / row.total
     scale = 1.0
     if speculation.transfer == "boost":
@@ -146,7 +148,7 @@ def fused_row(row: Row, told: Proposal, draw: Draw, log_odds: float) -> Fused:
     return Fused(row, ids, moved, slack, total, error)
 
 
-def _summed(fused: Fused, probs: Float64Array, times: float) -> Fused:
+def _sum_weights(fused: Fused, probs: Float64Array, times: float) -> Fused:
     """Return p_hat of `adaptive` with its total; `probs` are p of the candidates.
 
     Tokens with at least `times` the mean probability are added one by one. Sharpening multiplies

@@ -20,7 +20,7 @@ _MEMORY = 0.85
 _LEAST_PROBABILITY = 1e-3
 
 
-def fused_probs(
+def fuse_probs(
     target_logits: torch.Tensor,
     draft_probs: torch.Tensor,
     *,
@@ -39,7 +39,7 @@ def fused_probs(
     adds the more, the more certain it is compared with the target.
 
     `adaptive` is ``norm(m * exp(eta * w * m))`` of the mixture ``m = (1 - w) * p + w * q * [q >= a
-    * max q]``, whose weight w is `retrieved_weight` of the committed text.
+    * max q]``, whose weight w is `weigh_retrieved` of the committed text.
 
     eta = 0 gives the target's own p, bit for bit.
 
@@ -56,7 +56,8 @@ def fused_probs(
             change which token is the best. In a `mixture` it is the weight of q beside p's 1.
         plausibility: a; tokens whose draft probability is below this share of the best one's are
             not moved. A `mixture` takes q whole.
-        log_odds: Result of `observed` for the tokens committed so far; only `adaptive` uses it.
+        log_odds: Result of `update_log_odds` for the tokens committed so far; only `adaptive` uses
+            it.
     """
     target_probs = probabilities(target_logits, temperature)
     if eta == 0:
@@ -67,7 +68,7 @@ def fused_probs(
     best = draft_probs.amax(dim=-1, keepdim=True)
     plausible = draft_probs >= plausibility * best
     if transfer == "adaptive":
-        weight = retrieved_weight(log_odds)
+        weight = weigh_retrieved(log_odds)
         mixed = (1 - weight) * target_probs + weight * draft_probs * plausible
         return torch.softmax(mixed.log() + eta * weight * mixed, dim=-1)
     move = draft_probs - target_probs
@@ -78,7 +79,7 @@ def fused_probs(
     return torch.softmax(shifted, dim=-1)
 
 
-def retrieved_weight(log_odds: float) -> float:
+def weigh_retrieved(log_odds: float) -> float:
     """Return the weight in (0, 1) of the reading of the retrieved text at one position.
 
     Its odds are ``0.999 * exp(0.4 * log_odds)``. It begins next to one half, where the surer of the
@@ -91,9 +92,9 @@ def retrieved_weight(log_odds: float) -> float:
 def weights_if_accepted(
     log_odds: Sequence[float], lengths: Sequence[int], probs: torch.Tensor
 ) -> torch.Tensor:
-    """Return `retrieved_weight` at every position of some blocks whose drafts are all accepted.
+    """Return `weigh_retrieved` at every position of some blocks whose drafts are all accepted.
 
-    It is computed on the device of `probs` and equals that of `observed` up to rounding.
+    It is computed on the device of `probs` and equals that of `update_log_odds` up to rounding.
 
     Args:
         log_odds: Those before each block [blocks].
@@ -125,7 +126,7 @@ def _sums_of_odds(
     return sums, before
 
 
-def observed(log_odds: float, target_prob: float, draft_prob: float) -> float:
+def update_log_odds(log_odds: float, target_prob: float, draft_prob: float) -> float:
     """Return the log odds of the retrieved text's reading after one more committed token.
 
     They are ``sum over i of 0.85^(t - i) * log(q(y_i) / p(y_i))``, with probabilities below 1e-3
@@ -135,7 +136,7 @@ def observed(log_odds: float, target_prob: float, draft_prob: float) -> float:
     Args:
         log_odds: The log odds before the token; 0 before the first.
         target_prob: p(y) of the committed token y, before filters.
-        draft_prob: q(y) of the same token, with the q that `fused_probs` was given.
+        draft_prob: q(y) of the same token, with the q that `fuse_probs` was given.
     """
     told = math.log(max(draft_prob, _LEAST_PROBABILITY))
     return _MEMORY * log_odds + told - math.log(max(target_prob, _LEAST_PROBABILITY))

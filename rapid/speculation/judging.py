@@ -20,7 +20,7 @@ from rapid.speculation import contenders
 from rapid.speculation import weights as fast
 from rapid.speculation.acceptance import Judgement
 from rapid.speculation.draw import Draw
-from rapid.speculation.fusion import observed, weights_if_accepted
+from rapid.speculation.fusion import update_log_odds, weights_if_accepted
 from rapid.speculation.noise import Float64Array, Purpose
 from rapid.speculation.philox import keys_of, uniforms_at
 from rapid.speculation.questions import ToJudge
@@ -43,7 +43,7 @@ def is_within_reach(question: ToJudge) -> bool:
     )
 
 
-def judged_by_rows(question: ToJudge) -> Judgement:
+def judge_by_rows(question: ToJudge) -> Judgement:
     """Judge a block on a CPU up to the first rejection; `is_within_reach` must hold."""
     block, draw, log_odds = question.block, question.draw, question.log_odds
     all_ids = block.candidate_ids.astype(np.int64)
@@ -52,7 +52,7 @@ def judged_by_rows(question: ToJudge) -> Judgement:
     for row, drafted in enumerate(block.token_ids.tolist()):
         is_real = all_ids[row] >= 0
         draft = (probs[row] / float(torch.from_numpy(probs[row]).sum()))[is_real]
-        outcome = contenders.decided(
+        outcome = contenders.decide(
             question.logits[row],
             all_ids[row][is_real],
             draft,
@@ -67,31 +67,31 @@ def judged_by_rows(question: ToJudge) -> Judgement:
             token, is_accepted = alone.token_ids[0], alone.num_accepted == 1
             log_odds = alone.log_odds
         elif draw.speculation.is_witnessed:
-            log_odds = observed(log_odds, outcome.target_prob, outcome.told_prob)
+            log_odds = update_log_odds(log_odds, outcome.target_prob, outcome.told_prob)
         token_ids.append(token)
         is_finished = token in question.eos_ids
         if not is_accepted or is_finished or len(token_ids) == len(question.logits):
             num_accepted = row + is_accepted
             return Judgement(tuple(token_ids), num_accepted, is_finished, log_odds=log_odds)
-    return _continued(question, token_ids, len(block), log_odds)
+    return _continue(question, token_ids, len(block), log_odds)
 
 
-def decided_together(questions: Sequence[ToJudge]) -> torch.Tensor:
-    """Return all that `judged_together` needs from the device, as float64 in one dimension.
+def decide_together(questions: Sequence[ToJudge]) -> torch.Tensor:
+    """Return all that `judge_together` needs from the device, as float64 in one dimension.
 
     Args:
         questions: Blocks with the same settings, for all of which `is_within_reach` holds.
     """
     lengths = [len(question.block) for question in questions]
     log_odds = [question.log_odds for question in questions]
-    decided, instead = _decided(_rows(questions), questions[0].draw, lengths, log_odds)
+    decided, instead = _decide(_rows(questions), questions[0].draw, lengths, log_odds)
     return torch.cat([decided.flatten(), instead.flatten()])
 
 
-def judged_together(
+def judge_together(
     questions: Sequence[ToJudge], decided: Float64Array
 ) -> list[Callable[[], Judgement]]:
-    """Return the judging of each block by what `decided_together` returned, brought to the host.
+    """Return the judging of each block by what `decide_together` returned, brought to the host.
 
     Each may raise what the specification raises.
     """
@@ -114,15 +114,15 @@ def _judgement(question: ToJudge, outcomes: Iterable[contenders.Outcome]) -> Jud
             break
         token_ids.append(outcome.token)
         if question.draw.speculation.is_witnessed:
-            log_odds = observed(log_odds, outcome.target_prob, outcome.told_prob)
+            log_odds = update_log_odds(log_odds, outcome.target_prob, outcome.told_prob)
         num_accepted += outcome.is_accepted
         is_finished = outcome.token in question.eos_ids
         if not outcome.is_accepted or is_finished or len(token_ids) == len(question.logits):
             return Judgement(tuple(token_ids), num_accepted, is_finished, log_odds=log_odds)
-    return _continued(question, token_ids, num_accepted, log_odds)
+    return _continue(question, token_ids, num_accepted, log_odds)
 
 
-def _continued(
+def _continue(
     question: ToJudge, token_ids: list[int], num_accepted: int, log_odds: float
 ) -> Judgement:
     """Return the judgement that begins with some tokens; the specification gives the rest."""
@@ -149,7 +149,7 @@ def _outcomes(
 def _rows(questions: Sequence[ToJudge]) -> BlockRows:
     """Return the rows of some blocks, on the device of their logits."""
     blocks, draw = [question.block for question in questions], questions[0].draw
-    logits = _stacked([question.logits[: len(question.block)] for question in questions])
+    logits = _stack([question.logits[: len(question.block)] for question in questions])
     device, shape = logits.device, (len(logits), max(map(_width, blocks)))
     ids, probs = np.full(shape, -1, dtype=np.int64), np.zeros(shape)
     ends = np.cumsum([len(block) for block in blocks])
@@ -182,7 +182,7 @@ def _rows(questions: Sequence[ToJudge]) -> BlockRows:
         ).long(),
         torch.as_tensor(numbers[:, 0], device=device),
         torch.as_tensor(keys_of(draws, drawn_for), device=device),
-        _stacked(witnesses) if witnesses else None,
+        _stack(witnesses) if witnesses else None,
     )
 
 
@@ -190,11 +190,11 @@ def _width(block: DraftBlock) -> int:
     return int(block.candidate_ids.shape[1])
 
 
-def _stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def _stack(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def _decided(
+def _decide(
     rows: BlockRows, draw: Draw, lengths: Sequence[int], log_odds: Sequence[float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Decide all positions of some blocks, each as if the drafts before it were accepted.
@@ -221,22 +221,22 @@ def _decided(
     if is_witnessed:
         probs = readings.of(rows, rows.drafted)
         weights = weights_if_accepted(log_odds, lengths, probs)
-    fused = fast.fused_weights(rows, readings, draw, weights)
+    fused = fast.fuse_weights(rows, readings, draw, weights)
     if draw.is_greedy:  # filters keep the best token
         tokens, sure = fast.best_of(fused)
         probs = readings.of(rows, tokens) if is_witnessed else probs
         return _table(tokens, tokens == rows.drafted, sure, probs), none
-    fused, are_kept = fast.filtered(fused, rows.logits, draw.sampling)
+    fused, are_kept = fast.filter_weights(fused, rows.logits, draw.sampling)
     if not _has_residual(draw):
-        tokens, sure = fast.raced(fused, rows.keys)
+        tokens, sure = fast.race_rows(fused, rows.keys)
         probs = readings.of(rows, tokens) if is_witnessed else probs
         return _table(tokens, tokens == rows.drafted, sure & are_kept, probs), none
-    accepted, sure = fast.accepted(rows, fused)
+    accepted, sure = fast.accept_rows(rows, fused)
     decided = _table(rows.drafted, accepted, sure & are_kept, probs)
     first = _first_rejected(accepted, lengths)
     rows, readings = rows.at(first), readings.at(first)
     fused, are_kept = fused.at(first), are_kept[first]
-    tokens, sure = fast.corrected(rows, fused)
+    tokens, sure = fast.correct_rows(rows, fused)
     probs = readings.of(rows, tokens) if is_witnessed else rows.draft.new_zeros((2, len(lengths)))
     return decided, _table(tokens, torch.zeros_like(sure), sure & are_kept, probs)
 

@@ -76,14 +76,14 @@ async def speculate(
                 drafter = None
                 continue
         if drafter is not None:
-            untold = _merged(untold, verdict)
+            untold = _merge(untold, verdict)
             if pace is not None:
                 pace.observe(verdict)
         token_ids.extend(verdict.token_ids)
         yield verdict
 
 
-def _merged(untold: Verdict | None, verdict: Verdict) -> Verdict:
+def _merge(untold: Verdict | None, verdict: Verdict) -> Verdict:
     """Return both rounds as one verdict with the tokens of both from the first one's position."""
     if untold is None:
         return verdict

@@ -34,7 +34,7 @@ def keys_of(draws: Sequence[Draw], purpose: Purpose) -> Keys:
     """Return the keys of some decisions: position, seed, and choice with purpose [draws, 3]."""
     return np.array(
         [
-            (draw.position, _signed(draw.sampling.seed), draw.choice << 8 | purpose)
+            (draw.position, _to_signed(draw.sampling.seed), draw.choice << 8 | purpose)
             for draw in draws
         ],
         dtype=np.int64,
@@ -60,7 +60,7 @@ def uniforms_on_device(keys: torch.Tensor, count: int) -> torch.Tensor:
     On a CPU numpy's own generator is faster, and is used.
     """
     if keys.device.type != "cpu":
-        return computed_uniforms(keys, count)
+        return compute_uniforms(keys, count)
     rows = [
         uniforms(seed, last >> 8, position, Purpose(last & 0xFF), count)
         for position, seed, last in keys.tolist()
@@ -68,7 +68,7 @@ def uniforms_on_device(keys: torch.Tensor, count: int) -> torch.Tensor:
     return torch.from_numpy(rows[0][None] if len(rows) == 1 else np.stack(rows))
 
 
-def computed_uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
+def compute_uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
     """Return what `uniforms_on_device` returns, by integer operations on any device."""
     counters = torch.arange(1, (count + 3) // 4 + 1, device=keys.device).expand(len(keys), -1)
     words = torch.stack(_philox(counters, *_columns(keys)), dim=-1)
@@ -80,7 +80,7 @@ def _columns(keys: Words) -> tuple[Words, Words, Words]:
     return keys[:, 0, None], keys[:, 1, None], keys[:, 2, None]
 
 
-def _signed(word: int) -> int:
+def _to_signed(word: int) -> int:
     """Return the signed number with the same 64 bits."""
     word &= _MASK_64
     return word - 2**64 if word >= 2**63 else word
@@ -91,7 +91,7 @@ def _philox(counter: Words, position: Words, seed: Words, choice: Words) -> list
     zero = counter * 0
     c0, c1, c2, c3 = counter, position + zero, zero, zero
     for i in range(_ROUNDS):
-        key0, key1 = seed + _signed(i * _WEYL[0]), choice + _signed(i * _WEYL[1])
+        key0, key1 = seed + _to_signed(i * _WEYL[0]), choice + _to_signed(i * _WEYL[1])
         high0, low0 = _product(c0, _MULTIPLIERS[0])
         high1, low1 = _product(c2, _MULTIPLIERS[1])
         c0, c1, c2, c3 = high1 ^ c1 ^ key0, low1, high0 ^ c3 ^ key1, low0
@@ -105,4 +105,4 @@ def _product(word: Words, factor: int) -> tuple[Words, Words]:
     middle = word_high * low + (word_low * low >> 32 & _LOW)
     other = word_low * high + (middle & _LOW)
     upper = word_high * high + (middle >> 32 & _LOW) + (other >> 32 & _LOW)
-    return upper, word * _signed(factor)
+    return upper, word * _to_signed(factor)

@@ -73,7 +73,7 @@ class Line:
         slope = (self._covariance + _RIDGE * self.slope_told) / (self._variance + _RIDGE)
         return min(max(slope, 0.0), steepest)
 
-    def borrowed(self, ratio: float = 1.0) -> Line:
+    def borrow(self, ratio: float = 1.0) -> Line:
         """Return a line with times scaled by `ratio`, of low weight against new measurements.
 
         One without measurements stays without.
@@ -146,7 +146,7 @@ class LengthBucket:
         """Record a plain round, which pays debts back and pays for trials."""
         if self.is_borrowed:
             ratio = seconds / self.plain.at(num_tokens)
-            self.drafted = self.drafted.borrowed(ratio)
+            self.drafted = self.drafted.borrow(ratio)
             self.plain = Line()
             self.is_borrowed = False
         self.plain.add(num_tokens, seconds, seconds / num_tokens)
@@ -173,12 +173,12 @@ class LengthBucket:
         elif is_probe:
             self.num_failures = min(self.num_failures + 1, _MOST_FAILURES)
 
-    def borrowed(self) -> LengthBucket:
+    def borrow(self) -> LengthBucket:
         """Return a bucket without measurements of its own that starts with these times."""
         return replace(
             self,
-            plain=self.plain.borrowed(),
-            drafted=self.drafted.borrowed(),
+            plain=self.plain.borrow(),
+            drafted=self.drafted.borrow(),
             balance=0.0,
             is_borrowed=True,
         )
@@ -218,7 +218,7 @@ class RoundCosts:
                 for near, bucket in self._buckets.items()
                 if bucket.plain.weight and not bucket.is_borrowed
             ]
-            bucket = self._buckets[min(known)[1]].borrowed() if known else LengthBucket()
+            bucket = self._buckets[min(known)[1]].borrow() if known else LengthBucket()
             self._buckets[length, load] = bucket
         return self._buckets[length, load]
 

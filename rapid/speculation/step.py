@@ -1,12 +1,12 @@
 """All tokens of one step of an engine: proposals, blocks and plain tokens of several answers.
 
 `rapid.speculation.acceptance` and `rapid.speculation.sampling` say what each token is, position by
-position. `answered` gives the same tokens for all positions of a step. On a CUDA device the rows of
-all answers with the same settings are computed together, and all results come to the host in one
-transfer. On a CPU rows are taken one by one, up to a rejection, because a row's numbers then stay
-in the cache, and only those of a long vocabulary: for others the specification takes no longer.
-Whatever is not sure, or too rare to be worth it (log-probabilities, the rule `paper`, proposals
-without a cut), is left to the specification as well.
+position. `answer_questions` gives the same tokens for all positions of a step. On a CUDA device the
+rows of all answers with the same settings are computed together, and all results come to the host
+in one transfer. On a CPU rows are taken one by one, up to a rejection, because a row's numbers then
+stay in the cache, and only those of a long vocabulary: for others the specification takes no
+longer. Whatever is not sure, or too rare to be worth it (log-probabilities, the rule `paper`,
+proposals without a cut), is left to the specification as well.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import torch
 from rapid.messages import Float32Array, Int32Array
 from rapid.speculation import weights as fast
 from rapid.speculation.acceptance import Judgement, decode_token, draft_purpose, propose
-from rapid.speculation.contenders import drawn
+from rapid.speculation.contenders import draw_token
 from rapid.speculation.draw import Draw
 from rapid.speculation.judging import (
-    decided_together,
+    decide_together,
     is_within_reach,
-    judged_by_rows,
-    judged_together,
+    judge_by_rows,
+    judge_together,
 )
 from rapid.speculation.noise import Float64Array, Purpose, race
 from rapid.speculation.philox import keys_of, uniforms_at
@@ -52,23 +52,23 @@ _Answering: TypeAlias = Generator[torch.Tensor, Float64Array, _Answers]
 
 
 @torch.inference_mode()
-def answered(questions: Sequence[Question]) -> _Answers:
+def answer_questions(questions: Sequence[Question]) -> _Answers:
     """Return the drafted tokens with their proposals, the judgements and the plain tokens.
 
     An answer that cannot be given, as when logits are not numbers, is the exception, so that it
     ends its own request only. All logits are on one device.
     """
     if questions and questions[0].logits.device.type == "cuda":
-        return answered_together(questions)
-    return [_tried(partial(_alone, question)) for question in questions]
+        return answer_together(questions)
+    return [_try(partial(_alone, question)) for question in questions]
 
 
 @torch.inference_mode()
-def answered_together(questions: Sequence[Question]) -> _Answers:
-    """Return what `answered` returns, by batched operations and one transfer, on any device."""
+def answer_together(questions: Sequence[Question]) -> _Answers:
+    """Return what `answer_questions` returns, by batched operations and one transfer."""
     answers: dict[int, Answer | Exception] = {}
     batches = _batches(questions)
-    answerings = [_begun([questions[index] for index in indices]) for indices in batches]
+    answerings = [_begin([questions[index] for index in indices]) for indices in batches]
     asked = [next(answering) for answering in answerings]  # all is launched before any is read
     told = torch.cat(asked).cpu().numpy()
     for indices, answering, part in zip(batches, answerings, asked, strict=True):
@@ -99,13 +99,13 @@ def _batches(questions: Sequence[Question]) -> list[list[int]]:
     return batches
 
 
-def judged(question: ToJudge) -> Judgement:
-    """Return the judgement of one block, as `answered` does.
+def judge_block(question: ToJudge) -> Judgement:
+    """Return the judgement of one block, as `answer_questions` does.
 
     Raises:
         EngineFailed: The logits contain NaN or +inf.
     """
-    (answer,) = answered([question])
+    (answer,) = answer_questions([question])
     if isinstance(answer, Exception):
         raise answer
     return cast(Judgement, answer)
@@ -128,16 +128,16 @@ def _settings(question: Question) -> object:
     )
 
 
-def _begun(questions: Sequence[Question]) -> _Answering:
+def _begin(questions: Sequence[Question]) -> _Answering:
     """Answer a group of questions: yield the values to bring to the host, and take them there."""
     first = questions[0]
     if _settings(first) is None:
         yield first.logits.new_empty(0, dtype=torch.float64)
-        return [_tried(partial(_alone, first))]
+        return [_try(partial(_alone, first))]
     judging = [question for question in questions if isinstance(question, ToJudge)]
     if judging:
-        decided = yield decided_together(judging)
-        return [_tried(judge) for judge in judged_together(judging, decided)]
+        decided = yield decide_together(judging)
+        return [_try(judge) for judge in judge_together(judging, decided)]
     proposing = [question for question in questions if isinstance(question, ToPropose)]
     if proposing:
         logits = torch.stack([question.logits for question in proposing])
@@ -145,15 +145,15 @@ def _begun(questions: Sequence[Question]) -> _Answering:
         sent = yield torch.stack([ids.double(), best]).flatten()
         sent_ids, sent_probs = sent.reshape(2, len(proposing), -1)
         return [
-            _tried(partial(_received, row_ids, row_probs, question.draw))
+            _try(partial(_receive, row_ids, row_probs, question.draw))
             for row_ids, row_probs, question in zip(
                 sent_ids.astype(np.int32), sent_probs.astype(np.float32), proposing, strict=True
             )
         ]
     decoding = [question for question in questions if isinstance(question, ToDecode)]
-    decoded = yield torch.stack(_drawn(decoding)).double().flatten()
+    decoded = yield torch.stack(_draw(decoding)).double().flatten()
     return [
-        Decoded(int(token)) if is_sure else _tried(partial(_decoded_by_rule, question))
+        Decoded(int(token)) if is_sure else _try(partial(_decode_by_rule, question))
         for token, is_sure, question in zip(*decoded.reshape(2, -1), decoding, strict=True)
     ]
 
@@ -163,30 +163,30 @@ def _alone(question: Question) -> Answer:
     logits = question.logits
     is_long = logits.shape[-1] >= _LONG and logits.dtype == torch.float32
     if isinstance(question, ToPropose):
-        return _proposed(*proposal(question.logits, question.draw), question.draw)
+        return _propose(*proposal(question.logits, question.draw), question.draw)
     if isinstance(question, ToDecode):
         if question.num_logprobs is None and is_long:
-            token, is_sure = drawn(question.logits, question.draw)
+            token, is_sure = draw_token(question.logits, question.draw)
             if is_sure:
                 return Decoded(token)
-        return _decoded_by_rule(question)
+        return _decode_by_rule(question)
     if is_long and is_within_reach(question):
-        return judged_by_rows(question)
+        return judge_by_rows(question)
     return question.by_specification()
 
 
-def _tried(answer: Callable[[], Answer]) -> Answer | Exception:
+def _try(answer: Callable[[], Answer]) -> Answer | Exception:
     try:
         return answer()
     except Exception as error:
         return error
 
 
-def _received(ids: Int32Array, probs: Float32Array, draw: Draw) -> Proposed:
-    return _proposed(*as_sent(ids, probs), draw)
+def _receive(ids: Int32Array, probs: Float32Array, draw: Draw) -> Proposed:
+    return _propose(*as_sent(ids, probs), draw)
 
 
-def _proposed(ids: Int32Array, probs: Float32Array, draw: Draw) -> Proposed:
+def _propose(ids: Int32Array, probs: Float32Array, draw: Draw) -> Proposed:
     """Draw a token as `propose` does; from a long vocabulary with the candidates' numbers alone."""
     if draw.is_greedy or ids.max() < _SPARSE or len(ids) > _MOST_DRAWN:
         return Proposed(propose(ids, probs, draw), ids, probs)
@@ -194,11 +194,11 @@ def _proposed(ids: Int32Array, probs: Float32Array, draw: Draw) -> Proposed:
     return Proposed(int(ids[race(probs.astype(np.float64), noise)]), ids, probs)
 
 
-def _decoded_by_rule(question: ToDecode) -> Decoded:
+def _decode_by_rule(question: ToDecode) -> Decoded:
     return Decoded(*decode_token(question.logits, question.draw, question.num_logprobs))
 
 
-def _drawn(questions: Sequence[ToDecode]) -> tuple[torch.Tensor, torch.Tensor]:
+def _draw(questions: Sequence[ToDecode]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tokens of the model's own distribution, and whether they are sure [questions]."""
     logits = torch.stack([question.logits for question in questions])
     draw = questions[0].draw
@@ -206,7 +206,7 @@ def _drawn(questions: Sequence[ToDecode]) -> tuple[torch.Tensor, torch.Tensor]:
         return fast.best_logit(logits, draw.temperature)
     probs = fast.softmax(logits, draw)
     own = fast.Weights.of_probabilities(probs, logits, draw.temperature)
-    kept, are_kept = fast.filtered(own, logits, draw.sampling)
+    kept, are_kept = fast.filter_weights(own, logits, draw.sampling)
     keys = keys_of([question.draw for question in questions], Purpose.RESULT)
-    tokens, sure = fast.raced(kept, torch.as_tensor(keys, device=logits.device))
+    tokens, sure = fast.race_rows(kept, torch.as_tensor(keys, device=logits.device))
     return tokens, sure & are_kept

@@ -190,13 +190,13 @@ def _is_filtered(sampling: SamplingConfig, vocab: int) -> bool:
     return sampling.top_p < 1 or (sampling.top_k is not None and sampling.top_k < vocab)
 
 
-def fused_weights(
+def fuse_weights(
     rows: BlockRows,
     readings: RowReadings,
     draw: Draw,
     weight: torch.Tensor | None,
 ) -> Weights:
-    """Return p_hat before filters, for every rule of `rapid.speculation.fusion.fused_probs`.
+    """Return p_hat before filters, for every rule of `rapid.speculation.fusion.fuse_probs`.
 
     Args:
         rows: The positions.
@@ -212,7 +212,7 @@ def fused_weights(
     if eta == 0:
         return own
     if weight is not None:
-        mixed = _mixed(rows, readings, own, speculation, weight)
+        mixed = _mix(rows, readings, own, speculation, weight)
         error = own.error * (1 + eta / 20)  # of exp(eta * w * m) in float32
         if draw.is_greedy:  # sharpening does not change the order
             return Weights(mixed, own.total, error)
@@ -240,7 +240,7 @@ def fused_weights(
     return Weights(own.weights, total, error)
 
 
-def _mixed(
+def _mix(
     rows: BlockRows,
     readings: RowReadings,
     own: Weights,
@@ -262,7 +262,7 @@ def _mixed(
     return (target * (1 - share)).add_(told.mul_(share)).to(own.weights.dtype)
 
 
-def filtered(
+def filter_weights(
     fused: Weights, logits: torch.Tensor, sampling: SamplingConfig
 ) -> tuple[Weights, torch.Tensor]:
     """Return the weights that `rapid.speculation.sampling.filter_probs` keeps; all without filters.
@@ -329,7 +329,7 @@ def best_logit(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, 
     return tokens, is_alone & torch.isfinite(best)
 
 
-def raced(
+def race_rows(
     weights: Weights, keys: torch.Tensor, tolerance: torch.Tensor | float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw a token of each row by the race of `rapid.speculation.noise.race`.
@@ -353,7 +353,7 @@ def raced(
     return tokens, is_alone & ~weights.is_doubtful(tokens)
 
 
-def accepted(rows: BlockRows, fused: Weights) -> tuple[torch.Tensor, torch.Tensor]:
+def accept_rows(rows: BlockRows, fused: Weights) -> tuple[torch.Tensor, torch.Tensor]:
     """Return whether the drafted tokens are accepted by p_hat, and whether that is sure [rows]."""
     drafted = fused.total * rows.draft_of(rows.drafted)
     chance = fused.of(rows.drafted) / drafted
@@ -362,7 +362,7 @@ def accepted(rows: BlockRows, fused: Weights) -> tuple[torch.Tensor, torch.Tenso
     return rows.numbers < chance, sure & ~fused.is_doubtful(rows.drafted)
 
 
-def corrected(rows: BlockRows, fused: Weights) -> tuple[torch.Tensor, torch.Tensor]:
+def correct_rows(rows: BlockRows, fused: Weights) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw a token of each row from what p_hat has more than q; takes the place of `fused`.
 
     Where there is hardly more, the weight is a difference of close numbers. It is taken too high by
@@ -376,7 +376,7 @@ def corrected(rows: BlockRows, fused: Weights) -> tuple[torch.Tensor, torch.Tens
     slack = 2 * fused.error[:, None] * (proposed + wanted)
     excess = torch.where(proposed > 0, (proposed - wanted).clamp(min=0) + slack, 0)
     fused.weights.scatter_(-1, rows.ids, excess.to(fused.weights.dtype))
-    tokens, sure = raced(fused, rows.keys, _NEAR * fused.error)
+    tokens, sure = race_rows(fused, rows.keys, _NEAR * fused.error)
     share = (slack / excess * (rows.ids == tokens[:, None])).nan_to_num(posinf=1.0).amax(dim=-1)
     return tokens, sure & (2 * share < _NEAR * fused.error)
 

@@ -34,7 +34,7 @@ EMPTY = EngineReport(0.0, 256, 256, 16, 16)
 def blame(monkeypatch: pytest.MonkeyPatch) -> CircuitBreaker:
     """Nobody is blamed for what another test saw."""
     blame = CircuitBreaker()
-    monkeypatch.setattr("cluster.affinity.BLAME", blame)
+    monkeypatch.setattr("cluster.affinity.CIRCUITS", blame)
     return blame
 
 
@@ -114,7 +114,7 @@ async def test_an_owner_that_has_just_failed_a_request_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     blame = CircuitBreaker()
-    monkeypatch.setattr("cluster.affinity.BLAME", blame)
+    monkeypatch.setattr("cluster.affinity.CIRCUITS", blame)
     ask = pending("1", name="x")
     assert (await groups(router(), SILENT, ask))[0] == [RANKS[0]]
     blame.put(RANKS[0])
@@ -198,7 +198,7 @@ async def test_a_lease_that_nobody_takes_moves_where_there_is_room(
         await one.choose_replicas([cut], pending("1", waits))  # Serve tries again
     pass_time(one, waited_s / 2)
     assert one.can_move(waits) == moves
-    assert (blame.spared([cut, other]) == [other]) == moves
+    assert (blame.spare([cut, other]) == [other]) == moves
 
 
 async def test_who_has_just_failed_is_better_than_who_takes_nothing(blame: CircuitBreaker) -> None:
@@ -237,7 +237,7 @@ async def test_orchestrators_at_their_limit_are_not_blamed(blame: CircuitBreaker
         await one.choose_replicas([busy], pending("1", request))
         pass_time(one, 10)
         assert not one.can_move(request)
-    assert blame.spared([busy, other]) == [busy, other]
+    assert blame.spare([busy, other]) == [busy, other]
 
 
 async def test_the_newest_of_two_notes_counts() -> None:
@@ -280,7 +280,7 @@ async def test_a_request_that_a_leaving_replica_has_not_taken_moves_at_once(
     one._replicas_list = [other]
     assert one.can_move(request)
     assert not one.can_move(taken)  # which the replica finishes
-    assert blame.spared([leaving, other]) == [leaving, other]
+    assert blame.spare([leaving, other]) == [leaving, other]
 
 
 async def test_a_router_forgets_the_oldest_of_the_leases_that_were_never_sent(

@@ -19,18 +19,18 @@ def test_a_replica_that_failed_is_left_alone_for_ten_seconds() -> None:
     blame = CircuitBreaker(lambda: now[0])
     blame.put("b")
     now[0] = 9.9
-    assert names(blame.spared([A, B, C])) == "ac"
+    assert names(blame.spare([A, B, C])) == "ac"
     blame.put("c")
-    assert names(blame.spared([A, B, C])) == "a"
+    assert names(blame.spare([A, B, C])) == "a"
     now[0] = 10.0
-    assert names(blame.spared([A, B, C])) == "ab"
+    assert names(blame.spare([A, B, C])) == "ab"
     now[0] = 19.9
-    assert names(blame.spared([A, B, C])) == "abc"
+    assert names(blame.spare([A, B, C])) == "abc"
 
 
 def test_where_all_failed_all_are_tried() -> None:
     blame = CircuitBreaker(lambda: 0.0)
     blame.put("a")
     blame.put("b")
-    assert names(blame.spared([A, B])) == "ab"
-    assert names(blame.spared([])) == ""
+    assert names(blame.spare([A, B])) == "ab"
+    assert names(blame.spare([])) == ""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.reports import EngineReport, EngineWatch, document_name, held_documents
+from cluster.reports import EngineReport, EngineWatch, document_name, list_held_documents
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.messages import EngineStatus, LeaseRequest, as_prompt
 
@@ -149,7 +149,7 @@ async def test_an_engine_that_hangs_or_fails_makes_its_report_stale(clock: Manua
 
 def test_the_documents_used_last_are_held_as_far_as_they_fit() -> None:
     used = OrderedDict(old=300, middle=500, new=400)
-    assert held_documents(used, 900) == {"new": 400, "middle": 500}
-    assert held_documents(used, 899) == {"new": 400, "middle": 499}  # its end was evicted
-    assert held_documents(used, 1200) == {"new": 400, "middle": 500, "old": 300}
-    assert held_documents(OrderedDict(), 900) == {}
+    assert list_held_documents(used, 900) == {"new": 400, "middle": 500}
+    assert list_held_documents(used, 899) == {"new": 400, "middle": 499}  # its end was evicted
+    assert list_held_documents(used, 1200) == {"new": 400, "middle": 500, "old": 300}
+    assert list_held_documents(OrderedDict(), 900) == {}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.reports import EngineReport, document_name
-from cluster.routing import Candidate, Need, has_room, ranked, weight
+from cluster.routing import Candidate, Need, has_room, rank_candidates, weight
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.messages import LeaseRequest, as_prompt
 
@@ -40,7 +40,7 @@ def order(
     candidates = [
         Candidate(name, ongoing.get(name), known[name], assigned.get(name, ())) for name in names
     ]
-    return ranked(need, candidates, target_ongoing=4, first_token_goal_s=10, **settings)
+    return rank_candidates(need, candidates, target_ongoing=4, first_token_goal_s=10, **settings)
 
 
 def first(samples: Any, number: int) -> Any:

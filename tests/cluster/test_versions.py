@@ -7,7 +7,7 @@ from ray import serve
 from ray.serve._private.config import DeploymentConfig
 from ray.serve._private.deploy_utils import get_deploy_args
 
-from cluster.versions import version_of, versioned
+from cluster.versions import pin_version, version_of
 
 
 class Settings(BaseModel):
@@ -17,7 +17,7 @@ class Settings(BaseModel):
 
 
 def test_serve_sends_the_deployments_version_and_not_the_applications() -> None:
-    deployment = versioned(
+    deployment = pin_version(
         serve.deployment(Settings).options(name="Target", max_ongoing_requests=7), "its own"
     )
     bound = deployment.options(name="Target", user_config={"live": 1})  # as Serve's builder does

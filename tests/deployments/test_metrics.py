@@ -96,7 +96,7 @@ class Script:
 
 async def watch(script: Script) -> RequestMetrics:
     counted = RequestMetrics("m", clock=lambda: script.now)
-    async for _ in counted.watched(script.events()):  # type: ignore[arg-type]
+    async for _ in counted.watch(script.events()):  # type: ignore[arg-type]
         pass
     return counted
 
@@ -139,7 +139,7 @@ async def test_requests_wait_until_they_hold_their_leases(read: dict[str, Any]) 
     counted = RequestMetrics("m", clock=lambda: script.now)
     seen = [
         (read["vllm_num_requests_waiting"], read["vllm_num_requests_running"])
-        async for _ in counted.watched(script.events())  # type: ignore[arg-type]
+        async for _ in counted.watch(script.events())  # type: ignore[arg-type]
     ]
     assert seen == [(0, 1)] * 3
     assert (read["vllm_num_requests_waiting"], read["vllm_num_requests_running"]) == (0, 0)
@@ -149,7 +149,7 @@ async def test_what_was_given_up_is_an_abort_and_runs_no_longer(read: dict[str, 
     with pytest.raises(TargetUnavailable):
         await watch(Script((0.1, TargetUnavailable("gone"))))
     script = Script((0.1, STARTED), (0.2, TextDelta(0, "a")), (0.3, Finished(ANSWERED)))
-    events = RequestMetrics("m").watched(script.events())  # type: ignore[arg-type]
+    events = RequestMetrics("m").watch(script.events())  # type: ignore[arg-type]
     await anext(events)
     assert read["vllm_num_requests_running"] == 1
     await events.aclose()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from evaluation.corruption import contradiction, corrupt, unrelated_item
+from evaluation.corruption import choose_unrelated, contradiction, corrupt
 from evaluation.items import Item
 from evaluation.tasks import Condition
 from rapid.errors import ConfigurationError
@@ -143,6 +143,6 @@ def test_the_budget_holds_whatever_replaces():
 
 def test_unrelated_text_is_of_an_item_about_another_text():
     items = [item("one"), item("two"), item("three", text="Another text.")]
-    assert unrelated_item(items[0], items) is items[2]
+    assert choose_unrelated(items[0], items) is items[2]
     with pytest.raises(ValueError, match="another text"):
-        unrelated_item(items[0], items[:2])
+        choose_unrelated(items[0], items[:2])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from evaluation.systems import BASELINES, System, named
+from evaluation.systems import BASELINES, System, find_baseline
 
 
 def test_the_papers_rule_is_never_greedy():
@@ -46,11 +46,13 @@ def test_the_drafter_alone_is_not_plain():
 
 
 def test_a_conditions_eta_moves_only_systems_that_fuse():
-    assert named("rapid-boost").speculation(eta=5).eta == 5
-    assert named("sd").speculation(eta=5).eta == 0
-    assert named("rapid-boost").eta_in(None) == named("rapid-boost").speculation().eta
+    assert find_baseline("rapid-boost").speculation(eta=5).eta == 5
+    assert find_baseline("sd").speculation(eta=5).eta == 0
+    assert (
+        find_baseline("rapid-boost").eta_in(None) == find_baseline("rapid-boost").speculation().eta
+    )
 
 
 def test_an_unknown_system_is_refused_with_the_nearest():
     with pytest.raises(ValueError, match="unknown system 'rapid-bost'; did you mean rapid-boost"):
-        named("rapid-bost")
+        find_baseline("rapid-bost")

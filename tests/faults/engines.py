@@ -23,9 +23,9 @@ def load_breakable(config: EngineConfig, directory: str) -> Any:
     """
     from rapid.engines.engine import Engine
     from rapid.engines.parallel.leading import load_replica
-    from rapid.engines.warming import warmed
+    from rapid.engines.warming import warm_up
 
-    engine = warmed(Engine(load_replica(config, with_pools=True), config), config)
+    engine = warm_up(Engine(load_replica(config, with_pools=True), config), config)
     order = Path(directory) / str(os.getpid())
     told = told_by(order)
     runner = engine._compute.runner

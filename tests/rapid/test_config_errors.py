@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from rapid.config import Frozen
-from rapid.config_errors import read_yaml, validated
+from rapid.config_errors import read_yaml, validate
 from rapid.errors import ConfigurationError
 
 
@@ -24,13 +24,13 @@ class Room(Frozen):
 
 def findings(settings: object) -> list[str]:
     with pytest.raises(ConfigurationError) as refused:
-        validated(Room, settings, prefix="room.yaml: ", top="room")
+        validate(Room, settings, prefix="room.yaml: ", top="room")
     return str(refused.value).splitlines()
 
 
 def test_settings_without_a_fault_are_the_model() -> None:
     settings = {"height": 2, "shelf": {"width": 1}}
-    assert validated(Room, settings, prefix="", top="room") == Room(height=2, shelf=Shelf(width=1))
+    assert validate(Room, settings, prefix="", top="room") == Room(height=2, shelf=Shelf(width=1))
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,10 @@ class TestTurnover:
         clock = self.Clock()
         turnover = Turnover(clock)
         assert turnover.seconds_until() is None
-        with turnover.held():
+        with turnover.hold():
             clock.now = 8.0
         assert turnover.seconds_until() is None  # all places are free
-        with turnover.held(), turnover.held(), turnover.held(), turnover.held():
+        with turnover.hold(), turnover.hold(), turnover.hold(), turnover.hold():
             assert turnover.seconds_until() == 2.0
             assert turnover.seconds_until(6) == 12.0
             assert turnover.seconds_until(share=1) == 8.0
@@ -60,7 +60,7 @@ class TestTurnover:
     def test_at_first_the_oldest_place_says_how_long_places_are_held(self) -> None:
         clock = self.Clock()
         turnover = Turnover(clock)
-        with turnover.held():
+        with turnover.hold():
             clock.now = 6.0
-            with turnover.held():
+            with turnover.hold():
                 assert turnover.seconds_until() == 3.0

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rapid.embedded.chat import document_prompt, retrieved_prompt
+from rapid.embedded.chat import build_drafter_prompt, document_prompt
 from rapid.errors import BadRequest
 from rapid.messages import Document, Message
 from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, target_messages
@@ -52,7 +52,7 @@ def test_the_wording_is_the_one_the_models_are_trained_on():
     assert target.content == document_prompt(NOTES.name, NOTES.text, question)
     chunks = [Chunk("notes", "One."), Chunk("notes", "Three.")]
     (drafter,) = drafter_messages(plan(user(question), documents=(NOTES,)), chunks)
-    assert drafter.content == retrieved_prompt("notes", ["One.", "Three."], question)
+    assert drafter.content == build_drafter_prompt("notes", ["One.", "Three."], question)
 
 
 def test_documents_stand_at_the_start_of_the_first_user_message():

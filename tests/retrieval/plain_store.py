@@ -17,7 +17,7 @@ class PlainChunkStore:
     outage = None
 
     @asynccontextmanager
-    async def claimed(self, tenant, document_id):
+    async def claim(self, tenant, document_id):
         yield self.stored.get((tenant, document_id))
 
     async def add(self, tenant, document_id, chunks, embeddings, num_tokens):

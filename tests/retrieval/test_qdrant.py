@@ -213,7 +213,7 @@ async def test_term_statistics_are_the_tenants_own(server):
 async def test_a_claim_is_a_conditional_write_that_is_read_back(server):
     store = await open_store(server)
     server.answers["POST /collections/chunks/points"] = {"result": []}
-    claiming = store.claimed("acme", "d")
+    claiming = store.claim("acme", "d")
     mine = {"id": "x", "payload": {"state": "claimed", "owner": store._manifests._owner}}
     reads = iter([[], [mine]])
     server.on["POST /collections/chunks/points"] = lambda: {"result": next(reads)}
@@ -239,7 +239,7 @@ async def test_no_server_is_a_sentence_that_names_it_and_refuses_at_once():
         assert f"{url} does not answer" in store.outage
         assert "store.url" in store.outage
         with pytest.raises(StoreUnavailable, match="does not answer"):
-            async with store.claimed("acme", "d"):
+            async with store.claim("acme", "d"):
                 pass
         await store.close()
 

@@ -65,14 +65,14 @@ class WithCanary:
                     async for event in events:
                         # Documents may be embedded before it is known whether there is room.
                         has_begun = has_begun or not isinstance(event, Reading)
-                        yield _named(event, canary.application)
+                        yield _name(event, canary.application)
                 return
             except (Overloaded, TargetUnavailable, OrchestratorLost):
                 if has_begun:
                     raise
         async with aclosing(self._own.generate(request)) as events:
             async for event in events:
-                yield _named(event, self._own_name) if canary else event
+                yield _name(event, self._own_name) if canary else event
 
     async def ready(self) -> dict[str, Any]:
         """Return the state of this application, which answers whatever the other one cannot."""
@@ -85,7 +85,7 @@ def position(request: GenerateRequest) -> float:
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest()) / 2**64
 
 
-def _named(event: GenerationEvent, application: str) -> GenerationEvent:
+def _name(event: GenerationEvent, application: str) -> GenerationEvent:
     if isinstance(event, Finished):
         return replace(event, receipt=replace(event.receipt, application=application))
     return event

@@ -121,7 +121,7 @@ class Cursor:
                 answer is not streamed.
         """
         if not request.is_streamed:
-            raise _refused("goes with stream: true", "invalid_event_id")
+            raise _refuse("goes with stream: true", "invalid_event_id")
         try:
             packed = base64.b64decode(event_id, b"-_", validate=True)
             form, unique, asked, seed, created, day, num_roles, has_usage = _HEAD.unpack(
@@ -135,9 +135,9 @@ class Cursor:
         except (ValueError, OverflowError, struct.error):
             form = None
         if form != _FORMAT:
-            raise _refused("is not an id that this server gave to an event", "invalid_event_id")
+            raise _refuse("is not an id that this server gave to an event", "invalid_event_id")
         if asked != _digest(request.tenant, body) or len(marks) != request.num_choices:
-            raise _refused(
+            raise _refuse(
                 "belongs to another request: send the very body and key of the stream that broke",
                 "foreign_event_id",
             )
@@ -185,11 +185,11 @@ def _digest(tenant: str, body: bytes) -> bytes:
     return digest.digest()
 
 
-def _refused(why: str, code: str) -> BadRequest:
+def _refuse(why: str, code: str) -> BadRequest:
     return BadRequest(f"Last-Event-ID {why}.", "Last-Event-ID", code)
 
 
-async def continued(
+async def continue_events(
     service: Generates, request: GenerateRequest, marks: Sequence[ChoiceCursor]
 ) -> AsyncGenerator[GenerationEvent]:
     """Yield the events of a request that come after `marks`, also when its orchestrator is lost.

@@ -80,7 +80,7 @@ class Readiness:
     def look(self) -> None:
         """Look at everything once, and block until then; what cannot be seen is left as it was."""
         for look in (self.refresh_pools, self._signs.find, self._signs.ask):
-            _looked(look, is_blind=False)
+            _try_look(look, is_blind=False)
 
     def start(self) -> None:
         """Start the threads, which end with the process or after `stop`."""
@@ -176,12 +176,12 @@ def _repeat(look: Callable[[], None], is_stopped: threading.Event) -> None:
     """Look once a second until stopped; a look that fails leaves what was seen before."""
     is_blind = False
     while True:
-        is_blind = not _looked(look, is_blind=is_blind)
+        is_blind = not _try_look(look, is_blind=is_blind)
         if is_stopped.wait(_EVERY_S):
             return
 
 
-def _looked(look: Callable[[], None], *, is_blind: bool) -> bool:
+def _try_look(look: Callable[[], None], *, is_blind: bool) -> bool:
     """Look; return whether that worked, and log why not, unless it did not work before."""
     try:
         look()

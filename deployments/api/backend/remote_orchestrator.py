@@ -13,14 +13,14 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from cluster import routers
-from cluster.circuit_breaker import BLAME
+from cluster.circuit_breaker import CIRCUITS
 from cluster.remote_failures import FailureKind, failure_of
 from deployments.api.backend.canary import WithCanary
 from deployments.api.backend.readiness import Readiness
 from deployments.api.gate.gossip import board_of, keep_in_step
 from deployments.api.ingress import GenerationService, Ingress
 from deployments.api.proxy.serve_internals import check_callers_are_known, limit_replica
-from deployments.config.live import accepted
+from deployments.config.live import accept_settings
 from deployments.config.serve_config import ApiConfig
 from deployments.logs import log_with_serve
 from deployments.metrics import IngressMetrics
@@ -65,7 +65,7 @@ class RemoteOrchestrator:
         try:
             for num_left in reversed(range(_MOST_MOVES + 1)):
                 stream = generate.remote(request)
-                watched = self._watched(request, stream, may_move=num_left > 0)
+                watched = self._watch(request, stream, may_move=num_left > 0)
                 try:
                     async with aclosing(watched) as events:
                         async for event in events:
@@ -94,7 +94,7 @@ class RemoteOrchestrator:
         if (router := routers.find(self._handle.deployment_id)) is not None:
             router.forget(request)
 
-    async def _watched(
+    async def _watch(
         self, request: GenerateRequest, stream: Any, *, may_move: bool
     ) -> AsyncGenerator[Any]:
         """Yield the items of a stream, whose orchestrator is looked at while none comes.
@@ -118,7 +118,7 @@ class RemoteOrchestrator:
                     is_silent = replica is not None and self._readiness.is_silent(replica)
                     num_silent = num_silent + 1 if is_silent else 0
                     if replica is not None and num_silent == _SILENT_LOOKS:
-                        BLAME.put(replica)
+                        CIRCUITS.put(replica)
                         raise OrchestratorLost("The orchestrator is silent: ask again.")
                 try:
                     item = coming.result()
@@ -189,7 +189,7 @@ class IngressReplica:
 
         Settings that break their schema are refused.
         """
-        taken = accepted(ApiConfig, settings, self._settings, of="Ingress")
+        taken = accept_settings(ApiConfig, settings, self._settings, of="Ingress")
         try:
             check_callers_are_known(has_keys=taken.has_keys)
             self._ingress.configure(taken)

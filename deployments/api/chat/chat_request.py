@@ -33,7 +33,7 @@ from rapid.requests import (
 )
 
 
-def _joined_parts(content: object) -> object:
+def _join_parts(content: object) -> object:
     """Join a list of text parts into one string; return other content unchanged."""
     if content is None:
         refuse("content", "must be a string or a list of text parts")
@@ -60,7 +60,7 @@ class ChatMessage(Turn):
 
     model_config = ConfigDict(extra="ignore")
 
-    content: Annotated[Text, BeforeValidator(_joined_parts)]
+    content: Annotated[Text, BeforeValidator(_join_parts)]
 
 
 class StreamOptions(_Body):

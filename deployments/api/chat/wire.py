@@ -252,10 +252,10 @@ def _acceptance(choices: Sequence[ChoiceStatistics]) -> Json:
     committed = accepted + sum(choice.corrected + choice.bonus for choice in choices)
     lengths = sorted({length for choice in choices for length in choice.histogram})
     by_length = {
-        length: _added(c.histogram[length] for c in choices if length in c.histogram)
+        length: _add(c.histogram[length] for c in choices if length in c.histogram)
         for length in lengths
     }
-    histogram = _added(by_length.values())
+    histogram = _add(by_length.values())
     steps = sum(histogram)
     return {
         "mean_acceptance_length": committed / steps if steps else 0.0,
@@ -268,5 +268,5 @@ def _acceptance(choices: Sequence[ChoiceStatistics]) -> Json:
     }
 
 
-def _added(histograms: Iterable[Sequence[int]]) -> list[int]:
+def _add(histograms: Iterable[Sequence[int]]) -> list[int]:
     return [sum(counts) for counts in zip_longest(*histograms, fillvalue=0)]

@@ -120,7 +120,7 @@ class Admission:
         self._check_free()
         self._num_held += 1
         try:
-            with self._turnover.held(), self.shares.held(tenant):
+            with self._turnover.hold(), self.shares.hold(tenant):
                 yield
         finally:
             self._num_held -= 1

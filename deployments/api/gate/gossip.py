@@ -92,14 +92,14 @@ def board_of(application: str) -> Tell:
     name = uuid.uuid4().hex
     board: Any = None
 
-    def started() -> Any:
+    def start() -> Any:
         options = {"name": application, "namespace": _NAMESPACE, "num_cpus": 0}
         return ray.remote(Board).options(get_if_exists=True, **options).remote()
 
     async def tell(use: Use) -> Use:
         nonlocal board
         if board is None:
-            board = await asyncio.to_thread(started)
+            board = await asyncio.to_thread(start)
         try:
             found: Use = await board.tell.remote(name, use)
         except Exception:

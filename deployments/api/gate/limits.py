@@ -64,11 +64,11 @@ class Limits:
             BadRequest: There are too many messages or documents, or too many keys where unknown
                 ones are refused: each would be an error of its own.
         """
-        for name, entries, most in self._counted(fields):
+        for name, entries, most in self._count(fields):
             if len(entries) > most:
                 raise _too_many(name, len(entries), most)
 
-    def _counted(
+    def _count(
         self, fields: Mapping[str, Any]
     ) -> Iterator[tuple[str, list[Any] | dict[str, Any], int]]:
         messages, rapid = fields.get("messages"), fields.get("rapid")

@@ -77,7 +77,7 @@ class Shares:
 
     def admits(self, tenant: str) -> bool:
         """Return whether the tenant may have one more request in progress; note that it asks."""
-        known = self._settled(tenant)
+        known = self._settle(tenant)
         num_held = self.num_held(tenant)
         known.peak = max(known.peak, num_held + 1)
         if num_held >= self._most:
@@ -87,27 +87,27 @@ class Shares:
 
     def share(self, tenant: str) -> int:
         """Return how many requests the tenant may have in progress for good."""
-        others = {each: self._wanted(each) for each in self._names() if each != tenant}
+        others = {each: self._demand(each) for each in self._names() if each != tenant}
         if self._shared is None or not any(others.values()):
             return self._most
         weighed = [(wanted, self._weight(each)) for each, wanted in others.items()]
         return min(self._most, fair_share(self._shared, weighed, self._weight(tenant)))
 
     @contextmanager
-    def held(self, tenant: str) -> Iterator[None]:
+    def hold(self, tenant: str) -> Iterator[None]:
         """Count one request of the tenant for the duration of the context."""
-        known = self._settled(tenant)
+        known = self._settle(tenant)
         known.num_held += 1
         known.peak = max(known.peak, self.num_held(tenant))
         try:
             yield
         finally:
-            self._settled(tenant).num_held -= 1
+            self._settle(tenant).num_held -= 1
 
     def use(self) -> Use:
         """Return what the tenants have at this replica and what they want, for the others."""
         found = {
-            name: (known.num_held, self._wanted_here(known))
+            name: (known.num_held, self._demand_here(known))
             for name, known in self._tenants.items()
         }
         return {name: each for name, each in found.items() if any(each)}
@@ -122,17 +122,17 @@ class Shares:
     def _names(self) -> set[str]:
         return self._tenants.keys() | self._elsewhere.keys()
 
-    def _wanted(self, tenant: str) -> int:
+    def _demand(self, tenant: str) -> int:
         known = self._tenants.get(tenant)
-        here = self._wanted_here(known) if known else 0
+        here = self._demand_here(known) if known else 0
         return max(here, self._elsewhere.get(tenant, (0, 0))[1], self.num_held(tenant))
 
-    def _wanted_here(self, known: _Tenant) -> int:
+    def _demand_here(self, known: _Tenant) -> int:
         age = int(self._clock() / _WANTED_FOR_S) - known.period
         peaks = (known.peak, known.last_peak)[: max(0, 2 - age)]
         return max(known.num_held, *peaks, 0)
 
-    def _settled(self, tenant: str) -> _Tenant:
+    def _settle(self, tenant: str) -> _Tenant:
         """Return a tenant whose credit and peaks have been brought to the present."""
         now = self._clock()
         known = self._tenants.get(tenant)

@@ -77,13 +77,13 @@ class RowLists:
     ring_slots: list[int] = field(default_factory=list)
     ring_segments: list[Segment] = field(default_factory=list)
 
-    def packed(self) -> torch.Tensor:
+    def pack(self) -> torch.Tensor:
         """Return ids, positions, slots and wanted rows side by side, to be copied at once."""
         slots = self.slots + self.ring_slots
         return torch.tensor(self.input_ids + self.positions + slots + self.wanted)
 
     def batch(self, packed: torch.Tensor, cache: KVCache, kernels: Kernels | None) -> Batch:
-        """Return the batch whose tensors are views of `packed`, on the device of the inputs."""
+        """Return the batch whose tensors are views of `pack`, on the device of the inputs."""
         num_rows = len(self.input_ids)
         ids, positions, slots, *more = torch.split(
             packed, [num_rows] * 3 + [num_rows] * bool(self.ring_slots) + [len(self.wanted)]
@@ -102,7 +102,7 @@ def assemble(
 ) -> Batch:
     """Concatenate the rows of all feeds into one batch."""
     rows = rows_of(feeds)
-    return rows.batch(rows.packed().to(device), cache, kernels)
+    return rows.batch(rows.pack().to(device), cache, kernels)
 
 
 def rows_of(feeds: Sequence[Feed]) -> RowLists:

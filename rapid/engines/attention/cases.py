@@ -116,7 +116,7 @@ def checks(
             others = tables[name][0].runs if tables[name] else []
             runs = _first(others, one.shared // page_tokens)
             num_left = one.past + one.num_rows - sum(map(len, runs)) * page_tokens
-            rest = scattered(num_left, page_tokens, start)
+            rest = scatter_pages(num_left, page_tokens, start)
             tables[name].append(PageTable([*runs, *rest.runs], page_tokens))
             start = max(run.stop for run in rest.runs) + 1
     layout = replace(layout, devices=layout.devices[:1], sliding=())
@@ -171,7 +171,7 @@ def step_timings(cache: KVCache, num_heads: int, page_tokens: int, max_context: 
     """Return two cases over two long sequences: decoding, and verifying 8 tokens of each."""
     shapes = [CaseRows(0, 1), CaseRows(0, 8)]
     return [
-        _timed(f"{one.num_rows} rows", cache, num_heads, page_tokens, max_context, one, 2)
+        _make_timed(f"{one.num_rows} rows", cache, num_heads, page_tokens, max_context, one, 2)
         for one in shapes
     ]
 
@@ -180,7 +180,7 @@ def tile_timings(cache: KVCache, num_heads: int, page_tokens: int, max_context: 
     """Return cases of one long sequence each, with the rows that fill a tile of each size."""
     group = num_heads // cache.longest[0].shape[0]
     return [
-        _timed(
+        _make_timed(
             f"tiles of {packed}", cache, num_heads, page_tokens, max_context, CaseRows(0, rows), 1
         )
         for packed in TILES
@@ -193,10 +193,10 @@ def chunk_timings(
 ) -> list[Case]:
     """Return one case: a prefill chunk at the end of a long sequence."""
     rows = CaseRows(0, max(MAX_STEP_ROWS + 1, min(step_tokens, max_context // 2)))
-    return [_timed("chunk", cache, num_heads, page_tokens, max_context, rows, 1)]
+    return [_make_timed("chunk", cache, num_heads, page_tokens, max_context, rows, 1)]
 
 
-def _timed(
+def _make_timed(
     name: str,
     cache: KVCache,
     num_heads: int,
@@ -247,17 +247,17 @@ def make_case(
     ]
     num_rows = sum(one.num_rows for one in batch)
 
-    def drawn(heads: int) -> torch.Tensor:  # as models pass it: heads and rows transposed
+    def draw(heads: int) -> torch.Tensor:  # as models pass it: heads and rows transposed
         shape = (1, num_rows, heads, head_dim)
         return torch.randn(shape, device=keys.device).to(cache.layout.dtype).transpose(1, 2)
 
-    query = (drawn(num_heads) * sharpness).to(cache.layout.dtype)
+    query = (draw(num_heads) * sharpness).to(cache.layout.dtype)
     rows = assemble(feeds, cache, keys.device).rows
-    key, value = cache.as_read(drawn(num_kv_heads)), cache.as_read(drawn(num_kv_heads))
+    key, value = cache.as_read(draw(num_kv_heads)), cache.as_read(draw(num_kv_heads))
     return Case(name, AttentionInputs(query, key, value, keys, values, rows, head_dim**-0.5))
 
 
-def scattered(num_tokens: int, page_tokens: int, start: int) -> PageTable:
+def scatter_pages(num_tokens: int, page_tokens: int, start: int) -> PageTable:
     """Return a table of runs of 3, 1, 4, 1, 5, 9, ... pages from page `start` on.
 
     One page of other sequences lies between two runs, and the last run comes first.

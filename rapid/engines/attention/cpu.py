@@ -4,7 +4,8 @@ The kernel gives each thread one head of one batch element and up to 32 of its q
 the keys. It reads any strided view, so the forms differ only in which dimension is passed as heads
 and which as the batch:
 
-* `packed`: all rows of a KV head at once, as they come. It is the fastest except in two cases.
+* `attend_packed`: all rows of a KV head at once, as they come. It is the fastest except in two
+cases.
 * `row_by_row`: two rows in bfloat16 become two heads that share their keys by a zero stride. A
   single row takes a matrix-vector product. Several are multiplied as a matrix, for which the keys
   are repacked; that costs more than reading the keys twice, the second time from the CPU's cache.
@@ -70,7 +71,7 @@ def form_for(query: torch.Tensor, key: torch.Tensor) -> Form:
     """Return the fastest form for a query [b, h, rows, d] over keys [b, h, keys, d]."""
     batch, heads, rows, _ = query.shape
     if batch != 1:
-        return packed
+        return attend_packed
     num_keys, head_dim = key.shape[2:]
     if rows == 2 and query.dtype == torch.bfloat16:
         num_bytes = 2 * num_keys * head_dim * key.element_size()
@@ -78,10 +79,12 @@ def form_for(query: torch.Tensor, key: torch.Tensor) -> Form:
             return row_by_row
     if heads < torch.get_num_threads() and rows <= MAX_SPLIT_ROWS and num_keys > MIN_SPLIT_KEYS:
         return split
-    return packed
+    return attend_packed
 
 
-def packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> Partial:
+def attend_packed(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> Partial:
     """Compute attention in one call, on the tensors as they are."""
     return _flash(query, key, value, scale)
 

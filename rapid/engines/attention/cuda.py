@@ -86,12 +86,12 @@ def choose_kernels(
     candidates = all_candidates(page_tokens) if candidates is None else candidates
     measure = measure or device_ms
 
-    def checked(cases: list[Case]) -> list[Case]:
+    def check(cases: list[Case]) -> list[Case]:
         return cases if window is None else cases + in_window(cases, window)
 
     steps = survey(
         candidates,
-        checked(step_checks(layout, num_heads, page_tokens)),
+        check(step_checks(layout, num_heads, page_tokens)),
         step_timings(cache, num_heads, page_tokens, max_context),
         tolerance,
         measure,
@@ -99,7 +99,7 @@ def choose_kernels(
     )
     chunks = survey(
         [candidate for candidate in candidates if candidate.is_for_chunks],
-        checked(chunk_checks(layout, num_heads, page_tokens)),
+        check(chunk_checks(layout, num_heads, page_tokens)),
         chunk_timings(cache, num_heads, page_tokens, max_context, step_tokens),
         tolerance,
         measure,

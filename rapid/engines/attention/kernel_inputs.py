@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar, cast
 import torch
 
 from rapid.engines.attention.segments import Partial, Segment
-from rapid.engines.attention.shared_prefixes import SharedPrefix, shared_prefixes
+from rapid.engines.attention.shared_prefixes import SharedPrefix, find_shared_prefixes
 from rapid.engines.attention.windows import within
 from rapid.engines.kv.cache import KVCache
 from rapid.engines.kv.fp8 import FP8, from_fp8, numbers_at_once
@@ -104,7 +104,7 @@ class RaggedRows:
 
     def prefixes(self) -> list[SharedPrefix]:
         """Return the prefixes that two or more of the sequences share."""
-        return self.once("prefixes", lambda: shared_prefixes(self.segments))
+        return self.once("prefixes", lambda: find_shared_prefixes(self.segments))
 
     def within(self, window: int) -> RaggedRows:
         """Return the same rows, each with the last `window` keys up to itself."""

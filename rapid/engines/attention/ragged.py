@@ -1,6 +1,6 @@
 """Ragged attention over page runs: many sequences of any length in one forward, no padding.
 
-Every layer of a transformers model calls `ragged_attention` (registered as ``rapid_ragged``). It
+Every layer of a transformers model calls `attend_ragged` (registered as ``rapid_ragged``). It
 stores the new keys and values, then attends sequence by sequence:
 
 * the queries of a KV group are packed into the query rows ([kv_heads, group * rows, head_dim]), so
@@ -34,7 +34,7 @@ NAME = "rapid_ragged"
 MAX_SCORES = 2**26  # float32 scores held at once where no fused kernel is used
 
 
-def ragged_attention(
+def attend_ragged(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -279,4 +279,4 @@ def merge(parts: list[Partial]) -> Partial:
     return output, lse
 
 
-AttentionInterface.register(NAME, ragged_attention)
+AttentionInterface.register(NAME, attend_ragged)

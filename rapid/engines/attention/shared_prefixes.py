@@ -33,7 +33,7 @@ class SharedPrefix:
     rests: dict[int, Segment]
 
 
-def shared_prefixes(segments: Sequence[Segment]) -> list[SharedPrefix]:
+def find_shared_prefixes(segments: Sequence[Segment]) -> list[SharedPrefix]:
     """Return the longest prefixes that at least two decoding or verifying sequences share.
 
     A sequence belongs to one prefix at most: sequences that share a document are grouped by it, not

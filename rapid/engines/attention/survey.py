@@ -100,7 +100,7 @@ def survey(
             try:
                 ms = sum(measure(partial(case.run, attend)) for case in timed)
             except Exception as cause:  # for instance, too little memory at full length
-                attend, problem = None, f"could not be timed ({_told(cause)})"
+                attend, problem = None, f"could not be timed ({_summarize(cause)})"
         found.append(Finding(candidate, attend, error, problem, ms))
     return found
 
@@ -117,14 +117,14 @@ def _check(
         if isinstance(attend, Tunable):
             attend.tune(tuned, measure)
     except Exception as cause:
-        return None, math.nan, f"is not available ({_told(cause)})"
+        return None, math.nan, f"is not available ({_summarize(cause)})"
     worst = 0.0
     for case in cases:
         assert case.expected is not None
         try:
             error = float((case.run(attend).float() - case.expected).abs().max())
         except Exception as cause:
-            return None, math.nan, f"cannot run here, on {case.name} ({_told(cause)})"
+            return None, math.nan, f"cannot run here, on {case.name} ({_summarize(cause)})"
         if not error <= tolerance:  # refuses NaN, too
             problem = f"is wrong: {error:.3g} from float32 on {case.name}"
             logger.warning("attention candidate refused: %s %s", candidate.name, problem)
@@ -133,7 +133,7 @@ def _check(
     return attend, worst, ""
 
 
-def _told(cause: Exception) -> str:
+def _summarize(cause: Exception) -> str:
     """Return the first sentence of an error, since torch's may run to pages."""
     return (str(cause).strip().splitlines() or [type(cause).__name__])[0].split(". ")[0][:160]
 

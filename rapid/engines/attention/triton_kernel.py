@@ -76,7 +76,7 @@ class BlockAttention:
         for case in cases:
             _, num_heads, num_rows, _ = case.inputs.query.shape
             dtype = case.inputs.query.dtype
-            packed = _packed(num_heads // case.inputs.keys.shape[0] * num_rows, dtype)
+            packed = _tile_rows(num_heads // case.inputs.keys.shape[0] * num_rows, dtype)
             times: dict[Launch, float] = {}
             for launch in LAUNCHES_FLOAT32 if dtype == torch.float32 else LAUNCHES:
                 self.launches[dtype, packed] = launch
@@ -129,7 +129,7 @@ def attend_to_table(
         ):
             if not num_items:
                 continue
-            packed = _packed(group * rows, query.dtype)
+            packed = _tile_rows(group * rows, query.dtype)
             launch = launches.get((query.dtype, packed), first_launch(query.dtype))
             tiles = -(-rows // (packed // group))
             _attend_to_items[(tiles, num_items, keys.shape[0])](
@@ -205,7 +205,7 @@ def first_launch(dtype: torch.dtype) -> Launch:
     return (LAUNCHES_FLOAT32 if dtype == torch.float32 else LAUNCHES)[0]
 
 
-def _packed(num_rows: int, dtype: torch.dtype) -> int:
+def _tile_rows(num_rows: int, dtype: torch.dtype) -> int:
     """Return the rows of the tiles for so many rows and heads of a group together."""
     most = MAX_PACKED_FLOAT32 if dtype == torch.float32 else TILES[-1]
     return int(np.clip(triton.next_power_of_2(num_rows), TILES[0], most))

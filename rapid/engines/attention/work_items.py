@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rapid.engines.attention.segments import Segment
-from rapid.engines.attention.shared_prefixes import Spans, num_keys, shared_prefixes, without
+from rapid.engines.attention.shared_prefixes import Spans, find_shared_prefixes, num_keys, without
 
 BLOCK_KEYS = 64
 ITEM = 5  # columns of an item: first listed row, rows, first block, blocks, first part
@@ -140,7 +140,7 @@ def _readings(
     Sequences that share a prefix are listed side by side.
     """
     is_shared = sizes.shared_items > 0 and window is None
-    prefixes = shared_prefixes(segments) if is_shared else []
+    prefixes = find_shared_prefixes(segments) if is_shared else []
     hidden = {index: num_keys(one.spans) for one in prefixes for index in one.rests}
     order = [*hidden, *(index for index in range(len(segments)) if index not in hidden)]
     rows = np.zeros((sizes.num_rows, ROW), dtype=np.int32)

@@ -26,7 +26,7 @@ from rapid.engines.kv.host_tier import HostTier, Move
 from rapid.engines.work.base import Work
 from rapid.errors import EngineFailed, RapidError
 from rapid.speculation.questions import Answer, Question
-from rapid.speculation.step import answered
+from rapid.speculation.step import answer_questions
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class ComputeThread:
         """Run one forward over all work that is ready; return False if there was none."""
         self.limit_s = _UNKNOWN_LIMIT_S
         scheduled = self._schedule()
-        expected_s = self._state.scheduler.expected_s(scheduled)
+        expected_s = self._state.scheduler.estimate_s(scheduled)
         if expected_s is not None:
             self.limit_s = max(_LEAST_LIMIT_S, _TIMES_EXPECTED * expected_s)
         if not scheduled:
@@ -174,7 +174,7 @@ class ComputeThread:
         began = time.perf_counter()
         try:
             self.host.launch(moves, self.runner.cache, self._state.ledger.prefixes.tags)
-            landed = self.host.landed()
+            landed = self.host.take_landed()
         except Exception:
             with self._state.guard:
                 self.host.forget()
@@ -261,7 +261,7 @@ class ComputeThread:
     def _answers(self, questions: list[Question]) -> Sequence[Answer | Exception]:
         """Return what is drawn from the logits of a step; on failure the cause, for each."""
         try:
-            return answered(questions)
+            return answer_questions(questions)
         except Exception as error:
             return [error] * len(questions)
 

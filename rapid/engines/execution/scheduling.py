@@ -136,10 +136,10 @@ class Scheduler:
             return 0.0
         return self._joining.wait_s(len(self._steps))
 
-    def expected_s(self, scheduled: Scheduled) -> float | None:
+    def estimate_s(self, scheduled: Scheduled) -> float | None:
         """Return the seconds that a step is expected to take; None if that is not known yet."""
         prefills = [feed for _, feed in scheduled if not feed.num_wanted]
-        return self.costs.expected_s(prefills, is_alone=_is_alone(scheduled))
+        return self.costs.estimate_s(prefills, is_alone=_is_alone(scheduled))
 
     def observe(self, seconds: float, scheduled: Scheduled) -> None:
         """Update the measured costs with the duration of a step, in seconds."""

@@ -113,7 +113,7 @@ class EngineState:
 
     def expire(self) -> None:
         """End the leases that were not used for their time-to-live."""
-        for lease in self.ledger.expired():
+        for lease in self.ledger.find_expired():
             self.end(lease, "expired")
 
     def wake(self) -> None:

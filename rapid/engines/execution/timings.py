@@ -70,7 +70,7 @@ class StepCosts:
     def forget_base(self) -> None:
         """Discard the base, so that it is measured again before prefill runs beside other work.
 
-        Until then `expected_s` goes by what it was.
+        Until then `estimate_s` goes by what it was.
         """
         self._former_base_s = self.base_s.value
         self.base_s.clear()
@@ -90,7 +90,7 @@ class StepCosts:
         """Return the seconds that a prefill row at `depth` adds; 0 before one was observed."""
         return self._fitted[1] + self._fitted[2] * depth
 
-    def expected_s(self, prefills: Sequence[Feed], *, is_alone: bool) -> float | None:
+    def estimate_s(self, prefills: Sequence[Feed], *, is_alone: bool) -> float | None:
         """Return the seconds that a step should take; None where no such step was observed.
 
         Args:

@@ -11,7 +11,7 @@ from rapid.tracing import span_below
 
 
 @contextmanager
-def traced(work: Work, times: Times) -> Iterator[None]:
+def trace_work(work: Work, times: Times) -> Iterator[None]:
     """Record the context, in which the call's reply is awaited, as a span ``engine.<call>``.
 
     Its attributes are the lease's role, the number of forwards with rows of the call

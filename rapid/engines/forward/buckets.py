@@ -67,7 +67,7 @@ def bucket_of(segments: Sequence[Segment]) -> Bucket | None:
     return Bucket(sequences, sequences + min(long, sequences) * (most_rows - 1), most_rows)
 
 
-def padded(
+def pad_rows(
     rows: RowLists, bucket: Bucket, first_slot: int, first_ring_slot: int | None = None
 ) -> tuple[RowLists, list[int]]:
     """Pad a step to its bucket.
@@ -111,7 +111,7 @@ def padded(
 
 def example(bucket: Bucket, first_slot: int, first_ring_slot: int | None = None) -> RowLists:
     """Return a step of padding alone that fills a bucket, with a sequence of the most rows."""
-    return padded(RowLists([], [], [], [], []), bucket, first_slot, first_ring_slot)[0]
+    return pad_rows(RowLists([], [], [], [], []), bucket, first_slot, first_ring_slot)[0]
 
 
 def _power_or_halfway(number: int) -> int:

@@ -28,7 +28,7 @@ from rapid.engines.attention.cuda import CAPTURING
 from rapid.engines.attention.kernel_inputs import Kernels
 from rapid.engines.attention.key_tables import KeyTables
 from rapid.engines.attention.segments import MAX_STEP_ROWS
-from rapid.engines.forward.buckets import Bucket, bucket_of, example, padded
+from rapid.engines.forward.buckets import Bucket, bucket_of, example, pad_rows
 from rapid.engines.kv.cache import KVCache
 from rapid.errors import EngineFailed
 
@@ -130,18 +130,18 @@ class StepGraphs:
         return graph.replay()[wanted]
 
     def _batch(self, rows: RowLists) -> Batch:
-        return rows.batch(rows.packed().to(self._device), self._cache, self._ordinary)
+        return rows.batch(rows.pack().to(self._device), self._cache, self._ordinary)
 
     def _capture_bucket(self, bucket: Bucket) -> None:
         """Capture a graph; after a capture that failed, on any rank, no other is tried."""
-        graph = self._captured(bucket)
+        graph = self._build_graph(bucket)
         self._may_capture = self._agreed(graph is not None)
         self._graphs[bucket] = graph if self._may_capture else None
 
-    def _captured(self, bucket: Bucket) -> _Graph | None:
+    def _build_graph(self, bucket: Bucket) -> _Graph | None:
         rows = example(bucket, *self._padding)
         tables = KeyTables(self._max_context)
-        inputs = rows.packed().to(self._device)
+        inputs = rows.pack().to(self._device)
         batch = rows.batch(inputs, self._cache, self._kernels)
         batch.rows.memo["key tables"] = tables
         ring_tables = None
@@ -161,12 +161,12 @@ class StepGraphs:
         Returns:
             The wanted rows among those of the bucket; None if the keys are in too many blocks.
         """
-        made, wanted = padded(rows, bucket, *self._padding)
+        made, wanted = pad_rows(rows, bucket, *self._padding)
         if not graph.tables.refill(made.segments):
             return None
         if graph.ring_tables is not None and not graph.ring_tables.refill(made.ring_segments):
             return None
-        graph.inputs.copy_(made.packed())
+        graph.inputs.copy_(made.pack())
         return torch.tensor(wanted, device=self._device)
 
     def _try(
@@ -184,17 +184,17 @@ class StepGraphs:
         """
         self._graphs[bucket] = None
         try:
-            replayed, replay_s = _timed(lambda: graph.replay()[wanted])
+            replayed, replay_s = _time(lambda: graph.replay()[wanted])
         except Exception as cause:  # for instance, no memory to upload it
             logger.warning("graph for steps of %s cannot be run: %s", bucket, cause)
             self._agreed(False)
             return self._forward(batch)
-        stored = _stored(batch)
-        logits, ordinary_s = _timed(lambda: self._forward(batch))
+        stored = _read_stored(batch)
+        logits, ordinary_s = _time(lambda: self._forward(batch))
         error = _difference(replayed, logits)
         found = f"{error:.1e} from the ordinary step, {1e3 * replay_s:.2f} ms against "
         found += f"{1e3 * ordinary_s:.2f} ms"
-        misplaced = _difference(stored, _stored(batch))
+        misplaced = _difference(stored, _read_stored(batch))
         if not misplaced <= ELSEWHERE:
             raise EngineFailed(f"a graph for steps of {bucket} stored keys in wrong places")
         is_correct = max(error, misplaced) <= TOLERANCE
@@ -210,7 +210,7 @@ class StepGraphs:
         return logits
 
 
-def _timed(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:
+def _time(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:
     """Call `run` several times; return the last result and the seconds of the fastest call."""
     times = []
     for _ in range(REPEATS):
@@ -221,7 +221,7 @@ def _timed(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:
     return result, min(times)
 
 
-def _stored(batch: Batch) -> torch.Tensor:
+def _read_stored(batch: Batch) -> torch.Tensor:
     """Return the keys and values of the last layer in the slots of the batch's rows."""
     layers = batch.rows.cache.layers
     slots = batch.rows.of_layer(len(layers) - 1).slots

@@ -24,7 +24,7 @@ import torch
 from torch.nn.functional import embedding, rms_norm
 
 from rapid.engines.attention.kernel_inputs import RaggedRows
-from rapid.engines.attention.ragged import ragged_attention
+from rapid.engines.attention.ragged import attend_ragged
 from rapid.engines.forward.products import Product, QuantizedLinear
 from rapid.engines.forward.shards import RankPart
 
@@ -134,7 +134,7 @@ class Decoder:
         self._scale = getattr(model.model.embed_tokens, "embed_scale", None)
         self._rotary = model.model.rotary_emb
         self._last_norm = self._norm_weight(model.model.norm)
-        self._layers = [self._fused(layer) for layer in model.model.layers]
+        self._layers = [self._fuse(layer) for layer in model.model.layers]
         self._ropes = {layer.rope for layer in self._layers}
 
     @property
@@ -155,31 +155,31 @@ class Decoder:
         Returns:
             [1, rows, hidden].
         """
-        hidden = self._embedded(input_ids[0])
+        hidden = self._embed(input_ids[0])
         if self._scale is not None:
             hidden = hidden * self._scale.to(hidden.dtype)
         angles = {rope: self._angles(position_ids[0], hidden.dtype, rope) for rope in self._ropes}
         for layer in self._layers:
-            attended = self._summed(self._attention(layer, hidden, *angles[layer.rope], rows))
+            attended = self._sum_ranks(self._attention(layer, hidden, *angles[layer.rope], rows))
             if layer.after_attention is not None:
                 attended = self._norm(attended, layer.after_attention)
             hidden = hidden + attended
-            mixed = self._summed(layer.mlp(self._norm(hidden, layer.before_mlp)))
+            mixed = self._sum_ranks(layer.mlp(self._norm(hidden, layer.before_mlp)))
             if layer.after_mlp is not None:
                 mixed = self._norm(mixed, layer.after_mlp)
             hidden = hidden + mixed
         return self._norm(hidden, self._last_norm)[None]
 
-    def _embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the embeddings of tokens [rows, hidden], each from the rank that has its row."""
         if self._place is None:
             return embedding(token_ids, self._tokens)
         own_ids = token_ids - self._place.shard.rank * len(self._tokens)
         is_elsewhere = (own_ids < 0) | (own_ids >= len(self._tokens))
         found = embedding(own_ids.masked_fill(is_elsewhere, 0), self._tokens)
-        return self._summed(found.masked_fill(is_elsewhere[:, None], 0))
+        return self._sum_ranks(found.masked_fill(is_elsewhere[:, None], 0))
 
-    def _summed(self, partial: torch.Tensor) -> torch.Tensor:
+    def _sum_ranks(self, partial: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks of what each computed with its part of the weights."""
         return partial if self._place is None else self._place.group.sum(partial)
 
@@ -197,8 +197,8 @@ class Decoder:
         rotated = heads[:, :num_rotated]
         if layer.qk_norm is not None:
             rotated = self._norm(rotated, layer.qk_norm)
-        rotated = _rotated(rotated, cos, sin).transpose(0, 1)[None]
-        attended, _ = ragged_attention(
+        rotated = _rotate(rotated, cos, sin).transpose(0, 1)[None]
+        attended, _ = attend_ragged(
             layer.module,
             rotated[:, : self._num_heads],
             rotated[:, self._num_heads :],
@@ -237,7 +237,7 @@ class Decoder:
         cos, sin = torch.cat((cos, cos), -1) * scaling, torch.cat((-sin, sin), -1) * scaling
         return cos.to(dtype), sin.to(dtype)
 
-    def _fused(self, layer: Any) -> _Layer:
+    def _fuse(self, layer: Any) -> _Layer:
         attention = layer.self_attn
         qk_norm = None
         if hasattr(attention, "q_norm"):
@@ -278,12 +278,12 @@ def _mlp_of(mlp: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     return _GatedMLP(gate_up, _product(mlp, "down_proj"), activation)
 
 
-def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate the first part of each head, as long as the angles are; the rest stays."""
     width = cos.shape[-1]
     if width < heads.shape[-1]:
         first, rest = heads[..., :width], heads[..., width:]
-        return torch.cat((_rotated(first, cos, sin), rest), dim=-1)
+        return torch.cat((_rotate(first, cos, sin), rest), dim=-1)
     return heads * cos + heads.roll(width // 2, -1) * sin
 
 

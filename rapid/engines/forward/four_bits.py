@@ -29,7 +29,7 @@ _GPU_COLUMNS = 16  # of a block that its operator reads at once, or a multiple
 _GPU_BLOCKS = 65_535  # that a GPU's operator takes: a grid's most in its second axis
 
 
-def packed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def pack_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weights [out, in] in four bits, packed for their device, and their scales.
 
     The scales are those of `codes_of`.
@@ -74,13 +74,13 @@ def product_of_converted(
     """Return the product of rows [n, in] with packed weights that are converted for it."""
     products = rows.new_empty(len(rows), scales.shape[1])
     done = 0
-    for columns in converted(weight, scales, rows.shape[1]):
+    for columns in unpack_parts(weight, scales, rows.shape[1]):
         torch.mm(rows, columns, out=products[:, done : done + columns.shape[1]])
         done += columns.shape[1]
     return products
 
 
-def converted(weight: torch.Tensor, scales: torch.Tensor, num_in: int) -> Iterator[torch.Tensor]:
+def unpack_parts(weight: torch.Tensor, scales: torch.Tensor, num_in: int) -> Iterator[torch.Tensor]:
     """Yield packed weights in bfloat16, transposed [in, some of out], `CONVERTED` at most at once.
 
     They are the operator's own: its product with the identity. A block is packed in tiles of few
@@ -95,10 +95,10 @@ def converted(weight: torch.Tensor, scales: torch.Tensor, num_in: int) -> Iterat
     packed_rows = num_out // len(weight)  # 1 on a CPU, a block on a GPU
     for start in range(0, num_out, step):
         part = weight[start // packed_rows : (start + step) // packed_rows]
-        yield _converted(part, scales[:, start : start + step], num_in)
+        yield _unpack(part, scales[:, start : start + step], num_in)
 
 
-def _converted(weight: torch.Tensor, scales: torch.Tensor, num_in: int) -> torch.Tensor:
+def _unpack(weight: torch.Tensor, scales: torch.Tensor, num_in: int) -> torch.Tensor:
     """Return packed weights in bfloat16, transposed [in, out]."""
     is_on_cpu = _is_on_cpu(weight)
     block = _cpu_block() if is_on_cpu else _GPU_BLOCK

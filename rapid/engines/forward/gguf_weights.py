@@ -74,7 +74,7 @@ def read_weights(
         if header.architecture == "llama" and layer_part:
             numbers = _halves_apart(numbers, heads[layer_part[1]])
         # `dequantize` may return a view of the read-only file.
-        weights[_renamed(header, name)] = torch.from_numpy(np.array(numbers)).to(dtype)
+        weights[_rename(header, name)] = torch.from_numpy(np.array(numbers)).to(dtype)
     return weights
 
 
@@ -88,7 +88,7 @@ def _halves_apart(numbers: Any, num_heads: int) -> Any:
     return pairs.swapaxes(1, 2).reshape(numbers.shape)
 
 
-def _renamed(header: GGUFHeader, name: str) -> str:
+def _rename(header: GGUFHeader, name: str) -> str:
     stem, _, kind = name.rpartition(".")
     in_layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
     if in_layer and in_layer[2] in _IN_A_LAYER:

@@ -61,7 +61,7 @@ class Group:
         self._backend.allreduce([tensor]).wait()
         return tensor
 
-    def gathered(self, columns: torch.Tensor) -> torch.Tensor:
+    def gather(self, columns: torch.Tensor) -> torch.Tensor:
         """Return the columns of all ranks side by side, [rows, size * columns]."""
         columns = columns.contiguous()
         num_rows, num_columns = columns.shape

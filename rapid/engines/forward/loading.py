@@ -33,7 +33,7 @@ from rapid.engines.forward.decoder import decoder_of
 from rapid.engines.forward.gguf_weights import read_weights
 from rapid.engines.forward.products import Method, check_method, quantize
 from rapid.engines.forward.quantization import quantization_config
-from rapid.engines.forward.shards import RankPart, Shard, read_shard, sharded
+from rapid.engines.forward.shards import RankPart, Shard, read_shard, shard_weights
 from rapid.engines.kv.cache import KVLayout
 from rapid.engines.kv.fp8 import check_device
 from rapid.errors import ConfigurationError
@@ -232,7 +232,7 @@ def _load_weights(
     if is_gguf(source):
         check_weights(config.model)
         weights = read_weights(read_header(source), read_settings(source), dtype)
-        weights = weights if shard is None else sharded(weights, shard)
+        weights = weights if shard is None else shard_weights(weights, shard)
     elif shard is not None:
         weights = read_shard(source, shard, dtype)
     if weights is not None:

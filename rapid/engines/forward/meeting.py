@@ -41,7 +41,7 @@ class AtAddress:
 
     Attributes:
         host: Address of the first rank's machine.
-        port: Port of the store that the first rank has opened (`opened_store`).
+        port: Port of the store that the first rank has opened (`open_store`).
     """
 
     host: str
@@ -66,7 +66,7 @@ class AtAddress:
 Meeting = InFile | AtAddress
 
 
-def opened_store(door: socket.socket) -> Any:
+def open_store(door: socket.socket) -> Any:
     """Open a store at a socket that listens, for `AtAddress`; it closes with the object."""
     host, port = door.getsockname()[:2]
     return distributed.TCPStore(

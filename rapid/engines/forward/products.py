@@ -114,16 +114,16 @@ def quantize(model: torch.nn.Module, method: Method, device: torch.device) -> No
     for parent in list(model.get_submodule("model").modules()):
         for name, layer in list(parent.named_children()):
             if type(layer) is torch.nn.Linear:
-                weight, scale = quantized(layer.weight.detach().to(device), method)
+                weight, scale = quantize_weight(layer.weight.detach().to(device), method)
                 bias = None if layer.bias is None else layer.bias.detach().to(device)
                 setattr(parent, name, QuantizedLinear(weight, scale, bias))
                 layer.weight.data = layer.weight.data.new_empty(0)
 
 
-def quantized(weight: torch.Tensor, method: Method) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_weight(weight: torch.Tensor, method: Method) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weights [out, in] quantized, and their scales, as `Product` takes both."""
     if method == "int4":
-        return four_bits.packed(weight)
+        return four_bits.pack_weight(weight)
     if method == "fp8":
         return _in_fp8(weight)
     scale = _largest(weight).div(127).to(torch.bfloat16)
@@ -141,7 +141,7 @@ def _product_of_eight_bits(
     if weight.dtype == torch.int8 and is_read:
         return torch._weight_int8pack_mm(rows, weight, scale)
     if weight.dtype == torch.float8_e4m3fn and is_scaled:
-        return _scaled(rows, weight, scale)
+        return _multiply_scaled(rows, weight, scale)
     return product_of_numbers(rows, weight, scale)
 
 
@@ -162,7 +162,7 @@ def _largest(rows: torch.Tensor) -> torch.Tensor:
     return rows.float().abs().amax(-1).clamp_min(_LEAST)
 
 
-def _scaled(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def _multiply_scaled(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Return the product of rows, each quantized by its own largest number, with weights in fp8."""
     quantized_rows, row_scale = _in_fp8(rows)
     return torch._scaled_mm(

@@ -103,16 +103,16 @@ class Runner:
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         """Return the logits of the wanted rows in the model's dtype, [num_wanted, vocab]."""
-        hidden = self._hidden(batch)
+        hidden = self._compute_hidden(batch)
         wanted = hidden[:, batch.wanted.to(hidden.device)]
         logits: torch.Tensor = self._lm_head(wanted)[0]
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         if self._group is not None:
-            logits = self._group.gathered(logits)
+            logits = self._group.gather(logits)
         return logits[:, : self._vocab_size].to(self.device)
 
-    def _hidden(self, batch: Batch) -> torch.Tensor:
+    def _compute_hidden(self, batch: Batch) -> torch.Tensor:
         """Return the hidden states of all rows after the last norm, [1, rows, hidden]."""
         if self._decoder is not None:
             return self._decoder(batch.input_ids, batch.position_ids, batch.rows)

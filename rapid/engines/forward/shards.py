@@ -63,7 +63,7 @@ class Shard:
         module, kind = name.split(".")[-2:]
         shape = _shape(tensor)
         if module in _BY_VOCABULARY:
-            return self._padded(tensor, shape[0])
+            return self._pad(tensor, shape[0])
         if module in _BY_ROWS:
             return _whole(tensor[self._range(shape[0])])
         if module in _BY_COLUMNS and kind == "weight":
@@ -77,7 +77,7 @@ class Shard:
         share = length // self.size
         return slice(self.rank * share, (self.rank + 1) * share)
 
-    def _padded(self, table: Any, vocab_size: int) -> torch.Tensor:
+    def _pad(self, table: Any, vocab_size: int) -> torch.Tensor:
         share = self.num_ids(vocab_size)
         start = min(self.rank * share, vocab_size)
         rows = _whole(table[start : min(start + share, vocab_size)])
@@ -109,7 +109,7 @@ def read_shard(source: str, shard: Shard, dtype: torch.dtype) -> dict[str, torch
     return weights
 
 
-def sharded(weights: Mapping[str, torch.Tensor], shard: Shard) -> dict[str, torch.Tensor]:
+def shard_weights(weights: Mapping[str, torch.Tensor], shard: Shard) -> dict[str, torch.Tensor]:
     """Return one rank's part of weights that are in memory."""
     return {name: shard.part(name, tensor).clone() for name, tensor in weights.items()}
 

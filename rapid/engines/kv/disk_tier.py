@@ -273,7 +273,7 @@ class DiskTier:
             return
         began = time.perf_counter()
         try:
-            is_good = self._read(job) if job.kind == "read" else self._written(job)
+            is_good = self._read(job) if job.kind == "read" else self._write_page(job)
         except Exception:
             logger.exception("disk_cache_folder: a page could not be used")
             is_good = False
@@ -292,7 +292,7 @@ class DiskTier:
         """Write a page, or raise OSError."""
         self.files.write(job.name, job.tenant, self._host.memory_of(job.host_page))
 
-    def _written(self, job: Job) -> bool:
+    def _write_page(self, job: Job) -> bool:
         try:
             self._write(job)
         except OSError as error:

@@ -48,8 +48,8 @@ class HostTier:
     It has those that left the pool and, above a disk tier, all that pass through it to the disk.
 
     Like those of `PrefixCache`, its methods are called with the engine's lock held, except for
-    `launch` and `landed`, which run on the compute thread between two forwards, so that a page is
-    copied out before its next holder writes into it.
+    `launch` and `take_landed`, which run on the compute thread between two forwards, so that a page
+    is copied out before its next holder writes into it.
 
     Attributes:
         blocks: All pages [pages, layers, 2, kv_heads, page_tokens, head_dim]: the KV of a page lies
@@ -185,7 +185,7 @@ class HostTier:
             raise
 
     def _launch(self, moves: Sequence[Move], cache: KVCache, tags: Tags) -> None:
-        for run in _joined(moves):
+        for run in _join(moves):
             first = run[0]
             ours = slice(first.page, first.page + len(run))
             theirs = slice(first.host_page, first.host_page + len(run))
@@ -198,7 +198,7 @@ class HostTier:
             if first.is_restore and read != [move.name for move in run]:
                 raise AssertionError("host tier: another prompt's KV came back")
 
-    def landed(self) -> list[Move]:
+    def take_landed(self) -> list[Move]:
         """Return the copies that have landed since the last time, and time the restoring ones."""
         landed: list[Move] = []
         while self._launched and self._launched[0][0].is_reached():
@@ -362,7 +362,7 @@ class RestorePace:
         return restoring is None or computing is None or restoring < computing
 
 
-def _joined(moves: Sequence[Move]) -> Iterator[list[Move]]:
+def _join(moves: Sequence[Move]) -> Iterator[list[Move]]:
     """Join moves whose pages are neighbours in both tiers; yield them, the lowest page first.
 
     Prompts come back head first and leave tail first, so neighbours may follow in either direction.

@@ -180,7 +180,7 @@ class LeaseLedger:
             waiter.on_open(EngineFailed("the engine is closed"))
         self._lines = Lines()
 
-    def expired(self) -> list[Lease]:
+    def find_expired(self) -> list[Lease]:
         """Return the leases that are idle and unrenewed for longer than the time-to-live."""
         now = self.clock()
         return [
@@ -351,11 +351,11 @@ class LeaseLedger:
     def _reserve(self, waiter: Waiter) -> Lease:
         """Return a lease with all it can ever need; where that fails, nothing stays taken."""
         with ExitStack() as undoing:
-            lease = self._reserved(waiter, undoing)
+            lease = self._reserve_for(waiter, undoing)
             undoing.pop_all()
         return lease
 
-    def _reserved(self, waiter: Waiter, undoing: ExitStack) -> Lease:
+    def _reserve_for(self, waiter: Waiter, undoing: ExitStack) -> Lease:
         request = waiter.request
         num_prompt = len(request.prompt_ids)
         capacity = self._capacity(request, num_prompt)

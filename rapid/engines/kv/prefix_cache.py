@@ -210,18 +210,18 @@ class PrefixCache:
         if self._host is None:
             return []
         if self._disk is not None:
-            self._disk.go_on(self.uncomputed, self.computed)
+            self._disk.go_on(self.find_uncomputed, self.find_computed)
         moves = self._host.take_moves()
-        stale = {m for m in moves if m.is_restore and self.uncomputed(m.name) != m.page}
+        stale = {m for m in moves if m.is_restore and self.find_uncomputed(m.name) != m.page}
         self._host.settle(move for move in moves if move in stale)
         return [move for move in moves if move not in stale]
 
-    def uncomputed(self, name: bytes) -> int | None:
+    def find_uncomputed(self, name: bytes) -> int | None:
         """Return the page that has this name and is not computed yet, if any."""
         page = self._page_of.get(name)
         return None if page is None or self._is_computed[page] else page
 
-    def computed(self, name: bytes) -> int | None:
+    def find_computed(self, name: bytes) -> int | None:
         """Return the computed page of this name, if any."""
         page = self._page_of.get(name)
         return page if page is not None and self._is_computed[page] else None

@@ -45,7 +45,8 @@ class Sequence:
         num_offered: Number of leading `draft_ids` that were handed out as a block.
         num_computed: Number of leading tokens whose KV is valid.
         gap: Measured time between a block and the next call.
-        log_odds: Result of judging so far, under `adaptive` (`rapid.speculation.fusion.observed`).
+        log_odds: Result of judging so far, under `adaptive`
+            (`rapid.speculation.fusion.update_log_odds`).
         ring: Where the last tokens lie in layers that have rings; None where all have pages.
         digest: Digest of the name and the committed answer, the same on every engine that holds
             this text of this choice.
@@ -119,7 +120,7 @@ class Sequence:
         start, num_committed = self.num_computed, len(self.token_ids)
         rest = self.token_ids[start : None if limit is None else start + limit]
         if limit is None or len(rest) < limit:
-            rest += self.draft_ids[max(start - num_committed, 0) :][: _left(limit, rest)]
+            rest += self.draft_ids[max(start - num_committed, 0) :][: _remaining(limit, rest)]
         return rest
 
     def commit(self, token_ids: TokenIds[int], *, keeps_ahead: bool = False) -> bool:
@@ -160,7 +161,7 @@ def digest_of(token_ids: TokenIds[int], before: int) -> int:
     return zlib.crc32(array("i", token_ids), before)
 
 
-def _left(limit: int | None, taken: list[int]) -> int | None:
+def _remaining(limit: int | None, taken: list[int]) -> int | None:
     return None if limit is None else limit - len(taken)
 
 

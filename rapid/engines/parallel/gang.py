@@ -22,12 +22,12 @@ import torch
 
 from rapid.config import EngineConfig
 from rapid.engines.forward.group import Group
-from rapid.engines.forward.meeting import AtAddress, InFile, Meeting, opened_store
+from rapid.engines.forward.meeting import AtAddress, InFile, Meeting, open_store
 from rapid.engines.forward.shards import Shard
 from rapid.engines.parallel.followers import Followers, OnLost
-from rapid.engines.parallel.machines import Machines, joined, listening
+from rapid.engines.parallel.machines import Machines, listening, start_ranks
 from rapid.engines.parallel.orders import Load, Meet, Order
-from rapid.engines.parallel.starting import Started, started_here
+from rapid.engines.parallel.starting import Started, start_here
 from rapid.errors import ConfigurationError, EngineFailed
 
 
@@ -49,18 +49,18 @@ class Gang:
         self._turn = threading.Lock()
         self._numbers = itertools.count()
         self._place = contextlib.ExitStack()
-        self._meeting = self._opened(machines)
-        self._followers = Followers(functools.partial(_started, self.size, machines))
+        self._meeting = self._open(machines)
+        self._followers = Followers(functools.partial(_start, self.size, machines))
         self._ending = weakref.finalize(self, self._followers.end)
         shards = [Shard(rank, self.size) for rank in range(1, self.size)]
         self._followers.tell([Load(config, shard, self._meeting) for shard in shards])
 
-    def _opened(self, machines: Machines | None) -> Meeting:
+    def _open(self, machines: Machines | None) -> Meeting:
         """Return a place for the ranks to meet."""
         if machines is None:
             folder = tempfile.TemporaryDirectory(prefix="rapid-ranks-")
             return InFile(str(Path(self._place.enter_context(folder)) / "meeting"))
-        store = opened_store(listening(machines.host))
+        store = open_store(listening(machines.host))
         self._place.callback(lambda: store)  # it is open as long as it is kept
         return AtAddress(machines.host, store.port)
 
@@ -103,7 +103,7 @@ class Gang:
         self._followers.on_lost.pop(engine, None)
 
     @contextlib.contextmanager
-    def told(self, order: Order) -> Iterator[None]:
+    def give_order(self, order: Order) -> Iterator[None]:
         """Give every follower an order, while this rank does the same.
 
         All ranks do one thing at a time and in one order, also where several engines share the
@@ -153,8 +153,8 @@ class Gang:
         self._place.close()
 
 
-def _started(size: int, machines: Machines | None) -> list[Started]:
+def _start(size: int, machines: Machines | None) -> list[Started]:
     """Start all ranks but the first."""
     num_here = size if machines is None else size // machines.number
-    ranks = [started_here() for _ in range(1, num_here)]
-    return ranks if machines is None else ranks + joined(machines, size)
+    ranks = [start_here() for _ in range(1, num_here)]
+    return ranks if machines is None else ranks + start_ranks(machines, size)

@@ -97,7 +97,7 @@ def open_leading_runner(
         return open_runner(loaded, config, vocab_size)
     assert isinstance(gang, Gang)
     engine = gang.number()
-    with gang.told(Open(engine, config, vocab_size)):
+    with gang.give_order(Open(engine, config, vocab_size)):
         make_host = functools.partial(LeadingHostTier, gang, engine)
         runner, host = open_runner(loaded, config, vocab_size, make_host)
     return LeadingRunner(runner, gang, engine), host
@@ -145,7 +145,7 @@ class LeadingRunner(Runner):
 
     @override
     def run(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
-        with self._gang.told(Forward(self._engine, [PackedFeed.of(feed) for feed in feeds])):
+        with self._gang.give_order(Forward(self._engine, [PackedFeed.of(feed) for feed in feeds])):
             return self._own.run(feeds)
 
     @override
@@ -155,7 +155,7 @@ class LeadingRunner(Runner):
     @override
     def close(self) -> None:
         self._gang.forget(self._engine)
-        with contextlib.suppress(EngineFailed), self._gang.told(Close(self._engine)):
+        with contextlib.suppress(EngineFailed), self._gang.give_order(Close(self._engine)):
             pass
 
 
@@ -178,7 +178,7 @@ class LeadingCache(KVCache):
         *,
         of_rings: bool = False,
     ) -> None:
-        with self._gang.told(CopySlots(self._engine, sources, destinations, of_rings)):
+        with self._gang.give_order(CopySlots(self._engine, sources, destinations, of_rings)):
             super().copy(sources, destinations, of_rings=of_rings)
 
 
@@ -199,14 +199,14 @@ class LeadingHostTier(HostTier):
 
     @override
     def copy(self, cache: KVCache, pages: slice, host_pages: slice, *, is_restore: bool) -> Mark:
-        with self.gang.told(CopyPages(self.engine, pages, host_pages, is_restore)):
+        with self.gang.give_order(CopyPages(self.engine, pages, host_pages, is_restore)):
             return super().copy(cache, pages, host_pages, is_restore=is_restore)
 
     @override
-    def landed(self) -> list[Move]:
+    def take_landed(self) -> list[Move]:
         num_launched = len(self._launched)
-        landed = super().landed()
+        landed = super().take_landed()
         if number := num_launched - len(self._launched):
-            with self.gang.told(AwaitCopies(self.engine, number)):
+            with self.gang.give_order(AwaitCopies(self.engine, number)):
                 pass
         return landed

@@ -24,7 +24,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Protocol
 
-from rapid.engines.parallel.starting import Process, Started, started
+from rapid.engines.parallel.starting import Process, Started, start_process
 from rapid.errors import EngineFailed
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Machines(Protocol):
         """
 
 
-def joined(machines: Machines, size: int) -> list[Started]:
+def start_ranks(machines: Machines, size: int) -> list[Started]:
     """Start the ranks of all machines but the first; return them in the order of their ranks.
 
     Args:
@@ -92,7 +92,7 @@ def joined(machines: Machines, size: int) -> list[Started]:
                 ranks = range(machine * each, (machine + 1) * each)
                 invitation = Invitation(machines.host, door.getsockname()[1], key, ranks)
                 processes |= dict.fromkeys(ranks, machines.start(machine, invitation))
-            pipes = _admitted(door, key, processes)
+            pipes = _admit(door, key, processes)
     except BaseException:
         for process in processes.values():
             process.kill()
@@ -118,7 +118,7 @@ def join(invitation: Invitation) -> None:
             answer_challenge(pipe, invitation.key)
             deliver_challenge(pipe, invitation.key)
             pipe.send(rank)
-            processes.append(started(pipe))
+            processes.append(start_process(pipe))
         for process in processes:
             process.wait()
     finally:
@@ -133,7 +133,7 @@ def listening(host: str) -> socket.socket:
     return socket.create_server((host, 0), family=family)
 
 
-def _admitted(
+def _admit(
     door: socket.socket, key: bytes, processes: Mapping[int, Process]
 ) -> dict[int, Connection]:
     """Return the connection of every rank that is to come."""

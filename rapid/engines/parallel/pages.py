@@ -102,14 +102,14 @@ class FollowingFiles:
 
     def _answer(self, order: ReadPage | WritePage | UsePages) -> None:
         try:
-            is_good = self._done(order)
+            is_good = self._finish(order)
         except Exception:
             logger.exception("disk_cache_folder: a page could not be used")
             is_good = False
         if not isinstance(order, UsePages):
             self._say(Done(order.number, is_good))
 
-    def _done(self, order: ReadPage | WritePage | UsePages) -> bool:
+    def _finish(self, order: ReadPage | WritePage | UsePages) -> bool:
         if isinstance(order, UsePages):
             for name in order.names:
                 self._files.use(name)

@@ -27,13 +27,13 @@ class Process(Protocol):
 Started = tuple[Process, Connection]
 
 
-def started_here() -> Started:
+def start_here() -> Started:
     """Start a process; return it with the pipe through which it takes orders."""
     ours, theirs = Pipe()
-    return started(theirs), ours
+    return start_process(theirs), ours
 
 
-def started(pipe: Connection) -> subprocess.Popen[bytes]:
+def start_process(pipe: Connection) -> subprocess.Popen[bytes]:
     """Start a process that takes orders from a connection, which is then that process's alone.
 
     The process ends with the thread that calls this.

@@ -9,14 +9,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from deployments.cli.eval_options import EvalOptions, gathered
+from deployments.cli.eval_options import EvalOptions, gather_options
 
 
 def asked(*arguments: str, **environment: str) -> EvalOptions:
     """Return what a command of these options is called with."""
     received: list[EvalOptions] = []
 
-    @gathered
+    @gather_options
     def command(options: EvalOptions) -> None:
         received.append(options)
 

@@ -90,11 +90,11 @@ class TestServerProcess:
             return re.findall(r"^\d+$", server.tail(), flags=re.MULTILINE)
 
         wait(workers)
-        assert server.lost_part() is None
+        assert server.find_lost_part() is None
         (part,) = server._parts.values()
         part.kill()
-        wait(server.lost_part)
-        assert server.lost_part() == "raylet"
+        wait(server.find_lost_part)
+        assert server.find_lost_part() == "raylet"
         assert not server.has_ended()
         (worker,) = map(int, workers())
         assert psutil.pid_exists(worker)

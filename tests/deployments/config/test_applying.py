@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from deployments.config.applying import update
-from deployments.config.serve_file import checked
+from deployments.config.serve_file import check_applications
 from rapid.embedded import TARGET
 from rapid.errors import ConfigurationError
 
@@ -29,7 +29,7 @@ def file() -> dict[str, Any]:
 
 def sent(file: dict[str, Any], running: dict[str, Any] | None = RUNNING) -> tuple[Any, Any]:
     """The application that is sent, and its effects."""
-    content, effects = update(file, checked(file), {"rapid": running} if running else {})
+    content, effects = update(file, check_applications(file), {"rapid": running} if running else {})
     (application,) = (each for each in content["applications"] if each["name"] == "rapid")
     return application, effects
 
@@ -86,7 +86,7 @@ def test_what_else_the_file_says_is_sent_as_it_is(file: Any) -> None:
     application, _ = sent(file)
     block = blocks(application)["Ingress"]
     assert (block["max_queued_requests"], block["user_config"]["max_choices"]) == (7, 3)
-    content, _ = update(file, checked(file), {"rapid": RUNNING})
+    content, _ = update(file, check_applications(file), {"rapid": RUNNING})
     assert content["applications"][0] == other
     assert content["http_options"] == FILE["http_options"]
 
@@ -96,7 +96,7 @@ def test_two_versions_are_two_applications_of_one_file(file: Any) -> None:
     following = copy.deepcopy(ours) | {"name": "next", "route_prefix": "/next"}
     file["applications"].append(following)
     ours["args"]["api"]["canary"] = {"application": "next", "share": 0.1}
-    content, effects = update(file, checked(file), {"rapid": RUNNING})
+    content, effects = update(file, check_applications(file), {"rapid": RUNNING})
     front, beside = content["applications"]
     assert blocks(front)["Ingress"]["user_config"]["canary"]["share"] == 0.1
     assert beside == following

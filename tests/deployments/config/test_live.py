@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.config.live import accepted
+from deployments.config.live import accept_settings
 from deployments.config.serve_config import ApiConfig
 from rapid.errors import ConfigurationError
 
@@ -15,14 +15,14 @@ BAD: Any = {"keys": [{"tenant": "a", "sha256": "the key itself"}], "max_choice":
 
 
 def test_good_settings_are_taken() -> None:
-    new = accepted(ApiConfig, {"max_choices": 3}, ApiConfig(), of="Ingress")
+    new = accept_settings(ApiConfig, {"max_choices": 3}, ApiConfig(), of="Ingress")
     assert new == ApiConfig(max_choices=3)
 
 
 def test_bad_settings_leave_a_running_replica_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
     current = ApiConfig(max_choices=2)
     with caplog.at_level(logging.ERROR):
-        assert accepted(ApiConfig, BAD, current, of="Ingress") is current
+        assert accept_settings(ApiConfig, BAD, current, of="Ingress") is current
     assert "user_config of Ingress: max_choice: unknown key; did you mean max_choices?" in (
         caplog.text
     )
@@ -31,4 +31,4 @@ def test_bad_settings_leave_a_running_replica_as_it_is(caplog: pytest.LogCapture
 
 def test_a_replica_does_not_start_with_bad_settings() -> None:
     with pytest.raises(ConfigurationError, match=r"user_config of Ingress: keys\.0\.sha256"):
-        accepted(ApiConfig, BAD, None, of="Ingress")
+        accept_settings(ApiConfig, BAD, None, of="Ingress")

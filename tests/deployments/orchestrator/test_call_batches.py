@@ -13,7 +13,7 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError
 
 from cluster.leases import HeldLease
-from deployments.orchestrator.call_batches import CallSlot, SharedCalls, shared_calls
+from deployments.orchestrator.call_batches import CallSlot, SharedCalls, find_shared_calls
 from deployments.orchestrator.ray_pools import RayLease
 from deployments.orchestrator.ray_verifiers import RayDrafter, RayVerifier, VerifierSettings
 from deployments.pools.shared_calls import Mailboxes
@@ -95,7 +95,7 @@ def calls(actor: Actor) -> SharedCalls:
 @pytest.fixture
 def blamed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
-    monkeypatch.setattr("cluster.leases.BLAME", SimpleNamespace(put=found.append))
+    monkeypatch.setattr("cluster.leases.CIRCUITS", SimpleNamespace(put=found.append))
     return found
 
 
@@ -419,6 +419,6 @@ def test_drafts_share_calls_where_their_blocks_are_small(
 async def test_all_who_ask_for_an_engine_get_the_same_calls_while_one_keeps_them(
     actor: Actor,
 ) -> None:
-    first = shared_calls(actor)
-    assert shared_calls(Actor(TARGET, None)) is first
-    assert shared_calls(Actor(DRAFTER, None)) is not first
+    first = find_shared_calls(actor)
+    assert find_shared_calls(Actor(TARGET, None)) is first
+    assert find_shared_calls(Actor(DRAFTER, None)) is not first

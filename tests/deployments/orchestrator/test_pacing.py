@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from deployments.orchestrator.pacing import joined, paced
+from deployments.orchestrator.pacing import join_deltas, pace
 from rapid.errors import TargetUnavailable
 from rapid.messages import GenerationEvent, Reading, Started, TextDelta, TokenText
 
@@ -44,7 +44,7 @@ class Source:
 
 async def test_the_first_text_comes_at_once_and_what_follows_within_the_pace_as_one() -> None:
     source = Source()
-    sent = paced(source.events(), NEVER_S)
+    sent = pace(source.events(), NEVER_S)
     await source.put(STARTED)
     assert await anext(sent) == STARTED
     await source.put(delta("a"))
@@ -61,7 +61,7 @@ async def test_the_first_text_comes_at_once_and_what_follows_within_the_pace_as_
 
 async def test_no_text_is_held_back_longer_than_the_pace() -> None:
     source = Source()
-    sent = paced(source.events(), 0.01)
+    sent = pace(source.events(), 0.01)
     for text in "abc":  # each is taken before the next is there
         await source.put(delta(text))
         assert await anext(sent) == delta(text)
@@ -70,7 +70,7 @@ async def test_no_text_is_held_back_longer_than_the_pace() -> None:
 
 async def test_what_was_made_before_a_failure_is_sent_before_it_is_raised() -> None:
     source = Source()
-    sent = paced(source.events(), NEVER_S)
+    sent = pace(source.events(), NEVER_S)
     await source.put(delta("a"), delta("b"), TargetUnavailable("lost"))
     first = await anext(sent)
     assert isinstance(first, TextDelta)
@@ -82,7 +82,7 @@ async def test_what_was_made_before_a_failure_is_sent_before_it_is_raised() -> N
 @pytest.mark.parametrize("num_taken", [0, 1, 2])
 async def test_who_leaves_ends_the_request(num_taken: int) -> None:
     source = Source()
-    sent = paced(source.events(), NEVER_S)
+    sent = pace(source.events(), NEVER_S)
     await source.put(STARTED, delta("a"), delta("b"))
     for _ in range(num_taken):
         await anext(sent)
@@ -95,7 +95,7 @@ async def test_who_is_cancelled_while_it_waits_ends_the_request() -> None:
     source = Source()
 
     async def read() -> list[GenerationEvent]:
-        return [event async for event in paced(source.events(), NEVER_S)]
+        return [event async for event in pace(source.events(), NEVER_S)]
 
     reading = asyncio.create_task(read())
     await source.put(STARTED, delta("a"), delta("b"))
@@ -110,6 +110,6 @@ def test_choices_are_joined_apart_and_nothing_is_joined_across_another_event() -
     events = [delta("a"), delta("x", 1), delta("b"), Reading(5, 10), delta("c"), delta("d")]
     told = [
         (event.choice, event.text) if isinstance(event, TextDelta) else event
-        for event in joined(events)
+        for event in join_deltas(events)
     ]
     assert told == [(0, "ab"), (1, "x"), Reading(5, 10), (0, "cd")]

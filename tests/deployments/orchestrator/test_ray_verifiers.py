@@ -241,7 +241,7 @@ async def test_a_round_may_take_as_long_as_the_target_gives_signs_of_life(
 ) -> None:
     monkeypatch.setattr("deployments.orchestrator.engine_calls._LOOK_EVERY_S", 0.02)
     blame = CircuitBreaker()
-    monkeypatch.setattr("cluster.leases.BLAME", blame)
+    monkeypatch.setattr("cluster.leases.CIRCUITS", blame)
     for is_alive in (True, False):
         target = Slow(is_alive=is_alive)
         held = HeldLease("t", target, 0.0, "replica-1")
@@ -272,7 +272,7 @@ async def test_the_replica_whose_engine_failed_is_blamed_and_no_other(
     failure: BaseException, blamed: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blame = CircuitBreaker()
-    monkeypatch.setattr("cluster.leases.BLAME", blame)
+    monkeypatch.setattr("cluster.leases.CIRCUITS", blame)
     target = HeldLease("t", ScriptedEngine(TARGET, failure), 0.0, "target")
     drafter = HeldLease("d", ScriptedEngine(DRAFTER), 0.0, "drafter")
     with pytest.raises(RapidError):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from evaluation.drivers.answering import Trial, answer_all, by_position, result_of, trials_left
 from evaluation.items import Item
 from evaluation.results import Result
-from evaluation.systems import named
+from evaluation.systems import find_baseline
 from evaluation.tasks import Condition
 from rapid.errors import PromptTooLong
 from rapid.messages import Message
 from tests.evaluation.tiny_task import tiny_task
 
-PLAIN, SD, BOOST = named("plain"), named("sd"), named("rapid-boost")
+PLAIN, SD, BOOST = find_baseline("plain"), find_baseline("sd"), find_baseline("rapid-boost")
 AS_IS, ETA_5 = Condition(), Condition(name="eta 5", eta=5)
 UNRELATED = Condition(name="unrelated", corruption="unrelated")
 SHORTER = Condition(name="shorter", context_tokens=100)

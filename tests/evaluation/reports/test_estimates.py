@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evaluation.reports.estimates import mean, paired_difference, ratio, ratio_of_ratios
+from evaluation.reports.estimates import estimate_difference, mean, ratio, ratio_of_ratios
 
 
 def test_an_interval_of_many_items_is_that_of_the_normal_distribution():
@@ -28,18 +28,18 @@ def test_a_pair_is_compared_more_sharply_than_two_means_are():
     rng = np.random.default_rng(3)
     theirs = rng.normal(size=100)
     ours = theirs + rng.normal(0.2, 0.1, size=100)
-    difference = paired_difference(list(ours), list(theirs))
+    difference = estimate_difference(list(ours), list(theirs))
     assert difference.value == pytest.approx(ours.mean() - theirs.mean())
     assert difference.sign == 1
     one = mean(list(ours))
     assert difference.high - difference.low < (one.high - one.low) / 4
-    assert paired_difference(list(theirs), list(ours)).sign == -1
+    assert estimate_difference(list(theirs), list(ours)).sign == -1
 
 
 def test_items_that_are_all_equal_have_no_spread():
     found = mean([1.0] * 7)
     assert (found.value, found.low, found.high) == (1.0, 1.0, 1.0)
-    assert paired_difference([0.5] * 3, [0.5] * 3).sign == 0
+    assert estimate_difference([0.5] * 3, [0.5] * 3).sign == 0
     assert mean([0.0]).high == 0.0
 
 

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import rapid
-from rapid.answering.answerable import ALTERNATIVES, asked, log_odds
+from rapid.answering.answerable import ALTERNATIVES, append_question, log_odds
 from rapid.checkpoints.text import ChatText
 from rapid.embedded import DRAFTER
 from rapid.errors import EngineFailed
@@ -52,7 +52,7 @@ def test_a_drafter_that_says_neither_word_finds_no_answer() -> None:
 
 def test_the_question_stays_where_it_is_and_ours_follows() -> None:
     chat = (Message("system", "Be brief."), Message("user", "Who?"))
-    before, ours = asked(chat)
+    before, ours = append_question(chat)
     assert before == chat[0]
     assert ours.content.startswith("Who?\n\n")
 
@@ -61,7 +61,7 @@ class Says(FakeEngine):
     """Says one word to whoever asks for alternatives, and remembers what it was asked."""
 
     word = "yes"
-    asked: list[tuple[int, ...]] = []  # noqa: RUF012 (of the test's own class)
+    append_question: list[tuple[int, ...]] = []  # noqa: RUF012 (of the test's own class)
     opened: list[LeaseRequest] = []  # noqa: RUF012
     most_open = 0
     dying: ClassVar[asyncio.Event]
@@ -91,7 +91,7 @@ class Says(FakeEngine):
 def saying(a_word: str) -> type[Says]:
     class Saying(Says):
         word = a_word
-        asked: list[tuple[int, ...]] = []  # noqa: RUF012
+        append_question: list[tuple[int, ...]] = []  # noqa: RUF012
         opened: list[LeaseRequest] = []  # noqa: RUF012
 
     return Saying

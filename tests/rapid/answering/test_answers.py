@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rapid.answering.answers import GrowingAnswer, gathered, merged
+from rapid.answering.answers import GrowingAnswer, gather_deltas, merge_answers
 from rapid.checkpoints.text import ChatText
 from rapid.errors import TargetUnavailable
 from rapid.messages import (
@@ -93,10 +93,10 @@ async def test_the_deltas_of_choices_are_merged_and_the_first_failure_ends_all()
         yield TextDelta(1, "c")
         raise ZeroDivisionError
 
-    deltas = [delta async for delta in merged([good(), good()])]
+    deltas = [delta async for delta in merge_answers([good(), good()])]
     assert sorted(delta.text for delta in deltas) == ["a", "a", "b", "b"]
     with pytest.raises(ZeroDivisionError):
-        _ = [delta async for delta in merged([good(), bad()])]
+        _ = [delta async for delta in merge_answers([good(), bad()])]
 
 
 async def test_a_failure_waits_for_what_other_choices_had_to_say() -> None:
@@ -121,7 +121,7 @@ async def test_a_failure_waits_for_what_other_choices_had_to_say() -> None:
     seen: list[TextDelta] = []
 
     async def read_slowly() -> None:
-        async for delta in merged([failing(), quick(), slow()]):
+        async for delta in merge_answers([failing(), quick(), slow()]):
             await asyncio.sleep(0.01)  # meanwhile all have spoken
             seen.append(delta)
 
@@ -143,7 +143,7 @@ async def test_of_gathered_events_the_first_text_comes_at_once_and_the_rest_at_t
         yield TextDelta(0, "b", (b,), "length")
         yield finished
 
-    assert [event async for event in gathered(events())] == [
+    assert [event async for event in gather_deltas(events())] == [
         started,
         TextDelta(1, "one "),
         TextDelta(0, "ab", (a, b), "length"),
@@ -161,7 +161,7 @@ async def test_of_an_answer_that_fails_the_rest_does_not_come() -> None:
     seen: list[GenerationEvent] = []
 
     async def look() -> None:
-        async for event in gathered(events()):
+        async for event in gather_deltas(events()):
             seen.append(event)
 
     with pytest.raises(TargetUnavailable):

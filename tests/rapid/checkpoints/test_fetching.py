@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from deployments.cli import app
 from rapid import catalogue
 from rapid.catalogue import CatalogueFile, CatalogueRepository, HubFile, Wheel, models_folder
-from rapid.checkpoints.fetching import FetchFailed, fetch, fetched_path
+from rapid.checkpoints.fetching import FetchFailed, fetch, find_fetched
 from rapid.errors import ConfigurationError
 
 CONTENT = b"GGUF" + bytes(range(256)) * 10
@@ -226,9 +226,9 @@ class TestRepository:
             return tmp_path / name
 
         monkeypatch.setattr(huggingface_hub, "snapshot_download", asked)
-        assert fetched_path(self.entry) is None
+        assert find_fetched(self.entry) is None
         (tmp_path / "some/model").mkdir(parents=True)
-        assert fetched_path(self.entry) == tmp_path / "some/model"
+        assert find_fetched(self.entry) == tmp_path / "some/model"
 
     def test_a_hub_out_of_reach_is_told_in_one_sentence(self, monkeypatch) -> None:
         def refuse(name: str) -> str:

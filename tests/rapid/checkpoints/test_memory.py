@@ -16,7 +16,7 @@ from rapid.checkpoints.memory import (
     STAGED_BYTES,
     check_fits,
     memory_needs,
-    quantized_bits,
+    weight_bits,
 )
 from rapid.config import EngineConfig
 from rapid.engines.attention.cases import chunk_checks, step_checks
@@ -194,7 +194,7 @@ class TestNeed:
         ],
     )  # fmt: skip
     def test_bits_of_a_weight(self, quantization, bits):
-        assert quantized_bits(quantization) == bits
+        assert weight_bits(quantization) == bits
 
 
 class TestRefusal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rapid.engines.warming import warmed
+from rapid.engines.warming import warm_up
 from tests.rapid.engines.gate import EXPECTED, Gate, opened
 from tests.rapid.tiny_models import tiny_engine
 
@@ -14,7 +14,7 @@ async def test_a_warm_engine_judges_its_first_steps_as_soon_as_later_ones(
     settings: dict[str, object],
 ) -> None:
     engine = tiny_engine(**settings)
-    warmed(engine, engine._config)
+    warm_up(engine, engine._config)
     limits: list[float] = []
     gate = Gate(engine)
     gate.open()
@@ -29,7 +29,7 @@ async def test_a_warm_engine_judges_its_first_steps_as_soon_as_later_ones(
 
 def test_a_warm_engine_holds_nothing() -> None:
     engine = tiny_engine(max_leases=1, max_context=64, kv_cache_tokens=64)
-    warmed(engine, engine._config)
+    warm_up(engine, engine._config)
     assert (engine.status().leases_open, engine.status().kv_pages_in_use) == (0, 0)
     engine.check_integrity()
     engine.close()

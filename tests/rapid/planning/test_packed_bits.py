@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rapid.planning.packed_bits import CONVERTED, converted_bytes, group_of, layer_bits, unpackable
+from rapid.planning.packed_bits import CONVERTED, group_of, layer_bits, unpackable, unpacking_bytes
 from rapid.planning.shapes import KNOWN_SHAPES
 
 SHAPES = {name: shape for name, (_, shape) in KNOWN_SHAPES.items()}
@@ -18,7 +18,7 @@ def test_groups_are_the_largest_that_divide_the_columns() -> None:
 @pytest.mark.parametrize("name", DENSE)
 def test_all_known_dense_models_can_be_packed_whole_and_in_two_parts(name: str) -> None:
     assert unpackable(SHAPES[name]) is None
-    if SHAPES[name].undivided(2) is None:
+    if SHAPES[name].find_undivided(2) is None:
         assert unpackable(SHAPES[name].part_of(2)) is None
 
 
@@ -36,6 +36,6 @@ def test_a_scale_and_a_middle_of_128_columns_are_a_quarter_of_a_bit() -> None:
 
 
 def test_few_weights_are_converted_at_once() -> None:
-    assert converted_bytes(SHAPES["llama-3.1-70b"]) == 6 * CONVERTED["cuda"]
+    assert unpacking_bytes(SHAPES["llama-3.1-70b"]) == 6 * CONVERTED["cuda"]
     small = SHAPES["llama-3.2-1b"]
-    assert converted_bytes(small) == 6 * small.hidden * 2 * small.intermediate
+    assert unpacking_bytes(small) == 6 * small.hidden * 2 * small.intermediate

@@ -19,7 +19,7 @@ from rapid.planning.schedules import (
     plain_gpu_seconds,
 )
 from rapid.planning.shapes import KNOWN_SHAPES
-from rapid.planning.speedups import draft_ahead_speedup, expected_tokens
+from rapid.planning.speedups import draft_ahead_speedup, tokens_per_round
 
 H200 = GPUS["h200"]
 SHAPES = {name: shape for name, (_, shape) in KNOWN_SHAPES.items()}
@@ -53,7 +53,7 @@ def speedup(
     }
     return max(
         draft_ahead_speedup(
-            expected_tokens(acceptance, length, extra_position=True), length, hits, **times
+            tokens_per_round(acceptance, length, extra_position=True), length, hits, **times
         )
         for length in range(1, 65)
     )
@@ -205,10 +205,10 @@ class TestOurRounds:
     """Without the extra position, as the engines run them."""
 
     def test_a_block_of_one_commits_one_token_and_costs_a_draft(self):
-        assert expected_tokens(0.77, 1) == 1
-        assert expected_tokens(0.5, 3) == 1 + 0.5 + 0.25
-        assert expected_tokens(1.0, 4) == 4
-        assert expected_tokens(1.0, 4, extra_position=True) == 5
+        assert tokens_per_round(0.77, 1) == 1
+        assert tokens_per_round(0.5, 3) == 1 + 0.5 + 0.25
+        assert tokens_per_round(1.0, 4) == 4
+        assert tokens_per_round(1.0, 4, extra_position=True) == 5
 
     def test_drafting_for_itself_at_batch_1_pays_by_the_published_formula_only(self):
         ours = fastest(TARGET, DRAFTER, Speculating(1, 0.77), "sequential")
@@ -222,7 +222,7 @@ class TestOurRounds:
         told = fastest(TARGET, DRAFTER, given, "draft ahead")
         assert told.speedup == pytest.approx(ours.speedup, rel=0.05)
         sequential = fastest(TARGET, DRAFTER, Speculating(6, 0.77), "sequential")
-        assert sequential.speedup < ours.speedup < expected_tokens(0.77, ours.draft_length)
+        assert sequential.speedup < ours.speedup < tokens_per_round(0.77, ours.draft_length)
 
     def test_the_target_s_gpus_are_counted_once_when_it_drafts_itself(self):
         on_it = fastest(TARGET, replace(DRAFTER, num_gpus=0), Speculating(6, 0.77), "sequential")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rapid.config import SamplingConfig, SpeculationConfig, Transfer
 from rapid.speculation.acceptance import acceptance_probability, residual
 from rapid.speculation.draw import Draw
-from rapid.speculation.fusion import fused_probs
+from rapid.speculation.fusion import fuse_probs
 from rapid.speculation.sampling import filter_probs, probabilities, proposal
 
 
@@ -75,7 +75,7 @@ def test_what_is_fused_and_what_a_rejection_draws_from_are_distributions(
 ):
     target, drafter = torch.tensor(pairs).T
     draft = probabilities(drafter, temperature)
-    fused = fused_probs(
+    fused = fuse_probs(
         target[None],
         draft[None],
         temperature=temperature,

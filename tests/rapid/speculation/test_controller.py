@@ -142,7 +142,7 @@ def test_rounds_in_which_drafters_only_caught_up_are_no_measurement():
 def test_a_length_that_borrows_times_borrows_none_that_were_not_measured():
     bucket = LengthBucket()
     bucket.book_plain(10, 0.1)
-    longer = bucket.borrowed()
+    longer = bucket.borrow()
     longer.book_plain(10, 0.2)
     assert longer.plain.at(10) == 0.2
     assert longer.drafted == Line()

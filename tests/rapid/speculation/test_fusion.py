@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rapid.config import Transfer
-from rapid.speculation.fusion import fused_probs, observed, retrieved_weight
+from rapid.speculation.fusion import fuse_probs, update_log_odds, weigh_retrieved
 from rapid.speculation.sampling import probabilities
 
 
@@ -22,7 +22,7 @@ def test_eta_zero_is_the_target_bit_for_bit():
     target, drafter = case(3, 6)
     draft = probabilities(drafter, 1.0)
     for transfer in get_args(Transfer):
-        fused = fused_probs(
+        fused = fuse_probs(
             target, draft, temperature=0.7, transfer=transfer, eta=0, plausibility=0.1
         )
         assert torch.equal(fused, probabilities(target, 0.7))
@@ -32,7 +32,7 @@ def test_boost_never_lowers_a_token_more_than_normalisation_does():
     target, drafter = case(4, 6)
     draft = probabilities(drafter, 1.0)
     p = probabilities(target, 1.0)
-    boosted = fused_probs(target, draft, temperature=1.0, transfer="boost", eta=10, plausibility=0)
+    boosted = fuse_probs(target, draft, temperature=1.0, transfer="boost", eta=10, plausibility=0)
     raised = draft > p
     gain = boosted / p
     assert gain[raised].min() > gain[~raised].max()
@@ -44,9 +44,9 @@ def test_the_fused_distribution_by_hand():
     p = torch.softmax(z.double(), -1)
     move = q.double() - p
     want = torch.softmax(z.double() + 4 * move, -1)
-    got = fused_probs(z, q, temperature=1.0, transfer="distill", eta=4, plausibility=0)
+    got = fuse_probs(z, q, temperature=1.0, transfer="distill", eta=4, plausibility=0)
     torch.testing.assert_close(got, want)
-    only_second = fused_probs(z, q, temperature=1.0, transfer="distill", eta=4, plausibility=0.5)
+    only_second = fuse_probs(z, q, temperature=1.0, transfer="distill", eta=4, plausibility=0.5)
     want = torch.softmax(z.double() + 4 * move * torch.tensor([[0.0, 1.0]]), -1)
     torch.testing.assert_close(only_second, want)
 
@@ -55,7 +55,7 @@ def test_a_mixture_is_the_weighted_mean_of_both_distributions_by_hand():
     z, q = torch.log(torch.tensor([[0.5, 0.5, 0.0]])), torch.tensor([[0.1, 0.0, 0.9]])
 
     def mixed(eta, plausibility):
-        return fused_probs(
+        return fuse_probs(
             z, q, temperature=1.0, transfer="mixture", eta=eta, plausibility=plausibility
         )[0].tolist()
 
@@ -65,7 +65,7 @@ def test_a_mixture_is_the_weighted_mean_of_both_distributions_by_hand():
 
 
 def adapted(target, draft, eta: float, log_odds: float = 0.0, plausibility: float = 0.0):
-    return fused_probs(
+    return fuse_probs(
         target,
         draft,
         temperature=1.0,
@@ -93,8 +93,8 @@ def test_the_adaptive_mixture_by_hand():
 
 def test_whoever_foretold_the_text_decides_where_two_sure_readings_differ():
     z, q = torch.tensor([[8.0, 0.0]]), torch.tensor([[0.001, 0.999]])
-    drafter_knew = observed(0.0, target_prob=0.1, draft_prob=0.9)
-    target_knew = observed(0.0, target_prob=0.9, draft_prob=0.1)
+    drafter_knew = update_log_odds(0.0, target_prob=0.1, draft_prob=0.9)
+    target_knew = update_log_odds(0.0, target_prob=0.9, draft_prob=0.1)
     assert adapted(z, q, 10, drafter_knew).argmax() == 1
     assert adapted(z, q, 10, target_knew).argmax() == 0
 
@@ -117,9 +117,9 @@ def test_eta_sharpens_the_mixture_and_never_changes_its_best_token():
 
 
 def test_the_weight_is_bounded_and_what_was_foretold_is_forgotten():
-    sure = observed(0.0, target_prob=0.0, draft_prob=1.0)
+    sure = update_log_odds(0.0, target_prob=0.0, draft_prob=1.0)
     assert sure == pytest.approx(math.log(1000))  # whatever is less likely than 0.001
-    assert observed(sure, target_prob=0.5, draft_prob=0.5) == pytest.approx(0.85 * sure)
+    assert update_log_odds(sure, target_prob=0.5, draft_prob=0.5) == pytest.approx(0.85 * sure)
     most = sure / 0.15  # the sum of 0.85^i times it
-    assert 0 < retrieved_weight(-most) < 1e-7
-    assert 1 - 1e-7 < retrieved_weight(most) < 1
+    assert 0 < weigh_retrieved(-most) < 1e-7
+    assert 1 - 1e-7 < weigh_retrieved(most) < 1

@@ -16,7 +16,7 @@ from rapid.config import SamplingConfig, SpeculationConfig, Transfer
 from rapid.errors import DrafterUnavailable
 from rapid.speculation.acceptance import propose
 from rapid.speculation.draw import Draw
-from rapid.speculation.fusion import fused_probs
+from rapid.speculation.fusion import fuse_probs
 from rapid.speculation.loop import speculate
 from rapid.speculation.noise import Purpose, race, uniforms
 from rapid.speculation.sampling import filter_probs, probabilities, proposal
@@ -193,7 +193,7 @@ async def test_fused_equals_sampling_the_fused_distribution_without_speculation(
             )
             draft = TARGET.logits(reference).double() * 0
             draft[ids] = draft.new_tensor(probs)
-            fused = fused_probs(
+            fused = fuse_probs(
                 TARGET.logits(reference)[None],
                 draft[None],
                 temperature=1.0,
@@ -222,7 +222,7 @@ async def test_maximal_coupling_samples_the_fused_distribution():
     ids, probs = proposal(DRAFTER.logits([]), Draw(SamplingConfig(), speculation, 0, 0))
     draft = TARGET.logits([]).double() * 0
     draft[ids] = draft.new_tensor(probs)
-    fused = fused_probs(TARGET.logits([])[None], draft[None], temperature=1.0,
+    fused = fuse_probs(TARGET.logits([])[None], draft[None], temperature=1.0,
                         transfer=speculation.transfer, eta=3, plausibility=0.1)[0]  # fmt: skip
     assert [c / num_seeds for c in counts] == pytest.approx(fused.tolist(), abs=4 * 0.5 / 4000**0.5)
 

@@ -9,7 +9,7 @@ import torch
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.speculation.draw import Draw
 from rapid.speculation.noise import Purpose
-from rapid.speculation.philox import computed_uniforms, keys_of, uniforms_at, uniforms_on_device
+from rapid.speculation.philox import compute_uniforms, keys_of, uniforms_at, uniforms_on_device
 
 DRAWS = [
     Draw(SamplingConfig(seed=seed), SpeculationConfig(), choice, position)
@@ -28,7 +28,7 @@ def expected(purpose: Purpose) -> np.ndarray:
 @pytest.mark.parametrize("purpose", Purpose)
 def test_thousands_of_counters_give_numpys_bits(purpose):
     keys = torch.from_numpy(keys_of(DRAWS, purpose))
-    np.testing.assert_array_equal(computed_uniforms(keys, COUNT).numpy(), expected(purpose))
+    np.testing.assert_array_equal(compute_uniforms(keys, COUNT).numpy(), expected(purpose))
     np.testing.assert_array_equal(uniforms_on_device(keys, COUNT).numpy(), expected(purpose))
 
 

@@ -17,7 +17,7 @@ import torch
 from rapid.config import Rule, SamplingConfig, SpeculationConfig, Transfer
 from rapid.reference import Settings, keep, softmax
 from rapid.speculation import draw
-from rapid.speculation.fusion import fused_probs
+from rapid.speculation.fusion import fuse_probs
 from rapid.speculation.loop import speculate
 from rapid.speculation.noise import Purpose, uniforms
 from rapid.speculation.sampling import filter_probs, proposal
@@ -99,7 +99,7 @@ def log_odds_after(target, drafter, text, sampling, speculation, witness=None) -
 def promised(target, drafter, prefix, sampling, speculation, witness=None) -> np.ndarray:
     """What `fused` samples after `prefix`."""
     told = told_by_retrieval(drafter, witness, prefix, sampling, speculation)
-    fused = fused_probs(
+    fused = fuse_probs(
         target.logits(prefix)[None],
         torch.from_numpy(told)[None],
         temperature=sampling.temperature,

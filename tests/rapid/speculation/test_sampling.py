@@ -10,7 +10,7 @@ from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.messages import DraftBlock, TokenLogprobs
 from rapid.speculation.acceptance import decode_token, judge
 from rapid.speculation.draw import Draw
-from rapid.speculation.fusion import fused_probs
+from rapid.speculation.fusion import fuse_probs
 from rapid.speculation.sampling import filter_probs, probabilities, proposal
 
 LOGITS = torch.tensor([0.5, 2.0, -1.0, 1.5, 1.0])
@@ -65,7 +65,7 @@ def test_greedy_requests_fuse_at_the_transfer_temperature() -> None:
         speculation = SpeculationConfig(eta=2.0, transfer="boost", transfer_temperature=temperature)
         draw = Draw(SamplingConfig(temperature=0), speculation, 0, 0)
         judgement = judge(block, LOGITS[None], draw, frozenset())
-        fused = fused_probs(
+        fused = fuse_probs(
             LOGITS[None],
             distribution(0, 0, 0, 1, 0)[None],
             temperature=temperature,

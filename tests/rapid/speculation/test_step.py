@@ -19,7 +19,7 @@ from rapid.messages import DraftBlock
 from rapid.planning import shapes
 from rapid.speculation import step
 from rapid.speculation.acceptance import Judgement, decode_token, propose
-from rapid.speculation.contenders import best_logit, drawn
+from rapid.speculation.contenders import best_logit, draw_token
 from rapid.speculation.draw import Draw
 from rapid.speculation.fused_rows import MANY
 from rapid.speculation.judging import is_within_reach
@@ -34,11 +34,11 @@ from rapid.speculation.questions import (
 )
 from rapid.speculation.rows import FINE, Row
 from rapid.speculation.sampling import proposal
-from rapid.speculation.step import answered, answered_together, judged
+from rapid.speculation.step import answer_questions, answer_together, judge_block
 from rapid.speculation.weights import softmax
 from tests.rapid.speculation.drafted import ROWS, blocks, drafted
 
-WAYS = {"one by one": answered, "together": answered_together}
+WAYS = {"one by one": answer_questions, "together": answer_together}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -246,7 +246,7 @@ def test_logits_that_are_not_numbers_end_their_own_answer_only(way):
     assert told(first) == told(last) == told(good.by_specification())
     assert all(isinstance(other, EngineFailed) for other in others)
     with pytest.raises(EngineFailed, match="not numbers"):
-        judged(bad)
+        judge_block(bad)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -296,7 +296,7 @@ def test_a_cpu_leaves_short_vocabularies_to_the_specification(monkeypatch):
     draw = Draw(SamplingConfig(), SpeculationConfig(), 0, 0)
     (question,) = blocks(np.random.default_rng(0), [draw], 50)
     decoding = ToDecode(question.logits[0], draw)
-    assert answered([question, decoding]) == [specified(question), specified(decoding)]
+    assert answer_questions([question, decoding]) == [specified(question), specified(decoding)]
 
 
 def test_what_is_computed_at_once_is_part_of_the_memory_plan():
@@ -321,7 +321,7 @@ def test_requests_of_one_step_are_drawn_at_their_own_temperatures():
 
 
 def test_nothing_asked_is_nothing_answered():
-    assert list(answered([])) == []
+    assert list(answer_questions([])) == []
 
 
 @pytest.mark.gpu
@@ -337,7 +337,7 @@ def test_a_cuda_device_says_what_the_host_says(transfer, coupling, sampling):
     on_host = blocks(np.random.default_rng(0), draws, 32_000, rounds_to=torch.float32)
     there = [replace(question, logits=question.logits.cuda()) for question in on_host]
     token_ids: Callable[[Any], Any] = lambda said: [one.token_ids for one in said]  # noqa: E731
-    assert token_ids(answered(there)) == token_ids(answered(on_host))
+    assert token_ids(answer_questions(there)) == token_ids(answer_questions(on_host))
 
 
 def test_what_a_temperature_leaves_too_close_is_not_sure_to_be_best():
@@ -353,5 +353,5 @@ def test_a_race_that_lasts_too_long_is_not_sure():
     logits[0] = math.log(2 * MANY)  # so that a token of mean weight is not looked at
     for seed in range(6000):
         draw = Draw(SamplingConfig(seed=seed), SpeculationConfig(), 0, 0)
-        unsure += not drawn(logits, draw)[1]
+        unsure += not draw_token(logits, draw)[1]
     assert 1 <= unsure <= 30

@@ -249,7 +249,7 @@ async def test_an_orchestrator_that_falls_silent_amid_an_answer_is_lost(
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0.01)
     blame = CircuitBreaker()
-    monkeypatch.setattr(module, "BLAME", blame)
+    monkeypatch.setattr(module, "CIRCUITS", blame)
     router = Router(moves=False, replica="a")
     routers.add("Orchestrator", router)
     service = remote(StandStill(0, "the first event"))
@@ -264,7 +264,7 @@ async def test_an_orchestrator_that_falls_silent_amid_an_answer_is_lost(
     with pytest.raises(OrchestratorLost):
         await rest
     replicas = [SimpleNamespace(replica_id=SimpleNamespace(unique_id=name)) for name in "ab"]
-    assert blame.spared(replicas) == replicas[1:]
+    assert blame.spare(replicas) == replicas[1:]
 
 
 @pytest.fixture

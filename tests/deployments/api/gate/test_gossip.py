@@ -56,7 +56,7 @@ async def test_changes_are_told_and_a_board_that_is_away_is_done_without() -> No
     shares.configure(20, 8)
     task = asyncio.create_task(keep_in_step(shares, line.tell))
     await until(lambda: shares.num_held("crowd") == 7)
-    with shares.held("guest"):
+    with shares.hold("guest"):
         await until(lambda: {"guest": (1, 1)} in line.told)
         line.is_cut = True
         await until(lambda: shares.num_held("crowd") == 0)

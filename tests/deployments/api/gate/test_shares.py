@@ -34,7 +34,7 @@ def taken(shares: Shares, tenant: str, stack: ExitStack, most: int = 50) -> int:
     for _ in range(most):
         if not shares.admits(tenant):
             break
-        stack.enter_context(shares.held(tenant))
+        stack.enter_context(shares.hold(tenant))
     return shares.num_held(tenant)
 
 
@@ -111,7 +111,7 @@ def test_a_crowd_that_arrives_has_no_credit_and_a_guest_that_was_there_has(
         clock.now += 1.0  # 16 more than its share: no credit is left for another second
         guest.pop_all().close()
         for _ in range(4):
-            guest.enter_context(shares.held("guest"))
+            guest.enter_context(shares.hold("guest"))
         assert not shares.admits("guest")
 
 
@@ -166,7 +166,7 @@ def test_a_tenant_that_asks_everywhere_wants_no_more_for_it(clock: Clock) -> Non
     for _ in range(2):
         for name, shares in ingresses.items():
             assert shares.admits("guest")
-            with shares.held("guest"):
+            with shares.hold("guest"):
                 board.tell(name, shares.use())
             shares.learn(board.tell(name, shares.use()))
             clock.now += 0.1

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rapid.engines.attention import cpu as cpu_attention
-from rapid.engines.attention.cpu import Form, form_for, packed, row_by_row, split
+from rapid.engines.attention.cpu import Form, attend_packed, form_for, row_by_row, split
 from rapid.engines.attention.ragged import plain_partial
 
 SCALE = 0.125
@@ -38,7 +38,7 @@ def rows_and_keys(
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("rows", [1, 2, 8, 16, 40])
 @pytest.mark.parametrize("num_keys", [5, 515, 2048])
-@pytest.mark.parametrize("form", [packed, row_by_row, split])
+@pytest.mark.parametrize("form", [attend_packed, row_by_row, split])
 def test_every_form_follows_the_specification(
     form: Form, num_keys: int, rows: int, heads: int, dtype: torch.dtype
 ) -> None:
@@ -63,7 +63,7 @@ def test_no_form_copies_keys(monkeypatch: pytest.MonkeyPatch, threads: int) -> N
         return flash(query, key, *rest)
 
     monkeypatch.setattr(cpu_attention, "_flash", watched)
-    for form in (packed, row_by_row, split):
+    for form in (attend_packed, row_by_row, split):
         form(query, key, value, SCALE)
     assert seen == [1, 1, threads, 1]  # the split's last call is for the keys left over
 
@@ -77,10 +77,10 @@ def test_each_form_is_taken_where_it_was_measured_to_pay() -> None:
 
     single, half = torch.float32, torch.bfloat16
     assert chosen(8, 2, 16384, half) is row_by_row
-    assert chosen(8, 2, 16384, single) is packed
-    assert chosen(8, 3, 16384, half) is packed
-    assert chosen(8, 2, 65536, half) is packed  # the second row would read memory again
+    assert chosen(8, 2, 16384, single) is attend_packed
+    assert chosen(8, 3, 16384, half) is attend_packed
+    assert chosen(8, 2, 65536, half) is attend_packed  # the second row would read memory again
     assert chosen(1, 8, 65536, single) is split
-    assert chosen(4, 8, 65536, single) is packed  # a head for every thread
-    assert chosen(1, 8, 1000, single) is packed  # not worth the merging
-    assert chosen(1, 64, 65536, single) is packed  # blocks of rows keep the threads busy
+    assert chosen(4, 8, 65536, single) is attend_packed  # a head for every thread
+    assert chosen(1, 8, 1000, single) is attend_packed  # not worth the merging
+    assert chosen(1, 64, 65536, single) is attend_packed  # blocks of rows keep the threads busy

@@ -8,7 +8,7 @@ import torch
 
 from rapid.engines.attention.cases import CaseRows, checks
 from rapid.engines.attention.kernel_inputs import Attend, AttentionInputs, Kernels, RaggedRows
-from rapid.engines.attention.ragged import ragged_attention
+from rapid.engines.attention.ragged import attend_ragged
 from rapid.engines.attention.segments import MAX_STEP_ROWS, Segment
 from tests.rapid.engines.attention.small_cases import CPU, HEADS, PAGE, cache_of, right
 
@@ -88,7 +88,7 @@ def test_a_batch_of_steps_and_prefill_is_split_between_their_kernels() -> None:
     new, rows = (case.inputs.query, case.inputs.key, case.inputs.value), case.inputs.rows
     rows.kernels = Kernels(noting("steps"), noting("chunks"))
     layer = SimpleNamespace(layer_idx=0)
-    output, _ = ragged_attention(layer, *new, None, ragged=rows)  # type: ignore[arg-type]
+    output, _ = attend_ragged(layer, *new, None, ragged=rows)  # type: ignore[arg-type]
     assert called == [("steps", 1 + MAX_STEP_ROWS), ("chunks", MAX_STEP_ROWS + 1 + 50)]
     assert case.expected is not None
     torch.testing.assert_close(output, case.expected)

@@ -16,11 +16,11 @@ from rapid.engines.attention.batch import Feed, assemble
 from rapid.engines.attention.kernel_inputs import AttentionInputs
 from rapid.engines.attention.ragged import (
     attend_by_runs,
+    attend_ragged,
     blockwise_partial,
     merge,
     partial,
     plain_partial,
-    ragged_attention,
 )
 from rapid.engines.attention.segments import Partial
 from rapid.engines.kv.cache import KVCache, KVLayout, PageTable, Run
@@ -103,7 +103,7 @@ def test_every_row_equals_the_textbook(
     # as models pass it: heads and rows transposed
     value = torch.randn(1, rows, kv_heads, HEAD_DIM).to(dtype).transpose(1, 2)
 
-    output, _ = ragged_attention(
+    output, _ = attend_ragged(
         SimpleNamespace(layer_idx=0), query, key, value, None, SCALE,
         ragged=assemble(feeds, cache, CPU).rows,
     )  # fmt: skip
@@ -157,7 +157,7 @@ def test_what_sequences_begin_with_together_is_read_once(
         return partial(query, key, *rest, **options)
 
     monkeypatch.setattr(attention, "partial", counting)
-    output, _ = ragged_attention(SimpleNamespace(layer_idx=0), *tensors, None, SCALE, ragged=rows)
+    output, _ = attend_ragged(SimpleNamespace(layer_idx=0), *tensors, None, SCALE, ragged=rows)
     read_together, num_read = num_read, 0
     inputs = AttentionInputs(*tensors, keys, values, rows, SCALE)
     apart = attend_by_runs(inputs, kernel=counting)

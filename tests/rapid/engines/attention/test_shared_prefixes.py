@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rapid.engines.attention.segments import Segment
-from rapid.engines.attention.shared_prefixes import MIN_SHARED_KEYS, shared_prefixes
+from rapid.engines.attention.shared_prefixes import MIN_SHARED_KEYS, find_shared_prefixes
 
 
 def segment(row: int, *past: tuple[int, int], num_rows: int = 1) -> Segment:
@@ -13,7 +13,7 @@ def segment(row: int, *past: tuple[int, int], num_rows: int = 1) -> Segment:
 
 
 def test_questions_about_one_document_share_it_and_keep_the_rest() -> None:
-    (prefix,) = shared_prefixes(
+    (prefix,) = find_shared_prefixes(
         [
             segment(0, (0, 4010)),
             segment(1, (0, 4000), (9000, 9050)),
@@ -30,7 +30,7 @@ def test_questions_about_one_document_share_it_and_keep_the_rest() -> None:
 
 def test_a_document_counts_for_more_than_an_opening_that_all_have() -> None:
     opening = (0, 2 * MIN_SHARED_KEYS)
-    found = shared_prefixes(
+    found = find_shared_prefixes(
         [
             segment(0, opening, (10_000, 20_000)),
             segment(1, opening, (30_000, 31_000)),
@@ -46,8 +46,8 @@ def test_a_document_counts_for_more_than_an_opening_that_all_have() -> None:
 
 def test_short_openings_prefills_and_strangers_share_nothing() -> None:
     short = (0, MIN_SHARED_KEYS - 1)
-    assert shared_prefixes([segment(0, short), segment(1, short, (9000, 9500))]) == []
+    assert find_shared_prefixes([segment(0, short), segment(1, short, (9000, 9500))]) == []
     chunk = segment(1, (0, 4000), (9000, 9001), num_rows=64)
-    assert shared_prefixes([segment(0, (0, 4010)), chunk]) == []
-    assert shared_prefixes([segment(0, (0, 4010)), segment(1, (5000, 9000))]) == []
-    assert shared_prefixes([Segment(0, 1, [], [(7, 8)]), segment(1, (0, 4000))]) == []
+    assert find_shared_prefixes([segment(0, (0, 4010)), chunk]) == []
+    assert find_shared_prefixes([segment(0, (0, 4010)), segment(1, (5000, 9000))]) == []
+    assert find_shared_prefixes([Segment(0, 1, [], [(7, 8)]), segment(1, (0, 4000))]) == []

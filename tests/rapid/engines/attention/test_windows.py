@@ -10,7 +10,7 @@ import torch
 from rapid.engines.attention import shared_prefixes, windows
 from rapid.engines.attention.batch import Feed, assemble
 from rapid.engines.attention.kernel_inputs import AttentionInputs, Kernels
-from rapid.engines.attention.ragged import attend_by_runs, plain_partial, ragged_attention
+from rapid.engines.attention.ragged import attend_by_runs, attend_ragged, plain_partial
 from rapid.engines.attention.segments import Segment
 from rapid.engines.attention.windows import within
 from rapid.engines.kv.cache import KVCache, KVLayout, PageTable
@@ -69,7 +69,7 @@ def test_every_row_sees_the_last_keys_up_to_itself(
         [own[:, :, past:] for own, (past, _) in zip(all_keys, BATCHES[batch], strict=True)], 2
     )
     query = torch.randn(1, HEADS, new.shape[2], HEAD_DIM)
-    got, _ = ragged_attention(
+    got, _ = attend_ragged(
         SimpleNamespace(layer_idx=0), query, new[:1], new[1:], None, SCALE,
         ragged=rows, sliding_window=window,
     )  # fmt: skip

@@ -198,7 +198,7 @@ async def test_a_step_may_take_ten_times_what_it_should_and_long_while_that_is_u
     gate.before = lambda: limits.append(engine._compute.limit_s)
     await opened(engine, "a")
     await engine.decode("a", 0, 5)  # the first three find cold caches and do not count
-    engine._state.scheduler.expected_s = lambda _: 20.0  # type: ignore[method-assign]
+    engine._state.scheduler.estimate_s = lambda _: 20.0  # type: ignore[method-assign]
     await engine.decode("a", 0, 1)
     assert limits == [600.0] * 5 + [10.0, 200.0]
     engine.close()

@@ -117,16 +117,16 @@ def test_a_row_too_cheap_to_see_costs_nothing() -> None:
 
 def test_a_step_is_expected_to_take_what_such_steps_took() -> None:
     costs = StepCosts()
-    assert costs.expected_s([], is_alone=False) is None
-    assert costs.expected_s(chunk(16, 0), is_alone=True) is None
+    assert costs.estimate_s([], is_alone=False) is None
+    assert costs.estimate_s(chunk(16, 0), is_alone=True) is None
     for rows in (16, 64, 256) * 5:
         costs.observe(0.2 + 1e-3 * rows, chunk(rows, 0), is_alone=True)
-    assert costs.expected_s([], is_alone=False) is None
-    assert costs.expected_s(chunk(512, 0), is_alone=True) == pytest.approx(0.712, rel=0.1)
+    assert costs.estimate_s([], is_alone=False) is None
+    assert costs.estimate_s(chunk(512, 0), is_alone=True) == pytest.approx(0.712, rel=0.1)
     for _ in range(4):  # the first three find the caches full of the prompt
         costs.observe(0.5, [], is_alone=False)
-    assert costs.expected_s([], is_alone=False) == 0.5
-    beside = costs.expected_s([*chunk(256, 0), *chunk(256, 0)], is_alone=False)
+    assert costs.estimate_s([], is_alone=False) == 0.5
+    beside = costs.estimate_s([*chunk(256, 0), *chunk(256, 0)], is_alone=False)
     assert beside == pytest.approx(1.012, rel=0.1)
 
 
@@ -136,9 +136,9 @@ def test_while_the_base_is_measured_again_steps_are_expected_to_take_what_they_t
     costs.observe(0.5, [], is_alone=False)
     costs.forget_base()
     assert costs.is_base_due
-    assert costs.expected_s([], is_alone=False) == 0.5
+    assert costs.estimate_s([], is_alone=False) == 0.5
     costs.observe(0.8, [], is_alone=False)
-    assert costs.expected_s([], is_alone=False) == 0.8
+    assert costs.estimate_s([], is_alone=False) == 0.8
 
 
 def test_the_speed_of_reading_is_that_of_the_latest_steps_with_a_prompt() -> None:

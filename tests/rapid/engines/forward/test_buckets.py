@@ -9,7 +9,7 @@ import torch
 
 from rapid.engines.attention.batch import Feed, RowLists, rows_of
 from rapid.engines.attention.segments import MAX_STEP_ROWS, Segment
-from rapid.engines.forward.buckets import Bucket, bucket_of, example, padded, padding_pages
+from rapid.engines.forward.buckets import Bucket, bucket_of, example, pad_rows, padding_pages
 from rapid.engines.forward.cuda_graphs import MAX_SHAPES
 from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.cache import KVCache, PageTable, Run
@@ -80,7 +80,7 @@ def step() -> RowLists:
 
 def test_padding_leaves_the_rows_and_their_keys_as_they_are() -> None:
     rows, bucket = step(), Bucket(3, 33, 16)
-    made, wanted = padded(rows, bucket, FIRST_SLOT)
+    made, wanted = pad_rows(rows, bucket, FIRST_SLOT)
     assert len(made.input_ids) == len(made.positions) == len(made.slots) == bucket.rows
     assert len(made.segments) == bucket.sequences
     assert made.wanted == list(range(bucket.rows))
@@ -107,10 +107,10 @@ def test_what_padding_holds_changes_no_bit() -> None:
     for tensor in itertools.chain(*cache.layers):
         tensor.normal_(generator=torch.Generator().manual_seed(0))
     rows = step()
-    made, wanted = padded(rows, Bucket(3, 33, 16), FIRST_SLOT)
+    made, wanted = pad_rows(rows, Bucket(3, 33, 16), FIRST_SLOT)
     found = []
     with torch.inference_mode():
-        alone = runner._forward(rows.batch(rows.packed(), cache, None))
+        alone = runner._forward(rows.batch(rows.pack(), cache, None))
         for garbage, token in ((0.0, 0), (1e4, 7)):
             for tensor in itertools.chain(*cache.layers):
                 tensor[:, FIRST_SLOT:] = garbage
@@ -118,6 +118,6 @@ def test_what_padding_holds_changes_no_bit() -> None:
             pairs = zip(made.input_ids, is_padding, strict=True)
             ids = [token if is_one else own for own, is_one in pairs]
             made.input_ids[:] = ids
-            found.append(runner._forward(made.batch(made.packed(), cache, None))[wanted])
+            found.append(runner._forward(made.batch(made.pack(), cache, None))[wanted])
     assert torch.equal(found[0], found[1])
     torch.testing.assert_close(found[0], alone, atol=1e-5, rtol=1e-5)

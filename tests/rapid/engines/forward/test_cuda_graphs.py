@@ -63,7 +63,7 @@ def _instant(monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(run: Replay) -> tuple[torch.Tensor, float]:
         return run(), next(seconds)
 
-    monkeypatch.setattr(cuda_graphs, "_timed", timed)
+    monkeypatch.setattr(cuda_graphs, "_time", timed)
 
 
 def decode(
@@ -153,7 +153,7 @@ def test_a_graph_that_stores_keys_in_old_places_ends_the_step(
 
 
 def test_a_graph_that_is_not_faster_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graphs, "_timed", lambda run: (run(), 1.0))
+    monkeypatch.setattr(cuda_graphs, "_time", lambda run: (run(), 1.0))
     captures = Captures()
     decode(captures, range(20, 26))
     assert captures.num_replayed == 1
@@ -214,9 +214,9 @@ def test_a_graph_that_cannot_be_run_leaves_the_steps_ordinary(
 def test_a_graph_that_rounds_otherwise_is_refused_but_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stored = cuda_graphs._stored
+    stored = cuda_graphs._read_stored
     factors = iter([1.0, 1.05] * 10)
-    monkeypatch.setattr(cuda_graphs, "_stored", lambda batch: stored(batch) * next(factors))
+    monkeypatch.setattr(cuda_graphs, "_read_stored", lambda batch: stored(batch) * next(factors))
     captures = Captures()
     with caplog.at_level(logging.WARNING):
         decode(captures, range(20, 26))

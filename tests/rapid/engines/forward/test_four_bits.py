@@ -17,10 +17,10 @@ from rapid.engines.forward import four_bits
 from rapid.engines.forward.four_bits import (
     MOST_PACKED_ROWS,
     codes_of,
-    converted,
     numbers_of,
-    packed,
+    pack_weight,
     product,
+    unpack_parts,
 )
 from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.opening import page_context
@@ -82,7 +82,7 @@ def test_a_large_weight_costs_its_group_alone_its_precision() -> None:
 def test_a_packed_product_is_that_of_the_numbers(num_out: int, num_in: int, device: str) -> None:
     """To what rounding the result leaves; a GPU, and all with many rows, round the numbers too."""
     weight = weights(num_out, num_in).to(device)
-    numbers, (own, scales) = numbers_of(*codes_of(weight)), packed(weight)
+    numbers, (own, scales) = numbers_of(*codes_of(weight)), pack_weight(weight)
     assert own.untyped_storage().nbytes() == num_out * num_in / 2
     most = MOST_PACKED_ROWS[device]
     for num_rows in (1, 3, 16, most, most + 1, 2 * most):
@@ -101,7 +101,7 @@ def test_packed_weights_are_converted_to_their_numbers(
     """Whole, or in parts of 64 rows or more."""
     monkeypatch.setitem(CONVERTED, device, at_once)
     weight = weights(num_out, num_in).to(device)
-    parts = list(converted(*packed(weight), num_in))
+    parts = list(unpack_parts(*pack_weight(weight), num_in))
     assert all(part.numel() <= max(at_once, 64 * num_in) for part in parts)
     assert len(parts) == 1 if at_once == 2**26 else len(parts) == -(-num_out // 64)
     numbers = numbers_of(*codes_of(weight)).bfloat16()
@@ -112,7 +112,7 @@ def test_packed_weights_are_converted_to_their_numbers(
 
 def test_the_numbers_of_a_row_do_not_depend_on_the_others() -> None:
     """So that what is computed in tiles is computed to the same bits."""
-    own, scales = packed(weights(320, 512))
+    own, scales = pack_weight(weights(320, 512))
     rows = torch.randn(MOST_PACKED_ROWS["cpu"], 512).bfloat16()
     together = product(rows, own, scales)
     for first, last in ((0, 1), (0, 3), (5, 21), (17, 64)):
@@ -121,8 +121,8 @@ def test_the_numbers_of_a_row_do_not_depend_on_the_others() -> None:
 
 def test_blocks_of_rows_are_packed_apart_as_together() -> None:
     weight = weights(320, 512)
-    whole, scales = packed(weight)
-    parts, of_parts = zip(*map(packed, weight.split((64, 192, 64))), strict=True)
+    whole, scales = pack_weight(weight)
+    parts, of_parts = zip(*map(pack_weight, weight.split((64, 192, 64))), strict=True)
     assert torch.equal(torch.cat(parts), whole)
     assert torch.equal(torch.cat(of_parts, dim=1), scales)
 
@@ -162,19 +162,19 @@ class TestOnAGPU:
         self, monkeypatch: pytest.MonkeyPatch, num_out: int, num_in: int
     ) -> None:
         weight = weights(num_out, num_in)
-        numbers, (own, scales) = numbers_of(*codes_of(weight)).bfloat16(), packed(weight)
+        numbers, (own, scales) = numbers_of(*codes_of(weight)).bfloat16(), pack_weight(weight)
         assert own.shape[0] == num_out // 8
         rows = torch.randn(70, num_in).bfloat16()
         for at_once in (1, 2**26):
             monkeypatch.setitem(CONVERTED, "cpu", at_once)
-            assert torch.equal(torch.cat(list(converted(own, scales, num_in)), 1).t(), numbers)
+            assert torch.equal(torch.cat(list(unpack_parts(own, scales, num_in)), 1).t(), numbers)
             assert far_off(product(rows, own, scales), linear(rows.float(), numbers.float())) < 0.01
 
 
 def test_torch_packs_for_a_gpu_blocks_of_eight_rows_in_tiles_of_a_group() -> None:
     """By what it says of tensors without numbers."""
     for num_in, shape in ((576, (24, 9, 32, 2)), (512, (24, 4, 32, 4))):
-        own, scales = packed(torch.empty(192, num_in, dtype=torch.bfloat16, device="meta"))
+        own, scales = pack_weight(torch.empty(192, num_in, dtype=torch.bfloat16, device="meta"))
         assert own.shape == shape
         assert scales.shape == (shape[1], 192, 2)
 
@@ -201,8 +201,8 @@ def test_no_more_tiles_pass_for_blocks_than_a_grid_of_cuda_has(
 
     monkeypatch.setattr(torch, "_weight_int4pack_mm", noted)
     monkeypatch.setitem(CONVERTED, "meta", CONVERTED["cuda"])
-    own, scales = packed(torch.empty(num_out, num_in, dtype=torch.bfloat16, device="meta"))
-    parts = list(converted(own, scales, num_in))
+    own, scales = pack_weight(torch.empty(num_out, num_in, dtype=torch.bfloat16, device="meta"))
+    parts = list(unpack_parts(own, scales, num_in))
     assert sum(part.shape[1] for part in parts) == num_out
     assert sum(given) == num_out // 8 * len(scales)
     assert max(given) == most_tiles

@@ -26,7 +26,7 @@ def groups(tmp_path: Path) -> list[Group]:
 def test_sums_and_columns_of_all_ranks(groups: list[Group]) -> None:
     def meet(group: Group) -> tuple[float, list[list[int]]]:
         total = group.sum(torch.tensor([float(group.rank)])).item()
-        return total, group.gathered(torch.tensor([[group.rank], [10 + group.rank]])).tolist()
+        return total, group.gather(torch.tensor([[group.rank], [10 + group.rank]])).tolist()
 
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(meet, groups)) == [(3.0, [[0, 1, 2], [10, 11, 12]])] * 3

@@ -16,10 +16,10 @@ from rapid.engines.forward.products import (
     Method,
     Product,
     QuantizedLinear,
-    _scaled,
+    _multiply_scaled,
     check_method,
     product_of_numbers,
-    quantized,
+    quantize_weight,
 )
 from rapid.errors import ConfigurationError
 from tests.rapid.tiny_models import copied, engine_config, lease_request
@@ -41,7 +41,7 @@ def test_widths_that_the_kernel_of_int8_cannot_read_are_right_as_well(width: int
     """It reads beyond the end of the only row."""
     for seed in range(5):
         torch.manual_seed(seed)
-        weight, scale = quantized(torch.randn(40, width).bfloat16(), "int8")
+        weight, scale = quantize_weight(torch.randn(40, width).bfloat16(), "int8")
         row = torch.randn(1, width).bfloat16()
         exact = row.float() @ (weight.float() * scale.float()[:, None]).T
         assert far_off(Product(weight, scale)(row), exact) < 0.02
@@ -56,7 +56,7 @@ def far_off(product: torch.Tensor, exact: torch.Tensor) -> float:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_product_is_that_of_the_numbers_with_their_scales(method: Method, num_rows: int) -> None:
     weight, rows = weights_and_rows(num_rows)
-    numbers, scale = quantized(weight, method)
+    numbers, scale = quantize_weight(weight, method)
     bias = torch.randn(48).bfloat16()
     exact = (rows.float() @ numbers.float().T) * scale.float()
     got = Product(numbers, scale, bias)(rows[None])[0]
@@ -67,7 +67,7 @@ def test_a_product_is_that_of_the_numbers_with_their_scales(method: Method, num_
 @pytest.mark.parametrize(("method", "most"), [("int8", 0.01), ("fp8", 0.05)])
 def test_each_row_of_the_weights_has_its_own_scale(method: Method, most: float) -> None:
     weight, _ = weights_and_rows(1)
-    numbers, scale = quantized(weight, method)
+    numbers, scale = quantize_weight(weight, method)
     back = numbers.float() * scale.float()[:, None]
     assert not back[5].any()
     rows = [row for row in range(48) if row != 5]
@@ -77,10 +77,10 @@ def test_each_row_of_the_weights_has_its_own_scale(method: Method, most: float) 
 def test_the_scaled_product_of_a_gpu_quantizes_every_row_by_itself() -> None:
     weight, rows = weights_and_rows(4)
     rows[2] *= 1000
-    numbers, scale = quantized(weight, "fp8")
-    got = _scaled(rows, numbers, scale)
+    numbers, scale = quantize_weight(weight, "fp8")
+    got = _multiply_scaled(rows, numbers, scale)
     assert far_off(got, (rows.float() @ numbers.float().T) * scale) < 0.05
-    assert torch.equal(got[2:3], _scaled(rows[2:3], numbers, scale))
+    assert torch.equal(got[2:3], _multiply_scaled(rows[2:3], numbers, scale))
 
 
 async def check_fused_decoder(loaded: LoadedModel, config: EngineConfig) -> None:

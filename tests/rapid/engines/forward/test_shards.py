@@ -44,7 +44,7 @@ class ThreadGroup:
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.copy_(sum(self._exchanged(tensor)))
 
-    def gathered(self, columns: torch.Tensor) -> torch.Tensor:
+    def gather(self, columns: torch.Tensor) -> torch.Tensor:
         return torch.cat(self._exchanged(columns), dim=1)
 
     def all(self, claim: bool) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rapid.engines.kv.cache import KVLayout
-from rapid.engines.kv.host_tier import HostTier, Move, RestorePace, _joined
+from rapid.engines.kv.host_tier import HostTier, Move, RestorePace, _join
 
 A, B, C = (bytes([65 + i]) * 16 for i in range(3))
 
@@ -19,7 +19,7 @@ async def test_neighbours_are_copied_at_once() -> None:
     moves = [Move(b"", 7 - i, 9 - i, is_restore=False) for i in range(4)]
     moves += [Move(b"", 2 + i, 6 + i, is_restore=True) for i in range(4)]
     moves += [Move(b"", 9, 1, is_restore=True)]
-    joined = [(run[0].page, run[0].host_page, len(run)) for run in _joined(moves)]
+    joined = [(run[0].page, run[0].host_page, len(run)) for run in _join(moves)]
     assert joined == [(4, 6, 4), (2, 6, 4), (9, 1, 1)]
 
 

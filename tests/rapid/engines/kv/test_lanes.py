@@ -132,7 +132,7 @@ def test_a_stream_copies_in_pieces_behind_the_forwards_so_far(
     ours = pool.blocks(slice(3, 8))[0]
     assert torch.equal(ours, host.blocks[1:6])
     assert cuda.log == ["copies wait for forwards", "on copies:", "event", "event", "end"]
-    assert not host.landed()
+    assert not host.take_landed()
     mark: Any = host._launched[0][0]
     assert mark.seconds == 0.25
     mark.hold_back()
@@ -141,7 +141,7 @@ def test_a_stream_copies_in_pieces_behind_the_forwards_so_far(
     for move in moves:
         host._copies.add(move.page)
         host._host_copies.add(move.host_page)
-    landed = host.landed()
+    landed = host.take_landed()
     assert landed == moves
     host.settle(landed)
     assert not host.is_copying

@@ -379,7 +379,7 @@ def test_a_lease_expires_when_it_is_neither_used_nor_renewed() -> None:
     ledger.touch(ledger.get("a"))
     ledger.get("b").busy.add(0)  # a call in progress
     ledger.hands.now = 12.0
-    assert [lease.lease_id for lease in ledger.expired()] == ["c"]
+    assert [lease.lease_id for lease in ledger.find_expired()] == ["c"]
 
 
 def test_choices_share_full_prompt_pages() -> None:

@@ -460,7 +460,7 @@ def push_out(cache: PrefixCache, host: HostTier, kv: KVCache, *names: bytes) -> 
         cache.free(held)
     cache.free(cache.take((), 1))
     host.launch(cache.take_moves(), kv, cache.tags)
-    cache.settle(host.landed())
+    cache.settle(host.take_landed())
 
 
 def test_a_copy_for_a_lease_that_has_ended_is_not_made() -> None:
@@ -471,7 +471,7 @@ def test_a_copy_for_a_lease_that_has_ended_is_not_made() -> None:
     moves = cache.take_moves()
     assert [(move.name, move.is_restore) for move in moves] == [(B, True)]
     host.launch(moves, kv, cache.tags)
-    cache.settle(host.landed())
+    cache.settle(host.take_landed())
     assert cache.num_in_a_row(pages_of(held, 1), 0, computed=True) == 1
     cache.check_integrity([held])
 
@@ -484,7 +484,7 @@ def test_a_page_that_changes_hands_while_it_is_copied_is_not_taken_for_computed(
     cache.free(first)
     held = cache.take([B], 1)
     host.launch(moves, kv, cache.tags)
-    cache.settle(host.landed())
+    cache.settle(host.take_landed())
     assert cache.num_in_a_row(pages_of(held, 1), 0, computed=False) == 1
     cache.check_integrity([held])
 

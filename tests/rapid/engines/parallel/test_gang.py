@@ -37,13 +37,13 @@ def test_an_order_that_waited_for_one_that_failed_is_not_given() -> None:
 
     def waits() -> None:
         try:
-            with gang.told(Meet()):
+            with gang.give_order(Meet()):
                 pass
         except EngineFailed as error:
             refused.append(error)
 
     def fails() -> None:
-        with gang.told(Meet()):
+        with gang.give_order(Meet()):
             followers.waits_for.start()
             raise ZeroDivisionError
 

@@ -22,7 +22,7 @@ from rapid.engines.engine import Engine
 from rapid.engines.forward import loading
 from rapid.engines.parallel import following, leading, machines
 from rapid.engines.parallel.leading import load_replica
-from rapid.engines.parallel.machines import Invitation, join, joined
+from rapid.engines.parallel.machines import Invitation, join, start_ranks
 from rapid.engines.parallel.orders import BEAT_S, Beat, Meet
 from rapid.errors import ConfigurationError, EngineFailed
 from tests.rapid.engines.parallel.conftest import followers_of
@@ -167,7 +167,7 @@ def test_who_does_not_know_the_key_is_not_admitted(told: list[object]) -> None:
             pass  # who says nothing at all
         join(invitation)
 
-    ranks = joined(Threads(come), 4)
+    ranks = start_ranks(Threads(come), 4)
     for number, (_, pipe) in enumerate(ranks):
         pipe.send(f"rank {2 + number}")
     for process, _ in ranks:
@@ -198,7 +198,7 @@ def test_who_is_silent_at_the_door_holds_up_the_others_for_a_second(
         with socket.create_connection((invitation.host, invitation.port)):
             join(invitation)
 
-    ((process, pipe),) = joined(Threads(come), 2)
+    ((process, pipe),) = start_ranks(Threads(come), 2)
     pipe.send("go")
     process.wait(PATIENCE_S)
     assert told == ["go"]
@@ -210,7 +210,7 @@ def test_a_machine_that_takes_nothing_is_lost_before_the_kernel_gives_it_up(
     told: list[object],
 ) -> None:
     """As while its ranks load, when the first rank does not expect to hear them."""
-    ((process, pipe),) = joined(Threads(join), 2)
+    ((process, pipe),) = start_ranks(Threads(join), 2)
     assert option_of(pipe, socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, "i") == 30_000
     pipe.send("go")
     process.wait(PATIENCE_S)
@@ -218,7 +218,7 @@ def test_a_machine_that_takes_nothing_is_lost_before_the_kernel_gives_it_up(
 
 def test_a_machine_that_ends_before_its_ranks_have_come_is_noticed() -> None:
     with pytest.raises(EngineFailed, match="could not start its ranks"):
-        joined(Threads(lambda invitation: None), 2)
+        start_ranks(Threads(lambda invitation: None), 2)
 
 
 def test_ranks_that_never_come_are_not_waited_for_for_ever(
@@ -227,7 +227,7 @@ def test_ranks_that_never_come_are_not_waited_for_for_ever(
     monkeypatch.setattr(machines, "_JOIN_S", 0.0)
     is_over = threading.Event()
     with pytest.raises(EngineFailed, match=r"did not connect to 127\.0\.0\.1"):
-        joined(Threads(lambda invitation: is_over.wait(PATIENCE_S)), 2)
+        start_ranks(Threads(lambda invitation: is_over.wait(PATIENCE_S)), 2)
     is_over.set()
 
 
