@@ -56,11 +56,10 @@ stop:                # ends what `make run` or `make run-text` started, nothing 
 
 # Each script says what it measures and how long it takes, and keeps its results.
 FULL := engine.cpu_attention decoding.decode engine.first_token serving.rounds engine.scheduling \
-	decoding.draft_ahead decoding.draft_length serving.served_draft_length serving.load decoding.determinism \
-	serving.startup
+	serving.served_draft_length serving.load decoding.determinism serving.startup
 QUICK := engine.cpu_attention decoding.decode engine.first_token engine.scheduling serving.rounds
 
-bench: install       # about an hour and a quarter on two cores that nobody else uses
+bench: install       # about an hour on two cores that nobody else uses
 	for script in $(FULL); do $(BIN)/python -m benchmarks.$$script || exit 1; done
 
 bench-quick: install # five minutes; prints the tables and keeps nothing

@@ -66,7 +66,7 @@ def load(model: str, **settings: Any) -> LoadedModel:
         settings: Fields of `rapid.config.EngineConfig`: dtype, device, rope_scaling, threads, ...
             `generate` overrides `kv_cache_tokens` and `max_leases` with what its request needs,
             and turns `draft_ahead` off: two engines in one process share Python's global lock, and
-            drafting ahead made answers slower there (``benchmarks/decoding/draft_ahead.py``).
+            drafting ahead made answers slower there (``benchmarks/results/draft_ahead.md``).
 
     Raises:
         ConfigurationError: The checkpoint is missing or not supported.

@@ -110,7 +110,7 @@ class SentenceEmbedder:
 
     The dense vectors find a passage that says the same in other words, the term weights find names
     and numbers, which small models confuse; the store adds both scores, one weighted. Weight and
-    least cosine are those of all-MiniLM-L6-v2 (`benchmarks/text/recall.py`).
+    least cosine are those of all-MiniLM-L6-v2 (`benchmarks/results/recall-dev.md`).
 
     Attributes:
         floor: The least dense cosine, 0.

@@ -3,12 +3,12 @@
     python -m benchmarks.serving.served_draft_length [--pairs 21] [--tokens 96]
         [--contexts 500 1500 4000]
 
-This is the measurement of `draft_length.py` through Ray. The application of `serve_config.yaml`,
-with one replica per pool and engines without an end of sequence, answers greedy requests to the
-orchestrator, one at a time. Every group runs one question on one document in each way, in random
-order: `plain`, and each way that is compared with it. The ratio is plain's decoding time per token
-over the other's; below 1 the other is slower. Decoding is what comes after an answer's first text;
-requests include log probabilities, which show the tokens of each text.
+The application of `serve_config.yaml`, with one replica per pool and engines without an end of
+sequence, answers greedy requests to the orchestrator, one at a time. Every group runs one question
+on one document in each way, in random order: `plain`, and each way that is compared with it. The
+ratio is plain's decoding time per token over the other's; below 1 the other is slower. Decoding is
+what comes after an answer's first text; requests include log probabilities, which show the tokens
+of each text.
 
 The ways are:
 

@@ -1,8 +1,8 @@
 """The trigger for another retrieval: a rejected draft, which shows what the drafter lacks.
 
-The paper retrieves once, for the question. This trigger and its constants were chosen by
-`benchmarks/method/triggered_retrieval.py` among four occasions to retrieve again for the question
-and the answer so far.
+The paper retrieves once, for the question. This trigger and its constants were chosen among four
+occasions to retrieve again for the question and the answer so far
+(`benchmarks/results/triggered-retrieval-test.md`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`benchmarks/text/own_text.py --url`: what a server's stream says, as a row of the table."""
+"""`benchmarks/serving/own_text.py --url`: what a server's stream says, as a row of the table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 
-from benchmarks.text import own_text
+from benchmarks.serving import own_text
 from rapid.messages import Document
 
 RECEIPT = {"mode": "fused", "timings_ms": {"retrieval": 40.2, "target_prefill": 120.0}}

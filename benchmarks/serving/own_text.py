@@ -1,7 +1,7 @@
 """Time to the first text of questions about your own document, as `make run-text` answers them.
 
-    python -m benchmarks.text.own_text [--dtype bfloat16]
-    python -m benchmarks.text.own_text --url http://127.0.0.1:8000
+    python -m benchmarks.serving.own_text [--dtype bfloat16]
+    python -m benchmarks.serving.own_text --url http://127.0.0.1:8000
 
 needs `rapid models get smollm2-135m all-minilm-l6-v2`. The models, retrieval and settings are those
 of `cluster/configs/own-text.yaml`, in this process, without Ray; or, with `--url`, those of a
