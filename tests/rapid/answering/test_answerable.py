@@ -61,7 +61,7 @@ class Says(FakeEngine):
     """Says one word to whoever asks for alternatives, and remembers what it was asked."""
 
     word = "yes"
-    append_question: list[tuple[int, ...]] = []  # noqa: RUF012 (of the test's own class)
+    asked: list[tuple[int, ...]] = []  # noqa: RUF012 (of the test's own class)
     opened: list[LeaseRequest] = []  # noqa: RUF012
     most_open = 0
     dying: ClassVar[asyncio.Event]
@@ -91,7 +91,7 @@ class Says(FakeEngine):
 def saying(a_word: str) -> type[Says]:
     class Saying(Says):
         word = a_word
-        append_question: list[tuple[int, ...]] = []  # noqa: RUF012
+        asked: list[tuple[int, ...]] = []  # noqa: RUF012
         opened: list[LeaseRequest] = []  # noqa: RUF012
 
     return Saying
