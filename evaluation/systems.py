@@ -42,7 +42,7 @@ class System(Frozen):
             whole context, for both models without any long context. A run's file omits it where it
             is `everything`.
         refresh: Whether to retrieve again, for the question and the answer so far, after rejected
-            drafts (`rapid.speculation.refreshing`). A run's file omits it where it is not set.
+            drafts (`rapid.speculation.pace.refreshing`). A run's file omits it where it is not set.
     """
 
     name: str = Field(min_length=1)

@@ -111,7 +111,7 @@ def generate(
             log-probabilities.
         refresh: Function from the answer's tokens so far to the token ids that the drafter reads
             from then on in place of `draft_input_ids`. It is called after rejected drafts, up to
-            four times (`rapid.speculation.refreshing`). The answer is exact only if the result
+            four times (`rapid.speculation.pace.refreshing`). The answer is exact only if the result
             depends on nothing but these tokens.
 
     Raises:

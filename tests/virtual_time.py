@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rapid.speculation.controller import Controller
+from rapid.speculation.pace.controller import Controller
 from rapid.threads import Threads
 
 

@@ -30,12 +30,12 @@ import torch
 
 from benchmarks.reporting import keep, ratios, settings, shown, spread, table
 from rapid.config import Coupling, SamplingConfig, SpeculationConfig, Transfer
-from rapid.speculation import step as step_module
 from rapid.speculation.acceptance import Judgement, decode_token, propose
 from rapid.speculation.draw import Draw
+from rapid.speculation.fast import step as step_module
+from rapid.speculation.fast.step import answer_questions, answer_together
 from rapid.speculation.questions import Question, ToDecode, ToJudge, ToPropose
 from rapid.speculation.sampling import proposal
-from rapid.speculation.step import answer_questions, answer_together
 from tests.rapid.speculation.drafted import ROWS, blocks, drafted
 
 LENGTH = 8

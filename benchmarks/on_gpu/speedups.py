@@ -12,9 +12,9 @@ from benchmarks.on_gpu.bench import Bench, OutOfTime
 from rapid.messages import DraftBlock
 from rapid.planning.speedups import draft_ahead_speedup, sequential_speedup, tokens_per_round
 from rapid.speculation.draw import Draw
+from rapid.speculation.fast.step import answer_questions
 from rapid.speculation.questions import ToDecode, ToJudge, ToPropose
 from rapid.speculation.sampling import proposal
-from rapid.speculation.step import answer_questions
 
 ACCEPTANCE = 0.77
 MARK = f"synthetic acceptance {ACCEPTANCE}"

@@ -15,7 +15,7 @@ from rapid.answering.services import Pools, Services
 from rapid.checkpoints.text import ChatText
 from rapid.errors import DrafterUnavailable, TargetUnavailable
 from rapid.estimators import Patience
-from rapid.speculation.round_costs import RoundCosts
+from rapid.speculation.pace.round_costs import RoundCosts
 
 
 class RayServices:

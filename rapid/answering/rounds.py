@@ -19,8 +19,8 @@ from rapid.answering.sources import PoolSource, WitnessedSource
 from rapid.errors import DrafterHangs, DrafterUnavailable, RapidError, TargetUnavailable
 from rapid.messages import Failover, GenerateRequest, Reading, TextDelta, Verdict
 from rapid.ports import Drafter, Refresh
-from rapid.speculation.controller import Controller
-from rapid.speculation.refreshing import RefreshTrigger
+from rapid.speculation.pace.controller import Controller
+from rapid.speculation.pace.refreshing import RefreshTrigger
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from rapid.answering.session import Role
 from rapid.config import AnsweringConfig, SpeculationConfig
 from rapid.estimators import Patience
 from rapid.ports import EnginePool
-from rapid.speculation.round_costs import RoundCosts
+from rapid.speculation.pace.round_costs import RoundCosts
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from rapid.errors import DrafterUnavailable
 from rapid.messages import Int32Array, LeaseRequest, PrefillReceipt, Verdict
 from rapid.ports import Drafter, EngineLease, EnginePool, Pace, Refresh
 from rapid.speculation.loop import speculate
-from rapid.speculation.refreshing import RefreshTrigger
+from rapid.speculation.pace.refreshing import RefreshTrigger
 from rapid.tracing import current_traceparent, span
 
 if TYPE_CHECKING:

@@ -44,8 +44,8 @@ from rapid.messages import (
     Verdict,
 )
 from rapid.ports import Clock
+from rapid.speculation.fast.step import judge_block
 from rapid.speculation.questions import ToJudge
-from rapid.speculation.step import judge_block
 
 Result = TypeVar("Result")
 

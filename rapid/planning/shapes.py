@@ -18,8 +18,8 @@ from rapid.planning.families import expert_layers, sliding_layers, window_of
 # Rows of logits that each lease may want of one step: a draft block of the default length.
 _LOGIT_ROWS = SpeculationConfig().max_draft
 # float64 copies of the judged rows' logits that a verdict holds (`rapid.speculation.acceptance`,
-# `rapid.speculation.weights`), and the rows that are judged at once on a GPU
-# (`rapid.speculation.step`); a CPU judges one block at a time.
+# `rapid.speculation.fast.weights`), and the rows that are judged at once on a GPU
+# (`rapid.speculation.fast.step`); a CPU judges one block at a time.
 _JUDGING_COPIES = 6
 _JUDGED_ROWS = 64
 # Rows of each lease in the largest captured step, padded; the 32 largest buckets have less

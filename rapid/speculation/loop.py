@@ -9,7 +9,7 @@ from typing import TypeVar
 from rapid.errors import DrafterUnavailable
 from rapid.messages import Verdict
 from rapid.ports import Drafter, Pace, Refresh, Verifier
-from rapid.speculation.refreshing import RefreshTrigger
+from rapid.speculation.pace.refreshing import RefreshTrigger
 
 Block = TypeVar("Block")
 

@@ -25,8 +25,8 @@ from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.host_tier import HostTier, Move
 from rapid.engines.work.base import Work
 from rapid.errors import EngineFailed, RapidError
+from rapid.speculation.fast.step import answer_questions
 from rapid.speculation.questions import Answer, Question
-from rapid.speculation.step import answer_questions
 
 logger = logging.getLogger(__name__)
 

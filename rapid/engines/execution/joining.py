@@ -13,7 +13,7 @@ from rapid.engines.kv.lease import Lease
 from rapid.engines.kv.sequences import Gap
 from rapid.engines.work.base import Work
 from rapid.ports import Clock
-from rapid.speculation.round_costs import Line
+from rapid.speculation.pace.round_costs import Line
 
 _LATER = 1.1  # factor on the measured time until a sequence returns, whose times vary
 _LEAST_STEPS = 8  # measured steps without which nothing is known of their seconds

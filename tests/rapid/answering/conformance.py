@@ -9,7 +9,7 @@ from rapid import reference
 from rapid.answering.services import Services
 from rapid.messages import GenerateRequest, Receipt
 from rapid.reference import Settings, Token
-from rapid.speculation.refreshing import LEAST_DISTANCE, MAX_REFRESHES
+from rapid.speculation.pace.refreshing import LEAST_DISTANCE, MAX_REFRESHES
 from tests.toy_engine import EOS, ReferenceReader
 
 Readers = list[ReferenceReader | None]

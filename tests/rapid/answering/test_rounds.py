@@ -21,7 +21,7 @@ from rapid.messages import (
     Started,
     TextDelta,
 )
-from rapid.speculation.controller import Controller
+from rapid.speculation.pace.controller import Controller
 from tests.answered import ATLAS, receipt, script, text, tokens
 from tests.fakes import FakeEngine
 from tests.local_pools import FOUND, LocalApplication

@@ -17,12 +17,15 @@ from rapid.config import Coupling, SamplingConfig, SpeculationConfig, Transfer
 from rapid.errors import EngineFailed
 from rapid.messages import DraftBlock
 from rapid.planning import shapes
-from rapid.speculation import step
 from rapid.speculation.acceptance import Judgement, decode_token, propose
-from rapid.speculation.contenders import best_logit, draw_token
 from rapid.speculation.draw import Draw
-from rapid.speculation.fused_rows import MANY
-from rapid.speculation.judging import is_within_reach
+from rapid.speculation.fast import step
+from rapid.speculation.fast.contenders import best_logit, draw_token
+from rapid.speculation.fast.fused_rows import MANY
+from rapid.speculation.fast.judging import is_within_reach
+from rapid.speculation.fast.rows import FINE, Row
+from rapid.speculation.fast.step import answer_questions, answer_together, judge_block
+from rapid.speculation.fast.weights import softmax
 from rapid.speculation.questions import (
     Answer,
     Decoded,
@@ -32,10 +35,7 @@ from rapid.speculation.questions import (
     ToJudge,
     ToPropose,
 )
-from rapid.speculation.rows import FINE, Row
 from rapid.speculation.sampling import proposal
-from rapid.speculation.step import answer_questions, answer_together, judge_block
-from rapid.speculation.weights import softmax
 from tests.rapid.speculation.drafted import ROWS, blocks, drafted
 
 WAYS = {"one by one": answer_questions, "together": answer_together}
@@ -45,8 +45,8 @@ WAYS = {"one by one": answer_questions, "together": answer_together}
 def vocabularies_count_as_long() -> Iterator[None]:
     """A CPU leaves short ones to the specification, as it takes no longer."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rapid.speculation.step._LONG", 0)
-        patch.setattr("rapid.speculation.step._SPARSE", 0)
+        patch.setattr("rapid.speculation.fast.step._LONG", 0)
+        patch.setattr("rapid.speculation.fast.step._SPARSE", 0)
         yield
 
 
@@ -290,9 +290,9 @@ def test_from_a_long_vocabulary_only_the_candidates_numbers_are_drawn():
 
 
 def test_a_cpu_leaves_short_vocabularies_to_the_specification(monkeypatch):
-    monkeypatch.setattr("rapid.speculation.step._LONG", 51)
-    monkeypatch.setattr("rapid.speculation.step.judged_by_rows", None)
-    monkeypatch.setattr("rapid.speculation.step.drawn", None)
+    monkeypatch.setattr("rapid.speculation.fast.step._LONG", 51)
+    monkeypatch.setattr("rapid.speculation.fast.step.judged_by_rows", None)
+    monkeypatch.setattr("rapid.speculation.fast.step.drawn", None)
     draw = Draw(SamplingConfig(), SpeculationConfig(), 0, 0)
     (question,) = blocks(np.random.default_rng(0), [draw], 50)
     decoding = ToDecode(question.logits[0], draw)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rapid.speculation.draw import Draw
-from rapid.speculation.philox import uniforms_on_device
+from rapid.speculation.fast.philox import uniforms_on_device
 from rapid.speculation.sampling import probabilities
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ contract does not need a drafter, the controller rests (nothing is drafted) unle
 **Never slower than plain.** Resting *is* plain decoding: the same call, for as many tokens. A
 balance books what drafting costs beyond plain decoding: a drafted round of n tokens and s seconds
 adds ``n * P - s`` seconds, which never lifts the balance above zero, and a plain round adds
-`_SHARE` of its time (`rapid.speculation.round_costs`).
+`_SHARE` of its time (`rapid.speculation.pace.round_costs`).
 
 - Drafting that looks profitable continues until it owes the time of `_GRACE_TOKENS` plain tokens.
   It then pauses until plain rounds have paid that back, whatever the model predicts; so acceptance
@@ -36,7 +36,7 @@ from collections.abc import Callable, Sequence
 
 from rapid.messages import Verdict
 from rapid.ports import Clock
-from rapid.speculation.round_costs import Acceptance, LengthBucket, RoundCosts
+from rapid.speculation.pace.round_costs import Acceptance, LengthBucket, RoundCosts
 
 # The constants say how fast the controller learns and what it may cost, not how fast a machine is;
 # docs/constants.md gives the source of each.

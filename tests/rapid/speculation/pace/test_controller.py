@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from rapid.messages import Verdict
-from rapid.speculation.controller import Controller
-from rapid.speculation.round_costs import LengthBucket, Line, RoundCosts
+from rapid.speculation.pace.controller import Controller
+from rapid.speculation.pace.round_costs import LengthBucket, Line, RoundCosts
 
 
 @dataclass

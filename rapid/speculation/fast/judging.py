@@ -16,15 +16,15 @@ import numpy as np
 import torch
 
 from rapid.messages import DraftBlock
-from rapid.speculation import contenders
-from rapid.speculation import weights as fast
 from rapid.speculation.acceptance import Judgement
 from rapid.speculation.draw import Draw
+from rapid.speculation.fast import contenders
+from rapid.speculation.fast import weights as fast
+from rapid.speculation.fast.philox import keys_of, uniforms_at
+from rapid.speculation.fast.weights import BlockRows
 from rapid.speculation.fusion import update_log_odds, weights_if_accepted
 from rapid.speculation.noise import Float64Array, Purpose
-from rapid.speculation.philox import keys_of, uniforms_at
 from rapid.speculation.questions import ToJudge
-from rapid.speculation.weights import BlockRows
 
 _MOST_CANDIDATES = 1024  # of a proposal; with more there is little of a row to leave out
 

@@ -1,8 +1,8 @@
 """What rounds cost and what they bring, as measured: times, acceptance, and what drafting owes.
 
-`rapid.speculation.controller` chooses draft lengths by them. Times lie on a line over the tokens of
-a round, for each length of the context and each load. A balance per line books what drafting costs
-beyond plain decoding; the controller says how it is spent.
+`rapid.speculation.pace.controller` chooses draft lengths by them. Times lie on a line over the
+tokens of a round, for each length of the context and each load. A balance per line books what
+drafting costs beyond plain decoding; the controller says how it is spent.
 """
 
 from __future__ import annotations

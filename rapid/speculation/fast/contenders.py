@@ -33,10 +33,10 @@ import torch
 
 from rapid.messages import Float32Array
 from rapid.speculation.draw import Draw
-from rapid.speculation.fused_rows import MANY, Fused, Proposal, fuse_row, read_proposal
+from rapid.speculation.fast.fused_rows import MANY, Fused, Proposal, fuse_row, read_proposal
+from rapid.speculation.fast.philox import keys_of, uniforms_at
+from rapid.speculation.fast.rows import FINE, MOST_ERROR, OF_PEAK, Ids, Row
 from rapid.speculation.noise import Float64Array, Purpose, Words, numbers
-from rapid.speculation.philox import keys_of, uniforms_at
-from rapid.speculation.rows import FINE, MOST_ERROR, OF_PEAK, Ids, Row
 
 _LATE = 7.0  # mean times of a race, before which it ends but for one in 1,100
 _MOST_DRAWN = 512  # tokens whose random numbers alone are drawn

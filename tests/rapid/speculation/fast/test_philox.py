@@ -8,8 +8,8 @@ import torch
 
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.speculation.draw import Draw
+from rapid.speculation.fast.philox import compute_uniforms, keys_of, uniforms_at, uniforms_on_device
 from rapid.speculation.noise import Purpose
-from rapid.speculation.philox import compute_uniforms, keys_of, uniforms_at, uniforms_on_device
 
 DRAWS = [
     Draw(SamplingConfig(seed=seed), SpeculationConfig(), choice, position)

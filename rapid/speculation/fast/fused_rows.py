@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rapid.speculation.draw import Draw
+from rapid.speculation.fast.rows import FINE, Ids, Row
 from rapid.speculation.fusion import weigh_retrieved
 from rapid.speculation.noise import Float64Array
-from rapid.speculation.rows import FINE, Ids, Row
 
 MANY = 64.0  # times the mean probability, from which a token is likely
 

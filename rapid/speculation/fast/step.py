@@ -19,18 +19,18 @@ import numpy as np
 import torch
 
 from rapid.messages import Float32Array, Int32Array
-from rapid.speculation import weights as fast
 from rapid.speculation.acceptance import Judgement, decode_token, draft_purpose, propose
-from rapid.speculation.contenders import draw_token
 from rapid.speculation.draw import Draw
-from rapid.speculation.judging import (
+from rapid.speculation.fast import weights as fast
+from rapid.speculation.fast.contenders import draw_token
+from rapid.speculation.fast.judging import (
     decide_together,
     is_within_reach,
     judge_by_rows,
     judge_together,
 )
+from rapid.speculation.fast.philox import keys_of, uniforms_at
 from rapid.speculation.noise import Float64Array, Purpose, race
-from rapid.speculation.philox import keys_of, uniforms_at
 from rapid.speculation.questions import (
     Answer,
     Decoded,

@@ -13,7 +13,7 @@ from rapid.engines.engine import Engine
 from rapid.errors import ConfigurationError, DrafterUnavailable, PromptTooLong
 from rapid.messages import Verdict
 from rapid.speculation.loop import speculate
-from rapid.speculation.refreshing import LEAST_DISTANCE, MAX_REFRESHES, RefreshTrigger
+from rapid.speculation.pace.refreshing import LEAST_DISTANCE, MAX_REFRESHES, RefreshTrigger
 from tests.branches import Branches, assert_same, branches
 from tests.rapid.speculation.test_rule_proofs import target_probs, texts
 from tests.rapid.tiny_models import loaded, random_prompt

@@ -1,0 +1,1 @@
+"""How much is drafted, and when the drafter reads anew."""
