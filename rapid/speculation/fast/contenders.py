@@ -2,24 +2,14 @@
 
 A row has as many numbers as the vocabulary has tokens, and nearly all of them decide nothing. Two
 passes over the logits find the highest one and the sum of the weights. Then probabilities are
-computed only of *contenders*: the proposed tokens, and those that a bound does not exclude.
+computed only of *contenders*: the proposed tokens, and those that a bound does not exclude. What is
+not *sure*, because two numbers are closer than they are known, is left to the specification, so
+that all tokens are the specification's, bit for bit.
 
-- Sum. It is taken in float32 where only its ratio to a proposal matters. Rounding an exponent ``a``
-  by a share d of it changes the sum by a share of ``d * E[a]``, whose mean is that of the softmax
-  and at most the logarithm of the vocabulary's size, because the entropy is. `Row.error` covers
-  that and the addition, which torch does in cascades. For `top_p`, and for `adaptive`, whose odds
-  carry p from block to block, the sum is taken in float64.
-- Race (`rapid.speculation.noise.race`). A token is likely if its weight is at least `MANY` times
-  the mean weight, so at most ``vocab / MANY`` tokens are. It is early if its time is below ``_LATE
-  * MANY / vocab``. A token that is neither finishes after the quotient of both limits, which is
-  `_LATE` over the sum of the weights. If a contender finished before, no other token can have won:
-  in all races but one of ``e ** _LATE``, however flat the row is.
-- Filters. Tokens below ``(1 - top_p) / vocab`` have less than ``1 - top_p`` together, so the
-  nucleus is among the others. For `top_k` the highest logits of slices of the row are compared:
-  there are at least k tokens as high as the k-th highest of them.
-
-Everything that is not *sure*, because two numbers are closer than they are known, is left to the
-specification, so that all tokens are the specification's, bit for bit.
+Its price is a second fast form beside `rapid.speculation.fast.weights`: this module, `fused_rows`
+and `rows`. It stays because that form takes 4 to 12 times as long on a CPU: at 128,256 tokens, six
+blocks of eight are judged here in 15 to 36 ms, there in 65 to 215
+(`benchmarks/results/sampling.md`).
 """
 
 from __future__ import annotations
@@ -130,6 +120,8 @@ def _filter(fused: Fused, draw: Draw) -> tuple[Fused, bool]:
     Returns:
         The kept weights, and whether they are sure to be the right ones.
     """
+    # Tokens below (1 - top_p) / vocab have less than 1 - top_p together, so the nucleus is among
+    # the others. At least k tokens are as high as the k-th highest of the slices of a row.
     row, sampling = fused.row, draw.sampling
     vocab, top_p = len(row.logits), sampling.top_p
     top_k = min(sampling.top_k or vocab, vocab)
@@ -227,6 +219,10 @@ def _race(fused: Fused, draw: Draw, purpose: Purpose) -> tuple[int, bool]:
     Returns:
         The token, and whether it is sure to be the first.
     """
+    # A token is likely if its weight is at least `MANY` times the mean, and early if its time is
+    # below _LATE * MANY / vocab. One that is neither finishes after the quotient of both limits,
+    # _LATE over the sum of the weights. If a contender finished before, no other can have won: in
+    # all races but one of e ** _LATE, however flat the row is.
     row, vocab = fused.row, len(fused.row.logits)
     ids, weights, slack, limit = fused.ids, fused.weights, fused.slack, math.inf
     if fused.is_all and len(ids) <= _MOST_DRAWN:

@@ -16,7 +16,10 @@ from rapid.speculation.noise import Float64Array
 
 Ids = npt.NDArray[np.int64]
 
-_COARSE = 2e-5  # relative error of a sum of float32 weights
+# Relative error of a sum of float32 weights. Rounding an exponent a by a share d of it changes the
+# sum by a share of d * E[a], at most the logarithm of the vocabulary's size, as the entropy is; the
+# rest is torch's addition in cascades. `top_p` and the odds of `adaptive` take the sum in float64.
+_COARSE = 2e-5
 FINE = 1e-12  # the same in float64, and of two quotients that are compared
 OF_PEAK = 1e-15  # rounding of logits over T, in shares of the highest
 MOST_ERROR = 1e-3  # relative; above it nothing is sure

@@ -191,7 +191,7 @@ async def test_the_published_tail_guard_is_no_distribution(branches: Branches, m
         fused = torch.softmax(p.log() + eta * (draft_probs - p), -1)
         return torch.where(fused >= 0.1 * fused.amax(-1, keepdim=True), fused, p)
 
-    monkeypatch.setattr(acceptance, "fused_probs", guarded)
+    monkeypatch.setattr(acceptance, "fuse_probs", guarded)
     sums = []
     for seed, vocab, eta in itertools.product(range(3), (3, 6), ETAS):
         target, drafter = models(seed, vocab)

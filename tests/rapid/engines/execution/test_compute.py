@@ -72,7 +72,7 @@ async def test_a_rule_that_raises_ends_its_lease_alone(
     def explode(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("rapid.engines.execution.compute.answered", explode)
+    monkeypatch.setattr("rapid.engines.execution.compute.answer_questions", explode)
     with pytest.raises(EngineFailed, match="its log says why") as failed:
         await engine.decode("a", 0, 2)
     assert isinstance(failed.value.__cause__, ZeroDivisionError)
@@ -140,7 +140,7 @@ async def test_logits_that_are_never_numbers_close_the_engine(
 ) -> None:
     """The forward does not fail, but nothing comes of it."""
     monkeypatch.setattr(
-        "rapid.engines.execution.compute.answered",
+        "rapid.engines.execution.compute.answer_questions",
         lambda asked: [EngineFailed("NaN") for _ in asked],
     )
     for number in range(5):

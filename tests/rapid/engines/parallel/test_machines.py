@@ -155,7 +155,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         thread.start()
         return thread
 
-    monkeypatch.setattr(machines, "started", started)
+    monkeypatch.setattr(machines, "start_process", started)
     return orders
 
 

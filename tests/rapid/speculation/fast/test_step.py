@@ -19,9 +19,9 @@ from rapid.messages import DraftBlock
 from rapid.planning import shapes
 from rapid.speculation.acceptance import Judgement, decode_token, propose
 from rapid.speculation.draw import Draw
-from rapid.speculation.fast import step
+from rapid.speculation.fast import contenders, step
 from rapid.speculation.fast.contenders import best_logit, draw_token
-from rapid.speculation.fast.fused_rows import MANY
+from rapid.speculation.fast.fused_rows import MANY, Fused
 from rapid.speculation.fast.judging import is_within_reach
 from rapid.speculation.fast.rows import FINE, Row
 from rapid.speculation.fast.step import answer_questions, answer_together, judge_block
@@ -291,8 +291,8 @@ def test_from_a_long_vocabulary_only_the_candidates_numbers_are_drawn():
 
 def test_a_cpu_leaves_short_vocabularies_to_the_specification(monkeypatch):
     monkeypatch.setattr("rapid.speculation.fast.step._LONG", 51)
-    monkeypatch.setattr("rapid.speculation.fast.step.judged_by_rows", None)
-    monkeypatch.setattr("rapid.speculation.fast.step.drawn", None)
+    monkeypatch.setattr("rapid.speculation.fast.step.judge_by_rows", None)
+    monkeypatch.setattr("rapid.speculation.fast.step.draw_token", None)
     draw = Draw(SamplingConfig(), SpeculationConfig(), 0, 0)
     (question,) = blocks(np.random.default_rng(0), [draw], 50)
     decoding = ToDecode(question.logits[0], draw)
@@ -355,3 +355,22 @@ def test_a_race_that_lasts_too_long_is_not_sure():
         draw = Draw(SamplingConfig(seed=seed), SpeculationConfig(), 0, 0)
         unsure += not draw_token(logits, draw)[1]
     assert 1 <= unsure <= 30
+
+
+@pytest.mark.parametrize(("top_p", "is_sure"), [(0.5, False), (0.6, True)])
+def test_a_nucleus_that_ends_at_the_border_is_not_sure(top_p, is_sure):
+    """Rounding decides whether the third of four equal tokens is within."""
+    logits = torch.full((2048,), -math.inf)
+    logits[:4] = 0
+    draw = Draw(SamplingConfig(seed=1, top_p=top_p), SpeculationConfig(), 0, 0)
+    assert draw_token(logits, draw)[1] == is_sure
+
+
+@pytest.mark.parametrize(("slack", "is_sure"), [(0.0, True), (0.02, False)])
+def test_a_token_that_is_cut_by_less_than_its_weight_is_known_is_not_sure(slack, is_sure):
+    row = Row.read(torch.zeros(2048), 1.0, is_fine=True)
+    moved = Fused(
+        row, np.array([0, 1]), np.array([0.3, 0.29]), np.array([0.0, slack]), share=0.41 / 2046
+    )
+    draw = Draw(SamplingConfig(seed=1, top_k=1), SpeculationConfig(), 0, 0)
+    assert contenders._filter(moved, draw)[1] == is_sure
