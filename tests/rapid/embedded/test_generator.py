@@ -75,7 +75,9 @@ def test_the_text_of_a_seed_stays_what_it_is():
 def test_documents_and_questions_stay_what_they_are(kind):
     """The models were trained on them, and kept results are about them."""
     documents = [generate_document(seed, 400, kind=kind) for seed in (1, 2, "three")]
-    assert hashlib.sha256(repr(documents).encode()).hexdigest().startswith(HASHES[kind])
+    # the digests were made when the class had the shorter name
+    text = repr(documents).replace("GeneratedQuestion(", "Question(")
+    assert hashlib.sha256(text.encode()).hexdigest().startswith(HASHES[kind])
 
 
 def test_a_kind_is_another_document_in_other_words():
