@@ -26,25 +26,39 @@ class ReadyInTime:
         if scope["type"] != "http" or not scope["path"].endswith("/ready"):
             await self._app(scope, receive, send)
             return
-        has_begun = is_over = False
+        attempts: list[asyncio.Future[None]] = []
+        sending: int | None = None  # the attempt whose answer goes out
 
-        async def pass_on(message: Message) -> None:
-            nonlocal has_begun, is_over
-            is_over = is_over or (not has_begun and _is_serves_own(message))
-            if not is_over:
-                has_begun = True
-                await send(message)
+        def ask() -> None:
+            number, is_over = len(attempts), False
 
-        answer = asyncio.ensure_future(self._app(scope, receive, pass_on))
-        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+            async def pass_on(message: Message) -> None:
+                nonlocal sending, is_over
+                is_over = is_over or (sending is None and _is_serves_own(message))
+                if not is_over and sending in (None, number):
+                    sending = number
+                    await send(message)
+
+            attempt = asyncio.ensure_future(self._app(dict(scope), receive, pass_on))
+            attempt.add_done_callback(lambda done: done.cancelled() or done.exception())
+            attempts.append(attempt)
+
         try:
-            await asyncio.wait({answer}, timeout=self._deadline_s)
-            if has_begun:
-                await answer
-                return
-            is_over = True
+            for _ in range(
+                2
+            ):  # an ingress that hangs is not the only one: Serve may choose another
+                ask()
+                waiting = [each for each in attempts if not each.done()]
+                await asyncio.wait(
+                    waiting, timeout=self._deadline_s / 2, return_when=asyncio.FIRST_COMPLETED
+                )
+                if sending is not None:
+                    await attempts[sending]
+                    return
+            sending = len(attempts)  # none of them
         finally:
-            answer.cancel()
+            for attempt in attempts:
+                attempt.cancel()
         state = {"ready": False, "answered": False, "reason": "no ingress answers"}
         await JSONResponse(state, 503, headers={"retry-after": "1"})(scope, receive, send)
 

@@ -40,7 +40,7 @@ async def test_without_an_ingress_the_proxy_says_that_it_is_not_ready(path: str)
     assert answer.status_code == 503
     assert answer.json() == {"ready": False, "answered": False, "reason": "no ingress answers"}
     await asyncio.sleep(0)
-    assert proxied.num_given_up == 1
+    assert proxied.num_given_up == 2  # both times that it was asked
 
 
 async def test_what_an_ingress_answers_and_other_routes_pass() -> None:
@@ -68,3 +68,18 @@ async def test_an_ingress_that_is_lost_is_one_that_does_not_answer() -> None:
 
     async with client_of(ReadyInTime(lost)) as http:
         assert (await http.get("/ready")).status_code == 503
+
+
+async def test_where_one_ingress_hangs_another_is_asked() -> None:
+    num_asked = 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked == 1:
+            await asyncio.Event().wait()
+        await JSONResponse({"ready": True})(scope, receive, send)
+
+    async with client_of(ReadyInTime(app, deadline_s=0.02)) as http:
+        assert (await http.get("/ready")).json() == {"ready": True}
+    assert num_asked == 2
