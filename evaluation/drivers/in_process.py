@@ -60,6 +60,9 @@ class InProcess:
         """Create a backend; the caller closes the engines.
 
         Args:
+            task: Sets the templates and the lengths of answers.
+            prompter: Makes the prompts of both models.
+            target: The target's engine.
             drafter: The drafter's engine; the target's own where there is no other.
             text: Decodes token ids into text.
             kept_prompts: Number of prompts to cache for the systems that share them.
@@ -135,7 +138,10 @@ class InProcess:
         found: ShortContext | None,
         ms: dict[str, float],
     ) -> RoundStatistics:
-        """Answer by drafting with the system's draft source and verifying with the target."""
+        """Answer by drafting with the system's draft source and verifying with the target.
+
+        The target's prompt is `read`.
+        """
         short = read if trial.system.drafts == "naive" else retrieved
         witness = self._witness_prompt(trial, found)
         source = self._source(trial.system, short, witness)
@@ -287,6 +293,8 @@ async def open_in_process(
         task: The task, whose systems and conditions determine the room that each engine needs.
         models: The models; the drafter is None where no system needs one other than the target.
         items: All items of the run, from which unrelated chunks are taken.
+        mine: The items to answer.
+        batch: Number of answers at once.
 
     Raises:
         ConfigurationError: A checkpoint cannot be used, the two models do not share a vocabulary,

@@ -134,8 +134,8 @@ class Draft(Drafting):
 class DraftAhead(Drafting):
     """Drafting of the tokens that come after the block that was handed out, if it is accepted.
 
-    No call waits for this work: its tokens are speculation like the block. They are the tokens that the
-    next call would draw, because noise is keyed by position.
+    No call waits for this work: its tokens are speculation like the block. The next call would draw
+    the same ones, because noise is keyed by position and proposals are functions of the prefix.
     """
 
     kind = "ahead"
