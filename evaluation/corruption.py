@@ -1,8 +1,4 @@
-"""Deliberately corrupted retrieval: unrelated, partly replaced, contradicted or missed chunks.
-
-The functions are pure and seeded by the item alone, so that every system and every eta gets the
-same corrupted chunks.
-"""
+"""Corrupted retrieval, seeded by the item alone: every system gets the same corrupted chunks."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ class Item:
         messages: The chat. Its last message is the question in plain words; earlier ones are the
             history of a dialogue.
         document: The long text to read, or None when the history is the long text.
-        answers: The right answers; any of them counts.
         query: What retrieval searches with; None takes the question.
         fields: Values that the task's templates name besides the context: question, choice_A, ...
         groups: Properties that reports split by: difficulty, length, domain, kind, ...

@@ -1,13 +1,7 @@
 """Recipes that repeat the results which RAPID's authors publish, row by row.
 
-The rows are in ``recipe_files/published.yaml``: models, eta, and the published numbers, which
-reports show beside ours. 30 of them are in the readme of the reference code; the baselines RAG, SD
-and MagicDec are in Table 1 of the paper (arXiv 2502.20330) alone. The wording of the prompts is in
-the task files.
-
-RAPID's rows run with method `paper`, the reference code's own rule, and draft blocks of at most ten
-tokens; SD is the same at eta 0, as the paper defines it. ``docs/evaluation.md`` ("The paper's own
-numbers") has a table of what differs from the reference code.
+The rows are in ``recipe_files/published.yaml``, from the readme of the reference code and Table 1
+of the paper (arXiv 2502.20330). ``docs/evaluation.md`` says what differs from the reference code.
 """
 
 from __future__ import annotations
@@ -34,11 +28,8 @@ class Recipe(Frozen):
     """A recipe: the models and tasks of one row of the published tables.
 
     Attributes:
-        name: Name of the recipe.
         tasks: Names of task files, which run one after the other.
-        target: The target model.
         drafter: The drafter model; None where nothing is drafted or the target drafts for itself.
-        system: The one system that answers.
         top_k: Number of best tokens that the reference code samples from with these models.
         published: The authors' numbers, in percent, by column of their table.
     """

@@ -30,20 +30,13 @@ class Result(Frozen):
 
     Attributes:
         item: Id of the item. `item`, `system` and `condition` are the key; a run has each key once.
-        system: Name of the system.
-        condition: Name of the condition.
         prediction: Text of the answer (of the second pass, where there is one).
         reasoning: Text of the first pass, where there is a second one.
         scores: Scores by metric, in [0, 1].
-        groups: Groups of the item.
-        seed: Seed of the answer.
         context_tokens: Length of the prompt with the whole context; 0 where it is not read.
         retrieved_tokens: Length of the prompt with the retrieved text; 0 where it is not read, and
             where a server does not report what its drafter read.
         tokens: Generated tokens, with the end-of-sequence token.
-        rounds: Rounds of the answer.
-        drafted: Drafted tokens.
-        accepted: Accepted tokens.
         refreshes: Number of further retrievals; `retrieved_tokens` and `evidence_found` are those
             of the first.
         by_position: For each position in the block, how often a draft was judged and kept there.

@@ -22,7 +22,6 @@ class System(Frozen):
     """One line of a results table.
 
     Attributes:
-        name: Name in tables and for `--system`.
         method: `plain` reads everything with the target; `rag` answers with the drafting model on
             the retrieved text alone; `lossless` (eta 0), `fused` and `paper` speculate.
         drafts: The source of drafts (with `rag`, of the answer). `drafter` and `target`: that model

@@ -27,12 +27,8 @@ class Source(Frozen):
     """The source of a task's items.
 
     Attributes:
-        loader: Name of a module in `evaluation.loaders`.
         hub: Dataset name on the hub, where there is one.
-        subset: Subset of the hub dataset.
-        split: Split of the hub dataset.
         file: The dataset's official file, on the hub and in the directory that `--data` names.
-        options: Further options of the loader.
     """
 
     loader: str
@@ -58,8 +54,6 @@ class Templates(Frozen):
     """The wording of one user message, with places for ``{context}`` and the item's fields.
 
     Attributes:
-        target: Template for the whole context.
-        drafter: Template for the retrieved chunks.
         extraction: Template of a second, undrafted pass, which reads the first answer as
             ``{reasoning}``.
     """
@@ -100,13 +94,11 @@ class Condition(Frozen):
     """A change, the same for all systems, to what they read or how strongly it counts.
 
     Attributes:
-        name: Name in tables.
         corruption: Corruption of the retrieved chunks: there are none, so that a model answers from
             memory; all are from an unrelated document; a share of them is replaced by such chunks;
             chunks that contradict the evidence are added; or chunks that hold evidence are passed
             over, as if the search had missed them.
         share: Share of the chunks that is replaced.
-        eta: Overrides the eta of systems that fuse.
         context_tokens: Length to which the context is cut in its middle, in tokens, for the target
             and for retrieval.
         retrieval_tokens: Overrides the budget of retrieved tokens.
@@ -124,12 +116,9 @@ class Task(Frozen):
     """The contents of a task file.
 
     Attributes:
-        name: Name of the task.
         description: What reports say about the task.
-        source: Where the items come from.
         templates: Wording of the prompts; None takes the product's own prompts (`rapid.prompts`).
         metrics: Names of `evaluation.scorers.NAMES`; the first is the headline.
-        max_tokens: Maximum length of an answer.
         extraction_tokens: Maximum length of an answer of the second pass.
         temperature: Sampling temperature; 0 is greedy.
         top_k: Number of best tokens that are sampled from; None keeps all. A run's file omits it
@@ -137,8 +126,6 @@ class Task(Frozen):
         seed: Seed, with the item's id, of all randomness; it is the same for every system.
         context_tokens: Maximum length in tokens of the context that the target reads; longer ones
             lose their middle. Retrieval in process searches all of it.
-        retrieval: RetrievalSettings settings.
-        groups: Keys of the items' groups to report by.
         reuses_prefill: Whether an answer reuses what the engines have read for other answers. It
             makes a run with many questions on one document several times faster. Then the times of
             prefill say nothing.

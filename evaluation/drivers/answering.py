@@ -26,9 +26,6 @@ class Trial:
     """One answer to produce: that of a system to an item under a condition.
 
     Attributes:
-        item: The question.
-        system: The system that answers.
-        condition: The condition under which it answers.
         same: Names of other conditions that change nothing for this system (another eta for plain
             decoding), for which the answer counts too.
     """
@@ -63,8 +60,6 @@ def trials_left(
     """Yield the remaining trials of each item, skipping items that have none.
 
     Args:
-        items: The items of the run.
-        task: Has the systems and the conditions.
         done: Keys (item, system, condition) that need no further answer.
     """
     for item in items:

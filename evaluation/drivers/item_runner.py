@@ -46,13 +46,9 @@ class Plan:
     """The items, systems and conditions of a run, and how it is executed.
 
     Attributes:
-        task: The task, with the systems and conditions to compare.
-        items: The items to answer.
         models: Models of a run in process, else None.
         server: Server of a run over HTTP; `models` is then None.
         batch: Number of answers at once, in each worker.
-        workers: Number of processes.
-        judge: The judge, for a task with a metric that needs one.
         recipe: Name of the recipe that the run repeats; the report shows its published numbers.
     """
 
@@ -209,10 +205,7 @@ def _check_alive(worker: _Worker) -> None:
 
 
 def _work(plan: Plan, trials: Sequence[Sequence[Trial]], index: int, outbox: Any) -> None:
-    """Run a worker process with one compute thread.
-
-    It ignores Ctrl-C, which is left to the parent, and ends when its parent ends.
-    """
+    """Run a worker process with one compute thread."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

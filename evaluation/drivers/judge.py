@@ -1,9 +1,8 @@
 """Metrics that rate answers with a language model behind any OpenAI-compatible endpoint.
 
-`judge` rates from 1 to 10, as RAPID (arXiv 2502.20330) rates last turns of dialogues with
-GPT-4-Turbo after MT-Bench-101 (arXiv 2402.14762). RAPID publishes no prompt; the wording here is
-this project's own. `judge_equality` decides whether an answer is consistent with the official one,
-in the words of AA-LCR's card.
+`judge` rates from 1 to 10, as RAPID (arXiv 2502.20330) rates last turns of dialogues after
+MT-Bench-101 (arXiv 2402.14762), in this project's wording. `judge_equality` decides whether an
+answer is consistent with the official one, in the words of AA-LCR's card.
 """
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ class JudgeConfig(Frozen):
 
     Attributes:
         url: Base URL up to and including ``/v1``; a key, if needed, is taken from OPENAI_API_KEY.
-        model: Name of the model at that endpoint.
         timeout_s: Timeout for one rating, in seconds.
     """
 

@@ -33,7 +33,6 @@ class Server(Frozen):
 
     Attributes:
         url: Base URL up to, and without, ``/v1``.
-        api_key: API key, if the server needs one.
         tokenizer: Checkpoint whose tokenizer counts `context_tokens`; None where nothing is cut.
     """
 
@@ -194,11 +193,6 @@ async def open_over_http(
 ) -> AsyncIterator[OverHttp]:
     """Connect to a server, after checking that it supports the task's systems and conditions.
 
-    Args:
-        task: The task.
-        server: The server.
-        transport: A transport to use instead of the network.
-
     Raises:
         ConfigurationError: No RAPID server answers at the URL, or it does not support a system or
             condition of the task.
@@ -257,9 +251,6 @@ async def _greet(client: httpx.AsyncClient) -> tuple[str, DraftKind]:
 async def _post(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Json:
     """Post a request and return the reply.
 
-    A server that is full, restarting or unreachable is asked again, after its Retry-After if it
-    sends one.
-
     Raises:
         ServerRefused: The server refused the request, or gave no answer after `_RETRIES` retries.
     """
@@ -301,11 +292,7 @@ def _text_of(reply: Json) -> str:
 
 
 def _times(receipt: Json, metrics: Json) -> dict[str, float]:
-    """Return milliseconds by phase, from the receipt and the API's metrics.
-
-    `decode` is the API's ``generation_time_ms``, scaled up by an estimate of the first round, which
-    it lacks because it begins with the first text. For a single round it is draft plus verify.
-    """
+    """Return milliseconds by phase, from the receipt and the API's metrics."""
     names = ("retrieval", "target_prefill", "drafter_prefill", "draft", "verify")
     ms = {name: receipt["timings_ms"].get(name, 0.0) for name in names}
     rounds = receipt["rounds"]

@@ -1,8 +1,4 @@
-"""Prompts of target and drafter for an item under a condition: retrieval, corruption, truncation.
-
-With a task's templates a prompt is one user message. Without templates it is the product's own
-(`rapid.prompts`), byte for byte what a server would make of the same request.
-"""
+"""Prompts of both models for an item under a condition: retrieval, corruption, truncation."""
 
 from __future__ import annotations
 
@@ -46,7 +42,6 @@ class ShortContext:
     """The short context of an item: what retrieval found for the drafter to read.
 
     Attributes:
-        chat: The messages that the drafter reads.
         chunks: The chunks in them, corrupted if the condition says so, in document order.
         context: The chunks joined by blank lines, for templates.
         evidence_found: Whether all of the item's evidence is in `context`; None where it is
@@ -75,10 +70,8 @@ class Prompter:
         """Create a prompter for the items of one run.
 
         Args:
-            task: Sets retrieval, templates and limits.
             items: All items of the run, from which unrelated chunks are taken.
             target: Counts tokens and renders the target's prompts.
-            drafter: Renders what the drafter reads.
             retriever: A retriever made for the task's retrieval settings.
         """
         self._task = task
@@ -133,7 +126,6 @@ class Prompter:
         itself, for retrieval as well.
 
         Args:
-            item: The item, whose question retrieval searches with.
             condition: Sets the corruption, the budget and the length of the context.
             answer: The answer so far, when retrieval is to search with it as well.
         """
@@ -204,12 +196,7 @@ class Prompter:
         await self._retriever.close()
 
     def _list_searched(self, plan: DrafterPlan, document: Document | None) -> tuple[Document, ...]:
-        """Return the documents to search: the item's own where templates show a single context.
-
-        Args:
-            plan: The drafter's chat, whose first document is the item's as the target reads it.
-            document: The item's document as retrieval searches it.
-        """
+        """Return the documents to search: the item's own where templates show a single context."""
         if document is None:
             return plan.documents
         return (document,) if self._task.templates else (document, *plan.documents[1:])
@@ -285,10 +272,8 @@ def target_chat(
 
     Args:
         task: The task; without templates the chat is the item's own.
-        item: The item, which fills in the template.
         document: The item's document, as far as it may be read.
         template: A template to use instead of the task's for the target.
-        more: Further fields of the template.
     """
     if task.templates is None:
         return target_messages(item.messages, () if document is None else (document,))

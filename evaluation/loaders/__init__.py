@@ -1,8 +1,4 @@
-"""Loaders of a task's items from the hub, a local file, or a generator.
-
-A loader is a module of this package with ``load(source, data) -> Iterator[Item]``. A task names its
-loader.
-"""
+"""Loaders of items: modules with ``load(source, data) -> Iterator[Item]``, named by tasks."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
 """Loader of AA-LCR (Artificial Analysis Long Context Reasoning): 100 questions on document sets.
 
-A set has about 100,000 tokens in several documents. The layout follows the card of the data set
-ArtificialAnalysis/AA-LCR on the Hugging Face hub (version 1.0) and the copy of its table in
-github.com/runshengdu/aa_lcr_exp: ``AA-LCR_Dataset.csv`` has one row a question, and
-``extracted_text/AA-LCR_extracted-text.zip`` has each text at
-``lcr/{document_category}/{document_set_id}/{file name}``. The archive itself was not at hand, and
-the columns of version 1.1, which corrects 16 answers, are known at second hand only.
+The layout follows the card of ArtificialAnalysis/AA-LCR on the Hugging Face hub (version 1.0) and
+github.com/runshengdu/aa_lcr_exp: ``AA-LCR_Dataset.csv``, one row a question, and the texts in
+``extracted_text/AA-LCR_extracted-text.zip``.
 """
 
 from __future__ import annotations
@@ -91,11 +88,7 @@ def _archive(folder: Path) -> Iterator[dict[str, zipfile.Path]]:
 
 
 def _path(entry: zipfile.ZipInfo) -> str:
-    """Return an entry's path as the table writes it.
-
-    The archive holds paths in UTF-8 without the flag that says so (bit 11), which `zipfile` then
-    reads as CP437; and some have letters and accents apart.
-    """
+    """Return an entry's path as the table writes it."""
     path = entry.filename
     if not entry.flag_bits >> 11 & 1:
         with suppress(UnicodeError):

@@ -1,9 +1,8 @@
 """Loader of dialogues whose last turn follows a long history of other dialogues.
 
 It follows RAPID (arXiv 2502.20330), section 4.4: the last turns of the first 100 dialogues of
-MT-Bench-101 (arXiv 2402.14762), each after a history padded from 500 other dialogues to about 122K
-tokens. The paper does not say which 500, nor how it distributes a dialogue's own earlier turns
-among them; here a seed draws them, and the own turns come last.
+MT-Bench-101 (arXiv 2402.14762), each after 500 others. A seed draws the 500; a dialogue's own
+earlier turns come last.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Loader of questions on generated documents, which the embedded models can read.
 
-The documents are those of `rapid.embedded.generator`. An item is the first question of its kind
-about a document of its own. Items alternate between lengths and between pairs of document kind and
-question kind, so that the first n are balanced too. ``Source.split`` is part of every document's
-seed: eta is chosen on ``dev``, results are measured on ``test``, and the training of the models
-draws from none. ``test 2`` is for what was chosen after ``test`` had been looked at.
+``Source.split`` is part of every document's seed: eta is chosen on ``dev``, results are measured on
+``test``, and models are trained on none. ``test 2`` is for choices made after looking at ``test``.
 """
 
 from __future__ import annotations
@@ -43,7 +40,6 @@ class GeneratedOptions(Frozen):
 
     Attributes:
         lengths: Number of items by approximate length in tokens.
-        documents: Kinds of documents.
         questions: Kinds of questions; only chronicles have recite questions, and only the other
             documents have pair questions.
         conversations: With 0, an item is one question about an attached document. Otherwise the

@@ -1,7 +1,6 @@
 """Loader of the questions on real text that the package carries: documentation and licences.
 
-``Source.split`` is ``dev`` or ``test``, by a hash of the document's name, so that no document is in
-both: what is tuned is tuned on ``dev``.
+``Source.split`` is ``dev`` or ``test``, by a hash of the document's name.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ class RealTextOptions(Frozen):
     """The ``Source.options`` of a task on real text.
 
     Attributes:
-        kinds: Kinds of questions to ask.
         per_document: Greatest number of questions about one document, evenly spread over the kinds;
             None asks all.
     """

@@ -29,8 +29,6 @@ def read_records(
 
     Args:
         source: The source, whose hub dataset is read if `data` is None.
-        data: A local file.
-        keys: Keys that every record needs.
         id_key: Key by which error messages name a record.
 
     Raises:

@@ -1,7 +1,6 @@
 """The parts that plots are made of: curves in panels, bars, whiskers and labels.
 
-Colours are those of Okabe and Ito ("Color Universal Design", 2008), which colour-blind readers can
-distinguish, and one of Tol's; line styles and markers carry the same distinction.
+Colours are those of Okabe and Ito ("Color Universal Design", 2008) and one of Tol's.
 """
 
 from __future__ import annotations
@@ -43,8 +42,6 @@ class Curve:
     """A system's estimates by number or category, in ascending order.
 
     Attributes:
-        system: The system.
-        name: What it is called in the plot.
         points: The estimates, each with its number or category.
     """
 
@@ -131,7 +128,6 @@ def label_ends(axis: Any, lines: Sequence[tuple[str, Any]]) -> None:
     """Write the names of lines right of a panel, each as near to its line's end as it fits.
 
     Args:
-        axis: The panel, with its final limits.
         lines: Names, which may have several lines of text, and matplotlib's lines.
     """
     axis.figure.draw_without_rendering()  # the panel gets its height
@@ -157,12 +153,7 @@ def label_ends(axis: Any, lines: Sequence[tuple[str, Any]]) -> None:
 
 
 def _apart(wanted: Sequence[float], sizes: Sequence[float]) -> list[float]:
-    """Return the heights nearest to `wanted` at which labels of these sizes do not overlap.
-
-    In order of height, what is wanted less the room of the labels below must not fall; the nearest
-    such numbers are an isotonic regression, by pooling adjacent violators. All are kept between 0
-    and 1 as long as there is room for them.
-    """
+    """Return the heights nearest to `wanted` at which labels of these sizes do not overlap."""
     order = np.argsort(wanted, kind="stable")
     room = np.array(sizes)[order]
     below = np.cumsum(room) - room / 2

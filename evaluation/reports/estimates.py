@@ -1,8 +1,7 @@
 """Bootstrap estimates over items: a mean, difference or ratio with its 95 % interval.
 
-Intervals are percentile intervals of 10,000 resamples (Efron and Tibshirani, *An Introduction to
-the Bootstrap*, 1993, chapter 13). Resampling is seeded: the same numbers in the same order give the
-same interval.
+Intervals are percentile intervals of 10,000 seeded resamples (Efron and Tibshirani, *An
+Introduction to the Bootstrap*, 1993, chapter 13).
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ class Estimate:
     """A number with its 95 % interval.
 
     Attributes:
-        value: The number.
-        low: Lower end of the interval.
         high: Upper end of the interval.
-        items: Number of items it was estimated from.
     """
 
     value: float

@@ -1,11 +1,8 @@
-"""Floating-point operations of an answer, computed from the models' shapes and the lengths alone.
+"""Floating-point operations of answers; a multiplication with its addition counts as two.
 
-A multiplication with its addition counts as two. The counts include the matrix products, 2 per
-weight and position (Kaplan et al., arXiv 2001.08361, section 2.1), and attention's two products, 4
-per layer, head dimension and (query, key) pair, without the keys after the query. They exclude
-embedding look-ups, norms and softmax. The `paper_*` functions are the formulas of RAPID's Table 4
-(arXiv 2502.20330), for comparison. They count without attention, and with the context read for each
-token.
+Counted are the matrix products, 2 per weight and position (Kaplan et al., arXiv 2001.08361, section
+2.1), and attention's two products, 4 per layer, head dimension and (query, key) pair. The `paper_*`
+functions are the formulas of RAPID's Table 4 (arXiv 2502.20330), which leave attention out.
 """
 
 from __future__ import annotations
@@ -42,9 +39,7 @@ def of_answer(result: Result, system: System, target: ModelShape, drafter: Model
     """Return the FLOPs of an answer's prefills, drafting and verification.
 
     Every draft is verified, and a round without one decodes one token; the rule `paper` computes
-    one position more per round, for its bonus token. Two lengths are estimates: on average a
-    position attends to half of the generated text, and a refreshed prompt is as long as the first.
-    The task's extraction prompt is not counted.
+    one position more per round, for its bonus token.
     """
     context, tokens = result.context_tokens, result.tokens
     drafting = target if system.drafts == "target" else drafter

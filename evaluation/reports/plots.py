@@ -1,6 +1,6 @@
 """Plots of a run, as SVG that is identical for identical results.
 
-Numbers have numeric axes, categories have bars. Whiskers are 95 % intervals over items.
+Numbers have numeric axes, categories have bars.
 """
 
 from __future__ import annotations
@@ -177,10 +177,7 @@ def _two_and_five(y: float, _: object) -> str:
 
 
 def _eta(run: RunResults) -> Any:
-    """Draw the score by eta, with a column per kind of retrieval and a row per system.
-
-    Systems that eta does not change are horizontal lines.
-    """
+    """Draw the score by eta, with a column per kind of retrieval and a row per system."""
     systems = [system for system in run.systems if system.fuses]
     families = run.families
     if not families or not systems:
@@ -260,10 +257,7 @@ def _acceptance(run: RunResults) -> Any:
 
 
 def _draw_wins(run: RunResults) -> Any:
-    """Draw the shares of items scored below plain (to the left) and above, as Figure 2 does.
-
-    The hatched part of a bar are the items that its own RAG scores no better, or no worse, either.
-    """
+    """Draw the shares of items scored below plain (to the left) and above, as Figure 2 does."""
     if run.plain is None:
         return None
     base = run.headline(run.plain)

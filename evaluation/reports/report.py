@@ -1,13 +1,9 @@
-"""Reports of tables and plots, made only from the results of runs.
+"""Reports of runs.
 
-`write` makes the page of one run beside its results. `merge` makes one page of several runs, with
-their plots and their compressed results; it can be made again from these::
+`write` makes the page of one run beside its results, `merge` one page of several runs::
 
     python -m evaluation.reports.report .eval/laptop --out benchmarks/results/eval
     python -m evaluation.reports.report benchmarks/results/eval/laptop --out benchmarks/results/eval
-
-Scores, rates and ratios are given with their 95 % bootstrap interval over items; differences and
-speedups are paired by item.
 """
 
 from __future__ import annotations
@@ -96,7 +92,6 @@ def body(run: RunResults, pictures: Mapping[str, str]) -> str:
     """Return a run's page without its title.
 
     Args:
-        run: The results.
         pictures: Links to the plots, by the names that `plots.draw` returns.
     """
     metric = run.task.metrics[0]

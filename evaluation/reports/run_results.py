@@ -25,12 +25,7 @@ ByItem = Mapping[str, Result]
 
 @dataclass(frozen=True)
 class RunResults:
-    """The configuration of a run and its results.
-
-    Attributes:
-        configuration: The configuration that the run's file begins with.
-        results: The results, each key once.
-    """
+    """The configuration of a run and its results."""
 
     configuration: Mapping[str, Any]
     results: Sequence[Result]

@@ -157,10 +157,7 @@ def format_published(run: RunResults) -> str:
 
 
 def _part(run: RunResults, system: System, column: str) -> ByItem:
-    """Return the results that a column of the published tables is about; none if it is unknown.
-
-    A column is a whole task (`overall`, or its name) or a value of one of its groups.
-    """
+    """Return the results that a column of the published tables is about; none if it is unknown."""
     results = run.headline(system)
     if column in ("overall", run.task.name):
         return results

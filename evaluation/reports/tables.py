@@ -31,7 +31,6 @@ def by_system(
     It covers results under the first condition; the first column is over all items.
 
     Args:
-        run: The results.
         cell: Returns the text of a cell for a system, its results in a column, and the column.
         rows: The systems by what their row is called; None takes all, by name.
         columns: The columns; None takes `run.columns`.

@@ -2,10 +2,8 @@
 
     python -m evaluation.texts.documents FOLDER
 
-The sources are the language reference behind `help()` (`pydoc_data.topics`), the documentation
-strings of the standard library, and the licences in ``/usr/share/common-licenses``. A document is
-cut at the end of a paragraph. The package carries the documents as Python 3.11.7 on Debian 13 wrote
-them, because questions point into them; another version writes slightly different ones.
+The package carries the documents as Python 3.11.7 on Debian 13 wrote them, because questions point
+into them; another version writes slightly different ones.
 """
 
 from __future__ import annotations

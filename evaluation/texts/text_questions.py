@@ -2,8 +2,7 @@
 
     python -m evaluation.texts.text_questions [NAME ...]
 
-prints what is wrong with the questions of these documents, or of all. A question is a line of
-``questions/NAME.jsonl``, written by hand about ``documents/NAME.txt``.
+prints what is wrong with the questions of these documents, or of all.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ class TextQuestion(Frozen):
         kind: `one place`: one passage has the answer, in words of the question. `several places`:
             the answer needs passages that are apart. `paraphrase`: question and evidence have no
             content word in common. `unanswerable`: the document does not say.
-        question: The question, in plain words.
         answer: The parts that a right answer has, each as a tuple of spellings of which one is
             enough. Empty for an unanswerable question.
         evidence: Passages of the document, letter for letter but for white space, that together

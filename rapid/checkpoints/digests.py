@@ -21,7 +21,6 @@ def digest_of_files(paths: Sequence[Path], memo: Path) -> str:
     Names and sizes would not do: a checkpoint that was trained further has the same.
 
     Args:
-        paths: The files.
         memo: File that remembers digests by place, size and time of change, as reading many GB
             takes a while. What it holds may be lost or broken.
 

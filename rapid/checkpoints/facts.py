@@ -1,7 +1,4 @@
-"""Facts of a model from its ``config.json``: whether engines can run it, and to what length.
-
-Neither torch nor the weights are needed, so that preflight and loading refuse the same checkpoints.
-"""
+"""Facts of a model from its ``config.json``: whether engines can run it, and to what length."""
 
 from __future__ import annotations
 

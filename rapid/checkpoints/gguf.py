@@ -1,9 +1,6 @@
 """Readers of GGUF files: header, configuration and tokenizer, without torch and without weights.
 
-A GGUF file holds a whole checkpoint: metadata, a table of tensors, and their data, mostly quantized
-(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Here its metadata become the settings
-of a ``config.json`` and a Hugging Face tokenizer, so that the rest of the code sees a checkpoint
-like any other. `rapid.engines.forward.gguf_weights` reads the tensors.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 from __future__ import annotations
@@ -45,9 +42,7 @@ class TensorPlace:
 
     Attributes:
         shape: its shape in torch's order, the rows first.
-        type_id: its `gguf.GGMLQuantizationType`.
         start: the offset of its first byte from the start of the file.
-        num_bytes: its stored size.
     """
 
     shape: tuple[int, ...]
@@ -317,10 +312,7 @@ def _not_a(name: str, what: str, value: object, source: object) -> Configuration
 
 
 def _check_shapes(header: GGUFHeader, settings: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError unless the tensors have the shapes that the settings give them.
-
-    Tensors that no supported model has are left to `rapid.engines.forward.gguf_weights`.
-    """
+    """Raise ConfigurationError unless the tensors have the shapes that the settings give them."""
     vocabulary, hidden = settings["vocab_size"], settings["hidden_size"]
     inner, width = settings["intermediate_size"], settings["head_dim"]
     queries = width * settings["num_attention_heads"]

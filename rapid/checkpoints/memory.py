@@ -1,9 +1,4 @@
-"""Memory for weights, KV and the largest step, planned before anything is allocated.
-
-What does not fit is refused with an error that lists the sizes: a checkpoint before its weights are
-read, a KV pool before it is allocated. `rapid plan` does the same arithmetic for GPUs that are not
-present (`rapid.planning.shapes`).
-"""
+"""Memory for weights, KV and the largest step, planned before anything is allocated."""
 
 from __future__ import annotations
 
@@ -31,10 +26,6 @@ _CONVERTED = {"F32": 4, "F16": 2, "BF16": 2}  # are converted to `dtype`; quanti
 
 def plan_pages(config: EngineConfig, num_positions: int) -> tuple[int, int]:
     """Return the longest sequence, in tokens, and the number of pages of an engine.
-
-    Args:
-        config: settings of the engine.
-        num_positions: positions that the model supports.
 
     Raises:
         ConfigurationError: the pool cannot hold one sequence, or `max_context` is beyond the
@@ -70,12 +61,9 @@ def memory_needs(
     the host, as does on GPUs what is cached there.
 
     Args:
-        config: settings of the engine.
-        facts: facts of the model.
         on_gpu: whether the device is a GPU; it decides the dtype `auto`, the workspace of
             attention, and where the host cache is counted.
         with_pools: whether an engine of these settings will be made, with KV pool and host cache.
-        num_machines: machines that have equally many of the parts.
     """
     width = _DTYPE_BYTES.get(config.dtype, 2 if on_gpu else 4)
     num_parts = config.tensor_parallel if on_gpu else num_machines
@@ -210,10 +198,7 @@ def _tensor_bytes(tensor: Mapping[str, Any], width: int) -> float:
 
 
 def _bytes_in_index(source: str, facts: ModelFacts, width: int) -> float:
-    """Return the bytes of a checkpoint on the hub that is split into several files.
-
-    The result is 0 where there is no index or the dtype is not known.
-    """
+    """Return the bytes of a checkpoint on the hub that is split into several files."""
     index = None if Path(source).is_dir() else read_json(source, _INDEX)
     total = float(((index or {}).get("metadata") or {}).get("total_size", 0))
     if facts.quantization is not None:

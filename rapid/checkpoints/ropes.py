@@ -1,14 +1,8 @@
-"""Rotary position embeddings (RoPE) of a checkpoint: which scalings engines can run, and how far.
+"""Scalings of RoPE.
 
-The keys of a sequence are stored once, rotated by the angles of their positions. So the angles must
-not depend on how long the sequence has become, as two scalings have it:
-
-* `dynamic` changes them beyond the positions of the checkpoint. Within those it is no scaling at
-  all, and that is what it is taken for.
-* `longrope` has two lists of factors, one for sequences of at most the original length, and one for
-  all tokens of longer ones. An engine takes one list for all its sequences, the one for its
-  longest: `max_context` decides. transformers takes the list by the length of each sequence, and
-  computes a sequence anew when it crosses the original length.
+An engine stores keys rotated by their positions, so angles must not depend on a sequence's length.
+`dynamic` is none within the checkpoint's positions; `longrope` takes one of its two lists of
+factors for all sequences, by `max_context`.
 """
 
 from __future__ import annotations
@@ -46,12 +40,6 @@ def reach(
     model: str,
 ) -> tuple[int, Rope | None]:
     """Return the positions that a model supports, and the rope to load it with.
-
-    Args:
-        override: `EngineConfig.rope_scaling`.
-        settings: content of ``config.json``.
-        max_context: `EngineConfig.max_context`.
-        model: name of the model for error messages.
 
     Returns:
         The positions after scaling, and the parameters that replace those of the checkpoint; None

@@ -1,8 +1,4 @@
-"""Conversion of chats to token ids and of token ids to text, without torch.
-
-The orchestrator runs this module; engines handle ids only. Chat templates are rendered, and ids
-become text, nowhere else.
-"""
+"""Text and ids: chat templates, tokenizers and the texts of tokens; engines handle ids only."""
 
 from __future__ import annotations
 
@@ -84,7 +80,6 @@ class ChatText:
         characters of the spelling.
 
         Args:
-            messages: messages of the chat.
             day: date that templates get as the current time (from ``strftime_now``, as in Llama
                 3.2). With the real clock the same chat would give a new prompt every day.
             add_generation_prompt: whether the prompt ends where the answer begins.
@@ -167,11 +162,8 @@ _told_day: ContextVar[date | None] = ContextVar("told_day", default=None)
 
 
 def _pin_clock(chat_template: str) -> None:
-    """Make the template's `strftime_now` return the day of the chat that is being rendered.
-
-    transformers passes no callable of its caller to a template, so its own function is replaced in
-    the cached compiled template. Code that renders the same template elsewhere still gets the time.
-    """
+    """Make the template's `strftime_now` return the day of the chat that is being rendered."""
+    # transformers passes no callable to a template, so the cached template's own is replaced
     _compile_jinja_template(chat_template).environment.globals["strftime_now"] = _strftime_told
 
 
@@ -185,15 +177,12 @@ def _strftime_told(format: str) -> str:
 def _limit_rendering() -> Iterator[None]:
     """End a template that this thread renders within, once it has computed for too long.
 
-    A template is a program that may have come with a file from elsewhere, and can loop for ever.
-    Between its lines the processor's time of this thread is looked at, as it is not that of a busy
-    machine. A single operation is not interrupted.
-
     Raises:
         TemplateError: The template took longer.
     """
     until = time.thread_time() + _MOST_TEMPLATE_S
 
+    # by the thread's processor time, looked at between lines: a busy machine must not count
     def trace(frame: FrameType, _event: str, _arg: Any) -> Any:
         if frame.f_code.co_filename != _TEMPLATE_FILE:
             return None
@@ -270,9 +259,8 @@ class TextStream:
 class _Pieces(dict[int, bytes]):
     """The bytes that each token adds to a text, computed on first use.
 
-    Byte-level vocabularies spell bytes as characters. In others (such as sentencepiece) a token is
-    decoded behind another one, because the decoder drops the space that begins a text, and bytes
-    that are not a whole character have names such as ``<0xE2>``.
+    Byte-level vocabularies spell bytes as characters. Others (such as sentencepiece) decode a token
+    behind another one, because the decoder drops a leading space.
     """
 
     def __init__(self, backend: Any) -> None:
@@ -316,10 +304,7 @@ _BYTE_NAME = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 def _byte_spelling() -> dict[str, int]:
-    """Return the byte that each character of a byte-level vocabulary stands for.
-
-    Printable bytes are spelled as themselves, and the others as characters from U+0100 on.
-    """
+    """Return the byte that each character of a byte-level vocabulary stands for."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     spelling = {chr(byte): byte for byte in printable}

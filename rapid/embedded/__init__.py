@@ -1,7 +1,4 @@
-"""A tiny target and a larger drafter whose weights are part of the repository.
-
-They understand only the generated documents of `rapid.embedded.generator`.
-"""
+"""A tiny target and a larger drafter whose weights are part of the repository."""
 
 from pathlib import Path
 

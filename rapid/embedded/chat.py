@@ -1,8 +1,4 @@
-"""The chat format and the two prompts that the embedded models are trained on.
-
-The wording of the prompts repeats that of `rapid.prompts`, so that a change there cannot change the
-training by accident; a test compares the two.
-"""
+"""The chat format and the two prompts that the embedded models are trained on."""
 
 from collections.abc import Sequence
 

@@ -32,7 +32,6 @@ class TrainingConfig:
     """Model size and training settings of the embedded target or drafter.
 
     Attributes:
-        path: Directory of the checkpoint.
         retrieved: Share of rows in the drafter's form, with retrieved chunks instead of a document.
         tokens_per_step: Approximate batch size, in tokens.
     """

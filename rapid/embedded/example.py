@@ -17,7 +17,6 @@ class Example:
     """The first question about a generated document, with three readings of it.
 
     Attributes:
-        question: The question.
         prompts: Token ids of what is read: by the target the whole document, by the drafter and by
             the witness the paragraphs that hold the question's rarest word.
     """

@@ -1,18 +1,8 @@
 """A generator of seeded documents, with questions whose answers follow from the text.
 
-The embedded models understand this language and no other. A document is made of
-
-* facts: `The harbor of Bakeno is dolu maki 482.`
-* deposits of one name, scattered over the text: `The first deposit of Bakeno is 48 crates ...`
-* entries, a paragraph of verse each: `Entry Bakeno: dolu maki sero ...`
-* pairs of places that one question needs: `The twin of patient Bakeno is Tozemi.` and, elsewhere,
-  `The pulse in patient Tozemi was dolu maki 482.`
-* filler that mentions the same names and attributes, so that a search by words is sometimes misled.
-
-A document is of one kind: a chronicle, a contract, a clinical record or a ledger. The kinds differ
-in their wording; entries are in chronicles only, pairs in the others.
-
-Names and values are made of random syllables, so no question can be answered without the document.
+A document is a chronicle, a contract, a clinical record or a ledger, and consists of facts,
+scattered deposits, verse entries (in chronicles), pairs of places (in the others) and filler. Names
+and values are random syllables, so no question can be answered without the document.
 """
 
 import random

@@ -4,10 +4,7 @@
     python -m rapid.embedded.training target
     python -m rapid.embedded.training drafter
 
-Each model takes one CPU core an hour. With another `--seed` it is another model, for `--out`. Two
-choices make it possible to learn the lookup of facts in that time: a large part of each row is
-questions and answers about one document, and documents start short. Questions without an answer in
-the text come last, because from the start they would teach guessing.
+Each model takes one CPU core an hour. With another `--seed` it is another model, for `--out`.
 """
 
 import argparse
@@ -75,7 +72,6 @@ def loss_of(
     which suffices to learn the language of documents.
 
     Args:
-        model: The model.
         ids: Token ids [rows, length].
         is_answer: Marks of the answer tokens [rows, length].
     """
@@ -100,7 +96,6 @@ def train(
     longer, and other work beside it changes nothing.
 
     Args:
-        training: The model and its curriculum.
         start: Checkpoint whose weights training continues from; None starts anew.
         from_share: Share of the curriculum to skip, in [0, 1).
         minutes: CPU time of each thread for the whole curriculum.

@@ -1,9 +1,7 @@
 """The engine: one model that serves many sequences.
 
-`Engine` is the part that callers see. Its methods run on their event loops and take effect in the
-`EngineState`: releasing and renewing leases and reading the status at once, and calls that need a
-forward when the `ComputeThread`, which alone touches the model, its KV and the sequences, has run
-it.
+Callers await `Engine`'s methods; the `ComputeThread` alone touches the model, its KV and the
+sequences. They meet in the `EngineState`.
 """
 
 from __future__ import annotations
@@ -72,7 +70,6 @@ class Engine:
 
         Args:
             loaded: The model, as `rapid.engines.forward.loading.load_model` returns it.
-            config: Capacity and budgets.
             vocab_size: Number of token ids shared with the other model; None uses this model's.
             clock: Monotonic clock in seconds, for the time-to-live of leases.
             is_watched: Whether the engine closes when a step takes far too long. It should not
@@ -120,7 +117,6 @@ class Engine:
         Cancelling the call leaves the queue.
 
         Args:
-            request: The prompt and the length of its answers.
             expires: Whether the lease ends when it is idle and unrenewed for `lease_ttl_s`. One
                 whose holder cannot be lost without this engine needs no such end.
 
@@ -306,8 +302,6 @@ class Engine:
         """Judge a block in one forward and commit the outcome on this lease.
 
         Args:
-            lease_id: The lease whose text the answer continues.
-            choice: Index of the answer.
             block: The drafted tokens.
             witness: For `adaptive`, a lease on which this model reads the retrieved text, with its
                 engine. The outcome is committed there too. If the engine is this one, the rows of

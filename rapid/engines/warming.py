@@ -1,9 +1,6 @@
-"""The first steps of an engine, before anybody asks it.
+"""Warms an engine: it decodes a few tokens and reads a whole chunk before it takes requests.
 
-The first of everything is slow: kernels are compiled, libraries allocate their workspaces. And what
-a step costs is unknown before there was one, so that a kernel that hangs could not be told from a
-long chunk. A server therefore lets an engine decode a few tokens and read a whole chunk before it
-takes requests.
+The first forward compiles kernels and allocates workspaces, and the watchdog needs measured costs.
 """
 
 from __future__ import annotations
@@ -26,10 +23,7 @@ def warm_up(engine: Engine, config: EngineConfig) -> Engine:
 
 
 async def _warm_up(engine: Engine, step_tokens: int) -> None:
-    """Read a prompt of as many tokens as a step takes, then decode after one of a token.
-
-    In this order, as a chunk whose cost is not known yet is read whole, whatever decodes beside.
-    """
+    """Read a prompt of as many tokens as a step takes, then decode after one of a token."""
     chunk = max(1, min(step_tokens, engine.status().max_context - 2 * _NUM_DECODED))
     await _run(engine, "warm-up/reading", chunk + 1)  # the last token is not read by prefill
     await _run(engine, "warm-up/decoding", 1)

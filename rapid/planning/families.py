@@ -1,8 +1,4 @@
-"""The model families that engines run, and what their ``config.json`` leaves to a default.
-
-The defaults are those of transformers' configuration classes, so that a shape read here is that of
-the model which transformers builds; `tests/rapid/planning/test_families.py` compares them.
-"""
+"""The model families that engines run, and what their ``config.json`` leaves to a default."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What `quantization: int4` packs, and how many bits a weight then takes.
 
-The columns of a row are divided into groups. Each has a scale and a middle, in 16 bits both.
+The columns of a row are divided into groups.
 """
 
 from __future__ import annotations

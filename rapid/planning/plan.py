@@ -1,10 +1,7 @@
 """Planning of replicas: what fits on GPUs, and how fast a step can be at best.
 
-This is arithmetic that needs neither a GPU nor torch. Times are rooflines: a step takes as long as
-reading the weights and every sequence's KV once, at a share of one GPU's bandwidth, or as long as
-its multiplications, whichever is longer. They bound what can be measured; launches, the network and
-the inefficiencies of memory come on top. The formulas with their sources are in
-``docs/planning.md``.
+Times are rooflines: reading the weights and every sequence's KV once, or the multiplications,
+whichever takes longer. The formulas with their sources are in ``docs/planning.md``.
 """
 
 from __future__ import annotations
@@ -37,11 +34,8 @@ class GPU:
     """The limits of a GPU that bound a step.
 
     Attributes:
-        name: name that `rapid plan` knows.
-        memory: bytes.
         bandwidth: bytes per second.
         flops: dense bfloat16 operations per second.
-        source: where the numbers come from.
     """
 
     name: str
@@ -66,11 +60,7 @@ class MemoryNeed:
     """Memory of a model's replica on its devices or on the host, by purpose, in bytes.
 
     Attributes:
-        weights: weights of the model.
         kv_pool: pages of keys and values.
-        workspace: memory of the largest step.
-        host_cache: KV cached in host memory.
-        graphs: captured steps, on a GPU.
         check: check of the kernels while an engine starts on a GPU, before there are steps.
     """
 
@@ -102,9 +92,6 @@ class HostTime:
     """Seconds of a step beside reading and computing: Python, launches, sampling.
 
     Attributes:
-        step_s: of every step.
-        sequence_s: for each sequence of the batch.
-        layer_s: for each layer.
         layer_sequence_s: for each layer and sequence, as where attention is called once for each.
     """
 
@@ -131,17 +118,12 @@ class Replica:
 
     With ``tensor_parallel``, every layer is split over the GPUs, which read and compute at once and
     add their results twice a layer; weights may have 16 bits, 8 (``quantization: fp8``) or 4
-    (``quantization: int4``, whose scales are counted too). Weights of other bits and mixtures of
-    experts are split by layers instead (``device: balanced``): a layer needs the result of the one
-    before it, so one GPU works at a time, all in one machine.
+    (``quantization: int4``, whose scales are counted too).
 
     Attributes:
-        shape: shape of the model.
-        gpu: type of the GPUs.
         context: tokens of KV that every sequence has.
         shared: those at its start that all sequences have in common, as in several questions on one
             document: they are held once, and a step reads them once.
-        num_gpus: number of GPUs that hold it.
         machine_gpus: GPUs of one machine; a replica with more has as many of each of several.
         layer_bits: bits of a weight in the layers' matrices.
         other_bits: bits of a weight in embeddings and logits, which quantization does not change.
@@ -268,10 +250,7 @@ class Replica:
         return self.host.of(batch, self.shape.layers) + self._num_sums * each
 
     def _sending_s(self, rows: float) -> float:
-        """Return the seconds that the sums of so many rows travel between machines.
-
-        Each of n machines sends and receives 2 (n - 1) / n of what is summed, through all its GPUs.
-        """
+        """Return the seconds that the sums of so many rows travel between machines."""
         if self.num_machines == 1:
             return 0.0
         num_bytes = self._num_sums * rows * self.shape.hidden * ACTIVATION_BYTES

@@ -1,13 +1,7 @@
-"""Sizes of the rings that hold the KV of layers with a sliding window.
+"""Sizes of rings, the slots of layers with a sliding window.
 
-A row of such a layer attends to the last `window` tokens only. So a sequence needs no page for each
-of its tokens there: it has a **ring** of slots, in which a token takes the place of one that has
-left the window of every row still to come. A ring is as long as three things together: the window
-of the row that is computed next, the rows that may be computed beside it or discarded again, and a
-page by which a prefill that was dropped goes back.
-
-A prompt whose pages are cached can be continued only where its window is at hand as well. So the
-windows at a few places of a prompt are kept, in slots of the same tensors.
+A ring is as long as the window of the row that is computed next, the rows that may be computed
+beside it or discarded again, and a page by which a dropped prefill goes back, together.
 """
 
 from __future__ import annotations
@@ -33,8 +27,6 @@ class RingPlan:
         window: last tokens that a row attends to, itself among them.
         page_tokens: tokens of a page; reading begins at a multiple of it.
         max_rows: most rows of a sequence in one step, unless they are speculation.
-        num_rings: rings, one for each choice of a lease.
-        num_kept: windows that are kept for later prompts.
     """
 
     window: int
@@ -79,7 +71,6 @@ def ring_plan(config: EngineConfig, window: int | None) -> RingPlan | None:
     host memory, which is of pages.
 
     Args:
-        config: settings of the engine.
         window: window of the model's sliding layers; None without such layers.
     """
     if window is None or config.host_cache_tokens:

@@ -25,7 +25,6 @@ class Speculating:
         hits: see `draft_ahead_speedup`. None takes ``a^K``, the probability that the whole
             last block is accepted, which the block drafted ahead relies on.
         extra_position: see `tokens_per_round`; for the sequential schedule only.
-        round_s: see `sequential_speedup`.
     """
 
     batch: int
@@ -40,7 +39,6 @@ class Operation:
     """The speed and cost of a schedule at its best draft length.
 
     Attributes:
-        schedule: schedule of drafting and verifying.
         draft_length: best draft length, in tokens.
         speedup: speedup over plain decoding of the same batch.
         targets_per_drafter: replicas of the target that one drafter drafts for in one batch.
@@ -69,11 +67,7 @@ def fastest(
     """Return the speed and cost of a schedule at its fastest draft length.
 
     Args:
-        target: replica of the target.
         drafter: replica of the drafter, on GPUs of its own or, with `num_gpus` 0, on the target's.
-        how: conditions of speculation.
-        schedule: schedule of drafting and verifying.
-        targets_per_drafter: replicas of the target whose sequences the drafter batches.
     """
     times = {
         "target_s": target.step_s(how.batch),

@@ -1,8 +1,6 @@
 """Model shapes, and the parameters, KV, operations and memory that follow from them.
 
-Everything is computed from the shape alone, without weights. The built-in shapes are those of the
-published ``config.json`` of each repository named; the numbers of parameters that they give are
-exactly the published ones.
+The built-in shapes are those of the published ``config.json`` of each repository named.
 """
 
 from __future__ import annotations
@@ -44,11 +42,9 @@ class ModelShape(Frozen):
     """The shape of a model of a supported family, from its `config.json`.
 
     Attributes:
-        layers: number of layers.
         hidden: width of the hidden states.
         heads: query heads of a layer.
         kv_heads: key and value heads of a layer.
-        head_dim: width of a head.
         intermediate: width of the MLP.
         vocabulary: rows of the embedding table.
         tied_embeddings: whether the output matrix is the embedding table.
@@ -61,8 +57,6 @@ class ModelShape(Frozen):
         window: see `sliding_layers`; 0 where there are none.
         expert_layers: layers whose MLP is a mixture of experts.
         experts: experts of such a layer.
-        experts_per_token: experts that compute a token.
-        expert_intermediate: width of an expert.
     """
 
     layers: int = Field(ge=1)

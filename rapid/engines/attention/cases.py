@@ -1,8 +1,7 @@
 """Batches that check and time attention kernels.
 
 Kernels fail at batch 2, at odd lengths, where one sequence is far longer than the others, and by
-reading slots of other sequences. Every check covers some of these: its sequences are uneven, their
-pages are scattered, and the slots between them hold NaN.
+reading slots of other sequences.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ class Case:
     """One attention call over the longest layer of a cache.
 
     Attributes:
-        name: name in messages.
-        inputs: what the kernel is called with.
         expected: output in float32, [1, rows, heads, head_dim]; None in cases that are only timed.
     """
 

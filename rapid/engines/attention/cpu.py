@@ -1,20 +1,8 @@
 """Partial attention on a CPU: torch's fused flash kernel, called in the fastest of three forms.
 
-The kernel gives each thread one head of one batch element and up to 32 of its query rows, and walks
-the keys. It reads any strided view, so the forms differ only in which dimension is passed as heads
-and which as the batch:
-
-* `attend_packed`: all rows of a KV head at once, as they come. It is the fastest except in two
-cases.
-* `row_by_row`: two rows in bfloat16 become two heads that share their keys by a zero stride. A
-  single row takes a matrix-vector product. Several are multiplied as a matrix, for which the keys
-  are repacked; that costs more than reading the keys twice, the second time from the CPU's cache.
-* `split`: with fewer KV heads than threads, some threads idle (and a single head lets the matrix
-  library spread products that are too small for it). Equal parts of the keys become the batch and
-  are merged by their log-sum-exp.
-
-`benchmarks/engine/cpu_attention.py` measures the forms, the unfused products, and the choice of
-`form_for`.
+The forms pass different dimensions as heads and as the batch: `attend_packed` takes all rows of a
+KV head at once, `row_by_row` is for one or two rows, and `split` divides the keys where there are
+fewer KV heads than threads. `benchmarks/engine/cpu_attention.py` measures them and `form_for`.
 """
 
 from __future__ import annotations
@@ -49,7 +37,6 @@ def attend_single_rows(inputs: AttentionInputs, spans: Sequence[tuple[int, int]]
     """Compute attention for sequences with one row and one run of keys, as in plain decoding.
 
     Args:
-        inputs: see `AttentionInputs`.
         spans: slots [start, stop) that each row attends to.
 
     Returns:

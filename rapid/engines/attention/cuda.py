@@ -1,20 +1,9 @@
-"""The attention kernels for CUDA, and the choice among them when an engine starts.
+"""The attention kernels for CUDA; an engine surveys them at its own shapes when it starts.
 
-Which kernels are correct (`rapid.engines.attention.survey`) and which of them is fastest depends on
-the device and the shapes. So every engine surveys them at its own shapes when it starts: once for
-steps and once for prefill.
-
-There are three families:
-
-* runs: one call of a torch kernel per sequence and run, merged by log-sum-exp; flash-attention 3
-  where its package is installed, on Hopper only;
-* pages: one call of flash-attn 2 or 3 for the whole batch, where the package is installed. Version
-  2 only takes pages of multiples of 256 tokens. Rows are padded on the left, because the causal
-  mask is aligned to the last row and the last key. (The varlen form is no candidate, because it
-  does not split the keys. Nor is cuDNN: torch keeps its plans by shape, so every new length would
-  be planned anew, which a timing at one length does not show.)
-* blocks: this project's Triton kernel (`rapid.engines.attention.triton_kernel`), which a CUDA graph
-  can capture.
+* runs: a torch kernel per sequence and run, merged by log-sum-exp (flash-attention 3 on Hopper);
+* pages: one call of flash-attn 2 or 3 for the batch. Version 2 takes pages of multiples of 256
+  tokens only. Rows are padded on the left: the causal mask aligns the last row with the last key;
+* blocks: `rapid.engines.attention.triton_kernel`, which a CUDA graph can capture.
 """
 
 from __future__ import annotations
@@ -71,7 +60,6 @@ def choose_kernels(
     Args:
         cache: KV cache of which one layer is used for timing; the content of that layer is lost.
         num_heads: number of query heads.
-        page_tokens: tokens of a page of the cache.
         max_context: tokens of the longest sequence.
         step_tokens: rows of a prefill chunk.
         candidates: kernels to choose from; None takes `all_candidates`.
@@ -230,11 +218,9 @@ def attend_by_pages(
     Where the spans of a sequence are not whole pages, `attend_by_runs` computes instead.
 
     Args:
-        inputs: see `AttentionInputs`.
         kernel: function of a query [sequences, rows, heads, head_dim] and of keys and values
             [pages, page, kv_heads, head_dim].
         table_name: keyword of `kernel` for the table of pages, [sequences, pages].
-        page: tokens of a page.
     """
     keys, values, rows = inputs.keys, inputs.values, inputs.rows
     if keys.dtype == FP8:
@@ -260,12 +246,7 @@ def attend_by_pages(
 def _pages(
     segments: list[Segment], page: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """Return the inputs of a paged kernel; None where spans are not whole pages.
-
-    Returns:
-        The table of pages [sequences, pages], the number of keys of each sequence, the row indices
-        padded on the left to a rectangle [sequences, rows], and the indices that undo the padding.
-    """
+    """Return the inputs of a paged kernel; None where spans are not whole pages."""
     tables = []
     for segment in segments:
         *whole, last = segment.all_spans

@@ -61,7 +61,6 @@ class RaggedRows:
     """Rows of the sequences in a batch, with the cache slots that they read and write.
 
     Attributes:
-        cache: KV cache of the batch.
         segments: one per sequence, together covering all rows.
         slots: slot of the cache that each row's key and value go to, int64 [rows].
         kernels: attention kernels; None computes each run of keys with `partial`.
@@ -148,7 +147,6 @@ class AttentionInputs:
         keys: keys of all slots, [kv_heads, slots, head_dim].
         values: values of all slots, shaped as `keys`.
         rows: the sequences of the rows and the slots that each attends to.
-        scale: factor of the scores.
         window: number of last keys, up to itself, that each row attends to; None for all.
     """
 

@@ -19,8 +19,7 @@ class KeyTables:
     """The work tables of a batch, made when a layer first asks for them.
 
     With `max_context`, the tokens of the longest sequence, they can be refilled for other batches
-    of the same number of rows and sequences, as a captured graph needs it. Such tables always have
-    items for shared prefixes; others only where there is a prefix, which saves a launch.
+    of the same number of rows and sequences, as a captured graph needs it.
     """
 
     def __init__(self, max_context: int | None = None) -> None:

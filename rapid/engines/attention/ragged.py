@@ -1,20 +1,8 @@
 """Ragged attention over page runs: many sequences of any length in one forward, no padding.
 
-Every layer of a transformers model calls `attend_ragged` (registered as ``rapid_ragged``). It
-stores the new keys and values, then attends sequence by sequence:
-
-* the queries of a KV group are packed into the query rows ([kv_heads, group * rows, head_dim]), so
-  keys are read once per group and never repeated;
-* each past run is attended to without a mask, and the new rows attend to each other causally;
-* the parts are merged by their log-sum-exp.
-
-Without `Kernels`, a prefix that several sequences share is a part that is read once for all of them
-(`rapid.engines.attention.shared_prefixes`).
-
-On a CPU a part is computed by the fused flash kernel over a strided view, in one of the forms of
-`rapid.engines.attention.cpu`. On CUDA an engine passes the `Kernels` that
-`rapid.engines.attention.cuda` found correct and fast. Elsewhere a part is computed by
-`plain_partial`, in blocks; that function is also the specification of all the others.
+Every layer calls `attend_ragged` (registered with transformers as ``rapid_ragged``). It packs the
+rows of a KV group, so that keys are read once, and merges the parts by their log-sum-exp.
+`plain_partial` specifies all kernels.
 """
 
 from __future__ import annotations
@@ -89,7 +77,6 @@ def attend_by_runs(inputs: AttentionInputs, kernel: PartialKernel | None = None)
     """Compute `Attend` by sequence and by run of keys, reading each shared prefix once.
 
     Args:
-        inputs: see `AttentionInputs`.
         kernel: replaces `partial`; with it, shared prefixes are read by each sequence on its own.
     """
     inputs = inputs.within_window()
@@ -104,13 +91,7 @@ def attend_by_runs(inputs: AttentionInputs, kernel: PartialKernel | None = None)
 
 
 def _attend_together(inputs: AttentionInputs, prefix: SharedPrefix) -> dict[int, torch.Tensor]:
-    """Compute attention for the sequences that share a prefix.
-
-    Their rows are packed as if they were one sequence, so that the prefix is read once.
-
-    Returns:
-        The output of each sequence, [1, rows, heads, d], by the sequence's index.
-    """
+    """Compute attention for the sequences that share a prefix."""
     query = inputs.query
     num_kv_heads, _, head_dim = inputs.keys.shape
     num_heads = query.shape[1]
@@ -209,8 +190,6 @@ def partial(
     Args:
         query: [b, h, rows, d].
         key: [b, h, keys, d], in any strides with d contiguous.
-        value: as `key`.
-        scale: factor of the scores.
         is_causal: whether row i attends to keys [0, i] only; needs as many keys as rows.
 
     Returns:

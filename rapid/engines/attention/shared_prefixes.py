@@ -1,8 +1,7 @@
 """Prefixes that several sequences of a batch share, so that attention reads them once.
 
-Questions about one document begin in the same slots, and so do the choices of one request. The rows
-of several sequences over keys that all of them attend to are one product, merged with the rest by
-log-sum-exp (Juravsky et al., "Hydragen", arXiv 2402.05099).
+The rows of all these sequences are one product, merged with the rest by log-sum-exp (Juravsky et
+al., "Hydragen", arXiv 2402.05099).
 """
 
 from __future__ import annotations

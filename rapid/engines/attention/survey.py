@@ -1,9 +1,7 @@
 """The survey of attention kernels: checked against float32, then timed, and the fastest taken.
 
-Fast kernels have been silently wrong at batch 2 or on some lengths (pytorch issue 194167), so a
-kernel is timed only after it was correct on every case (`rapid.engines.attention.cases`). A
-candidate that is wrong is refused with a warning. One that is missing, raises or runs out of memory
-is left out with its reason, and never ends the survey.
+Fast kernels have been silently wrong at batch 2 or on some lengths (pytorch issue 194167). So a
+wrong kernel is refused with a warning, and one that is missing or fails is left out.
 """
 
 from __future__ import annotations
@@ -43,7 +41,6 @@ class KernelCandidate:
     """An attention kernel that an engine may choose.
 
     Attributes:
-        name: name in the log.
         load: function that returns the kernel; it raises where the kernel is not available.
         is_for_chunks: whether it also takes sequences of more than `MAX_STEP_ROWS` rows.
         is_capturable: whether it reads nothing from the host, so that a graph can capture it.
@@ -60,7 +57,6 @@ class Finding:
     """The result of the survey for one candidate.
 
     Attributes:
-        candidate: the candidate.
         attend: the loaded kernel; None when it may not be chosen.
         error: largest difference to float32 over the cases; NaN when it did not run.
         problem: reason why it may not be chosen, else empty.

@@ -1,18 +1,9 @@
 """Attention of a whole batch of steps over scattered runs of keys, for CUDA, in Triton.
 
-Decoding and verifying at long context are bound by reading KV. So the query rows that read the same
-keys are packed into one tile, with all heads of a KV group, and every key is read once for all of
-them: the rows of a sequence, or of all sequences that share a prefix. The keys are divided among
-programs, as in Flash-Decoding (Dao et al., 2023), so that few sequences still fill the device. A
-last launch merges their parts by log-sum-exp. `rapid.engines.attention.work_items` makes the table
-of who reads what.
-
-Lengths, rows and slots are read from that table and never from the host, so that a captured graph
-can be replayed with new ones. A program reads the place of a block one block ahead: the loads of
-keys and values then depend on no load of their own iteration, which is what lets Triton buffer them
-twice (`benchmarks/engine/kernel_resources.py`).
-
-``TRITON_INTERPRET=1`` runs the same code on a CPU, slowly; the tests use it.
+All rows that read the same keys form one tile. The keys are divided among programs as in
+Flash-Decoding (Dao et al., 2023), by the table of `rapid.engines.attention.work_items`, and a last
+launch merges the parts. Lengths and slots are read from the table and never from the host, so a
+captured graph can be replayed with new ones. ``TRITON_INTERPRET=1`` runs the code on a CPU.
 """
 
 from __future__ import annotations
@@ -106,7 +97,6 @@ def attend_to_table(
         inputs: see `AttentionInputs`; `query` is contiguous in its head_dim, `keys` and `values`
             are in all dimensions.
         table: from `work_table`, on the device.
-        sizes: sizes of the table.
         launches: launches by dtype and size of tile, where others than the first were found faster.
 
     Returns:

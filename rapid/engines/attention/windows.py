@@ -1,14 +1,7 @@
 """Sliding windows: layers in which a row attends to the last `window` keys up to itself.
 
-A sequence that is longer than the window is cut into pieces of rows, and the keys of each piece
-into three parts, of which the long one needs no mask:
-
-* the edge: keys that its first rows still see and its last row no longer does;
-* the past that all its rows see;
-* the rows themselves, causally.
-
-So only the edge, which has fewer keys than the piece has rows, needs a mask that the fused kernels
-do not know. Keys before the window are never read. All layers of one window share the pieces.
+A sequence is cut into pieces of rows, and the keys of each piece into three parts: the edge, which
+only its first rows see and which needs a mask; the past that all rows see; and the rows themselves.
 """
 
 from __future__ import annotations
@@ -61,9 +54,6 @@ def edge_partial(
     Args:
         packed: rows of a piece by KV head, [1, kv_heads, group * num_rows, head_dim].
         key: keys of the edge, fewer than rows, [1, kv_heads, keys, head_dim].
-        value: as `key`.
-        scale: factor of the scores.
-        num_rows: rows of the piece.
     """
     num_keys = key.shape[2]
     hidden = torch.ones(num_rows, num_keys, dtype=torch.bool, device=key.device)

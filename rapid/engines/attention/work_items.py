@@ -1,14 +1,8 @@
 """The work table of the Triton kernel: which rows read which keys, in shares of equal size.
 
-A decoding step is bound by reading keys and values. So every key is read once for all rows that
-attend to it: the rows of one sequence or, over a prefix that several sequences share, those of all
-of them. The blocks of keys of such a *reading* are divided into *items*, one for each program, and
-the same number of blocks makes an item of any reading: a sequence that is far longer than the
-others gets as many more programs. A second launch merges, for each row, the parts that the items of
-its own keys and those of its prefix have computed.
-
-The table is one int32 tensor whose sections never change their places for a number of rows and
-sequences, so that a captured graph can read new ones. Items that are not needed are empty.
+Every key is read once for all rows that attend to it (a *reading*); its blocks of keys are divided
+into *items*, one for each program. The table is one int32 tensor whose sections keep their places
+for a number of rows and sequences, so that a captured graph can read new ones.
 """
 
 from __future__ import annotations
@@ -37,7 +31,6 @@ class Sizes:
     """Sizes of the sections of a work table.
 
     Attributes:
-        num_rows: rows of the batch.
         own_items: items for the keys of single sequences, at least one for each.
         shared_items: items for the keys of shared prefixes; 0 if there is only one sequence.
     """
@@ -80,7 +73,6 @@ class _SharedReading(NamedTuple):
     Attributes:
         first: first listed row.
         stop: listed row after the last.
-        blocks: blocks of keys, [blocks, BLOCK].
     """
 
     first: int
@@ -97,7 +89,6 @@ def work_table(segments: Sequence[Segment], sizes: Sizes, window: int | None = N
 
     Args:
         segments: sequences with their spans of slots; rows of none of them get zeros.
-        sizes: sizes of the sections.
         window: number of last keys, up to itself, that each row attends to; None for all. Blocks
             outside the windows of all rows are left out, and prefixes are not shared.
 
@@ -135,10 +126,7 @@ def work_table(segments: Sequence[Segment], sizes: Sizes, window: int | None = N
 def _readings(
     segments: Sequence[Segment], sizes: Sizes, window: int | None
 ) -> tuple[np.ndarray, list[_SharedReading], list[_SharedReading]]:
-    """Return the listed rows with their positions, and the readings of sequences and prefixes.
-
-    Sequences that share a prefix are listed side by side.
-    """
+    """Return the listed rows with their positions, and the readings of sequences and prefixes."""
     is_shared = sizes.shared_items > 0 and window is None
     prefixes = find_shared_prefixes(segments) if is_shared else []
     hidden = {index: num_keys(one.spans) for one in prefixes for index in one.rests}

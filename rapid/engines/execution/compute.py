@@ -1,10 +1,8 @@
-"""The compute thread of an engine, which alone runs the model.
+"""The compute thread, which alone touches the model, the KV tensors and the sequences.
 
-It repeats `ComputeThread.step`: schedule, run, postprocess, publish. Sequences and the KV tensors
-belong to this thread. Pages may be freed and handed out while a forward still writes into them,
-because the same thread computes their next holder's rows later. It also launches the copies of
-pages to and from host memory: between forwards, in the order in which leases opened and ended. The
-calls of a lease begin once the copies of the pages that it will write have landed.
+It repeats `ComputeThread.step`: schedule, run, postprocess, publish. Pages may be freed and handed
+out while a forward still writes into them, because this thread computes their next holder's rows
+later. It also launches the copies of pages to and from host memory, between forwards.
 """
 
 from __future__ import annotations
@@ -43,7 +41,6 @@ class ComputeThread:
     """Thread that runs the calls of an `EngineState` in forwards over one KV pool.
 
     Attributes:
-        runner: The model, over the KV pool.
         host: Second tier of the pool, in host memory, if any.
         num_turns: Number of turns of the thread's loop that ran a step or had nothing to do.
         limit_s: Seconds that the turn in progress may take before the engine is closed.
@@ -63,9 +60,7 @@ class ComputeThread:
 
         Args:
             state: The calls, shared with their callers.
-            runner: The model, over the KV pool.
             host: Second tier of the pool, in host memory, if any.
-            config: The engine's settings.
             is_watched: Whether another thread closes the engine when a step does not end.
         """
         self.runner = runner
@@ -187,10 +182,7 @@ class ComputeThread:
         return landed
 
     def _run(self, scheduled: Scheduled) -> list[torch.Tensor]:
-        """Run one forward; return each work's wanted logits [num_wanted, vocab].
-
-        A forward of prefill rows alone is timed, to compare restoring from host memory with it.
-        """
+        """Run one forward; return each work's wanted logits [num_wanted, vocab]."""
         feeds = [feed for _, feed in scheduled]
         for feed in feeds:
             if feed.ring is not None:
@@ -226,10 +218,7 @@ class ComputeThread:
             self._state.scheduler.add(work)
 
     def _postprocess(self, works: list[Work], logits: list[torch.Tensor]) -> None:
-        """Hand each work its logits and what is drawn from them, unless it was dropped meanwhile.
-
-        The step was good unless every one of them fails on its own.
-        """
+        """Hand each work that was not dropped its logits and what is drawn from them."""
         causes: list[Exception] = []
         asking: list[Work] = []
         questions: list[Question] = []

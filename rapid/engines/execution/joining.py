@@ -1,8 +1,7 @@
 """When a step waits for blocks that are due, so that more sequences are computed together.
 
-Every step reads all weights once, for one sequence as for many. A step that begins just before
-another block arrives makes that block wait for the whole step, and then for one of its own. If the
-block is due soon enough, all get their tokens earlier when the step waits for it.
+A step reads all weights once, for one sequence as for many; a block that arrives just after it
+began waits for the whole step.
 """
 
 from __future__ import annotations

@@ -7,11 +7,7 @@ import contextlib
 
 
 class Reply:
-    """Future of the running event loop that any thread may settle, once.
-
-    Attributes:
-        future: The future, to be awaited on that loop.
-    """
+    """Future of the running event loop that any thread may settle, once."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -23,24 +23,7 @@ class Scheduler:
 
     Verify, draft and decode rows come first, then prefill chunks, then drafting ahead.
 
-    **Prefill** gets the rest of the token budget, but may slow the other work by no more than a
-    factor. With base the measured seconds of a step without prefill, a step takes at most
-    ``slowdown * base``. Where that is too little for a small chunk, the bound holds on average over
-    up to four steps, and the excess of one step is taken from the next. While no other work is in
-    progress, between two calls, work that returns after the time `away` finds a chunk that takes at
-    most ``(slowdown - 1) * (base + away)``, and does not wait for prefill twice. While that is too
-    little for a chunk, prefill rests. Tenants share prefill equally, and so do the leases of each
-    tenant, with turns at being first: neither one long prompt nor many prompts stall other work,
-    and some prefill always proceeds.
-
-    **Drafting ahead** takes what is left after that, in steps that do not verify or decode: no call
-    needs its rows yet, and verifying and decoding would wait for them.
-
-    **Verifying and decoding** may wait a moment for others that are due, where that gives tokens
-    earlier (`rapid.engines.execution.joining`) and nothing else is to be computed.
-
     Attributes:
-        costs: The measured costs of steps.
         totals: What all steps have done.
         rest_s: Seconds for which all work that there is rests unless other work arrives; infinite
             if there is none that rests.
@@ -187,11 +170,7 @@ class Scheduler:
         return chunks
 
     def _num_beside(self, depth: int) -> int:
-        """Return the number of prefill rows for a step with other rows.
-
-        Few rows take long, so the time for a small chunk is saved up over steps. At least one row
-        is allowed in four steps, unless other work has just waited for prefill.
-        """
+        """Return the number of prefill rows for a step with other rows."""
         if self.costs.is_base_due:
             return 0
         base_s = self.costs.base_s.value or 0.0
@@ -212,10 +191,7 @@ class Scheduler:
         return num_rows if self._waited_s else max(num_rows, 1)
 
     def _num_alone(self, depth: int) -> int:
-        """Return the number of prefill rows for a step without other rows.
-
-        It is 0 while prefill rests, which lasts at most the base after the last step with others.
-        """
+        """Return the number of prefill rows for a step without other rows."""
         base_s = self.costs.base_s.value
         if base_s is None or self._away_since is None:
             return self._step_tokens
@@ -230,21 +206,14 @@ class Scheduler:
         return max(self._num_rows(slowdown * (base_s + away_s) - start_s, depth), 1)
 
     def _num_rows(self, seconds: float, depth: int) -> int:
-        """Return how many rows at `depth` take at most `seconds`.
-
-        It is a small chunk while the cost of a row is unknown.
-        """
+        """Return how many rows at `depth` take at most `seconds`."""
         row_s = self.costs.row_s(depth)
         if seconds <= 0 or not row_s:
             return MIN_CHUNK_TOKENS if seconds > 0 else 0
         return min(int(seconds / row_s), self._step_tokens)
 
     def _ready(self) -> dict[str, list[Work]]:
-        """Return the prefills that may run, by tenant.
-
-        A page that several prompts share is computed by the prefill that began first; the others
-        wait for it.
-        """
+        """Return the prefills that may run, by tenant."""
         first_for: dict[int, Work] = {}
         for work in self.waiting():
             if work.next_page is not None:

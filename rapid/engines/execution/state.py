@@ -1,7 +1,6 @@
-"""State that the callers of an engine and its compute thread share.
+"""The state that callers and the compute thread share: open leases and calls in progress.
 
-`EngineState` holds the open leases and the calls in progress. Callers hand calls in and wait for
-their replies; the compute thread takes the calls, runs them and settles the replies.
+Callers hand calls in and await their replies; the compute thread runs the calls and settles them.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ class EngineState:
 
     Attributes:
         guard: Lock of all that follows. The compute thread waits on it while it is idle.
-        ledger: Open leases and the queue for them.
-        scheduler: Work that has begun.
         ahead_hits: Number of blocks that began with what was drafted ahead.
         ahead_misses: Number of blocks that found what was drafted ahead to be wrong.
         is_closed: Whether the engine takes no more calls.
@@ -202,10 +199,7 @@ class EngineState:
         self._closings.clear()
 
     def _go_ahead(self, draft: Draft) -> None:
-        """Start drafting ahead, behind a block that was handed out.
-
-        A lease beside its target's does not draft ahead: this same engine judges its blocks.
-        """
+        """Start drafting ahead, behind a block that was handed out."""
         self.ahead_hits += draft.is_hit is True
         self.ahead_misses += draft.is_hit is False
         if self._draft_ahead and draft.lease.request.beside is None:

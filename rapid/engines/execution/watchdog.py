@@ -25,15 +25,13 @@ class Watchdog:
     """A thread that calls a function, once, when a turn takes longer than it may.
 
     A kernel that never ends blocks the compute thread, while the process goes on to answer whether
-    it is well. The watchdog counts its own ticks of half a second. So a process that was stopped
-    and goes on, or that gets no processor, is not taken for a stuck one.
+    it is well. The watchdog counts its own ticks of half a second.
     """
 
     def __init__(self, watched: TakesTurns, on_stuck: Callable[[], None]) -> None:
         """Make the thread, which does not run before `start`.
 
         Args:
-            watched: The work; it is read without a lock.
             on_stuck: Called on the watchdog's thread, which ends afterwards.
         """
         self._watched = watched

@@ -1,16 +1,7 @@
 """Buckets of steps: few shapes that most steps fit into, once they are padded.
 
-The steps of a mixed load differ in their shape from one to the next: draft lengths follow what is
-measured, answers end, and plain rows stand beside blocks. A step is captured for a bucket instead,
-and padded to it:
-
-* a sequence is padded by rows behind its own, as if its text went on. Their keys lie in slots that
-  belong to no page, and no row of its own sees them, because they are later;
-* further sequences consist of such rows only.
-
-So a padded step is an ordinary one, for every kernel, and its own rows attend to the same keys in
-the same order. Which bucket a step falls into depends on its numbers of rows alone, so that all
-ranks of a model choose the same one.
+The padding is rows behind a sequence's own, or further sequences; their keys lie in slots of no
+page. The bucket depends on numbers of rows alone, so that all ranks of a model choose the same one.
 """
 
 from __future__ import annotations
@@ -29,7 +20,6 @@ class Bucket:
     """A shape that steps are padded to.
 
     Attributes:
-        sequences: number of sequences.
         rows: number of rows of all of them.
         most_rows: rows of the longest sequence.
     """
@@ -73,8 +63,6 @@ def pad_rows(
     """Pad a step to its bucket.
 
     Args:
-        rows: the step.
-        bucket: from `bucket_of`.
         first_slot: first of `MAX_STEP_ROWS` slots of the cache that belong to no page.
         first_ring_slot: first of as many that belong to no ring; None without rings.
 

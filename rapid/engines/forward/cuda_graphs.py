@@ -1,15 +1,8 @@
-"""CUDA graphs of steps: one launch instead of some hundred.
+"""CUDA graphs of steps, which save the launches of a small model's kernels.
 
-A step of a small model is bound by launching its kernels, not by the bytes it reads. A graph
-launches them at once, but with the addresses and shapes it was captured with. So what changes
-between steps lies in tensors that stay (ids, positions, slots, the table of keys), and the
-attention kernel must read nothing else (`Kernels.captured`). Steps are padded to the shape of a
-bucket (`rapid.engines.forward.buckets`), of which a mixed load needs few.
-
-The ordinary forward, without padding, is the specification. A bucket's graph is captured, from
-padding alone, at the third step that falls into it, and tried on the next one: it must return that
-step's logits, store its keys, and be faster. Otherwise the bucket stays with the ordinary forward
-for good, and the log says why; after a capture that failed, no other bucket is captured either.
+Whatever changes between steps lies in tensors that stay, padded to a bucket's shape
+(`rapid.engines.forward.buckets`). A bucket's graph is captured at its third step and used if, at
+the next, it returns the ordinary forward's logits and keys, and is faster.
 """
 
 from __future__ import annotations
@@ -51,7 +44,6 @@ class _Graph:
 
     Attributes:
         inputs: ids, positions, slots and wanted rows, in the memory that the graph reads.
-        tables: tables of keys in the memory that the graph reads.
         ring_tables: the same of the layers that have rings; None without rings.
         replay: function that runs the graph and returns the logits of all rows.
         is_trusted: whether the graph was found correct and faster than the ordinary forward.
@@ -82,7 +74,6 @@ class StepGraphs:
         Args:
             forward: function that returns the logits of a batch's wanted rows, [num_wanted, vocab].
             cache: KV cache, whose last `MAX_STEP_ROWS` slots are padding's, also those of rings.
-            device: device of the inputs.
             kernels: attention kernels, with one that can be captured.
             max_context: tokens of the longest sequence.
             capture: a `GraphCapture`, or a stand-in where there is no CUDA.
@@ -156,11 +147,7 @@ class StepGraphs:
             return None
 
     def _fill(self, graph: _Graph, rows: RowLists, bucket: Bucket) -> torch.Tensor | None:
-        """Copy a step's inputs, padded, to the graph's.
-
-        Returns:
-            The wanted rows among those of the bucket; None if the keys are in too many blocks.
-        """
+        """Copy a step's inputs, padded, to the graph's."""
         made, wanted = pad_rows(rows, bucket, *self._padding)
         if not graph.tables.refill(made.segments):
             return None
@@ -173,11 +160,6 @@ class StepGraphs:
         self, graph: _Graph, wanted: torch.Tensor, batch: Batch, bucket: Bucket
     ) -> torch.Tensor:
         """Compare the graph with the ordinary forward on a step that is in the graph's inputs.
-
-        The graph is trusted if it is correct and faster, else dropped.
-
-        Returns:
-            The logits of the ordinary forward, [num_wanted, vocab].
 
         Raises:
             EngineFailed: the graph stored keys in wrong slots, so the KV cannot be relied on.

@@ -1,17 +1,8 @@
 """A decoder with fused operations for the supported model families.
 
-The families differ from Llama in few places: a bias, norms of queries and keys or after attention
-and MLP, weights that the checkpoint fuses itself, a part of each head that is not rotated, layers
-with a sliding window or a rope of their own, a mixture of experts. transformers' own forward of
-them is the specification, but it spends more time on a small model's many small operations than on
-its weights. Here projections that read the same input are one product, a norm is one call, and
-queries and keys are rotated together. Experts are left to transformers, whose grouped products read
-the chosen experts only.
-
-The fused weights replace the model's own, which become views of them: nothing is held twice, and
-transformers' forward keeps working on the same numbers. So do quantized weights whose products are
-our own (`rapid.engines.forward.products`). transformers' forward computes where a projection is
-anything else (weights that its own methods quantize, layers that accelerate moves).
+Projections that read the same input are one product, and the fused weights replace the model's own,
+which become views of them. transformers' forward is the specification, and computes where a
+projection is anything else: weights that it quantizes, layers that accelerate moves.
 """
 
 from __future__ import annotations
@@ -43,12 +34,9 @@ class _Layer:
         module: attention module of the model; its `layer_idx` selects the layer of the cache.
         rope: name of the layer's rope; see `Decoder._angles`.
         window: number of last keys that a row attends to; None for all.
-        before_attention: weight of the norm before attention.
         qkv: projection to queries, keys and values, [(heads + 2 kv_heads) * head_dim, hidden].
         qk_norm: copy of the norm weights of all heads, [heads + kv_heads, head_dim], or None.
-        output: projection of attention's output.
         after_attention: weight of the norm of attention's output, or None.
-        before_mlp: weight of the norm before the MLP.
         mlp: gated MLP or mixture of experts.
         after_mlp: weight of the norm of the MLP's output, or None.
     """
@@ -72,8 +60,6 @@ class _GatedMLP:
 
     Attributes:
         gate_up: gate and up projections, [2 * intermediate, hidden].
-        down: down projection.
-        activation: function of the gate.
     """
 
     gate_up: Product
@@ -89,9 +75,6 @@ def decoder_of(model: Any, place: RankPart | None = None) -> Decoder | None:
     """Return a decoder of a transformers model of a supported family and fuse its weights in place.
 
     With a place, the model is one rank's part of it, and the decoder computes with the other ranks.
-
-    The decoder is None where transformers' forward must compute. A second decoder of the same model
-    uses the weights as the first one fused them.
     """
     modules = list(model.model.modules())
     kinds = (torch.nn.Linear, QuantizedLinear)
@@ -222,15 +205,7 @@ class Decoder:
         return 1 + weight.float() if self._config.model_type == "gemma3_text" else weight
 
     def _angles(self, positions: torch.Tensor, dtype: torch.dtype, rope: str) -> Angles:
-        """Return cosines and sines [rows, 1, rotated]; the first half of the sines is negated.
-
-        With that sign, rotating half of the head is a roll multiplied by the sines.
-
-        Args:
-            positions: those of the rows.
-            dtype: dtype of the result.
-            rope: prefix of transformers' names where layers differ in their rope, else empty.
-        """
+        """Return cosines and sines [rows, 1, rotated]; the first half of the sines is negated."""
         angles = positions[:, None, None] * getattr(self._rotary, f"{rope}inv_freq")
         cos, sin = angles.cos(), angles.sin()
         scaling = getattr(self._rotary, f"{rope}attention_scaling")
@@ -288,13 +263,7 @@ def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
 
 
 def _product(module: Any, own: str, *parts: str) -> Product:
-    """Return the product with a projection of the checkpoint's own, or else with its parts'.
-
-    Args:
-        module: module of the projections.
-        own: name of the projection, if the checkpoint has it.
-        *parts: names of projections of the same rows, which are put one below the other.
-    """
+    """Return the product with a projection of the checkpoint's own, or else with its parts'."""
     names = (own,) if hasattr(module, own) else parts
     projections = [getattr(module, name) for name in names]
     is_quantized = isinstance(projections[0], QuantizedLinear)
@@ -306,11 +275,7 @@ def _product(module: Any, own: str, *parts: str) -> Product:
 
 
 def _fuse(name: str, *projections: torch.nn.Module) -> torch.Tensor:
-    """Return the projections' weights (or scales, or biases) as one tensor that they share.
-
-    It has the rows of all, [sum of rows, ...], or those of scales of groups, [groups, sum of rows,
-    2]. Weights that already lie one after the other in memory are not copied.
-    """
+    """Return the projections' weights (or scales, or biases) as one tensor that they share."""
     own: list[torch.Tensor] = [getattr(projection, name).detach() for projection in projections]
     dim = 1 if name == "scale" and own[0].dim() == 3 else 0
     num_rows = [tensor.shape[dim] for tensor in own]

@@ -1,13 +1,7 @@
 """Products with weights in four bits, packed as torch's own operators read them.
 
-A weight is one of sixteen numbers, ``(code - 8) * scale + middle``: those of its group of columns,
-at equal distances from the least of the group to the largest. It becomes the nearest of them. This
-is neither GPTQ nor AWQ, which choose by what the model computes with; checkpoints that those wrote
-are loaded by transformers.
-
-Torch packs blocks of rows, so that whole blocks can be put one below the other. Its operators
-convert the weights anew for every few rows. More rows than `MOST_PACKED_ROWS` are multiplied with
-weights that were converted once for all of them.
+A weight is the nearest of sixteen numbers, ``(code - 8) * scale + middle``, at equal distances from
+the least of its group of columns to the largest.
 """
 
 from __future__ import annotations
@@ -128,10 +122,7 @@ def _is_on_cpu(tensor: torch.Tensor) -> bool:
 
 @cache
 def _cpu_block() -> int:
-    """Return how many rows torch packs together on this CPU: 64, or fewer of a narrower one.
-
-    The bytes of a block begin with its first column, two rows in each.
-    """
+    """Return how many rows torch packs together on this CPU: 64, or fewer of a narrower one."""
     is_first = torch.zeros(PACKED_ROWS, 2, dtype=torch.int32)
     is_first[:, 0] = 1
     packed_rows = torch._convert_weight_to_int4pack_for_cpu(is_first, 1)

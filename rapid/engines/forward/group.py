@@ -1,12 +1,8 @@
 """Collectives between the processes that compute one model together (tensor parallelism).
 
-Each of them holds a part of every layer's heads and of its MLP (`rapid.engines.forward.shards`), so
-a layer has two sums over all ranks: after attention and after the MLP (Shoeybi et al.,
+A layer has two sums over all ranks, after attention and after the MLP (Shoeybi et al.,
 "Megatron-LM", arXiv 1909.08053, section 3). The embedding table and the output matrix are split by
-vocabulary: a lookup is one more sum, and the logits of all parts are gathered.
-
-What ranks agree on travels beside these, from host to host. So a rank that has failed alone sends
-nothing that others could take for a part of their sums.
+vocabulary.
 """
 
 from __future__ import annotations
@@ -28,16 +24,13 @@ class Group:
 
     Attributes:
         rank: Which of them this is; 0 schedules, samples and answers.
-        size: How many they are.
     """
 
     def __init__(self, meeting: Meeting, rank: int, size: int, device: torch.device) -> None:
         """Meet the other ranks, through NCCL on CUDA and gloo on a CPU.
 
         Args:
-            meeting: Where they meet.
             rank: Which of them this is, from 0.
-            size: How many they are.
             device: Where this rank computes.
 
         Raises:

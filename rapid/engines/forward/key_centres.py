@@ -1,11 +1,8 @@
 """Centres of the keys of models whose keys have a bias, for keys that are kept in fp8.
 
-Keys of Qwen2 have biases of some hundred in a few dimensions, mostly in slowly rotating ones. There
-every key has about the same large number, and fp8, whose error is a share of each number, would
-keep little of what tells them apart. Attention is the same if one vector is subtracted from all
-keys of a head: every score of a query changes by the same amount, which the softmax cancels. So the
-mean over positions of the rotated bias is subtracted from each key before it is stored, and nothing
-is added when it is read. It follows from the weights alone.
+The biases of Qwen2 are so large that fp8 would keep little else of a key. Subtracting one vector
+from all keys of a head changes all scores of a query equally, which the softmax cancels: here, the
+mean over positions of the rotated bias.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Loading of checkpoints: their weights, device and dtype.
+"""Loads models; device and dtype are decided here and nowhere else.
 
-Device and dtype are decided here and nowhere else. Weights come from safetensors, or from a GGUF
-file, whose numbers are dequantized at every start. No code of a checkpoint is ever run.
+Weights come from safetensors or from a GGUF file. No code of a checkpoint is ever run.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ class LoadedModel:
     """A model ready for engines; several engines may share one.
 
     Attributes:
-        config: settings that it was loaded with.
         model: the transformers model, with its attention set to `ragged_attention`.
         tokenizer: the Hugging Face tokenizer.
         eos_ids: ids of the tokens that end an answer.
@@ -96,7 +94,6 @@ def load_model(
     """Load weights and tokenizer.
 
     Args:
-        config: settings of the engine.
         with_pools: whether an engine of these settings will be made, so that its KV must fit beside
             the weights.
         shard: the part of the model to load; None loads the whole. A part cannot compute before it
@@ -163,11 +160,6 @@ def load_model(
 
 def check_memory(*configs: EngineConfig, with_pools: bool = False, num_machines: int = 1) -> None:
     """Check that the devices can hold all models together, before any is loaded.
-
-    Args:
-        configs: settings of the models' engines.
-        with_pools: as in `load_model`.
-        num_machines: likewise.
 
     Raises:
         ConfigurationError: a device lacks the memory; the message has the numbers.
@@ -269,9 +261,6 @@ def _load_weights(
 
 def _check_on_gpus(config: EngineConfig, device_map: Mapping[str, int | str]) -> None:
     """Check that accelerate put every layer on a GPU.
-
-    It would move what it put elsewhere to a GPU at each step, which makes an engine slower by
-    orders of magnitude without a word.
 
     Raises:
         ConfigurationError: A layer is in the host's memory or on disk.

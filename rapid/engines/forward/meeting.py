@@ -1,7 +1,4 @@
-"""The places where the ranks of a model find each other, before they connect and compute.
-
-Ranks of one machine meet in a file; those of several meet in a store at the first rank's address.
-"""
+"""The places where the ranks of a model find each other, before they connect and compute."""
 
 from __future__ import annotations
 

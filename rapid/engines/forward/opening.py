@@ -46,7 +46,6 @@ def open_runner(
 
     Args:
         loaded: The model, or this rank's part of it.
-        config: Settings of the engine.
         vocab_size: Number of token ids that logits are returned for.
         make_host: Makes the second tier, from its layout, its pages and the tokens of each.
 
@@ -88,7 +87,6 @@ def open_page_files(
     """Open the files of the pages of a model, or of this rank's part of it.
 
     Args:
-        loaded: The model.
         config: Settings of the engine, which name a folder.
         host: Second tier of the KV.
         context: What `page_context` returned, on the first rank.
@@ -146,10 +144,7 @@ def page_context(loaded: LoadedModel, config: EngineConfig) -> bytes:
 
 
 def _computing_files(root: Path) -> Iterator[Path]:
-    """Return the files of this package whose code decides the numbers of a page.
-
-    The package's version would not do: kernels change without it.
-    """
+    """Return the files of this package whose code decides the numbers of a page."""
     yield root / "checkpoints" / "ropes.py"
     for folder in ("attention", "forward", "kv"):
         yield from (root / "engines" / folder).glob("*.py")

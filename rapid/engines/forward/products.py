@@ -1,14 +1,9 @@
 """Products of rows with a layer's weights, as they are or quantized.
 
 `quantize` replaces the linear layers of a loaded model; the head and the embeddings stay as they
-are. ``int4`` is in `rapid.engines.forward.four_bits`. In eight bits each row has a scale. Numbers
-of eight bits are exact in bfloat16, so a quantized product is the product with them, times the
-scales (`product_of_numbers`). Two kernels compute it without converting the weights:
-
-* ``int8`` on a CPU: the integers are converted as they are read, which halves the bytes of a step.
-  It is made for few rows: from `MOST_READ_ROWS` on the weights are converted once for all of them.
-* ``fp8`` on a GPU: rows are quantized as well, each with a scale of its own, and multiplied by
-  torch's scaled product. Other devices convert the weights.
+are. In eight bits each row has a scale, and the product is that with the numbers, which are exact
+in bfloat16, times the scales. ``int8`` on a CPU converts integers as it reads them, for few rows;
+``fp8`` on a GPU quantizes rows too, each with a scale of its own.
 """
 
 from __future__ import annotations

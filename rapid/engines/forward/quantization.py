@@ -1,7 +1,6 @@
 """Validation of `EngineConfig.quantization`, transformers' own `quantization_config`.
 
-transformers takes any keyword and drops those it does not know, so a misspelt key would load the
-weights in another precision than the settings say, or unquantized. Keys are checked here instead.
+transformers drops keywords that it does not know, so a misspelt key would load another precision.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ class Runner:
     """The forward of one model over one KV cache, from feeds to logits.
 
     Attributes:
-        cache: The KV cache.
         device: Device of the inputs and the logits.
     """
 

@@ -2,8 +2,7 @@
 
 Queries, keys, values, gate and up projections are split by rows, so that a rank has whole heads and
 whole columns of the MLP; output and down projections are split by columns; the embedding table and
-the output matrix by vocabulary. Norms are whole on every rank. What results is a model of the same
-family with fewer heads, a narrower MLP and a shorter vocabulary, which loads as any other.
+the output matrix by vocabulary.
 """
 
 from __future__ import annotations

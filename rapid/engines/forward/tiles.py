@@ -1,14 +1,8 @@
 """Deterministic forwards: the numbers of a position depend only on the tokens before it.
 
-A product of sixteen rows and the same product of one row add in a different order, and in bfloat16
-the last digit that differs sometimes decides a token. Here every position is always computed in the
-same place of a forward of one shape: the positions of a sequence fall into tiles of `TILE_ROWS`, a
-forward computes one tile of one sequence, and the other rows of the tile are padding. So whatever
-decides which rows are computed together (draft lengths, the budget of a step, other sequences, what
-is cached) changes no bit of any of them. Attention reads the keys gathered in the order of their
-positions, wherever their pages lie.
-
-The price is that sequences are computed one after the other, and long prompts in small forwards.
+Every position is computed in the same place of a forward of one shape: one tile of `TILE_ROWS`
+positions of one sequence, padded. So draft lengths, budgets, other sequences and caches change no
+bit. Sequences are computed one after the other.
 """
 
 from __future__ import annotations
@@ -145,7 +139,6 @@ def attend_in_tile(inputs: AttentionInputs, kernel: PartialKernel) -> torch.Tens
     Args:
         inputs: those of one sequence, with TILE_ROWS rows; its segment covers the rows of the tile
             that are not padding.
-        kernel: see `tile_kernels`.
 
     Returns:
         [1, TILE_ROWS, heads, head_dim]; the rows of padding have no meaning.

@@ -1,9 +1,8 @@
-"""Pages of KV: the ledger of their holders, and the tensors that store them.
+"""The KV cache: tensors of slots, and the pool of pages.
 
 A page is `page_tokens` consecutive slots. A sequence's pages come in **runs** of consecutive pages,
-so that its keys are a few strided views of one tensor and attention reads them in place, without a
-gather or a copy. Pages of a common prompt are reference-counted, as several sequences hold them.
-Discarding tokens never touches a page: the sequence only stops counting them as computed.
+so that attention reads its keys in place, as few strided views of one tensor. Pages are
+reference-counted. Discarding tokens touches no page: the sequence stops counting them as computed.
 """
 
 from __future__ import annotations
@@ -192,8 +191,6 @@ class KVLayout:
 
     Attributes:
         num_kv_heads: heads of keys and values.
-        head_dim: numbers of a head.
-        dtype: dtype that they are computed in.
         devices: device of each layer.
         is_fp8: whether they are kept in fp8 (see `rapid.engines.kv.fp8`) instead of in `dtype`.
         window: last tokens that rows of sliding layers attend to; None without such layers.
@@ -234,7 +231,6 @@ class KVCache:
 
     Attributes:
         layout: Shape and dtype of the keys and values.
-        page_tokens: Slots of a page.
         num_slots: Slots of all pages.
         num_ring_slots: Slots of all rings and kept windows; 0 where all layers have pages.
         in_rings: Whether each layer's slots are those of rings.
@@ -278,10 +274,8 @@ class KVCache:
         """Write the keys and values of rows, and return them as they will be read.
 
         Args:
-            layer: Layer of the model.
             slots: Slot of each row, int64 [rows].
             key: [1, kv_heads, rows, head_dim].
-            value: As `key`.
         """
         keys, values = self.layers[layer]
         if not self.layout.is_fp8:
@@ -322,8 +316,6 @@ class KVCache:
         """Copy the slots of `sources` into the leading slots of `destinations`.
 
         Args:
-            sources: Slot ranges to read.
-            destinations: Slot ranges to write.
             of_rings: Whether to copy in all layers that have rings, instead of in all others.
         """
         read = [slot for span in sources for slot in range(*span)]

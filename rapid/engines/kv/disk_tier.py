@@ -1,15 +1,11 @@
-"""Third cache tier: KV pages in files, so that a document that was read stays read.
+"""Third cache tier: KV pages in files, so that a document is still cached after a restart.
 
-Every computed page of a prompt is written once, soon after it was computed, and read again when a
-prompt has it and neither the pool nor host memory do: after a restart, or long after it left them.
 Pages pass through the `HostTier`, one file a page (`rapid.engines.kv.page_files`)::
 
     save      pool -> host memory (a copy) -> file (a thread)
     restore   file -> host memory (threads) -> pool (a copy)
 
-The threads touch only pages in host memory that are held for them. Nothing waits for a write: what
-cannot be written soon enough is not written. A prompt whose pages are being read waits in line, and
-computes what turned out to be missing.
+The threads touch only pages in host memory that are held for them, and nothing waits for a write.
 """
 
 from __future__ import annotations
@@ -63,7 +59,6 @@ class DiskTier:
     `start` and `close`.
 
     Attributes:
-        files: The files.
         pace: Measured pace of reading and of computing pages.
         num_read: Pages read so far.
     """

@@ -1,10 +1,8 @@
 """Second cache tier: KV pages in host memory, and the copies to and from the engine's pool.
 
 A copy is queued when a lease opens or ends, launched by the compute thread between two forwards,
-and landed when its bytes are there (`rapid.engines.kv.lanes`). On CUDA the forwards go on
-meanwhile. The order of the copies makes their content right; what they share with others is kept
-apart by counts: a page with a copy queued or on its way is written by nothing else, so that the
-prefill of a lease whose pages are being copied waits in line while others decode.
+and landed when its bytes are there (`rapid.engines.kv.lanes`). Nothing else writes to a page while
+a copy of it is queued or on its way.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ class Move:
     Attributes:
         name: Name of the page's content (see `rapid.engines.kv.prefix_cache`).
         page: Page in the engine's pool.
-        host_page: Page in host memory.
         is_restore: Whether the page is copied back into the pool instead of out of it.
     """
 
@@ -46,10 +43,6 @@ class HostTier:
     """Least-recently-used cache, in host memory, of pages of the engine's pool.
 
     It has those that left the pool and, above a disk tier, all that pass through it to the disk.
-
-    Like those of `PrefixCache`, its methods are called with the engine's lock held, except for
-    `launch` and `take_landed`, which run on the compute thread between two forwards, so that a page
-    is copied out before its next holder writes into it.
 
     Attributes:
         blocks: All pages [pages, layers, 2, kv_heads, page_tokens, head_dim]: the KV of a page lies
@@ -172,7 +165,6 @@ class HostTier:
 
         Args:
             moves: The copies, in order.
-            cache: The engine's KV tensors.
             tags: Tags of the pages of `cache`; they are copied along with the pages.
 
         Raises:
@@ -281,15 +273,7 @@ class HostTier:
         return host_page
 
     def _room(self, wanted: frozenset[bytes] | set[bytes], *, is_quiet: bool = False) -> int | None:
-        """Take a free page, or else that of the least recently used name, unless it is wanted.
-
-        What leaves the pool comes tail first and takes free pages from the end, what is borrowed
-        comes head first and takes them from the beginning: neighbours stay neighbours.
-
-        Args:
-            wanted: Names that are not evicted, nor any that was used later.
-            is_quiet: Whether no copy may be queued or on its way for the page.
-        """
+        """Take a free page, or else that of the least recently used name, unless it is wanted."""
         take, put_back = self._free.pop, self._free.appendleft
         if is_quiet:
             take, put_back = self._free.popleft, self._free.append
@@ -363,10 +347,7 @@ class RestorePace:
 
 
 def _join(moves: Sequence[Move]) -> Iterator[list[Move]]:
-    """Join moves whose pages are neighbours in both tiers; yield them, the lowest page first.
-
-    Prompts come back head first and leave tail first, so neighbours may follow in either direction.
-    """
+    """Join moves whose pages are neighbours in both tiers; yield them, the lowest page first."""
     run: list[Move] = []
     step = 0
     for move in moves:

@@ -1,7 +1,6 @@
 """Copies of pages between the tiers: in the compute thread, or on a CUDA stream of their own.
 
-A lane makes copies in the order in which they were given to it. A copy is **launched** first and
-has **landed** later: until then neither of its ends may be written by anything but the lane.
+A copy is **launched** first and has **landed** later: until then only the lane writes to its ends.
 """
 
 from __future__ import annotations
@@ -71,17 +70,13 @@ class Landed:
 class StreamLane(Lane):
     """Copies on a CUDA stream of their own, beside the forwards.
 
-    A page's layers, keys and values lie together in host memory, and apart in the pool. So they
-    pass through a small buffer on the device: one kernel collects as many pages as it holds, one
-    transfer moves them, and the other way round. The buffer is written and read in the stream's
-    order alone.
+    A page's layers, keys and values lie together in host memory, and apart in the pool.
     """
 
     def __init__(self, device: torch.device, block: torch.Tensor) -> None:
         """Allocate the buffer.
 
         Args:
-            device: Device of the pool.
             block: A block of one page in host memory.
         """
         self._device = device

@@ -16,11 +16,8 @@ class Lease:
     """A lease: the KV pages and sequences of one request on an engine.
 
     Attributes:
-        request: The request that the lease was opened for.
-        sequences: The sequence of each choice.
         runs: The pages that each choice holds, as the pool counts them.
         prompt_pages: The full pages of the prompt, which other leases may share.
-        page_names: Their names.
         last_used: Time of the last use or renewal, in seconds of the ledger's clock.
         expects_companion: Whether room is kept for a second lease of the same request.
         busy: Choices with a call in progress; a busy lease does not expire.

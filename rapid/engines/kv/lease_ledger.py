@@ -1,23 +1,9 @@
 """Leases on an engine's pages, with their time-to-live and the queue for them.
 
-A lease carries all choices of a request and gets all pages it can ever need at once, so a running
-lease never waits for another and nothing is preempted. Time comes from an injected clock.
-
-Leases that do not fit wait in a queue. A tenant's own leases open in the order of submission. Among
-tenants the one whose open leases hold the fewest pages comes first, and tenants that hold as many
-take turns: many leases of one tenant, or large ones, delay another tenant hardly. A lease that does
-not fit lets others pass that do, those that are short or whose document is here already. Who has
-been overtaken by `MOST_OVERTAKEN` later leases comes first, and until it fits nobody opens whose
-tenant holds as many pages as its own, so that no lease waits for ever.
-
-An engine that drafts for itself gives a request two leases, the second when its evidence is found.
-First leases alone could fill the engine, and every draft would wait for an answer to end. So a
-first lease opens only if there is also room for its own **companion**, the second lease, and for
-all companions still expected by open leases; and a companion goes before all waiting first leases.
-The room kept for a companion is given back once it is known that none will come.
-
-Pages of a prompt that are already in the pool, for another lease or from an earlier one, are shared
-and take no new room (`rapid.engines.kv.prefix_cache`).
+A lease gets all pages that its choices can ever need at once, so nothing is preempted. Among
+tenants, the one whose open leases hold the fewest pages is next. A first lease opens only if there
+is also room for its own **companion**, the second lease of a request that drafts for itself, and
+for all companions still expected.
 """
 
 from __future__ import annotations
@@ -49,8 +35,6 @@ class LeaseLedger:
     The ledger is not thread-safe: its methods are called with the engine's lock held.
 
     Attributes:
-        pool: The pages.
-        page_tokens: Tokens per page.
         max_leases: Number of leases that may be open at once.
         max_context: Longest prompt plus answer of one sequence, in tokens.
         ttl_s: Seconds after which an unused lease expires.
@@ -59,7 +43,6 @@ class LeaseLedger:
         disk: Third tier, below `host`, if any.
         rings: The rings of layers with a sliding window, one for each choice of a lease; None where
             all layers have pages.
-        prefixes: The prefix cache over the pool.
     """
 
     pool: PagePool
@@ -337,10 +320,7 @@ class LeaseLedger:
         return min(longest, self.max_context)
 
     def _num_shared(self, request: LeaseRequest, num_prompt: int) -> int:
-        """Return the number of full prompt pages, without the last token, that choices share.
-
-        It is 0 for a single choice.
-        """
+        """Return the number of full prompt pages, without the last token, that choices share."""
         return (num_prompt - 1) // self.page_tokens if request.num_choices > 1 else 0
 
     def _num_pages(self, request: LeaseRequest, num_prompt: int) -> int:

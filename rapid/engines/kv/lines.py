@@ -18,7 +18,6 @@ class Waiter:
     """Request for a lease, as it stands in the queue.
 
     Attributes:
-        request: The lease request.
         on_open: Callback, called at most once: with the lease when it opens, or with the error why
             it never will.
         page_names: Names of the full pages of the prompt.

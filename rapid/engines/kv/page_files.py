@@ -1,13 +1,8 @@
 """Files of KV pages: a folder for each model, in it one for each tenant, in it one file a page.
 
-A file begins with a header: the format, the **context** of the KV (what it was computed from and
-how), the page's name, and a checksum of all that and of the bytes that follow. A file that is not
-exactly what its reader expects is removed and counts as missing. It appears under its name when it
-is complete, so that a process may end at any moment.
-
-Several processes may share the folder. The cap holds for all files in it together, whatever model
-they belong to; each process counts what it writes itself and looks again at what is there before
-it removes any.
+A file begins with the format, the **context** of the KV (what it was computed from and how), the
+page's name and a checksum. A file that does not match is removed and counts as missing. Several
+processes may share the folder; the cap holds for all files in it together.
 """
 
 from __future__ import annotations
@@ -35,12 +30,7 @@ _OUR_NAMES = rf"[0-9a-f]{{32}}({re.escape(_SUFFIX)}|{re.escape(_UNFINISHED)})"
 
 
 class PageFiles:
-    """The files of one model's pages; `write` is called by one thread, all others by any.
-
-    Attributes:
-        folder: Folder of this context's files.
-        page_bytes: Bytes of a page.
-    """
+    """The files of one model's pages; `write` is called by one thread, all others by any."""
 
     def __init__(
         self, root: Path, context: bytes, page_bytes: int, cap_bytes: float, num_writers: int = 1
@@ -48,9 +38,7 @@ class PageFiles:
         """Make the folder, readable by its owner alone, and find the files that are there.
 
         Args:
-            root: Folder of the files of all models.
             context: Digest of what pages must have in common, 32 bytes.
-            page_bytes: Bytes of a page.
             cap_bytes: Most bytes of all files under `root`.
             num_writers: Processes that write as much as this one at the same time.
 

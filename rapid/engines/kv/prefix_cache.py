@@ -1,20 +1,9 @@
 """Prefix cache: the pages of a prompt, found again by their content.
 
 A full page of a prompt has a **name**: the hash of its tokens, of all tokens before them and of the
-tenant, so that tenants never share pages. The cache holds every named page, in addition to the
-leases that use it, and shares it with the next prompt that begins in the same way, even while its
-KV is still being computed: the scheduler lets one prefill compute a page and the others wait.
-
-A page that no lease holds any more stays until room is needed. The least recently used page is
-evicted first, and within one prompt the tail before the head. Evicted pages may be kept in a second
-tier in host memory (`HostTier`), and all computed pages in a third on disk (`DiskTier`), and are
-copied back for the next prompt that has them, unless that was measured to take longer than
-computing them anew.
-
-Names are given and copies are ordered when a lease opens or ends, but pages are written later, by
-the compute thread. So besides its name, which says what a page is for, every page carries a
-**tag**, which says what it holds: the name of the KV that was last computed there, or that was
-copied there together with its tag. A page counts as computed only while the two agree.
+tenant, so that tenants never share pages. Names are given when a lease opens, but pages are written
+later, by the compute thread. So every page also carries a **tag**: the name of the KV that it
+holds. A page counts as computed only while the two agree.
 """
 
 from __future__ import annotations
@@ -281,11 +270,7 @@ class PrefixCache:
         self._pool.free([Run(page, page + 1)])
 
     def _make_room(self, num_pages: int) -> None:
-        """Evict idle pages, the least recently used first, preferably until one free run suffices.
-
-        Attention is fastest over a sequence in one run; for this, at most twice the requested
-        number of pages is evicted.
-        """
+        """Evict the least recently used idle pages, preferably until one free run suffices."""
         if self._pool.num_free_together >= num_pages:
             return
         is_idle = self._pool.num_holders == 1

@@ -1,15 +1,8 @@
 """Rings of slots for layers with a sliding window, and the windows kept for later prompts.
 
-A sequence has pages for the layers that attend to all tokens and, beside them, one **ring** for
-those that slide (`rapid.planning.ring_sizes` says how long it is and why). A ring is never shared.
-What its sequence no longer reads is overwritten by what it computes next, so nothing is freed in
-between and nothing waits for room.
-
-Pages of a prompt are found again by their names, rings are not. So where a prompt's end is read,
-and at some points before it, the window is copied to a place of its own under the name of the page
-that ends there (**kept**). A later prompt that begins in the same way copies the last of them into
-its ring and goes on from there. Where its cached pages reach further than the last kept window, it
-computes the rows between for the ring alone, and then keeps the window at which the two part.
+A ring belongs to one sequence; what it computes overwrites what it no longer reads
+(`rapid.planning.ring_sizes`). The window at some points of a prompt is **kept**: copied to a place
+of its own, under the name of the page that ends there, for later prompts that begin the same way.
 """
 
 from __future__ import annotations
@@ -29,9 +22,6 @@ class Ring:
     """The slots of one sequence: the token at position p lies in slot ``first + p % num_tokens``.
 
     Attributes:
-        first: First slot.
-        num_tokens: Number of slots.
-        plan: Sizes of all rings.
         start: First position that was written or copied here.
         stop: Position after the last one; it stays where it is when tokens are discarded.
     """

@@ -1,8 +1,6 @@
 """The process that holds one part of a model: ``python -m rapid.engines.parallel.follower FD``.
 
-It is started by `rapid.engines.parallel.gang`, and ends with the thread that started it, whatever
-it does by then: even one that was stopped is killed by the kernel, and no orphan keeps a GPU.
-Torch, which takes seconds to import, comes after that is arranged.
+`rapid.engines.parallel.gang` starts it; the kernel kills it when the thread that started it ends.
 """
 
 from __future__ import annotations

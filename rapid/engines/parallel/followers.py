@@ -33,7 +33,6 @@ class _Member:
     Attributes:
         process: Its process, or those of its machine.
         pipe: What it reads orders from, and answers through.
-        loaded: What it has loaded.
         num_silent: Beats since it was heard, counted once it has loaded.
     """
 
@@ -178,11 +177,7 @@ class Followers:
             answer.set_result(False)
 
     def _hear(self) -> str:
-        """Take what the followers say, until one is lost; return what happened.
-
-        Beats are counted by this thread's own ticks. So a process that was stopped and goes on, or
-        that gets no processor, does not take the others for silent.
-        """
+        """Take what the followers say, until one is lost; return what happened."""
         members = {member.pipe: member for member in self._members}
         tick_at = time.monotonic() + BEAT_S
         while True:

@@ -1,8 +1,6 @@
-"""One part of a model, as the other ranks have it: they do what the first one tells them.
+"""The loop of a follower, which computes one part of a model as the first rank orders.
 
-Orders come through a pipe, whose end ends the process, as does a first rank that says nothing: a
-thread reads it, so that even a collective that nobody else joins does not hold it. Another thread
-answers, and lets the first rank hear that the process lives.
+Orders come through a pipe. The process ends when the pipe does, or when the first rank is silent.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The ranks of one model together, as the first of them leads them.
 
 The first rank is the engine's own process: it has the ledger, the scheduler, sampling and the
-leases. The others follow. Each holds a part of the weights and of the KV, and runs every forward
-that it is told. A follower that ends or says nothing, or a forward that fails on any rank, closes
-the engines: the ranks may no longer be in step. The end of this process ends the followers.
+leases.
 """
 
 from __future__ import annotations
@@ -42,7 +40,6 @@ class Gang:
         """Start the followers, which begin to load their parts of `config`'s model.
 
         Args:
-            config: Settings of the engine.
             machines: The machines of the model; None for this one alone.
         """
         self.size = config.tensor_parallel

@@ -51,8 +51,6 @@ def load_replica(
     """Load a model in as many processes as `tensor_parallel` says; see `load_model`.
 
     Args:
-        config: Settings of the engine.
-        with_pools: See `load_model`.
         machines: The machines of the processes, whose number divides theirs; None for this one.
 
     Raises:
@@ -183,12 +181,7 @@ class LeadingCache(KVCache):
 
 
 class LeadingHostTier(HostTier):
-    """The first rank's second tier, whose copies all ranks make.
-
-    Attributes:
-        gang: The ranks.
-        engine: Number of the engine.
-    """
+    """The first rank's second tier, whose copies all ranks make."""
 
     def __init__(
         self, gang: Gang, engine: int, layout: KVLayout, num_pages: int, page_tokens: int

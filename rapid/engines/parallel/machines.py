@@ -2,11 +2,7 @@
 
 Whoever has reserved the machines starts a process on each of the others (`Machines`), which calls
 `join`: it connects once for every rank that it is to have, starts that rank's process as the first
-machine starts its own, and hands it the connection. From there on a rank of another machine is told
-and heard as one of this machine.
-
-Nobody joins who does not know the model's key, which is drawn at its start and travels beside these
-connections. What they carry afterwards is neither encrypted nor signed, like Ray's own messages.
+machine starts its own, and hands it the connection.
 """
 
 from __future__ import annotations
@@ -42,7 +38,6 @@ class Invitation:
     """What a machine needs to know to have some of a model's ranks.
 
     Attributes:
-        host: Address of the first machine.
         port: Port at which the first rank waits.
         key: What those who connect must know.
         ranks: The machine's ranks.
@@ -58,7 +53,6 @@ class Machines(Protocol):
     """The machines of one model, which have equally many of its ranks.
 
     Attributes:
-        number: How many they are, with the first.
         host: Address of the first, as the others reach it.
     """
 
@@ -77,7 +71,6 @@ def start_ranks(machines: Machines, size: int) -> list[Started]:
     """Start the ranks of all machines but the first; return them in the order of their ranks.
 
     Args:
-        machines: The machines.
         size: Number of ranks of the model.
 
     Raises:

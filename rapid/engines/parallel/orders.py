@@ -1,7 +1,6 @@
 """Orders of the first rank to the others, their answers, and how a forward's inputs travel.
 
-Only what touches the model or its KV is told: forwards, and copies of pages. Which tokens were
-accepted is not: a sequence that discards tokens only stops counting them.
+Orders are forwards and copies of pages; a sequence that discards tokens needs none.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The disk tier of a model in several processes: each rank keeps the KV of its own heads.
 
-The first rank decides what is written and read, and every rank does it with its own files, in
-threads and beside the forwards. A page counts as found where all have it: what one of them misses,
-or finds broken, is computed, and written again by all.
+The first rank decides what is written and read. A page counts as found where all ranks have it.
 """
 
 from __future__ import annotations
@@ -78,7 +76,6 @@ class FollowingFiles:
         """Start the threads with their first jobs.
 
         Args:
-            files: The files.
             host: The rank's second tier, whose pages the first rank holds meanwhile.
             say: Answers the first rank, on any thread.
         """

@@ -1,11 +1,9 @@
-"""Base classes of the calls on an engine.
+"""Work of the engine: calls in progress.
 
 A call is a small state machine over one sequence (prefill: over all sequences of a lease). In every
 step the engine takes the next rows of the selected work (`feed`) and hands back their logits
-(`take`), until the work is done. What is to be drawn from logits, the work returns as a question;
-the engine answers the questions of all work of the step at once and hands back the answers
-(`use`). All of this runs on the engine's compute thread. A call is checked
-against the state of its sequence in `begin`, because only then does no other call change it.
+(`take`), until the work is done. Questions about draws are answered for all work of a step at once
+(`use`). All of this runs on the compute thread.
 """
 
 from __future__ import annotations
@@ -53,7 +51,6 @@ class Work(ABC):
         kind: The scheduler's class of work; ``step`` verifies or decodes.
         next_page: Next page of a prompt to compute, which other prefills may wait for; None if
             there is none.
-        lease: The lease that the call names.
         choices: Choices whose sequences the work changes; no other call may be in progress on them.
         result: The answer to the call, set when the work is done.
         is_done: Whether the work is done.

@@ -132,11 +132,10 @@ class Draft(Drafting):
 
 
 class DraftAhead(Drafting):
-    """Drafting behind the block that was handed out, as if all of it were going to be accepted.
+    """Drafting of the tokens that come after the block that was handed out, if it is accepted.
 
-    No call waits for this work: its tokens are speculation like the block, right or wrong with it.
-    Noise is keyed by position and proposals are functions of the prefix, so these are the very
-    tokens that the next call would draw.
+    No call waits for this work: its tokens are speculation like the block. The next call would draw
+    the same ones, because noise is keyed by position and proposals are functions of the prefix.
     """
 
     kind = "ahead"

@@ -21,12 +21,9 @@ class Prefill(Work):
     """Computation of a prompt, except its last token, and of tokens committed elsewhere.
 
     The last token's row gives the first logits and is left to the next call. The first choice
-    computes the prompt, except for pages whose KV is cached or that another prefill computes first;
-    the other choices share its full pages and get a copy of the partly filled one. Then each choice
-    computes the tokens it had committed elsewhere.
-
-    Where layers have rings, cached pages are used as far as a window was kept that ends with one of
-    them (`rapid.engines.kv.rings`). The rows of further ones are computed for the ring alone.
+    computes the prompt without the pages that are cached or that another prefill computes first; the
+    others share its full pages and copy the partly filled one. With rings, cached pages are used as
+    far as a kept window ends with one of them (`rapid.engines.kv.rings`).
     """
 
     kind = "prefill"
@@ -105,11 +102,7 @@ class Prefill(Work):
         return None
 
     def _end_of_gap(self) -> tuple[int, int | None]:
-        """Return the token at which the next computed page begins, or the end of the prompt.
-
-        Where the next page is computed, and only the ring's part of it is missing, return the end
-        of such pages and the slot for what they hold already.
-        """
+        """Return the token at which the next computed page begins, or the end of the prompt."""
         pages = self.lease.prompt_pages
         page = self.lease.sequences[0].num_computed // self._page_tokens
         cached = page + self._prefixes.num_in_a_row(pages, page, computed=True)
@@ -121,13 +114,7 @@ class Prefill(Work):
         return page * self._page_tokens if page < len(pages) else self._num_prompt, None
 
     def _resume(self, first: Sequence, page: int, cached: int) -> int:
-        """Return the page from which on the prompt is to be computed.
-
-        Args:
-            first: The first choice.
-            page: Page of its next row.
-            cached: First page after that whose KV is missing.
-        """
+        """Return the page from which on the prompt is to be computed."""
         if self._kept is None or first.ring is None:
             return cached
         found = self._kept.last(self._indices, page, cached)

@@ -1,12 +1,8 @@
-"""Self-drafting by the target on attention sinks and a recent window of its own KV (MagicDec).
+"""Self-drafting by the target on attention sinks and a recent window of its own KV.
 
 This is MagicDec (arXiv 2408.11049) with the fixed part of the KV that StreamingLLM keeps (Xiao et
-al., arXiv 2309.17453). There is no second lease and no second prefill: the drafted rows read the
-keys and values that the target computed in full attention. Their own keys and values lie behind the
-committed tokens, where `Verify` computes the same rows again, in full attention. Positions are the
-true ones, which the keys already carry (StreamingLLM counts positions within the part it keeps).
-The rows of a block read earlier rows of it as they were drafted, so a proposal depends on where its
-block began; the distribution of the answer does not.
+al., arXiv 2309.17453), at the true positions. There is no second lease and no second prefill. A
+proposal depends on where its block began; the distribution of the answer does not.
 """
 
 from __future__ import annotations
@@ -29,8 +25,7 @@ class WindowDraft(Drafting):
     """Call for a block whose rows attend only to the sinks and to the last `window` tokens.
 
     The committed sequence does not change, and its last token stays left to compute: the KV that
-    these rows write is of no use to other work, and is not counted as computed. Tokens before it
-    that were committed elsewhere are computed first, as the drafted rows read them.
+    these rows write is of no use to other work, and is not counted as computed.
     """
 
     def __init__(
