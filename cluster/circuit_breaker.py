@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from rapid.ports import Clock
 
-_BLAMED_S = 10.0
+_BLAMED_S = 10.0  # in which a broken replica is replaced
 
 
 class HasReplicaId(Protocol):

@@ -39,11 +39,12 @@ logger = logging.getLogger(__name__)
 
 Turn = Callable[[], contextlib.AbstractAsyncContextManager[None]]
 
+# Then the engine is killed; with the check's period and a new lease below 15 s.
 _PING_TIMEOUT_S = 8.0
-_RETRY_S = 0.2
+_RETRY_S = 0.2  # between two attempts to lease from a pool whose replica died
 _MAX_GRPC_PROMPT_BYTES = 3 * 2**20  # of gRPC's 4 MiB; committed tokens and settings come on top
-_FIRST_LOOK_S = 0.2
-_LOOK_S = 1.0
+_FIRST_LOOK_S = 0.2  # after which a request for a drafter looks whether the pool has a replica
+_LOOK_S = 1.0  # between two looks whether a lease would open elsewhere, more or less by half
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from rapid.config import Finite, Frozen
 
-_METRICS_INTERVAL_S = 0.5
+_METRICS_INTERVAL_S = 0.5  # between two reports to the autoscaler, which looks back at least two
 _REPORTS_PERIOD_S = 1.0  # between two collections of a replica's report by Serve's controller
 _HEALTH_CHECK_PERIOD_S = 1.0  # a dead replica is detected and replaced at the next check
 _HEALTH_CHECK_TIMEOUT_S = 5.0  # a hung one after three; user code does not run on the loop asked

@@ -29,9 +29,9 @@ if TYPE_CHECKING:  # `benchmarks/serving/fleet.py` runs without Ray
 logger = logging.getLogger(__name__)
 
 REPORTS_STALE_S = 5.0  # age from which a report says nothing about the present
-_POLL_S = 0.5
-_MOST_DOCUMENTS = 32
-_BEAT_S = 0.1
+_POLL_S = 0.5  # between two questions to an engine for its status
+_MOST_DOCUMENTS = 32  # more make the reports of a large pool long
+_BEAT_S = 0.1  # between two measurements of how late an event loop is
 _NOT_NUMBERS = ("at", "documents", "in_use")
 
 

@@ -32,7 +32,7 @@ from hashlib import blake2b
 from cluster.reports import EngineReport, document_name
 from rapid.messages import LeaseRequest
 
-_TAIL_TOKENS = 512
+_TAIL_TOKENS = 512  # as `_MAX_QUESTION_TOKENS`; a shorter end makes documents look dearer
 _CALM = 0.5
 
 Draw = Callable[[Sequence["_Standing"], int], list["_Standing"]]

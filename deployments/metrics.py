@@ -37,7 +37,9 @@ from rapid.ports import Clock
 
 Instrument = TypeVar("Instrument", Gauge, Counter, Histogram)
 
+# Upper bounds of the histograms of times per token.
 _TOKEN_S = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0]
+# Upper bounds of the histograms of times of requests.
 _REQUEST_S = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from rapid.errors import ConfigurationError
 
 _ARCHIVE = ".zip"
-BLOCK = 2**20
+BLOCK = 2**20  # bytes read at once while a file is hashed or unpacked
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,10 @@ from rapid.config import MAX_DRAFT, PAPER, Coupling, Finite, Mode, Transfer
 from rapid.errors import BadRequest
 from rapid.messages import Document, Message, SpeculationRequest
 
-MAX_STOPS = 4
-MAX_STOP_LENGTH = 1000
-MAX_NAME = 256
-_MAX_QUERY = 2**14
+MAX_STOPS = 4  # as in the API of OpenAI
+MAX_STOP_LENGTH = 1000  # characters of a stop sequence
+MAX_NAME = 256  # characters of the names of a model, of a document and of a salt
+_MAX_QUERY = 2**14  # characters: about what the longest embedders read
 
 
 def refuse(code: str, message: str) -> NoReturn:

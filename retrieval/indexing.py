@@ -17,8 +17,8 @@ from retrieval.retrieval_errors import EmbedderFailed
 from retrieval.settings import RetrievalConfig
 from retrieval.store import StoredDocument
 
-_PASSAGES_AT_ONCE = 16
-_TELL_S = 1.0
+_PASSAGES_AT_ONCE = 16  # between two turns of tenants: one forward pass of either model
+_TELL_S = 1.0  # between two reports of how many passages are embedded
 
 
 class Passages:

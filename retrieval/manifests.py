@@ -28,12 +28,12 @@ from qdrant_client import models as qm
 from retrieval.qdrant import QdrantCollection
 from retrieval.store import StoredDocument
 
-CLAIM_S = 15.0
+CLAIM_S = 15.0  # longest wait for a document whose retriever died while it was embedding it
 """How long a claim holds that its owner does not renew."""
 
 _CLAIMED, _COMPLETE = "claimed", "complete"  # states
-_REFRESHED_SHARE = 0.1
-_EXPIRED_AT_ONCE = 100
+_REFRESHED_SHARE = 0.1  # of the time to live, between two writes of a document's use
+_EXPIRED_AT_ONCE = 100  # documents that one look-up of a sweep returns
 
 
 @dataclass(frozen=True, slots=True)

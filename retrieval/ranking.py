@@ -12,7 +12,7 @@ _RRF_CONSTANT = 60  # Cormack, Clarke and Buettcher, SIGIR 2009
 # Scores that differ only by rounding are equal: a float32 matrix product gives the same vector a
 # different last digit in a different row (4e-7 of the score at 1,024 dimensions).
 _RELATIVE_ROUNDING = 1e-5
-_ABSOLUTE_ROUNDING = 1e-6
+_ABSOLUTE_ROUNDING = 1e-6  # the same for scores near 0
 
 
 def rank(scores: Mapping[str, float]) -> dict[str, float]:

@@ -28,8 +28,8 @@ from retrieval.store import ChunkStore
 
 _log = logging.getLogger(__name__)
 
-_DOCUMENTS_AT_ONCE = 2
-_MOST_WAITING = 64
+_DOCUMENTS_AT_ONCE = 2  # more threads would keep the interpreter from health checks
+_MOST_WAITING = 64  # requests: up to 64 MB of text at a million characters each
 
 
 class Retriever:

@@ -27,11 +27,11 @@ from retrieval.store import StoredDocument
 
 _log = logging.getLogger(__name__)
 
-_LOOK_S = 0.5
-_RENEWALS_PER_CLAIM = 3
-_LONGEST_RETRY_S = 10.0
-_SWEEPS_PER_TTL = 10
-_LONGEST_SWEEP_S = 600.0
+_LOOK_S = 0.5  # between two looks at a document that another retriever adds
+_RENEWALS_PER_CLAIM = 3  # before a claim would end
+_LONGEST_RETRY_S = 10.0  # longest time without retrieval after a server is back
+_SWEEPS_PER_TTL = 10  # sweeps in a time to live
+_LONGEST_SWEEP_S = 600.0  # longest time between two sweeps
 
 
 class SharedChunkStore:

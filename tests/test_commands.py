@@ -37,6 +37,7 @@ SMALLEST = {
     "benchmarks.engine.scheduling": "--prompt 512 --repeats 1",
     "benchmarks.gpu": "--smoke --minutes 0.1",
     "benchmarks.pictures.readme_pictures": "",
+    "benchmarks.pictures.request_trace": "",
     "benchmarks.pictures.transfer_picture": "",
     "benchmarks.serving.fleet": "--quick --seconds 5",
     "benchmarks.serving.rounds": "--rounds 40 --repeats 1",

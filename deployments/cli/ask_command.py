@@ -18,7 +18,7 @@ from deployments.cli.terminal import DEFAULT_URL, Waiting, fail, note, out
 if TYPE_CHECKING:
     import httpx
 
-_CONNECT_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_S = 5.0  # for `rapid ask` to connect
 _SILENCE_TIMEOUT_S = 60.0  # a stream has a heartbeat every few seconds, once it has begun
 _FOREIGN = 0.2  # generated documents have no unknown words, other English 0.7
 _SETTINGS = (

@@ -17,7 +17,7 @@ import typer
 from deployments.cli.terminal import fail, note
 from rapid.ports import Clock
 
-_LOOK_S = 2.0
+_LOOK_S = 2.0  # between two looks at what is left on the node
 _MOST_FAILURES = 5  # looks in a row; then Ray's head is gone as well, and nothing will move
 _MOST_LISTED = 10_000  # Ray lists no more
 _OF_SERVE = ("ServeReplica", "ProxyActor")

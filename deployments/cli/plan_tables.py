@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rapid.planning.plan import Replica
     from rapid.planning.schedules import Schedule, Speculating
 
-_GIB = 2**30
+_GIB = 2**30  # bytes of a gibibyte
 
 
 def beside(drafter: Replica, target: Replica) -> Replica:

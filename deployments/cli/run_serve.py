@@ -27,9 +27,9 @@ from ray.serve.schema import ReplicaState, ServeDeploySchema
 from deployments.cli.server_state import NO_RAY, RAY_DID_NOT_START, PoolState, ServerState
 from deployments.logs import system_logging
 
-_EVERY_S = 1.0
-_SHUTDOWN_S = 5.0
-_SHUTDOWN_OF_OTHERS_S = 30.0
+_EVERY_S = 1.0  # between two looks at the pools while they start
+_SHUTDOWN_S = 5.0  # for Serve, before Ray ends with all its processes
+_SHUTDOWN_OF_OTHERS_S = 30.0  # in a Ray that stays; as Serve's own
 
 
 def run(config: Path) -> None:

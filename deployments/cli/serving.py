@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from deployments.config.plans import Effect
     from deployments.config.serve_config import ServeConfig
 
-_STOP_TIMEOUT_S = 90.0
-_RAY_STARTS = 3
+_STOP_TIMEOUT_S = 90.0  # for a server to finish after `rapid stop`
+_RAY_STARTS = 3  # Ray gives itself 30 s each time
 _UNDER_WAY = ("NOT_STARTED", "DEPLOYING")
 _EFFECTS = {
     "live": "takes new settings, no replica is replaced",

@@ -11,7 +11,7 @@ from deployments.cli.server_state import ServerState
 from deployments.cli.terminal import err, note
 from rapid.ports import Clock
 
-_LONG_S = 60.0
+_LONG_S = 60.0  # a quiet machine starts in half of it
 
 
 class Stages:

@@ -8,7 +8,7 @@ from typing import Any
 from deployments.cli.terminal import note
 from rapid.ports import Clock
 
-_EVERY_S = 5.0
+_EVERY_S = 5.0  # between two questions to `/ready`
 _SILENT_S = 120.0  # Serve has a lost proxy back within a minute, and a lost ingress
 
 

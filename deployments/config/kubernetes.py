@@ -43,7 +43,7 @@ from rapid.errors import ConfigurationError
 
 _CPU_GROUP = "cpu"
 _NODE_CPUS = 8  # for replicas without GPUs on one node
-_HEAD_CPUS = 2
+_HEAD_CPUS = 2  # for a head that runs no replicas; not measured
 _ENGINE_THREADS = 4  # of an engine on a CPU that does not say
 
 

@@ -29,8 +29,8 @@ _KEYS_FOLDER, _, _KEYS_KEY = KEYS_FILE.rpartition("/")
 _TEMPORARY = {"name": "tmp", "mountPath": "/tmp"}
 _HOME = {"name": "HOME", "value": "/tmp"}  # caches of Triton and of libraries
 _DAEMON_CPUS = 1  # of a node beside its replicas: Ray's own processes and the proxy
-_GIB_PER_CPU = 4
-_GIB_PER_GPU = 32
+_GIB_PER_CPU = 4  # what most machines have
+_GIB_PER_GPU = 32  # weights are mapped from files; Ray's object store takes 30 %
 _USER = 1000  # in the image, as in deploy/Dockerfile
 _GRACE_S = 30  # of a pod that ends, beside the time in which its replicas finish
 

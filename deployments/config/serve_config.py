@@ -23,7 +23,7 @@ _ROUNDS_OF_A_TENANT = 2  # of what the target's pool answers at once: those and 
 _SHARE_OF_A_TENANT = 0.75  # of the places of one ingress, however much can be answered
 _LEAST_OF_A_TENANT = 4  # requests that even a small server takes of a tenant
 _CHARACTERS_PER_TOKEN = 16  # of the target's context: four times those of usual text
-_LEAST_CHARACTERS = 2**20
+_LEAST_CHARACTERS = 2**20  # however short the context is
 
 
 class EnginePoolConfig(Frozen):

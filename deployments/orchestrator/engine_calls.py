@@ -17,8 +17,8 @@ from rapid.errors import (
     TargetUnavailable,
 )
 
-_LOOK_S = 1.0
-_LOOK_EVERY_S = 2.0
+_LOOK_S = 1.0  # for a block to arrive: tells a drafter that hangs from a target that does
+_LOOK_EVERY_S = 2.0  # that a call may take before its engine is asked whether it lives
 _FAILURES = (TargetUnavailable, EngineFailed, DrafterUnavailable, DrafterHangs)
 
 

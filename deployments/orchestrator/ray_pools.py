@@ -33,7 +33,7 @@ from rapid.errors import (
 from rapid.messages import LeaseRequest, PrefillReceipt
 from rapid.ports import EngineLease
 
-_RENEWALS_PER_TTL = 4
+_RENEWALS_PER_TTL = 4  # of a lease, within its time-to-live
 _CANDIDATE_BYTES = 8  # its id and its probability
 _HANGS: dict[type[RapidError], type[RapidError]] = {
     TargetUnavailable: TargetHangs,

@@ -14,8 +14,8 @@ from rapid.errors import DrafterUnavailable
 from rapid.messages import Document, Reading, Tell
 from rapid.ports import Found
 
-_INDEXING_SHARE = 0.9
-_LOOK_S = 1.0
+_INDEXING_SHARE = 0.9  # of `retrieval_wait_s`; the rest is for the retriever's answer
+_LOOK_S = 1.0  # between two looks at a retriever from which nothing comes
 
 
 class RayRetrieval:

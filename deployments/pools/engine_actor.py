@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "rapid"
-_CONCURRENT_CALLS = 1000
-_RELEASES_REMEMBERED = 10_000
+_CONCURRENT_CALLS = 1000  # calls at one engine actor at once
+_RELEASES_REMEMBERED = 10_000  # so that an `open` that arrives after its release is refused
 
 
 EngineFactory = Callable[..., "Engine"]

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 Method = Literal["draft", "verify", "decode"]
 
 MOST_BYTES = 65_536  # of blocks in one answer, unless one block is larger
-_FORGOTTEN_AFTER_S = 60.0
+_FORGOTTEN_AFTER_S = 60.0  # a process that fetches nothing for so long has died
 
 
 class Asked(NamedTuple):

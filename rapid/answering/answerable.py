@@ -15,7 +15,7 @@ from rapid.answering.session import Holding, Terms
 from rapid.config import SamplingConfig
 from rapid.messages import Message, TokenLogprobs
 
-ALTERNATIVES = 20
+ALTERNATIVES = 20  # tokens among which yes and no are looked for
 _ASKED = (
     "Before answering: can this question be answered from the text above alone, without guessing? "
     "Reply with one word, yes or no."

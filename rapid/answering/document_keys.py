@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 from rapid.messages import GenerateRequest
 
-_LONG_CHARACTERS = 4096
+_LONG_CHARACTERS = 4096  # a longer first message counts as a document
 
 
 def affinity_of(request: GenerateRequest) -> str:

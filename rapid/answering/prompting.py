@@ -24,7 +24,7 @@ from rapid.threads import Threads
 
 logger = logging.getLogger(__name__)
 
-_NUM_THREADS = 2
+_NUM_THREADS = 2  # a megabyte of text takes each about 125 MB meanwhile
 _PLAUSIBLE_CHARACTERS = 8  # of a token; a text with more to each token of the context is suspect
 _NOTHING = Evidence(0, "nothing to retrieve from")
 _BELOW_FLOOR = Evidence(0, "nothing above the floor")

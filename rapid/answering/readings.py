@@ -16,7 +16,7 @@ from rapid.errors import PromptTooLong
 from rapid.messages import GenerateRequest, Reading
 from rapid.tracing import span
 
-_SAY_S = 0.5
+_SAY_S = 0.5  # between two looks at how far retrieval is
 _HINTS: dict[Role, str] = {
     "target": " Shorten it, lower max_tokens, or use `mode: rag`, which reads only what retrieval "
     "finds in attached documents.",

@@ -56,7 +56,7 @@ from rapid.tracing import span
 
 logger = logging.getLogger(__name__)
 
-_MAX_FAILOVERS = 2
+_MAX_FAILOVERS = 2  # targets that a request may lose; the next loss fails it
 _TARGETS_FAILOVERS: tuple[Failover, ...] = ("target lost", "target hung")
 _LOSSES = (TargetUnavailable, EngineFailed, LeaseNotFound)
 

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-_LOOK_EVERY_S = 2.0
+_LOOK_EVERY_S = 2.0  # between two looks at the target while the drafter's lease waits
 _BEGUN_WAIT_S = 600.0  # of an answer that has begun, for another target: its model may be loading
 
 

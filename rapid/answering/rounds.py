@@ -24,7 +24,7 @@ from rapid.speculation.pace.refreshing import RefreshTrigger
 
 logger = logging.getLogger(__name__)
 
-_READING_S = 1.0
+_READING_S = 1.0  # between two reports of how far a streamed answer's document is read
 
 
 class Rounds:

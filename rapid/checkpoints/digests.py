@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from rapid.checkpoints.gguf import is_gguf, read_header
 
-_NUM_THREADS = 4
+_NUM_THREADS = 4  # that read weight files at once
 _SAMPLE_BYTES = 4096  # at the start and in the middle of every tensor
 
 

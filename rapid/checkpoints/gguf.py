@@ -21,9 +21,9 @@ SUFFIX = ".gguf"
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 FREQUENCIES = "rope_freqs.weight"
 
-_VERSIONS = (2, 3)
+_VERSIONS = (2, 3)  # those with 64-bit sizes (docs/gguf.md of ggml)
 _ALIGNMENT = 32  # of the data, where the metadata name no other
-_MOST_DIMENSIONS = 4
+_MOST_DIMENSIONS = 4  # of a tensor: GGML_MAX_DIMS
 _MOST_NESTED = 2  # arrays within each other
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q",
             11: "<q", 12: "<d"}  # fmt: skip

@@ -20,6 +20,7 @@ from rapid.planning.ring_sizes import ring_plan
 STAGED_BYTES = 2**26  # on a GPU, through which pages pass to and from the host cache
 ALL_GPUS = "all GPUs together"  # where the layers of `device: balanced` go
 _INDEX = "model.safetensors.index.json"
+# Of the dtypes that an engine computes in.
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _CONVERTED = {"F32": 4, "F16": 2, "BF16": 2}  # are converted to `dtype`; quantized tensors are not
 

@@ -15,7 +15,7 @@ from rapid.embedded.writer import Writer
 QuestionKind = Literal["fact", "recite", "list", "pair"]
 Span = tuple[int, int]
 
-CHARACTERS_PER_TOKEN = 2.80
+CHARACTERS_PER_TOKEN = 2.80  # of chronicles; a test holds the lengths to 5 %
 """Characters per token of a chronicle, to size documents in tokens without the tokenizer.
 
 The embedded tokenizer was made for chronicles: a contract has 2.5 characters per token, a clinical

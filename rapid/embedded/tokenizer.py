@@ -17,7 +17,7 @@ from rapid.embedded.chat import (
 )
 from rapid.embedded.wording import syllables, wording
 
-MAX_POSITIONS = 8192
+MAX_POSITIONS = 8192  # longest sequence of the embedded models
 
 PLAIN_ENGLISH = """
 You are a helpful assistant. Answer the question from the document, and only from the document.

@@ -19,7 +19,7 @@ _LOGIT_ROWS = SpeculationConfig().max_draft
 # `rapid.speculation.fast.weights`), and the rows that are judged at once on a GPU
 # (`rapid.speculation.fast.step`); a CPU judges one block at a time.
 _JUDGING_COPIES = 6
-_JUDGED_ROWS = 64
+_JUDGED_ROWS = 64  # a test keeps it equal to `_MOST_ROWS` of the judging step
 # Rows of each lease in the largest captured step, padded; the 32 largest buckets have less
 # than half a default block per lease on average (`rapid.engines.forward.buckets`).
 _PADDED_ROWS = 16
@@ -301,7 +301,7 @@ class ModelShape(Frozen):
         return 4.0 * self.layers * self.heads * self.head_dim * pairs
 
 
-_LLAMA = {"head_dim": 128, "kv_heads": 8, "vocabulary": 128256}
+_LLAMA = {"head_dim": 128, "kv_heads": 8, "vocabulary": 128256}  # from the config.json of Llama 3
 _QWEN = {"head_dim": 128, "vocabulary": 152064, "attention_biases": True}
 
 # By the name that `rapid plan` knows: the repository of the config.json, and the shape.

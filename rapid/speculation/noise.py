@@ -22,7 +22,7 @@ Words = npt.NDArray[np.uint64]
 
 NOT_NUMBERS = "the logits are not numbers: no token can be chosen by them"
 
-_MASK_64 = 2**64 - 1
+_MASK_64 = 2**64 - 1  # a word of a Philox generator's key
 
 
 class Purpose(IntEnum):

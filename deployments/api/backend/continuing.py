@@ -34,7 +34,7 @@ from rapid.messages import (
 _log = logging.getLogger(__name__)
 
 _MAX_LOSSES = 1  # of one request; with the second, what kills orchestrators may be the request
-_FORMAT = 1
+_FORMAT = 1  # version of the event ids; others are refused
 _HEAD = struct.Struct(">B16s8sQIIBB")  # the fields of `Cursor`, in their order
 _MARK = struct.Struct(">IIIB")  # the fields of `ChoiceCursor`
 

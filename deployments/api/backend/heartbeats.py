@@ -24,8 +24,8 @@ from rapid.ports import Clock
 
 NEEDED = ("target", "orchestrator")  # and an ingress, which asks
 
-_WAIT_S = 1.0
-_FRESH_S = 10.0
+_WAIT_S = 1.0  # for a process to answer, before it is asked again
+_FRESH_S = 10.0  # ten askings, as a starved process may miss some
 
 
 @dataclass(frozen=True, order=True, slots=True)

@@ -18,10 +18,10 @@ from rapid.ports import Clock
 
 _log = logging.getLogger(__name__)
 
-_EVERY_S = 1.0
+_EVERY_S = 1.0  # between two looks at the pools
 _SETTLED_LOOKS = 5  # Serve's answer takes a process tens of milliseconds to read
-_ANSWERED_S = 5.0
-_STALE_S = 30.0
+_ANSWERED_S = 5.0  # after which an answer's progress is no sign of life any more
+_STALE_S = 30.0  # while Serve's controller is away; it is back after a few seconds
 _RESTING = (DeploymentStatus.HEALTHY.value, DeploymentStatus.UPSCALING.value)
 # Those that take requests: with new settings, found by a new controller, or on a node that leaves.
 _SERVING = (

@@ -27,7 +27,7 @@ from deployments.metrics import IngressMetrics
 from rapid.errors import ConfigurationError, OrchestratorLost, Overloaded, RapidError
 from rapid.messages import GenerateRequest, GenerationEvent
 
-_LOOK_S = 1.0
+_LOOK_S = 1.0  # between two looks at an orchestrator from which nothing comes
 _SILENT_LOOKS = 3  # as this process may have stood still itself, and hears the others one by one
 _MOST_MOVES = 2  # of a request; one that needs more than seconds to arrive would never be taken
 _REPORT_S = 2.0  # Ray collects metrics every ten seconds

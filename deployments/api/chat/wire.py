@@ -17,7 +17,7 @@ from rapid.messages import ChoiceStatistics, FinishReason, Receipt, TextDelta, T
 
 Json = dict[str, Any]
 
-_LEAST_LOGPROB = -9999.0
+_LEAST_LOGPROB = -9999.0  # for minus infinity, which JSON lacks, as in the API of OpenAI
 """Stands for minus infinity, which JSON lacks."""
 
 

@@ -16,9 +16,9 @@ from rapid.ports import Clock
 
 _log = logging.getLogger(__name__)
 
-_LOOK_S = 0.05
-_TELL_S = 1.0
-_STALE_S = 3.0
+_LOOK_S = 0.05  # between two looks whether there is something to tell
+_TELL_S = 1.0  # after which an ingress tells the others that it lives
+_STALE_S = 3.0  # after which a silent ingress has nothing in progress
 _NAMESPACE = "rapid-ingress"
 
 Tell = Callable[[Use], Awaitable[Use]]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rapid.ports import Clock
 
-_LOOK_S = 1.0
+_LOOK_S = 1.0  # between two looks, while a revoked key may still be taken
 
 
 class KeyFile:

@@ -8,10 +8,10 @@ from typing import Any
 
 from rapid.errors import BadRequest
 
-_MAX_KEYS = 64
+_MAX_KEYS = 64  # of objects that refuse unknown keys: each would be an error of its own
 _KEY_OF_A_MESSAGE = b'"role"'
-_MAX_STRINGS = 2**17
-_MAX_BRACKETS = 2**19
+_MAX_STRINGS = 2**17  # 1.3 million keys held the interpreter's lock for 0.7 s
+_MAX_BRACKETS = 2**19  # six million empty objects held the interpreter's lock for 0.75 s
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from rapid.errors import (
 )
 from rapid.ports import Clock
 
-_WAITING_BODIES = 4
-_DRAINED_BODIES = 4
+_WAITING_BODIES = 4  # body limits that one tenant's bodies may take at one ingress
+_DRAINED_BODIES = 4  # body limits read of a refused body, in its second
 
 
 @dataclass(frozen=True, slots=True)

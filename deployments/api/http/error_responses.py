@@ -34,7 +34,7 @@ _TABLE: dict[type[BaseException], tuple[int, str, str | None]] = {
     errors.RapidError: (503, _SERVER, None),
 }
 _BUG = (500, _SERVER, "internal_error")
-_RETRY_AFTER_S = 1.0
+_RETRY_AFTER_S = 1.0  # for errors that name no time
 _MISTAKE = "The server made a mistake; its log says which, under this response's x-request-id."
 
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 from rapid.errors import EngineFailed
 from rapid.messages import GenerationEvent
 
-_GOODBYE_S = 1.0
+_GOODBYE_S = 1.0  # after a cancelled call, for the connection to say that its client left
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 

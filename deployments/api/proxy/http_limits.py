@@ -17,9 +17,9 @@ from deployments.api.http.error_responses import error_body
 from deployments.api.proxy.plain_errors import OpenAIErrors
 from deployments.api.proxy.ready_in_time import ReadyInTime
 
-MAX_HEAD_BYTES = 64 * 1024
-MAX_HEADERS = 100
-HEAD_S = 10.0
+MAX_HEAD_BYTES = 64 * 1024  # as uvicorn's other HTTP server, h11
+MAX_HEADERS = 100  # as in Apache
+HEAD_S = 10.0  # in which a request's head must come
 
 _TOO_LONG = f"The head of the request is longer than {MAX_HEAD_BYTES} bytes."
 _TOO_MANY = f"The request has more than {MAX_HEADERS} headers."

@@ -12,7 +12,7 @@ import asyncio
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-DEADLINE_S = 4.0
+DEADLINE_S = 4.0  # less than the 5 s of a container's health check
 
 
 class ReadyInTime:

@@ -28,7 +28,7 @@ from rapid.engines.attention.work_items import BLOCK, BLOCK_KEYS, ITEM, ROW, Siz
 
 logger = logging.getLogger(__name__)
 
-MAX_PACKED_FLOAT32 = 32
+MAX_PACKED_FLOAT32 = 32  # rows; 64 spill registers
 MERGED = 16  # parts that the merging launch reads at once
 
 

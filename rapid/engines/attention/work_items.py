@@ -23,7 +23,7 @@ ROW = 6  # columns of a listed row: its row, its position, first item and items:
 BLOCK = 3  # columns of a block: first slot, position of its first key, keys
 PROGRAMS_PER_PROCESSOR = 4
 SHARED_PROGRAMS_PER_PROCESSOR = 2  # of prefixes, whose programs have more rows
-MAX_PARTS = 2048
+MAX_PARTS = 2048  # parts left to be merged: 34 MB with 32 heads of 128
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 _COUNTING_THREADS = threading.Lock()
 _MOST_FAILED = 5  # steps in a row; a request that no engine can compute is given up after three
 _LEAST_LIMIT_S = 10.0  # that a step may take, however short it was expected to be
-_TIMES_EXPECTED = 10.0
+_TIMES_EXPECTED = 10.0  # a step may take so many times what such steps took
 _LOOK_S = 1e-3  # between two looks at copies that have not landed, with nothing else to do
 
 _UNKNOWN_LIMIT_S = 600.0  # for a step of unknown cost: kernels compile, a CPU reads a whole chunk

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-_TICK_S = 0.5
+_TICK_S = 0.5  # between two looks at the step in progress
 
 
 class TakesTurns(Protocol):

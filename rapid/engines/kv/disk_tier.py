@@ -25,7 +25,7 @@ from rapid.ports import Clock
 
 logger = logging.getLogger(__name__)
 
-NUM_READERS = 4
+NUM_READERS = 4  # threads that read and check; one checks about 1 GiB a second
 _MOST_UNSAVED = 2**16  # pages that wait for the writer
 _MOST_WRITES = 64  # pages on their way to the writer at once
 _HANGS_S = 10.0  # without a finished read, while some are due

@@ -20,7 +20,7 @@ from rapid.engines.kv.host_tier import HostTier, Move, Tags
 from rapid.messages import Int32Array
 
 Pages = np.ndarray[tuple[int], np.dtype[np.intp]]
-_NAME_BYTES = 16
+_NAME_BYTES = 16  # a BLAKE2b digest of 128 bits
 _MOST_EVICTED = 2  # most pages evicted at once, as a multiple of those requested
 
 

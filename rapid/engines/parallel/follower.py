@@ -9,7 +9,7 @@ import ctypes
 import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # of prctl in Linux: the signal for the parent's end
 
 
 def end_with_starter() -> None:

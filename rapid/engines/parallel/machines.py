@@ -26,11 +26,11 @@ from rapid.errors import EngineFailed
 logger = logging.getLogger(__name__)
 
 _JOIN_S = 120.0  # for the ranks of all machines to connect; their nodes are reserved by then
-_LOOK_S = 1.0
+_LOOK_S = 1.0  # between two looks whether ranks have failed
 _KEY_S = 1  # for who connects to say what shows that it knows the key; others wait meanwhile
 _STUCK_S = 10  # for a message to go on, in either direction; it is longer than ranks may be silent
 _LOST_MS = 30_000  # until a machine is lost that takes nothing, as while its ranks load
-_KEY_BYTES = 32
+_KEY_BYTES = 32  # of the key that ranks of other nodes must know
 
 
 @dataclass(frozen=True, slots=True)

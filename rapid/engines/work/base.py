@@ -23,7 +23,7 @@ from rapid.messages import Verdict
 from rapid.speculation.draw import Draw
 from rapid.speculation.questions import Answer, Question
 
-MIN_CHUNK_TOKENS = 16
+MIN_CHUNK_TOKENS = 16  # smallest chunk of a prompt beside other rows
 
 
 @dataclass(slots=True)

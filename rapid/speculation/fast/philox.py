@@ -22,12 +22,12 @@ from rapid.speculation.noise import Float64Array, Purpose, uniforms
 Keys = npt.NDArray[np.int64]
 Words = TypeVar("Words", torch.Tensor, npt.NDArray[np.int64])
 
-_MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
-_WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
-_ROUNDS = 10
-_LOW = 0xFFFFFFFF
-_MASK_53 = 2**53 - 1
-_MASK_64 = 2**64 - 1
+_MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)  # of Philox 4x64 (Random123)
+_WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)  # increments of its key, likewise
+_ROUNDS = 10  # as in numpy
+_LOW = 0xFFFFFFFF  # the lower half of a word
+_MASK_53 = 2**53 - 1  # the bits of a uniform number
+_MASK_64 = 2**64 - 1  # a word of counter and key
 
 
 def keys_of(draws: Sequence[Draw], purpose: Purpose) -> Keys:

@@ -23,7 +23,7 @@ from rapid.messages import Finished, TextDelta
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
 from tests.deployments.serving import served
 
-PAGE = Path(__file__).parents[3] / "docs/operations.md"
+PAGE = Path(__file__).parents[4] / "docs/operations.md"
 KEY, WORD = "sk-secret", "zebra"
 CONFIG = ApiConfig(model="m", keys=(ApiKey(tenant="acme", sha256=hash_key(KEY)),))
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": WORD}]}
