@@ -41,6 +41,7 @@ class AskSettings(TypedDict, total=False):
     top_k: int | None
     seed: int | None
     stop: str | Sequence[str] | None
+    logit_bias: Mapping[int, float] | None
     query: str | None
     retrieval_tokens: int | None
     transfer: Transfer | None
@@ -127,6 +128,7 @@ def as_request(
         seed=asked.seed,
         max_tokens=asked.max_tokens,
         stop=tuple(asked.stop or ()),
+        logit_bias=asked.logit_bias or (),
         is_streamed=is_streamed,
         speculation=asked.as_speculation(),
     )

@@ -35,12 +35,14 @@ class SamplingConfig(Frozen):
         top_p: Nucleus mass that is kept, in (0, 1].
         top_k: Number of best tokens that are kept; None keeps all.
         seed: Key of all random numbers of the request.
+        logit_bias: Pairs of a token id and what is added to its logit, on every model alike.
     """
 
     temperature: Finite = Field(1.0, ge=0, le=2)
     top_p: Finite = Field(1.0, gt=0, le=1)
     top_k: int | None = Field(None, ge=1)
     seed: int = Field(0, ge=-(2**63), le=2**63 - 1)
+    logit_bias: tuple[tuple[Annotated[int, Field(ge=0)], Finite], ...] = ()
 
     @field_validator("temperature")
     @classmethod

@@ -110,6 +110,7 @@ class GenerateRequest:
             names another. It is fixed once, so that all prompts of the request agree.
         cache_salt: Part of the names of the prompt's pages: only requests of the tenant with the
             same salt share KV.
+        logit_bias: Pairs of a token id and what is added to its logit.
     """
 
     request_id: str
@@ -132,6 +133,7 @@ class GenerateRequest:
     date: datetime.date = field(default_factory=utc_day)
     cache_salt: str = ""
     drawn_seed: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
 
 # --- orchestrator -> engine ---------------------------------------------------------------------

@@ -7,7 +7,7 @@ computed after the tokens that stand before it in the receipt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -40,6 +40,7 @@ class SampledRequest(_Part):
     temperature: float = Field(ge=0)
     top_p: float | None = None
     top_k: int | None = None
+    logit_bias: dict[int, float] | None = None
 
 
 class ExplainedTokens(_Part):
@@ -144,8 +145,10 @@ class ReplayModels:
         self._names: dict[Role, str | None] = {"target": target, "drafter": drafter}
         self._loaded: dict[str, tuple[Any, Any]] = {}
 
-    def reader(self, role: Role, prompt_ids: Ids) -> Reader:
-        """Return a reader of a prompt.
+    def reader(
+        self, role: Role, prompt_ids: Ids, logit_bias: Mapping[int, float] | None = None
+    ) -> Reader:
+        """Return a reader of a prompt, whose logits have the request's `logit_bias`.
 
         Raises:
             CannotReplay: The model is not named or cannot be loaded, or it has too few tokens.
@@ -155,8 +158,9 @@ class ReplayModels:
         vocab = num_ids(tokenizer)
         if not prompt_ids:
             raise CannotReplay(f"the receipt has no prompt of the {role}")
-        check_ids(prompt_ids, vocab, role)
-        return Reader(model, prompt_ids, vocab)
+        bias = logit_bias or {}
+        check_ids((*prompt_ids, *bias), vocab, role)
+        return Reader(model, prompt_ids, vocab, tuple(bias.items()))
 
     def decode(self, role: Role, token_id: int) -> str:
         """Return the text of a token."""
@@ -233,7 +237,8 @@ def _recompute(
     receipt = file.receipt
     role = answering_role(receipt)
     prompts = {"target": explain.target_prompt_ids, "drafter": explain.drafter_prompt_ids}
-    alone = (models.reader(role, prompts[role]),)
+    bias = file.request.logit_bias
+    alone = (models.reader(role, prompts[role], bias),)
     together: Sequence[Reader] = alone
     if _needs_drafter(file, explain, choice):
         if receipt.contract == "target" and not explain.drafter_prompt_ids:
@@ -241,9 +246,9 @@ def _recompute(
                 "the drafts came from prompt lookup, and what it drafted is not in the receipt: "
                 "ask with a seed, so that the draft does not change the text"
             )
-        together = (*alone, models.reader("drafter", explain.drafter_prompt_ids))
+        together = (*alone, models.reader("drafter", explain.drafter_prompt_ids, bias))
         if explain.witness_prompt_ids:
-            together = (*together, models.reader("target", explain.witness_prompt_ids))
+            together = (*together, models.reader("target", explain.witness_prompt_ids, bias))
     settings = _settings(file, choice)
     token_ids, log_odds = explain.token_ids[choice], 0.0
     for position, origin in enumerate(explain.origins[choice]):

@@ -8,7 +8,8 @@ field, which `bad_request` puts before it.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, NoReturn, TypeVar
 
 from pydantic import (
@@ -129,6 +130,31 @@ Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Stops = Annotated[list[Stop] | None, BeforeValidator(_as_stops)]
 
 
+def _as_biases(given: object) -> object:
+    """Return pairs of a token id and its bias, by id; keys of JSON are strings."""
+    if given is None or given == []:
+        return None
+    if not isinstance(given, Mapping):
+        refuse("logit_bias", "must be an object of token ids and numbers")
+    # Every lease of a request carries them, so that their number is bounded: as OpenAI's, 300.
+    if len(given) > 300:
+        refuse("logit_bias", "is too long: at most 300 tokens")
+    biases: dict[int, float] = {}
+    for token, bias in given.items():
+        is_id = isinstance(token, int | str) and re.fullmatch("[0-9]{1,9}", str(token), re.ASCII)
+        if not is_id:
+            refuse("logit_bias", "must have ids of tokens as its keys, such as '50256'")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            refuse("logit_bias", "must have numbers from -100 to 100 as its values")
+        if int(token) in biases:
+            refuse("logit_bias", f"names token {int(token)} twice")
+        biases[int(token)] = float(bias)
+    return tuple(sorted(biases.items()))
+
+
+Biases = Annotated[tuple[tuple[int, float], ...] | None, BeforeValidator(_as_biases)]
+
+
 class SamplingFields(Fields):
     """How tokens are drawn, and where an answer ends; None leaves a field to its default."""
 
@@ -138,6 +164,7 @@ class SamplingFields(Fields):
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stop: Stops = Field(None, max_length=MAX_STOPS)
     max_tokens: int | None = Field(None, ge=1)
+    logit_bias: Biases = None
 
 
 class MethodFields(Fields):

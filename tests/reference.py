@@ -57,11 +57,13 @@ class Reference:
     witness_prompt: Sequence[int] | None = None
     eos_ids: Sequence[int] = ()
     vocab: int | None = None
+    logit_bias: Sequence[tuple[int, float]] = ()
 
     def readers(self) -> list[Reader | None]:
-        drafter = self.drafter and Reader(self.drafter, self.drafter_prompt, self.vocab)
-        witness = self.witness_prompt and Reader(self.target, self.witness_prompt, self.vocab)
-        return [Reader(self.target, self.target_prompt, self.vocab), drafter, witness]
+        how = (self.vocab, self.logit_bias)
+        drafter = self.drafter and Reader(self.drafter, self.drafter_prompt, *how)
+        witness = self.witness_prompt and Reader(self.target, self.witness_prompt, *how)
+        return [Reader(self.target, self.target_prompt, *how), drafter, witness]
 
     def rest(self, readers: Sequence[Reader | None], so_far: Sequence[Token]) -> Iterator[Token]:
         target, drafter, witness = readers

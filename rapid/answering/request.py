@@ -31,6 +31,7 @@ from rapid.answering.receipts import receipt_of
 from rapid.answering.request_leases import Leases
 from rapid.answering.resolution import (
     Evidence,
+    check_bias,
     check_blocks,
     check_lengths,
     check_refresh,
@@ -91,6 +92,7 @@ class RequestRun:
             whose=self._role,
             hint=self._readings.hint(self._role),
         )
+        check_bias(request, services.prompts.vocab_size)
         if not self._looks_up:
             check_blocks(request, self._speculation, services.prompts.vocab_size)
 

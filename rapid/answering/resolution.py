@@ -123,8 +123,26 @@ def sampling_of(request: GenerateRequest) -> SamplingConfig:
     seed = request.drawn_seed if request.seed is None else request.seed
     seed = draw_seed() if seed is None else seed
     return SamplingConfig(
-        temperature=request.temperature, top_p=request.top_p, top_k=request.top_k, seed=seed
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        seed=seed,
+        logit_bias=request.logit_bias,
     )
+
+
+def check_bias(request: GenerateRequest, vocab_size: int) -> None:
+    """Refuse a bias of a token that the models lack.
+
+    Raises:
+        BadRequest: An id is not below `vocab_size`.
+    """
+    beyond = next((token for token, _ in request.logit_bias if token >= vocab_size), None)
+    if beyond is not None:
+        raise BadRequest(
+            f"logit_bias names token {beyond}; the models have the tokens 0 to {vocab_size - 1}.",
+            "logit_bias",
+        )
 
 
 def speculation_of(

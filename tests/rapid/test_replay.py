@@ -46,7 +46,8 @@ def ask(pair: Pair, num_choices: int = 1, **settings: object) -> Json:
     stream = Stream(pair, run.events())
     assert "".join(stream)
     assert stream.answer is not None
-    asked = {name: settings[name] for name in ("temperature", "top_p", "top_k") if name in settings}
+    names = ("temperature", "top_p", "top_k", "logit_bias")
+    asked = {name: settings[name] for name in names if name in settings}
     receipt = rapid_receipt(stream.answer.receipt)
     return json.loads(json.dumps({"request": asked, "receipt": receipt, "models": MODELS}))
 
@@ -78,6 +79,21 @@ def replay(file: Json, models: ReplayModels) -> Mismatch | None:
 )
 def test_the_contract_explains_every_token_of_an_answer(pair, models, settings):
     assert replay(ask(pair, **settings), models) is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("mode", ["plain", "lossless", "fused", "paper", "rag"])
+def test_a_bias_of_logits_is_part_of_the_contract(pair, models, mode, temperature):
+    settings = {"mode": mode, "temperature": temperature or (1.0 if mode == "paper" else 0.0)}
+    usual = ask(pair, seed=7, **settings)
+    (token_ids,) = usual["receipt"]["explain"]["token_ids"]
+    bias = {token_ids[0]: -100, token_ids[1]: -2.5, 100: 2, 101: 3.5}
+    biased = ask(pair, seed=7, logit_bias=bias, **settings)
+    assert token_ids[0] not in biased["receipt"]["explain"]["token_ids"][0]
+    assert replay(biased, models) is None
+    del biased["request"]["logit_bias"]
+    mismatch = replay(biased, models)
+    assert mismatch is not None and mismatch.position == 0
 
 
 @pytest.mark.parametrize("mode", ["plain", "fused", "rag"])

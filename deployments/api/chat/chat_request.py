@@ -173,6 +173,7 @@ class ChatRequest(SamplingFields):
             max_tokens=self.max_completion_tokens or self.max_tokens,
             num_choices=self.n or 1,
             stop=tuple(self.stop or ()),
+            logit_bias=self.logit_bias or (),
             num_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             is_streamed=bool(self.stream),
             speculation=rapid.as_speculation(),

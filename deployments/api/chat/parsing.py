@@ -53,7 +53,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "json_schema": ({},),
     "length_penalty": (1,),
-    "logit_bias": ({}, []),
     "logits_processors": ([],),
     "logprob_token_ids": ([],),
     "lora_path": (),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rapid.constraints.shaping import open_shaping
 from rapid.engines.kv.cache import PagePool, PageTable
 from rapid.engines.kv.disk_tier import DiskTier
 from rapid.engines.kv.host_tier import HostTier
@@ -367,6 +368,7 @@ class LeaseLedger:
                 odds,
                 ring,
                 name,
+                open_shaping(request.sampling),
             )
             for runs, ids, odds, ring, name in zip(
                 held, committed, log_odds, rings, names, strict=True

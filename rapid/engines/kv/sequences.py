@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
+from rapid.constraints.shaping import Shaping
 from rapid.engines.kv.cache import PageTable
 from rapid.engines.kv.rings import Ring
 from rapid.estimators import RunningMean
@@ -50,6 +51,7 @@ class Sequence:
         ring: Where the last tokens lie in layers that have rings; None where all have pages.
         digest: Digest of the name and the committed answer, the same on every engine that holds
             this text of this choice.
+        shaping: What shapes the logits, behind the committed answer; None leaves them as they are.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Sequence:
         log_odds: float = 0.0,
         ring: Ring | None = None,
         name: str = "",
+        shaping: Shaping | None = None,
     ) -> None:
         self.table = table
         self.capacity = capacity
@@ -75,6 +78,9 @@ class Sequence:
         self.log_odds = log_odds
         self.ring = ring
         self.digest = digest_of(committed, zlib.crc32(name.encode()))
+        self.shaping = shaping
+        if shaping is not None:
+            shaping.advance(committed)
 
     @cached_property
     def token_ids(self) -> list[int]:
@@ -147,6 +153,8 @@ class Sequence:
         self.num_offered = 0
         self.token_ids += token_ids
         self.digest = digest_of(token_ids, self.digest)
+        if self.shaping is not None:
+            self.shaping.advance(token_ids)
         num_tokens = len(self.token_ids) + len(self.draft_ids)
         self.num_computed = min(self.num_computed, kept + len(self.draft_ids), num_tokens - 1)
         return is_hit

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from typing_extensions import override
 
+from rapid.constraints.shaping import shape_rows
 from rapid.engines.attention.batch import Feed
 from rapid.engines.kv.lease import Lease
 from rapid.errors import OutOfStep
@@ -170,7 +171,16 @@ class SequenceWork(Work):
     @override
     def take(self, logits: torch.Tensor) -> Question | None:
         self.sequence.num_computed += self._num_fed
-        return None if self._is_behind else self._ask(logits)
+        if self._is_behind:
+            return None
+        shaping = self.sequence.shaping
+        if shaping is not None:
+            logits = shape_rows(shaping, logits, self._drafted())
+        return self._ask(logits)
+
+    def _drafted(self) -> list[int]:
+        """Return the uncommitted tokens before the last wanted row."""
+        return self.sequence.draft_ids
 
     def _ask(self, logits: torch.Tensor) -> Question | None:
         """Use the logits of the wanted rows [num_wanted, vocab], or return what to draw."""

@@ -63,6 +63,10 @@ class WindowDraft(Drafting):
         return Feed([last], position, sequence.table, 1, unseen, sequence.ring)
 
     @override
+    def _drafted(self) -> list[int]:
+        return self._token_ids
+
+    @override
     def _ask(self, logits: torch.Tensor) -> ToPropose:
         return self._after(len(self._token_ids), logits)
 

@@ -40,7 +40,6 @@ REFUSED: dict[str, Any] = {
     "guided_whitespace_pattern": " ",
     "include_reasoning": False,
     "json_schema": {"type": "object"},
-    "logit_bias": {"5": 1},
     "logits_processors": ["a.b"],
     "logprob_token_ids": [1],
     "min_p": 0.1,

@@ -460,7 +460,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": False}, "presence_penalty"),
     ({"echo": 0}, "echo"),
     ({"frequency_penalty": -1}, "frequency_penalty"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"functions": [{}]}, "functions"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -723,6 +723,18 @@ class TestOpenAISDK:
         assert [top.token for top in tokens[0].top_logprobs] == ["Hello", "other"]
         assert answer.usage.prompt_tokens_details.cached_tokens == 0
         assert answer.rapid["contract"] == "fused"
+
+    async def test_a_bias_of_logits_arrives(self):
+        orchestrator = ScriptedOrchestrator()
+        transport = httpx.ASGITransport(ingress(orchestrator), client=("127.0.0.1", 1))
+        async with (
+            httpx.AsyncClient(transport=transport) as http,
+            openai.AsyncOpenAI(
+                base_url="http://127.0.0.1/v1", api_key="local", http_client=http
+            ) as sdk,
+        ):
+            await sdk.chat.completions.create(**ASK, logit_bias={"50256": -100})
+        assert orchestrator.requests[-1].logit_bias == ((50256, -100.0),)
 
     async def test_streamed(self, sdk):
         stream = await sdk.chat.completions.create(

@@ -150,6 +150,31 @@ def test_a_part_that_is_a_string_is_not_quoted_as_a_type():
     assert "secret" not in str(refused.value)
 
 
+def test_a_bias_of_logits_arrives_as_pairs_by_id():
+    assert generate(logit_bias={"7": -100, "5": 2.5}).logit_bias == ((5, 2.5), (7, -100.0))
+    assert generate(logit_bias={}) == generate(logit_bias=[]) == generate()
+
+
+@pytest.mark.parametrize(
+    ("bias", "why"),
+    [
+        ({"5": 101}, "from -100 to 100"),
+        ({"5": float("nan")}, "from -100 to 100"),
+        ({"5": True}, "from -100 to 100"),
+        ({"5": "1"}, "from -100 to 100"),
+        ({"-1": 1}, "ids of tokens as its keys"),
+        ({"the": 1}, "ids of tokens as its keys"),
+        ({"5": 1, "05": 2}, "names token 5 twice"),
+        ({str(token): 1 for token in range(301)}, "at most 300 tokens"),
+        ([[5, 1]], "must be an object"),
+    ],
+)
+def test_a_bias_that_is_none_is_refused_in_a_sentence(bias: Any, why: str):
+    with pytest.raises(BadRequest, match=f"^logit_bias .*{why}") as refused:
+        generate(logit_bias=bias)
+    assert refused.value.param == "logit_bias"
+
+
 def test_ranges_are_those_of_the_configuration():
     def bounds(model: Any, name: str) -> set[Any]:
         metadata = model.model_fields[name].metadata

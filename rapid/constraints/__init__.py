@@ -1,0 +1,1 @@
+"""What changes logits before any token is drawn, proposed or judged from them."""

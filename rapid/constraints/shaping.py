@@ -1,0 +1,77 @@
+"""The seam where logits are shaped, before a question is asked of them.
+
+The target's distribution p is by definition the shaped one. The drafter's and the witness's rows
+are shaped alike, so that all of the method holds for the shaped distributions unchanged. Every
+engine shapes its own rows: a shaping is a function of the lease's settings and the tokens before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from typing_extensions import override
+
+from rapid.config import SamplingConfig
+
+
+class Shaping(Protocol):
+    """Shaping of one answer's logits; its state follows the tokens before the next row."""
+
+    def shape(self, row: torch.Tensor) -> torch.Tensor:
+        """Return the shaped logits of the next token [vocab]; `row` stays as it is."""
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Move the state behind tokens that follow."""
+
+    def roll_back(self, num_tokens: int) -> None:
+        """Move the state back before the last `num_tokens` tokens."""
+
+
+class LogitBias(Shaping):
+    """OpenAI's ``logit_bias``: numbers added to the logits of some tokens, at every position."""
+
+    def __init__(self, biases: Sequence[tuple[int, float]]) -> None:
+        """Store pairs of a token id and what is added to its logit."""
+        self._ids = torch.tensor([token for token, _ in biases])
+        self._biases = torch.tensor([bias for _, bias in biases], dtype=torch.float32)
+
+    @override
+    def shape(self, row: torch.Tensor) -> torch.Tensor:
+        if self._ids.device != row.device:
+            self._ids, self._biases = self._ids.to(row.device), self._biases.to(row.device)
+        shaped = row.to(torch.float32, copy=True)
+        return shaped.index_add_(0, self._ids, self._biases)
+
+    @override
+    def advance(self, token_ids: Sequence[int]) -> None:
+        pass  # the same at every position
+
+    @override
+    def roll_back(self, num_tokens: int) -> None:
+        pass
+
+
+def open_shaping(sampling: SamplingConfig) -> Shaping | None:
+    """Return the shaping that a request asks for; None, which costs nothing, if it asks for none."""
+    return LogitBias(sampling.logit_bias) if sampling.logit_bias else None
+
+
+def shape_rows(shaping: Shaping, logits: torch.Tensor, drafted: Sequence[int]) -> torch.Tensor:
+    """Return the shaped rows of consecutive positions; the state stays where it is.
+
+    Args:
+        shaping: The answer's shaping, behind the committed tokens.
+        logits: One row for each position [rows, vocab], the last one after all of `drafted`.
+        drafted: The uncommitted tokens, at least one fewer than rows.
+    """
+    first = len(drafted) - len(logits) + 1
+    shaping.advance(drafted[:first])
+    rows = []
+    for row, token in zip(logits, [*drafted[first:], None], strict=True):
+        rows.append(shaping.shape(row))
+        if token is not None:
+            shaping.advance([token])
+    shaping.roll_back(len(drafted))
+    return torch.stack(rows)
