@@ -205,7 +205,10 @@ def _check_alive(worker: _Worker) -> None:
 
 
 def _work(plan: Plan, trials: Sequence[Sequence[Trial]], index: int, outbox: Any) -> None:
-    """Run a worker process with one compute thread."""
+    """Run a worker process with one compute thread.
+
+    It ignores Ctrl-C, which is left to the parent, and ends when its parent ends.
+    """
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -292,7 +292,11 @@ def _text_of(reply: Json) -> str:
 
 
 def _times(receipt: Json, metrics: Json) -> dict[str, float]:
-    """Return milliseconds by phase, from the receipt and the API's metrics."""
+    """Return milliseconds by phase, from the receipt and the API's metrics.
+
+    `decode` is the API's ``generation_time_ms``, scaled up by an estimate of the first round, which
+    it lacks because it begins with the first text. For a single round it is draft plus verify.
+    """
     names = ("retrieval", "target_prefill", "drafter_prefill", "draft", "verify")
     ms = {name: receipt["timings_ms"].get(name, 0.0) for name in names}
     rounds = receipt["rounds"]

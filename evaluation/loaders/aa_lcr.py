@@ -88,7 +88,11 @@ def _archive(folder: Path) -> Iterator[dict[str, zipfile.Path]]:
 
 
 def _path(entry: zipfile.ZipInfo) -> str:
-    """Return an entry's path as the table writes it."""
+    """Return an entry's path as the table writes it.
+
+    The archive holds paths in UTF-8 without the flag that says so (bit 11), which `zipfile` then
+    reads as CP437; and some have letters and accents apart.
+    """
     path = entry.filename
     if not entry.flag_bits >> 11 & 1:
         with suppress(UnicodeError):

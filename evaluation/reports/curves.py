@@ -153,7 +153,12 @@ def label_ends(axis: Any, lines: Sequence[tuple[str, Any]]) -> None:
 
 
 def _apart(wanted: Sequence[float], sizes: Sequence[float]) -> list[float]:
-    """Return the heights nearest to `wanted` at which labels of these sizes do not overlap."""
+    """Return the heights nearest to `wanted` at which labels of these sizes do not overlap.
+
+    In order of height, what is wanted less the room of the labels below must not fall; the nearest
+    such numbers are an isotonic regression, by pooling adjacent violators. All are kept between 0
+    and 1 as long as there is room for them.
+    """
     order = np.argsort(wanted, kind="stable")
     room = np.array(sizes)[order]
     below = np.cumsum(room) - room / 2

@@ -113,7 +113,13 @@ class RowMaker:
     def _retrieve(
         self, document: GeneratedDocument, num_tokens: float
     ) -> tuple[list[str], list[GeneratedQuestion], list[GeneratedQuestion]]:
-        """Cut a document into pieces and keep some, as retrieval would."""
+        """Cut a document into pieces and keep some, as retrieval would.
+
+        Some of the kept pieces hold the evidence of questions, the others are random.
+
+        Returns:
+            The kept pieces, the questions that they answer, and the other questions.
+        """
         rng, text = self._rng, document.text
         pieces: list[tuple[int, int]] = []
         start, whole_sentences = 0, rng.random() < 0.75

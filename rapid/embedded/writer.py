@@ -22,7 +22,8 @@ class Writer:
     """A writer in one style.
 
     The order in which its methods draw from `rng` is part of every document: a seed gives the same
-    text only as long as the order stays.
+    text only as long as the order stays. The methods `ask_...` return a question with the sentences
+    of its answer.
     """
 
     rng: random.Random

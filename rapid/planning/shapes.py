@@ -56,7 +56,6 @@ class ModelShape(Frozen):
         sliding_layers: layers that attend to the last `window` tokens only.
         window: see `sliding_layers`; 0 where there are none.
         expert_layers: layers whose MLP is a mixture of experts.
-        experts: experts of such a layer.
     """
 
     layers: int = Field(ge=1)

@@ -246,7 +246,12 @@ def attend_by_pages(
 def _pages(
     segments: list[Segment], page: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """Return the inputs of a paged kernel; None where spans are not whole pages."""
+    """Return the inputs of a paged kernel; None where spans are not whole pages.
+
+    Returns:
+        The table of pages [sequences, pages], the number of keys of each sequence, the row indices
+        padded on the left to a rectangle [sequences, rows], and the indices that undo the padding.
+    """
     tables = []
     for segment in segments:
         *whole, last = segment.all_spans

@@ -91,7 +91,13 @@ def attend_by_runs(inputs: AttentionInputs, kernel: PartialKernel | None = None)
 
 
 def _attend_together(inputs: AttentionInputs, prefix: SharedPrefix) -> dict[int, torch.Tensor]:
-    """Compute attention for the sequences that share a prefix."""
+    """Compute attention for the sequences that share a prefix.
+
+    Their rows are packed as if they were one sequence, so that the prefix is read once.
+
+    Returns:
+        The output of each sequence, [1, rows, heads, d], by the sequence's index.
+    """
     query = inputs.query
     num_kv_heads, _, head_dim = inputs.keys.shape
     num_heads = query.shape[1]

@@ -73,6 +73,7 @@ class _SharedReading(NamedTuple):
     Attributes:
         first: first listed row.
         stop: listed row after the last.
+        blocks: blocks of keys, [blocks, BLOCK].
     """
 
     first: int

@@ -23,7 +23,24 @@ class Scheduler:
 
     Verify, draft and decode rows come first, then prefill chunks, then drafting ahead.
 
+    **Prefill** gets the rest of the token budget, but may slow the other work by no more than a
+    factor. With base the measured seconds of a step without prefill, a step takes at most
+    ``slowdown * base``. Where that is too little for a small chunk, the bound holds on average over
+    up to four steps, and the excess of one step is taken from the next. While no other work is in
+    progress, between two calls, work that returns after the time `away` finds a chunk that takes at
+    most ``(slowdown - 1) * (base + away)``, and does not wait for prefill twice. While that is too
+    little for a chunk, prefill rests. Tenants share prefill equally, and so do the leases of each
+    tenant, with turns at being first: neither one long prompt nor many prompts stall other work,
+    and some prefill always proceeds.
+
+    **Drafting ahead** takes what is left after that, in steps that do not verify or decode: no call
+    needs its rows yet, and verifying and decoding would wait for them.
+
+    **Verifying and decoding** may wait a moment for others that are due, where that gives tokens
+    earlier (`rapid.engines.execution.joining`) and nothing else is to be computed.
+
     Attributes:
+        costs: The measured costs of steps.
         totals: What all steps have done.
         rest_s: Seconds for which all work that there is rests unless other work arrives; infinite
             if there is none that rests.

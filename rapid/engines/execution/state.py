@@ -199,7 +199,10 @@ class EngineState:
         self._closings.clear()
 
     def _go_ahead(self, draft: Draft) -> None:
-        """Start drafting ahead, behind a block that was handed out."""
+        """Start drafting ahead, behind a block that was handed out.
+
+        A lease beside its target's does not draft ahead: this same engine judges its blocks.
+        """
         self.ahead_hits += draft.is_hit is True
         self.ahead_misses += draft.is_hit is False
         if self._draft_ahead and draft.lease.request.beside is None:

@@ -40,6 +40,12 @@ class StepCosts:
 
     The depth of a row is the number of tokens before it. The model is::
 
+        seconds = base + rows * (a + b * depth)    beside other rows
+        seconds = start + rows * (a + b * depth)   alone
+
+    start, a and b are fitted to the seconds per row of the steps with prefill, by least squares
+    that keeps all three non-negative and weights the latest steps most.
+
     Attributes:
         base_s: Running median of the seconds of steps without prefill, except the first three after
             a step with prefill: those find the caches full of the prompt and take up to half as

@@ -147,7 +147,11 @@ class StepGraphs:
             return None
 
     def _fill(self, graph: _Graph, rows: RowLists, bucket: Bucket) -> torch.Tensor | None:
-        """Copy a step's inputs, padded, to the graph's."""
+        """Copy a step's inputs, padded, to the graph's.
+
+        Returns:
+            The wanted rows among those of the bucket; None if the keys are in too many blocks.
+        """
         made, wanted = pad_rows(rows, bucket, *self._padding)
         if not graph.tables.refill(made.segments):
             return None
@@ -160,6 +164,11 @@ class StepGraphs:
         self, graph: _Graph, wanted: torch.Tensor, batch: Batch, bucket: Bucket
     ) -> torch.Tensor:
         """Compare the graph with the ordinary forward on a step that is in the graph's inputs.
+
+        The graph is trusted if it is correct and faster, else dropped.
+
+        Returns:
+            The logits of the ordinary forward, [num_wanted, vocab].
 
         Raises:
             EngineFailed: the graph stored keys in wrong slots, so the KV cannot be relied on.

@@ -275,7 +275,11 @@ def _product(module: Any, own: str, *parts: str) -> Product:
 
 
 def _fuse(name: str, *projections: torch.nn.Module) -> torch.Tensor:
-    """Return the projections' weights (or scales, or biases) as one tensor that they share."""
+    """Return the projections' weights (or scales, or biases) as one tensor that they share.
+
+    It has the rows of all, [sum of rows, ...], or those of scales of groups, [groups, sum of rows,
+    2]. Weights that already lie one after the other in memory are not copied.
+    """
     own: list[torch.Tensor] = [getattr(projection, name).detach() for projection in projections]
     dim = 1 if name == "scale" and own[0].dim() == 3 else 0
     num_rows = [tensor.shape[dim] for tensor in own]

@@ -122,7 +122,10 @@ def _is_on_cpu(tensor: torch.Tensor) -> bool:
 
 @cache
 def _cpu_block() -> int:
-    """Return how many rows torch packs together on this CPU: 64, or fewer of a narrower one."""
+    """Return how many rows torch packs together on this CPU: 64, or fewer of a narrower one.
+
+    The bytes of a block begin with its first column, two rows in each.
+    """
     is_first = torch.zeros(PACKED_ROWS, 2, dtype=torch.int32)
     is_first[:, 0] = 1
     packed_rows = torch._convert_weight_to_int4pack_for_cpu(is_first, 1)

@@ -44,6 +44,10 @@ class HostTier:
 
     It has those that left the pool and, above a disk tier, all that pass through it to the disk.
 
+    Like those of `PrefixCache`, its methods are called with the engine's lock held, except for
+    `launch` and `take_landed`, which run on the compute thread between two forwards, so that a page
+    is copied out before its next holder writes into it.
+
     Attributes:
         blocks: All pages [pages, layers, 2, kv_heads, page_tokens, head_dim]: the KV of a page lies
             together, so that neighbours are one transfer.
@@ -347,7 +351,10 @@ class RestorePace:
 
 
 def _join(moves: Sequence[Move]) -> Iterator[list[Move]]:
-    """Join moves whose pages are neighbours in both tiers; yield them, the lowest page first."""
+    """Join moves whose pages are neighbours in both tiers; yield them, the lowest page first.
+
+    Prompts come back head first and leave tail first, so neighbours may follow in either direction.
+    """
     run: list[Move] = []
     step = 0
     for move in moves:

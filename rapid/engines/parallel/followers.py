@@ -177,7 +177,11 @@ class Followers:
             answer.set_result(False)
 
     def _hear(self) -> str:
-        """Take what the followers say, until one is lost; return what happened."""
+        """Take what the followers say, until one is lost; return what happened.
+
+        Beats are counted by this thread's own ticks. So a process that was stopped and goes on, or
+        that gets no processor, does not take the others for silent.
+        """
         members = {member.pipe: member for member in self._members}
         tick_at = time.monotonic() + BEAT_S
         while True:

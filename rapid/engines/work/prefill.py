@@ -21,7 +21,7 @@ class Prefill(Work):
     """Computation of a prompt, except its last token, and of tokens committed elsewhere.
 
     The last token's row gives the first logits and is left to the next call. The first choice
-    computes the prompt without the pages that are cached or that another prefill computes first; the
+    computes the prompt, except for cached pages and those that another prefill computes first; the
     others share its full pages and copy the partly filled one. With rings, cached pages are used as
     far as a kept window ends with one of them (`rapid.engines.kv.rings`).
     """
