@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -148,9 +149,8 @@ def test_each_row_is_shaped_behind_its_tokens_and_the_state_stays(
 
 
 @pytest.fixture
-def no_repeats(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rapid.engines.kv.lease_ledger.open_shaping", lambda _: NoRepeat())
-    yield
 
 
 @pytest.mark.usefixtures("no_repeats")
@@ -158,4 +158,4 @@ def test_a_shaping_with_a_state_is_exact_for_every_drafter():
     plain = answer(None, eta=0.0)
     for drafter in (loaded(seed=1), loaded(), rapid.PromptLookup(), rapid.WindowDrafting(window=8)):
         assert answer(drafter, eta=0.0) == plain
-    assert all(one != other for one, other in zip(plain, plain[1:], strict=False))
+    assert all(one != other for one, other in itertools.pairwise(plain))
