@@ -54,7 +54,7 @@ class LogitBias(Shaping):
 
 
 def open_shaping(sampling: SamplingConfig) -> Shaping | None:
-    """Return the shaping that a request asks for; None, which costs nothing, if it asks for none."""
+    """Return the shaping that a request asks for; None, at no cost, if for none."""
     return LogitBias(sampling.logit_bias) if sampling.logit_bias else None
 
 

@@ -93,7 +93,8 @@ def test_a_bias_of_logits_is_part_of_the_contract(pair, models, mode, temperatur
     assert replay(biased, models) is None
     del biased["request"]["logit_bias"]
     mismatch = replay(biased, models)
-    assert mismatch is not None and mismatch.position == 0
+    assert mismatch is not None
+    assert mismatch.position == 0
 
 
 @pytest.mark.parametrize("mode", ["plain", "fused", "rag"])

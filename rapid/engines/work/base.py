@@ -175,10 +175,10 @@ class SequenceWork(Work):
             return None
         shaping = self.sequence.shaping
         if shaping is not None:
-            logits = shape_rows(shaping, logits, self._drafted())
+            logits = shape_rows(shaping, logits, self._list_drafted())
         return self._ask(logits)
 
-    def _drafted(self) -> list[int]:
+    def _list_drafted(self) -> list[int]:
         """Return the uncommitted tokens before the last wanted row."""
         return self.sequence.draft_ids
 

@@ -63,7 +63,7 @@ class WindowDraft(Drafting):
         return Feed([last], position, sequence.table, 1, unseen, sequence.ring)
 
     @override
-    def _drafted(self) -> list[int]:
+    def _list_drafted(self) -> list[int]:
         return self._token_ids
 
     @override

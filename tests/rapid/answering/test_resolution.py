@@ -13,6 +13,7 @@ from rapid.answering.resolution import (
     Decision,
     Evidence,
     answer_tokens,
+    check_bias,
     check_blocks,
     check_lengths,
     decide,
@@ -234,3 +235,11 @@ def test_a_round_of_blocks_has_a_size(asked, settings, is_refused):
     with pytest.raises(BadRequest, match=r"lower rapid\.max_draft") as refused:
         check_blocks(asking, SpeculationConfig(**settings), 128_256)
     assert refused.value.param == "rapid.draft_top_k"
+
+
+def test_a_bias_reaches_the_sampling_and_may_name_only_tokens_that_there_are() -> None:
+    biased = replace(request(), logit_bias=((9, -100.0),))
+    assert sampling_of(biased).logit_bias == ((9, -100.0),)
+    check_bias(biased, 10)
+    with pytest.raises(BadRequest, match="names token 9; the models have the tokens 0 to 8"):
+        check_bias(biased, 9)

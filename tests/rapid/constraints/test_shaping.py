@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import rapid
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.constraints.shaping import open_shaping, shape_rows
 from rapid.errors import BadRequest
-from rapid.speculation.step import answer_together
+from rapid.speculation.fast.step import answer_together
 from tests.rapid.tiny_models import EOS, VOCAB, checkpoint, loaded, random_prompt
 from tests.reference import Reference, Settings, load_reference
 
@@ -24,8 +25,8 @@ BIAS = ((3, -100.0), (5, 1.5), (8, -0.5), (13, 2.0))
 @pytest.fixture(params=["one by one", "together"])
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     """Rows are drawn by the fast code of a CPU, and by that of a batch."""
-    monkeypatch.setattr("rapid.speculation.step._LONG", 0)
-    monkeypatch.setattr("rapid.speculation.step._SPARSE", 0)
+    monkeypatch.setattr("rapid.speculation.fast.step._LONG", 0)
+    monkeypatch.setattr("rapid.speculation.fast.step._SPARSE", 0)
     if request.param == "together":
         name = "rapid.engines.execution.compute.answer_questions"
         monkeypatch.setattr(name, answer_together)
@@ -148,9 +149,8 @@ def test_each_row_is_shaped_behind_its_tokens_and_the_state_stays(
 
 
 @pytest.fixture
-def no_repeats(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rapid.engines.kv.lease_ledger.open_shaping", lambda _: NoRepeat())
-    yield
 
 
 @pytest.mark.usefixtures("no_repeats")
@@ -158,4 +158,4 @@ def test_a_shaping_with_a_state_is_exact_for_every_drafter():
     plain = answer(None, eta=0.0)
     for drafter in (loaded(seed=1), loaded(), rapid.PromptLookup(), rapid.WindowDrafting(window=8)):
         assert answer(drafter, eta=0.0) == plain
-    assert all(one != other for one, other in zip(plain, plain[1:], strict=False))
+    assert all(one != other for one, other in itertools.pairwise(plain))
