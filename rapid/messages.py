@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -63,10 +64,20 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text attached to a request."""
+    """A text attached to a request, which all components tell from others by its digest.
+
+    Attributes:
+        digest: Hash of `text`. It is made once and travels with the document, so that no component
+            reads a long text again only to name it.
+    """
 
     name: str
     text: str
+    digest: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        digest = blake2b(self.text.encode("utf-8", "surrogatepass"), digest_size=16)
+        object.__setattr__(self, "digest", digest.hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
