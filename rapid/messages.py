@@ -29,7 +29,9 @@ if TYPE_CHECKING:  # `benchmarks/gpu.py` runs without pydantic
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 Origin = Literal["drafted", "corrected", "bonus", "target"]
-FinishReason = Literal["stop", "length"]
+FinishReason = str  # open: a dialect passes on what it does not know
+STOP: FinishReason = "stop"  # the answer ended by itself
+LENGTH: FinishReason = "length"  # it was cut
 Failover = Literal[
     "orchestrator lost", "target lost", "target hung", "drafter lost", "drafter hung"
 ]
@@ -418,10 +420,19 @@ class TokenText:
 
 
 @dataclass(frozen=True, slots=True)
-class TextDelta:
-    """New text of one choice, of one or more rounds; the last carries the finish reason."""
+class ChoiceDelta:
+    """What is new in one choice; each kind is a subclass, and a dialect renders those it knows.
+
+    The last delta of a choice is a `TextDelta`, which may be empty, with the finish reason.
+    """
 
     choice: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta(ChoiceDelta):
+    """New text of one choice, of one or more rounds; the last carries the finish reason."""
+
     text: str
     logprobs: tuple[TokenText, ...] = ()
     finish_reason: FinishReason | None = None
@@ -505,7 +516,7 @@ class Finished:
     receipt: Receipt
 
 
-GenerationEvent = Started | Reading | TextDelta | Finished
+GenerationEvent = Started | Reading | ChoiceDelta | Finished
 Tell = Callable[[Reading], None]
 """Function that is told how far something has come."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -48,7 +48,7 @@ class CountingText:
 
 class PoolsOfOne:
     drafter = object()
-    max_context = {"target": 4096, "drafter": 1024}
+    max_context: ClassVar = {"target": 4096, "drafter": 1024}
 
 
 class Shared:
@@ -86,7 +86,8 @@ async def test_a_question_tokenizes_and_hashes_its_document_once(
         )
         readings = Readings(Shared(prompts), ask, Record())  # type: ignore[arg-type]
         await readings.render_chat()
-        assert affinity_of(ask) and affinity("acme", ask.documents)
+        assert affinity_of(ask)
+        assert affinity("acme", ask.documents)
         await readings.find()
         assert work == {"hashed": 1, "read": 1, "cut": cut, "counted": 0}
         work.clear()
