@@ -57,11 +57,36 @@ Cause = Literal[  # of a mode; metrics have it as a label, so it never holds a n
 
 
 @dataclass(frozen=True, slots=True)
+class ContentPart:
+    """A part of a message; each kind is a subclass."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart(ContentPart):
+    """A part that is text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One turn of the chat; `role` is system, user or assistant."""
 
     role: str
-    content: str
+    content: str | tuple[ContentPart, ...]
+
+    @property
+    def text(self) -> str:
+        """The text of the message, joined where it has parts."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(each.text for each in self.content if isinstance(each, TextPart))
+
+    def after(self, prefix: str) -> Message:
+        """Return the message with a text before all that it has."""
+        if isinstance(self.content, str):
+            return Message(self.role, prefix + self.content)
+        return Message(self.role, (TextPart(prefix), *self.content))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ def affinity_of(request: GenerateRequest) -> str:
     """
     long = [document.digest for document in request.documents]
     if not long:
-        said = [message.content for message in request.messages if message.role == "user"]
+        said = [message.text for message in request.messages if message.role == "user"]
         long = [text for text in said[:1] if len(text) >= _LONG_CHARACTERS]
     if not long:
         return ""

@@ -77,10 +77,10 @@ def plan_search(
     if budget_tokens is None:
         if num_tokens is None:
             texts = [document.text for document in documents]
-            texts += [message.content for message in messages]
+            texts += [message.text for message in messages]
             num_tokens = sum(map(text.count_tokens, texts))
         budget_tokens = budget_for(num_tokens)
-    last = next(each.content for each in reversed(messages) if each.role == "user")
+    last = next(each.text for each in reversed(messages) if each.role == "user")
     chosen = choose_query(last, text.token_offsets, budget_tokens=budget_tokens, query=query)
     plan = plan_drafter_chat(
         messages,
@@ -166,7 +166,7 @@ class RequestPrompts:
 
     def _encode_target_prompt(self, request: GenerateRequest, max_context: int) -> list[int]:
         texts = [each.text for each in request.documents]
-        texts += [each.content for each in request.messages]
+        texts += [each.text for each in request.messages]
         is_suspect = sum(map(len, texts)) > _PLAUSIBLE_CHARACTERS * max_context
         if is_suspect and self.target.has_more_tokens(texts, max_context):
             raise too_long(
