@@ -82,7 +82,7 @@ def choose_unrelated(item: Item, items: Sequence[Item]) -> Item:
 
 def contradiction(rng: random.Random, item: Item, sentence: str) -> str:
     """Return `sentence` with other numbers and made-up words; unchanged if it has neither."""
-    text, question = _text(item), item.messages[-1].content
+    text, question = _text(item), item.messages[-1].text
 
     def other_number(found: re.Match[str]) -> str:
         return _other(found[0], lambda: "".join(rng.choice("123456789") for _ in found[0]))
@@ -182,7 +182,7 @@ def _text(item: Item) -> str:
     """Return the long text of `item`: its document, or its whole dialogue."""
     if item.document is not None:
         return item.document.text
-    return "\n\n".join(message.content for message in item.messages)
+    return "\n\n".join(message.text for message in item.messages)
 
 
 def _other(old: str, draw: Callable[[], str]) -> str:

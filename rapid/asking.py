@@ -57,7 +57,11 @@ def _as_turns(question: object) -> object:
     if isinstance(question, str):
         return [{"role": "user", "content": encodable(question)}]
     return [
-        {"role": each.role, "content": each.content} for each in _entries(question, Message, _CHAT)
+        {
+            "role": each.role,
+            "content": each.text if isinstance(each.content, tuple) else each.content,
+        }
+        for each in _entries(question, Message, _CHAT)
     ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -28,7 +29,9 @@ if TYPE_CHECKING:  # `benchmarks/gpu.py` runs without pydantic
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 Origin = Literal["drafted", "corrected", "bonus", "target"]
-FinishReason = Literal["stop", "length"]
+FinishReason = str  # open: a dialect passes on what it does not know
+STOP: FinishReason = "stop"  # the answer ended by itself
+LENGTH: FinishReason = "length"  # it was cut
 Failover = Literal[
     "orchestrator lost", "target lost", "target hung", "drafter lost", "drafter hung"
 ]
@@ -54,19 +57,54 @@ Cause = Literal[  # of a mode; metrics have it as a label, so it never holds a n
 
 
 @dataclass(frozen=True, slots=True)
+class ContentPart:
+    """A part of a message; each kind is a subclass."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart(ContentPart):
+    """A part that is text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One turn of the chat; `role` is system, user or assistant."""
 
     role: str
-    content: str
+    content: str | tuple[ContentPart, ...]
+
+    @property
+    def text(self) -> str:
+        """The text of the message, joined where it has parts."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(each.text for each in self.content if isinstance(each, TextPart))
+
+    def after(self, prefix: str) -> Message:
+        """Return the message with a text before all that it has."""
+        if isinstance(self.content, str):
+            return Message(self.role, prefix + self.content)
+        return Message(self.role, (TextPart(prefix), *self.content))
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text attached to a request."""
+    """A text attached to a request, which all components tell from others by its digest.
+
+    Attributes:
+        digest: Hash of `text`. It is made once and travels with the document, so that no component
+            reads a long text again only to name it.
+    """
 
     name: str
     text: str
+    digest: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        digest = blake2b(self.text.encode("utf-8", "surrogatepass"), digest_size=16)
+        object.__setattr__(self, "digest", digest.hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,10 +447,19 @@ class TokenText:
 
 
 @dataclass(frozen=True, slots=True)
-class TextDelta:
-    """New text of one choice, of one or more rounds; the last carries the finish reason."""
+class ChoiceDelta:
+    """What is new in one choice; each kind is a subclass, and a dialect renders those it knows.
+
+    The last delta of a choice is a `TextDelta`, which may be empty, with the finish reason.
+    """
 
     choice: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta(ChoiceDelta):
+    """New text of one choice, of one or more rounds; the last carries the finish reason."""
+
     text: str
     logprobs: tuple[TokenText, ...] = ()
     finish_reason: FinishReason | None = None
@@ -496,7 +543,7 @@ class Finished:
     receipt: Receipt
 
 
-GenerationEvent = Started | Reading | TextDelta | Finished
+GenerationEvent = Started | Reading | ChoiceDelta | Finished
 Tell = Callable[[Reading], None]
 """Function that is told how far something has come."""
 

@@ -41,6 +41,7 @@ from rapid.errors import BadRequest, ConfigurationError, RapidError
 from rapid.estimators import Patience
 from rapid.loop_thread import LoopThread, Result
 from rapid.messages import (
+    LENGTH,
     Document,
     Finished,
     FinishReason,
@@ -86,7 +87,7 @@ class Stream(Iterator[str]):
         self._pair = pair
         self._events = events
         self._pieces: list[str] = []
-        self._finish: FinishReason = "length"
+        self._finish = LENGTH
         self._taking = threading.Lock()
         self._turn = asyncio.Lock()
 

@@ -76,7 +76,7 @@ def target_messages(
     place = _first_user(messages)
     prefix = "".join(f'Document "{each.name}":\n{each.text}\n\n' for each in documents)
     chat = list(messages)
-    chat[place] = replace(chat[place], content=prefix + chat[place].content)
+    chat[place] = chat[place].after(prefix)
     return tuple(chat)
 
 
@@ -108,7 +108,7 @@ def plan_drafter_chat(
         ValueError: `question` is not the end of the last user message.
     """
     last = _last_user(messages)
-    content = messages[last].content
+    content = messages[last].text
     if question is None:
         question = content
     if not content.endswith(question):
@@ -132,12 +132,12 @@ def plan_drafter_chat(
     rest = messages[len(head) : last]
     turns: list[DrafterTurn] = []
     for message in head:
-        size = count_tokens(message.content)
+        size = count_tokens(message.text)
         if size <= room:
             room -= size
             turns.append(DrafterTurn(message))
         else:
-            name = search("instructions", message.content)
+            name = search("instructions", message.text)
             turns.append(DrafterTurn(replace(message, content=""), (name,)))
 
     kept = _recent(rest, room - count_tokens(question), count_tokens)
@@ -178,9 +178,9 @@ def drafter_messages(plan: DrafterPlan, chunks: Iterable[ChunkText]) -> tuple[Me
             for name in turn.document_names
             if name in found
         )
-        content = prefix + turn.message.content
-        if content or turn.message.role != "system":
-            chat.append(replace(turn.message, content=content))
+        message = turn.message.after(prefix)
+        if message.text or message.role != "system":
+            chat.append(message)
     return tuple(chat)
 
 
@@ -202,7 +202,7 @@ def _recent(turns: Sequence[Message], room: int, count_tokens: CountTokens) -> l
     """
     start = len(turns)
     for index in range(len(turns) - 1, -1, -1):
-        room -= count_tokens(turns[index].content)
+        room -= count_tokens(turns[index].text)
         if room < 0:
             break
         if turns[index].role == "user":
@@ -211,4 +211,4 @@ def _recent(turns: Sequence[Message], room: int, count_tokens: CountTokens) -> l
 
 
 def _transcript(turns: Sequence[Message]) -> str:
-    return "\n\n".join(f"{turn.role}: {turn.content}" for turn in turns)
+    return "\n\n".join(f"{turn.role}: {turn.text}" for turn in turns)

@@ -149,7 +149,7 @@ def key_of(tenant: str, document: Document | str) -> tuple[str, str]:
 
 def _document_id(tenant: str, document: Document) -> str:
     digest = hashlib.blake2b(digest_size=12)
-    for part in (tenant, document.name, document.text):
+    for part in (tenant, document.name, document.digest):
         encoded = part.encode("utf-8", "surrogatepass")
         digest.update(len(encoded).to_bytes(8, "big") + encoded)
     return f"doc-{digest.hexdigest()}"

@@ -61,7 +61,7 @@ def asked() -> tuple[Document, list[str]]:
         if item.document is not None and item.id.startswith(DOCUMENT)
     ]
     assert items[0].document is not None
-    return items[0].document, [item.messages[-1].content for item in items]
+    return items[0].document, [item.messages[-1].text for item in items]
 
 
 def cpu_s() -> float:

@@ -54,6 +54,7 @@ from rapid.errors import (
     UnknownModel,
 )
 from rapid.messages import (
+    ChoiceDelta,
     Finished,
     GenerateRequest,
     GenerationEvent,
@@ -314,6 +315,9 @@ class Ingress:
                     yield frame.delta_chunk(event)
                 else:
                     last = event
+            elif isinstance(event, ChoiceDelta):
+                self._observe(timing)
+                yield frame.delta_chunk(event)
             elif isinstance(event, Finished):
                 timing.done = self._clock()
                 if last is not None:

@@ -114,7 +114,7 @@ def _example(task: Task, item: Item | None) -> str:
     from evaluation.drivers.prompter import target_chat  # imports torch, which takes seconds
 
     chat = target_chat(task, item, item.document)
-    text = "\n\n".join(f"{message.role}: {message.content}" for message in chat)
+    text = "\n\n".join(f"{message.role}: {message.text}" for message in chat)
     left_out = len(text) - 2 * _SHOWN
     if left_out <= 0:
         return text

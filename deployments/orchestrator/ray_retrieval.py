@@ -47,8 +47,7 @@ class RayRetrieval:
             RetrievalPending: If documents are not indexed in time; what is embedded of them stays.
             DrafterUnavailable: If the retriever fails or does not answer in time.
         """
-        name = await asyncio.to_thread(affinity, tenant, documents)
-        retriever = self._handle.options(session_id=name, stream=True)
+        retriever = self._handle.options(session_id=affinity(tenant, documents), stream=True)
         wait_s = _INDEXING_SHARE * self._timeout_s
         response: DeploymentResponseGenerator[Reading | Found] | None = None
         is_retry = False
@@ -109,7 +108,5 @@ class RayRetrieval:
 
 def affinity(tenant: str, documents: Sequence[Document]) -> str:
     """Return the name of the longest document, which is the dearest to index."""
-    longest = max(documents, key=lambda each: len(each.text)).text
-    digest = blake2b(tenant.encode(), digest_size=16)
-    digest.update(longest.encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
+    longest = max(documents, key=lambda each: len(each.text))
+    return blake2b(f"{tenant}\0{longest.digest}".encode(), digest_size=16).hexdigest()

@@ -125,7 +125,7 @@ class Judge:
             JudgeFailed: There is no reply, or it has no rating.
         """
         prompt = self._rubric.prompt.format(
-            question=item.fields.get("dialogue", item.messages[-1].content),
+            question=item.fields.get("dialogue", item.messages[-1].text),
             reference="\n\nor\n\n".join(item.answers),
             reply=prediction,
         )

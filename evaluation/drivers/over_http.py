@@ -177,7 +177,7 @@ class OverHttp:
     ) -> Json:
         body = {
             "model": self._model,
-            "messages": [{"role": each.role, "content": each.content} for each in messages],
+            "messages": [{"role": each.role, "content": each.text} for each in messages],
             "max_completion_tokens": max_tokens,
             "temperature": trial.system.temperature_in(self._task.temperature),
             **({} if self._task.top_k is None else {"top_k": self._task.top_k}),

@@ -93,7 +93,7 @@ class Prompter:
         if limit is None:
             return item.document
         if item.document is None:
-            length = sum(self._target.count_tokens(message.content) for message in item.messages)
+            length = sum(self._target.count_tokens(message.text) for message in item.messages)
             if length > limit:
                 raise ConfigurationError(
                     f"context_tokens {limit} cuts documents, and item {item.id} is a dialogue of "
@@ -204,7 +204,7 @@ class Prompter:
     def _chunks(self, item: Item, condition: Condition) -> list[Chunk]:
         """Return all chunks of an item's text."""
         document = self._cut(item, condition.context_tokens)
-        texts = [message.content for message in item.messages] if document is None else []
+        texts = [message.text for message in item.messages] if document is None else []
         return chunk_text(
             "\n\n".join(texts) if document is None else document.text,
             self._target.token_offsets,
@@ -301,7 +301,7 @@ def evidence_found(item: Item, context: str) -> bool | None:
 
 
 def _one_message(template: str, item: Item, more: Mapping[str, str]) -> tuple[Message, ...]:
-    fields = {"question": item.messages[-1].content} | dict(item.fields) | dict(more)
+    fields = {"question": item.messages[-1].text} | dict(item.fields) | dict(more)
 
     def value(match: re.Match[str]) -> str:
         name = match.group(1)

@@ -64,8 +64,8 @@ def load(source: Source, data: Path | None) -> Iterator[Item]:
             id=name,
             messages=(*padding, *own[:-1]),
             document=None,
-            answers=(own[-1].content,),
-            fields={"dialogue": "\n\n".join(f"{turn.role}: {turn.content}" for turn in own[:-1])},
+            answers=(own[-1].text,),
+            fields={"dialogue": "\n\n".join(f"{turn.role}: {turn.text}" for turn in own[:-1])},
             groups={"task": record["task"]},
         )
 
@@ -93,4 +93,4 @@ def _padding(pool: Sequence[Sequence[Message]], characters: int, seed: str) -> l
 
 
 def _size(dialogue: Sequence[Message]) -> int:
-    return sum(len(turn.content) for turn in dialogue)
+    return sum(len(turn.text) for turn in dialogue)

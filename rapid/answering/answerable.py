@@ -25,7 +25,7 @@ _ASKED = (
 def append_question(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return the drafter's chat with its last message, the question, followed by ours."""
     *before, question = messages
-    return (*before, replace(question, content=f"{question.content}\n\n{_ASKED}"))
+    return (*before, replace(question, content=f"{question.text}\n\n{_ASKED}"))
 
 
 def terms_of(terms: Terms) -> Terms:

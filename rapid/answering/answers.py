@@ -8,6 +8,9 @@ from dataclasses import replace
 
 from rapid.checkpoints.text import ChatText
 from rapid.messages import (
+    LENGTH,
+    STOP,
+    ChoiceDelta,
     Finished,
     FinishReason,
     GenerationEvent,
@@ -54,9 +57,9 @@ class GrowingAnswer:
         self.statistics.observe(verdict)
         finish: FinishReason | None = None
         if self._stream.stopped or verdict.is_finished:
-            finish = "stop"
+            finish = STOP
         elif len(self.statistics.token_ids) >= self._max_tokens:
-            finish = "length"
+            finish = LENGTH
         if finish:
             self.is_finished = True
             text += self._stream.finish()
@@ -87,6 +90,8 @@ async def gather_deltas(
             deltas.setdefault(event.choice, []).append(event)
             continue
         has_begun = has_begun or isinstance(event, TextDelta)
+        if isinstance(event, ChoiceDelta) and (before := deltas.pop(event.choice, None)):
+            yield as_one(before)  # what is of another kind keeps its place in the choice
         if isinstance(event, Finished):
             for _, parts in sorted(deltas.items()):
                 yield as_one(parts)

@@ -15,9 +15,9 @@ def affinity_of(request: GenerateRequest) -> str:
     Requests of one tenant with the same text have the same key, so a pool can send them to the
     replica that has already read it. The key is empty if there is no such text.
     """
-    long = [document.text for document in request.documents]
+    long = [document.digest for document in request.documents]
     if not long:
-        said = [message.content for message in request.messages if message.role == "user"]
+        said = [message.text for message in request.messages if message.role == "user"]
         long = [text for text in said[:1] if len(text) >= _LONG_CHARACTERS]
     if not long:
         return ""

@@ -58,6 +58,7 @@ def plan_search(
     *,
     budget_tokens: int | None,
     budget_for: BudgetFor,
+    num_tokens: int | None = None,
     query: str | None = None,
     answer: str = "",
 ) -> Search:
@@ -69,14 +70,17 @@ def plan_search(
         text: The target's tokenizer, which counts tokens.
         budget_tokens: Tokens that may be retrieved; None leaves the number to `budget_for`.
         budget_for: Function that chooses the budget from the size of chat and documents.
+        num_tokens: Size of chat and documents, where a prompt has told it; None counts them here.
         query: Text to search for; None takes the question.
         answer: The answer so far, which is added to the query when the drafter's prompt is renewed.
     """
     if budget_tokens is None:
-        texts = [document.text for document in documents]
-        texts += [message.content for message in messages]
-        budget_tokens = budget_for(sum(map(text.count_tokens, texts)))
-    last = next(each.content for each in reversed(messages) if each.role == "user")
+        if num_tokens is None:
+            texts = [document.text for document in documents]
+            texts += [message.text for message in messages]
+            num_tokens = sum(map(text.count_tokens, texts))
+        budget_tokens = budget_for(num_tokens)
+    last = next(each.text for each in reversed(messages) if each.role == "user")
     chosen = choose_query(last, text.token_offsets, budget_tokens=budget_tokens, query=query)
     plan = plan_drafter_chat(
         messages,
@@ -162,7 +166,7 @@ class RequestPrompts:
 
     def _encode_target_prompt(self, request: GenerateRequest, max_context: int) -> list[int]:
         texts = [each.text for each in request.documents]
-        texts += [each.content for each in request.messages]
+        texts += [each.text for each in request.messages]
         is_suspect = sum(map(len, texts)) > _PLAUSIBLE_CHARACTERS * max_context
         if is_suspect and self.target.has_more_tokens(texts, max_context):
             raise too_long(
@@ -173,7 +177,12 @@ class RequestPrompts:
         return self.target.encode_chat(chat, day=request.date)
 
     async def drafter_prompt(
-        self, request: GenerateRequest, answer: str = "", *, tell: Tell | None = None
+        self,
+        request: GenerateRequest,
+        answer: str = "",
+        *,
+        num_tokens: int | None = None,
+        tell: Tell | None = None,
     ) -> DrafterPrompt:
         """Return the drafter's prompt: the chat with retrieved chunks in place of its long parts.
 
@@ -182,6 +191,8 @@ class RequestPrompts:
         Args:
             request: The request with the chat.
             answer: The answer so far, with which retrieval searches as well.
+            num_tokens: Length of the target's prompt, by which the budget is chosen; None, where
+                there is no such prompt, counts the texts.
             tell: Is told how far the indexing of new documents is.
         """
         search = await self._threads.run(
@@ -192,6 +203,7 @@ class RequestPrompts:
             self.target,
             budget_tokens=request.retrieval_tokens or self._budget_tokens,
             budget_for=self._budget_for,
+            num_tokens=num_tokens,
             query=request.query,
             answer=answer,
         )

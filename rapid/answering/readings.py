@@ -55,7 +55,11 @@ class Readings:
         """Retrieve what the drafter is to read, for the question and the answer so far."""
         began = time.monotonic()
         with span("retrieval") as recorded:
-            found = await self._prompts.drafter_prompt(self._request, answer, tell=self._note)
+            read = self._record.prompts.get("target")
+            num_tokens = None if read is None else len(read)
+            found = await self._prompts.drafter_prompt(
+                self._request, answer, num_tokens=num_tokens, tell=self._note
+            )
             recorded.set_attribute("rapid.chunks", len(found.chunks))
         self._record.retrieval_ms += 1e3 * (time.monotonic() - began)
         return found

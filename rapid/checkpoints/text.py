@@ -88,8 +88,8 @@ class ChatText:
             BadRequest: the template refuses the chat, for instance because roles do not alternate,
                 or computes for too long.
         """
-        chat = [{"role": message.role, "content": message.content} for message in messages]
-        spoofed = any(self._control.search(message.content) for message in messages)
+        chat = [{"role": message.role, "content": message.text} for message in messages]
+        spoofed = any(self._control.search(message.text) for message in messages)
         before = _told_day.set(day)
         try:
             _pin_clock(self.tokenizer.get_chat_template())

@@ -12,7 +12,7 @@ import pytest
 
 from rapid.embedded.chat import build_drafter_prompt, document_prompt
 from rapid.errors import BadRequest
-from rapid.messages import Document, Message
+from rapid.messages import Document, Message, TextPart
 from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, target_messages
 
 
@@ -195,3 +195,12 @@ def test_overflow_is_numbered_past_the_names_of_attachments() -> None:
     names = [document.name for document in taken_apart.documents]
     assert names == ["instructions 2", "instructions", "instructions 3", "instructions 4",
                      "instructions 5"]  # fmt: skip
+
+
+def test_text_in_parts_is_read_as_the_same_text() -> None:
+    parts = Message("user", (TextPart("Who keeps "), TextPart("the light?")))
+    whole = Message("user", "Who keeps the light?")
+    documents = [Document("notes", "Ada keeps the light.")]
+    (from_parts,), (from_text,) = (target_messages([each], documents) for each in (parts, whole))
+    assert from_parts.text == from_text.text
+    assert from_parts.content[1:] == parts.content  # a part that is not text would keep its place

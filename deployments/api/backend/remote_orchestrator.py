@@ -144,7 +144,7 @@ def _num_chars(request: GenerateRequest) -> int:
     for document in request.documents:
         texts += [document.name, document.text]
     for message in request.messages:
-        texts += [message.role, message.content]
+        texts += [message.role, message.text]
     return sum(map(len, texts))
 
 

@@ -10,10 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import singledispatch
 from itertools import zip_longest
 from typing import Any
 
-from rapid.messages import ChoiceStatistics, FinishReason, Receipt, TextDelta, TokenText
+from rapid.messages import (
+    ChoiceDelta,
+    ChoiceStatistics,
+    FinishReason,
+    Receipt,
+    TextDelta,
+    TokenText,
+)
 
 Json = dict[str, Any]
 
@@ -77,12 +85,13 @@ class ReplyFrame:
         """Return the first stream chunk of a choice, which has only its role."""
         return self._chunk(choice, {"role": "assistant", "content": ""}, None, None)
 
-    def delta_chunk(self, delta: TextDelta) -> Json:
-        """Return the stream chunk with the new text of one round."""
-        content: Json = {"content": delta.text} if delta.text or not delta.finish_reason else {}
-        return self._chunk(
-            delta.choice, content, self._logprobs(delta.logprobs), delta.finish_reason
-        )
+    def delta_chunk(self, delta: ChoiceDelta) -> Json:
+        """Return the stream chunk with what is new in a choice."""
+        if isinstance(delta, TextDelta):
+            logprobs, finish_reason = self._logprobs(delta.logprobs), delta.finish_reason
+        else:
+            logprobs, finish_reason = None, None
+        return self._chunk(delta.choice, render_delta(delta), logprobs, finish_reason)
 
     def usage_chunk(self, receipt: Receipt, timing: Timing) -> Json:
         """Return the stream chunk with the token usage, sent after the last choice has ended."""
@@ -130,6 +139,21 @@ class ReplyFrame:
             for token in tokens
         ]
         return {"content": content, "refusal": None}
+
+
+@singledispatch
+def render_delta(delta: ChoiceDelta) -> Json:
+    """Return the ``delta`` object of a stream chunk; each kind of delta registers its own.
+
+    Raises:
+        TypeError: This dialect has no words for such a delta.
+    """
+    raise TypeError(f"a {type(delta).__name__} has no place in a chat completion")
+
+
+@render_delta.register
+def _render_text(delta: TextDelta) -> Json:
+    return {"content": delta.text} if delta.text or not delta.finish_reason else {}
 
 
 def usage(receipt: Receipt) -> Json:
