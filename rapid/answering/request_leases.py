@@ -30,7 +30,7 @@ from rapid.answering.resolution import (
 )
 from rapid.answering.services import Services
 from rapid.answering.session import DraftNeeds, DraftSource, Holding, Role, Session
-from rapid.answering.sources import CompanionSource, PoolSource, WitnessedSource
+from rapid.answering.sources import WitnessedSource, choose
 from rapid.errors import (
     DrafterUnavailable,
     Overloaded,
@@ -256,14 +256,13 @@ class Leases:
     def _model_source(self) -> DraftSource:
         """Return the source of drafts for a drafter model: its own pool or the target's engine."""
         assert self._pools.drafter is not None
-        is_witnessed = self._session.terms.speculation.is_witnessed
-        if not self._pools.are_shared and not is_witnessed:
-            return PoolSource(self._pools.drafter)
         num_target = len(self._progress.record.prompts["target"])
-        longest = self._prompts.longest_drafter_prompt(self._request, num_target)
-        if self._pools.are_shared:  # the drafter's reading is the target's own
-            return CompanionSource(self._pools.drafter, longest)
-        return WitnessedSource(self._pools.drafter, self._pools.target, longest)
+        return choose(
+            self._pools.drafter,
+            self._pools.target,
+            short_tokens=self._prompts.longest_drafter_prompt(self._request, num_target),
+            is_witnessed=self._session.terms.speculation.is_witnessed,
+        )
 
 
 def _refusal(error: RapidError) -> RapidError:
