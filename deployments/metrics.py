@@ -22,18 +22,11 @@ from typing import TypeVar
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
+from rapid.engine_status import EngineStatus
 from rapid.errors import RetrievalPending
-from rapid.messages import (
-    ChoiceStatistics,
-    EngineStatus,
-    Finished,
-    GenerationEvent,
-    PrefillReceipt,
-    Receipt,
-    Started,
-    TextDelta,
-)
+from rapid.messages import Finished, GenerationEvent, PrefillReceipt, Started, TextDelta
 from rapid.ports import Clock
+from rapid.receipt import ChoiceStatistics, Receipt
 
 Instrument = TypeVar("Instrument", Gauge, Counter, Histogram)
 

@@ -39,15 +39,8 @@ from rapid.engines.parallel.leading import load_replica
 from rapid.errors import BadRequest, ConfigurationError, RapidError
 from rapid.estimators import Patience
 from rapid.loop_thread import LoopThread, Result
-from rapid.messages import (
-    Document,
-    Finished,
-    FinishReason,
-    GenerationEvent,
-    Message,
-    Receipt,
-    TextDelta,
-)
+from rapid.messages import Document, Finished, FinishReason, GenerationEvent, Message, TextDelta
+from rapid.receipt import Receipt
 from retrieval import RetrievalConfig, Retriever, open_retriever
 
 _EMBEDDED = "embedded:"

@@ -10,7 +10,7 @@ from rapid.answering.resolution import FUSING, Decision, without_drafter
 from rapid.answering.session import DraftSource
 from rapid.config import Mode
 from rapid.errors import DrafterUnavailable
-from rapid.messages import Failover
+from rapid.receipt import Failover
 
 
 @dataclass(slots=True)

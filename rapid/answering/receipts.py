@@ -8,16 +8,9 @@ from dataclasses import dataclass, field
 from rapid.answering.resolution import FUSING, Decision
 from rapid.answering.session import Role, Terms
 from rapid.config import KVCacheDtype
-from rapid.messages import (
-    ChunkUsed,
-    Explanation,
-    Failover,
-    GenerateRequest,
-    Int32Array,
-    PrefillReceipt,
-    Receipt,
-)
+from rapid.messages import GenerateRequest, Int32Array, PrefillReceipt
 from rapid.ports import Passage
+from rapid.receipt import ChunkUsed, Explanation, Failover, Receipt
 from rapid.speculation.statistics import RoundStatistics
 
 

@@ -51,7 +51,8 @@ from rapid.errors import (
     TargetHangs,
     TargetUnavailable,
 )
-from rapid.messages import Failover, Finished, GenerateRequest, GenerationEvent, Started
+from rapid.messages import Finished, GenerateRequest, GenerationEvent, Started
+from rapid.receipt import Failover
 from rapid.tracing import span
 
 logger = logging.getLogger(__name__)

@@ -38,7 +38,8 @@ from rapid.errors import (
     RapidError,
     TargetUnavailable,
 )
-from rapid.messages import Cause, GenerateRequest
+from rapid.messages import GenerateRequest
+from rapid.receipt import Cause
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,8 @@ from typing import assert_never
 
 from rapid.config import PAPER, Contract, Mode, SamplingConfig, SpeculationConfig
 from rapid.errors import BadRequest, PromptTooLong, RetrievalUnavailable
-from rapid.messages import Cause, GenerateRequest
+from rapid.messages import GenerateRequest
+from rapid.receipt import Cause
 
 FUSING: tuple[Mode, ...] = ("fused", "paper")  # modes that need a drafter when set explicitly
 

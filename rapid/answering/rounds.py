@@ -17,8 +17,9 @@ from rapid.answering.services import Services
 from rapid.answering.session import DraftSource, Holding, Session
 from rapid.answering.sources import PoolSource, Rereading, WitnessedSource
 from rapid.errors import DrafterHangs, DrafterUnavailable, RapidError, TargetUnavailable
-from rapid.messages import Failover, GenerateRequest, Reading, TextDelta, Verdict
+from rapid.messages import GenerateRequest, Reading, TextDelta, Verdict
 from rapid.ports import Refresh
+from rapid.receipt import Failover
 from rapid.speculation.controller import Controller
 from rapid.speculation.refreshing import RefreshTrigger
 

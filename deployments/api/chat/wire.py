@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from rapid.messages import ChoiceStatistics, FinishReason, Receipt, TextDelta, TokenText
+from rapid.messages import FinishReason, TextDelta, TokenText
+from rapid.receipt import ChoiceStatistics, Receipt
 
 Json = dict[str, Any]
 

@@ -24,7 +24,8 @@ from rapid.answering.resolution import (
 )
 from rapid.config import Mode, SpeculationConfig
 from rapid.errors import BadRequest, PromptTooLong, RetrievalUnavailable
-from rapid.messages import Cause, GenerateRequest, Message, SpeculationRequest
+from rapid.messages import GenerateRequest, Message, SpeculationRequest
+from rapid.receipt import Cause
 
 FOUND = Evidence(3)
 WEAK = Evidence(3, is_enough=False)
