@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from rapid.answering.progress import Progress
 from rapid.answering.prompting import DrafterPrompt
-from rapid.answering.receipts import Record
 from rapid.answering.resolution import answer_tokens
 from rapid.answering.services import Services
 from rapid.answering.session import Role
@@ -26,14 +26,14 @@ _HINT_OF_LOOKUP = " Shorten it or lower max_tokens."
 
 
 class Readings:
-    """The prompts of target, drafter and witness, kept in the request's record."""
+    """The prompts of target, drafter and witness, kept in the request's progress."""
 
-    def __init__(self, services: Services, request: GenerateRequest, record: Record) -> None:
+    def __init__(self, services: Services, request: GenerateRequest, progress: Progress) -> None:
         self._prompts, self._config = services.prompts, services.config
         self._max_context = services.pools.max_context
         self._looks_up = services.pools.drafter is None
         self._request = request
-        self._record = record
+        self._progress = progress
         self._news: Reading | None = None
 
     async def render_chat(self) -> None:
@@ -49,7 +49,7 @@ class Readings:
                 )
             except PromptTooLong as error:
                 raise PromptTooLong(f"{error}{self.hint('target')}") from None
-        self._record.prompts["target"] = prompt_ids
+        self._progress.prompts["target"] = prompt_ids
 
     async def find(self, answer: str = "") -> DrafterPrompt:
         """Retrieve what the drafter is to read, for the question and the answer so far."""
@@ -57,7 +57,7 @@ class Readings:
         with span("retrieval") as recorded:
             found = await self._prompts.drafter_prompt(self._request, answer, tell=self._note)
             recorded.set_attribute("rapid.chunks", len(found.chunks))
-        self._record.retrieval_ms += 1e3 * (time.monotonic() - began)
+        self._progress.retrieval_ms += 1e3 * (time.monotonic() - began)
         return found
 
     def _note(self, news: Reading) -> None:
@@ -86,11 +86,11 @@ class Readings:
 
     async def use(self, found: DrafterPrompt, *, has_witness: bool = False) -> None:
         """Make what was found the prompt of the drafter and, if there is one, of the witness."""
-        self._record.prompts["drafter"] = found.prompt_ids
-        self._record.chunks = found.chunks
+        self._progress.prompts["drafter"] = found.prompt_ids
+        self._progress.chunks = found.chunks
         if has_witness:
             witness_ids = await self._prompts.witness_prompt(self._request, found)
-            self._record.prompts["witness"] = witness_ids
+            self._progress.prompts["witness"] = witness_ids
 
     def fit(self, role: Role, num_prompt: int, max_tokens: int | None) -> int:
         """Return the longest answer, in tokens, that fits on an engine of this role.

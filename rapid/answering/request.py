@@ -83,7 +83,7 @@ class RequestRun:
         self._speculation = speculation_of(request, services.speculation, looks_up=self._looks_up)
         self._role: Role = "drafter" if request.speculation.mode == "rag" else "target"
         self._progress = Progress(request.request_id, request.speculation.mode)
-        self._readings = Readings(services, request, self._progress.record)
+        self._readings = Readings(services, request, self._progress)
         max_context = services.pools.max_context
         check_lengths(
             request,
@@ -113,9 +113,8 @@ class RequestRun:
                 yield news
         await reading
         async with Session(self._terms()) as session:
-            parts = (self._services, self._request, session, self._readings, progress)
-            leases = Leases(*parts)
-            rounds = Rounds(*parts, leases)
+            leases = Leases(self._services, self._request, session, self._readings, progress)
+            rounds = Rounds(self._services, self._request, leases)
             self._begin_answers(session.terms.max_tokens)
             has_room = asyncio.Event()
             taking = asyncio.create_task(self._take(session, leases, has_room))
@@ -141,17 +140,7 @@ class RequestRun:
                 await session.release_all()
                 with span("failover"):
                     verifier = await self._take(session, leases)
-            yield Finished(
-                receipt_of(
-                    self._request,
-                    progress.outcome,
-                    session.terms,
-                    progress.record,
-                    session.timings_ms,
-                    [answer.statistics for answer in progress.answers],
-                    session.kv_cache_dtype,
-                )
-            )
+            yield Finished(receipt_of(self._request, progress, session))
 
     async def _read(self, begins: asyncio.Event) -> None:
         """Build the prompt of the model that answers, and resolve the mode where that needs it.
@@ -180,7 +169,7 @@ class RequestRun:
             PromptTooLong: The prompt with its answer does not fit the context.
         """
         request = self._request
-        num_prompt = len(self._progress.record.prompts[self._role])
+        num_prompt = len(self._progress.prompts[self._role])
         return Terms(
             request.request_id,
             request.tenant,
@@ -221,7 +210,7 @@ class RequestRun:
 
     def _lose_target(self, error: RapidError) -> None:
         """Note that the target is lost, and why; raise `error` if it was not the first ones."""
-        failovers = self._progress.record.failovers
+        failovers = self._progress.failovers
         if sum(how in _TARGETS_FAILOVERS for how in failovers) == _MAX_FAILOVERS:
             raise error
         failovers.append("target hung" if isinstance(error, TargetHangs) else "target lost")

@@ -74,9 +74,9 @@ class Leases:
         self._prompts = services.prompts
         self._request = request
         self._asked = request.speculation.mode
-        self._session = session
-        self._readings = readings
-        self._progress = progress
+        self.session = session
+        self.readings = readings
+        self.progress = progress
         self._finding: asyncio.Task[DrafterPrompt] | None = None
 
     async def take_verifier(self) -> Holding:
@@ -91,12 +91,12 @@ class Leases:
             Overloaded: There was no room in time.
             RapidError: The pool cannot be reached, or it refused the prompt.
         """
-        progress, session = self._progress, self._session
+        progress, session = self.progress, self.session
         if progress.has_lost_drafter:  # for one answer, and so for all: they share it
             progress.lose_drafter("drafter lost", "it was lost for another choice")
         if progress.decision is None and self._finding is None:
             progress.source = self._model_source()
-            self._finding = session.begin(self._readings.find())
+            self._finding = session.begin(self.readings.find())
         role: Role = "drafter" if self._asked == "rag" else "target"
         pool = self._pools.target if role == "target" else self._pools.alone
         assert pool is not None
@@ -105,8 +105,8 @@ class Leases:
         return await session.take(
             pool,
             role,
-            progress.record.prompts[role],
-            timeout_s=max(wait_s, _BEGUN_WAIT_S) if committed else wait_s,
+            progress.prompts[role],
+            timeout_s=max(wait_s, _BEGUN_WAIT_S) if progress.has_held_leases else wait_s,
             committed=committed,
             log_odds=[each.statistics.log_odds for each in progress.answers if committed],
             companion_tokens=progress.source.companion_tokens if progress.source else 0,
@@ -124,7 +124,7 @@ class Leases:
             Overloaded: The mode is an explicit `fused` or `paper`, and drafters have no room.
             RapidError: The verifier's lease was lost.
         """
-        progress = self._progress
+        progress = self.progress
         if progress.decision is None:
             assert self._finding is not None
             progress.decision = await self._decide(verifier, await self._finding)
@@ -149,11 +149,11 @@ class Leases:
             Overloaded: Drafters have no room; the error says when to try again.
             RapidError: The verifier's lease was lost.
         """
-        progress = self._progress
+        progress = self.progress
         assert progress.source is not None
-        prompts = progress.record.prompts
+        prompts = progress.prompts
         needs = DraftNeeds(
-            self._session,
+            self.session,
             verifier,
             prompts.get("drafter"),
             self._config.drafter_wait_s,
@@ -168,7 +168,7 @@ class Leases:
         Raises:
             RapidError: As for `hold_drafter`.
         """
-        task = self._session.begin(work)
+        task = self.session.begin(work)
         while not (await asyncio.wait({task}, timeout=_LOOK_EVERY_S))[0]:
             await verifier.check()
         try:
@@ -188,16 +188,16 @@ class Leases:
         decision = decide(self._asked, found.evidence)
         if not decision.is_drafted:
             return decision
-        has_witness = isinstance(self._progress.source, WitnessedSource)
+        has_witness = isinstance(self.progress.source, WitnessedSource)
         try:
-            self._readings.fit("drafter", len(found.prompt_ids), self._session.terms.max_tokens)
+            self.readings.fit("drafter", len(found.prompt_ids), self.session.terms.max_tokens)
             least = self._config.answerable_log_odds
             if self._asked == "auto" and least is not None:
                 log_odds = await self._await_beside(verifier, self._answerable(verifier, found))
                 decision = decide_by_reading(log_odds, least)
                 if not decision.is_drafted:
                     return decision
-            await self._readings.use(found, has_witness=has_witness)
+            await self.readings.use(found, has_witness=has_witness)
             await self.hold_drafter(verifier)
         except PromptTooLong:
             if self._asked in FUSING:
@@ -206,11 +206,11 @@ class Leases:
         except (DrafterUnavailable, Overloaded) as error:
             if self._asked in FUSING:
                 raise
-            logger.info("request %s: %s", self._progress.request_id, error)
+            logger.info("request %s: %s", self.progress.request_id, error)
             cause = "no drafter"
         else:
             return decision
-        self._progress.record.drop_drafter()
+        self.progress.drop_drafter()
         return without_drafter(cause)
 
     async def _answerable(self, verifier: Holding, found: DrafterPrompt) -> float:
@@ -222,7 +222,7 @@ class Leases:
             DrafterUnavailable: It cannot be reached, or gave no word in time.
             RapidError: It has no room, or the verifier's engine, which drafts, was lost.
         """
-        pools, session, source = self._pools, self._session, self._progress.source
+        pools, session, source = self._pools, self.session, self.progress.source
         assert pools.drafter is not None
         assert source is not None
         held = await session.take(
@@ -249,20 +249,20 @@ class Leases:
 
     def _forgo_drafter(self, verifier: Holding) -> None:
         """Remove the draft source and free the room that was kept for its lease."""
-        source = self._progress.source
+        source = self.progress.source
         if source is not None and source.companion_tokens:
             verifier.lease.forgo_companion()
-        self._progress.source = None
+        self.progress.source = None
 
     def _model_source(self) -> DraftSource:
         """Return the source of drafts for a drafter model: its own pool or the target's engine."""
         assert self._pools.drafter is not None
-        num_target = len(self._progress.record.prompts["target"])
+        num_target = len(self.progress.prompts["target"])
         return choose(
             self._pools.drafter,
             self._pools.target,
             short_tokens=self._prompts.longest_drafter_prompt(self._request, num_target),
-            is_witnessed=self._session.terms.speculation.is_witnessed,
+            is_witnessed=self.session.terms.speculation.is_witnessed,
         )
 
 

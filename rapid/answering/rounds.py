@@ -9,12 +9,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from rapid.answering.answers import GrowingAnswer, merge_answers
-from rapid.answering.progress import Progress
 from rapid.answering.prompting import DrafterPrompt
-from rapid.answering.readings import Readings
 from rapid.answering.request_leases import Leases
 from rapid.answering.services import Services
-from rapid.answering.session import DraftSource, Holding, Session
+from rapid.answering.session import DraftSource, Holding
 from rapid.answering.sources import PoolSource, Rereading, WitnessedSource
 from rapid.errors import DrafterHangs, DrafterUnavailable, RapidError, TargetUnavailable
 from rapid.messages import GenerateRequest, Reading, TextDelta, Verdict
@@ -31,22 +29,12 @@ _READING_S = 1.0
 class Rounds:
     """The rounds of all choices of one request, on the leases that it holds now."""
 
-    def __init__(
-        self,
-        services: Services,
-        request: GenerateRequest,
-        session: Session,
-        readings: Readings,
-        progress: Progress,
-        leases: Leases,
-    ) -> None:
+    def __init__(self, services: Services, request: GenerateRequest, leases: Leases) -> None:
         self._config, self._prompts = services.config, services.prompts
         self._patience, self._costs = services.patience, services.costs
-        self._request = request
-        self._session = session
-        self._readings = readings
-        self._progress = progress
-        self._leases = leases
+        self._request, self._leases = request, leases
+        self._session, self._readings = leases.session, leases.readings
+        self._progress = leases.progress
         self._resting: set[int] = set()  # choices whose rounds need the drafter no more
         self._trigger = RefreshTrigger()
 
@@ -65,7 +53,7 @@ class Rounds:
             async with aclosing(self._progress_of_reading(verifier)) as readings:
                 async for reading in readings:
                     yield reading
-        progress.record.prefill = await verifier.prefill
+        progress.prefill = await verifier.prefill
         drafter_reads: asyncio.Task[None] | None = None
         if progress.source is not None:
             drafter_reads = self._session.begin(self._read_by_drafter(progress.source, verifier))
@@ -184,8 +172,8 @@ class Rounds:
             DrafterUnavailable: No lease is available for the new prompt, or it does not fit.
             RapidError: The verifier's lease or engine is lost.
         """
-        record = self._progress.record
-        before = record.chunks, dict(record.prompts)
+        progress = self._progress
+        before = progress.chunks, dict(progress.prompts)
         try:
             self._readings.fit("drafter", len(found.prompt_ids), self._session.terms.max_tokens)
             await self._readings.use(found, has_witness=isinstance(source, WitnessedSource))
@@ -195,7 +183,7 @@ class Rounds:
             raise
         except RapidError as error:
             await verifier.check()
-            record.chunks, record.prompts = before  # what was drafted was drafted from these
+            progress.chunks, progress.prompts = before  # what was drafted was drafted from these
             raise DrafterUnavailable(f"The drafter cannot go on reading: {error}") from error
 
     # --- draft lengths ----------------------------------------------------------------------------
@@ -230,7 +218,7 @@ class Rounds:
         num_committed = len(answer.statistics.token_ids)
         return Controller(
             self._costs,
-            len(progress.record.prompts["target"]) + num_committed,
+            len(progress.prompts["target"]) + num_committed,
             terms.speculation.max_draft,
             can_rest=self._can_rest,
             num_left=terms.max_tokens - num_committed,
