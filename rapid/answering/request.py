@@ -29,19 +29,10 @@ from rapid.answering.progress import Progress
 from rapid.answering.readings import Readings
 from rapid.answering.receipts import receipt_of
 from rapid.answering.request_leases import Leases
-from rapid.answering.resolution import (
-    Evidence,
-    check_blocks,
-    check_lengths,
-    check_refresh,
-    decide,
-    decide_lookup,
-    sampling_of,
-    speculation_of,
-)
+from rapid.answering.request_plan import Evidence, RequestPlan, decide, decide_lookup
 from rapid.answering.rounds import Rounds, cause_of
 from rapid.answering.services import Services
-from rapid.answering.session import Holding, Role, Session, Terms
+from rapid.answering.session import Holding, Session, Terms
 from rapid.answering.sources import LookupSource
 from rapid.errors import (
     DrafterHangs,
@@ -77,23 +68,16 @@ class RequestRun:
             PromptTooLong: The answer alone would fill the context.
         """
         self._services, self._request = services, request
-        self._looks_up = services.pools.drafter is None
-        check_refresh(request, looks_up=self._looks_up)
-        self._sampling = sampling_of(request)
-        self._speculation = speculation_of(request, services.speculation, looks_up=self._looks_up)
-        self._role: Role = "drafter" if request.speculation.mode == "rag" else "target"
-        self._progress = Progress(request.request_id, request.speculation.mode)
-        self._readings = Readings(services, request, self._progress)
-        max_context = services.pools.max_context
-        check_lengths(
+        self._plan = RequestPlan.of(
             request,
-            max_context[self._role],
-            max_context["drafter"],
-            whose=self._role,
-            hint=self._readings.hint(self._role),
+            services.speculation,
+            services.pools.max_context,
+            services.config.default_max_tokens,
+            looks_up=services.pools.drafter is None,
+            vocab_size=services.prompts.vocab_size,
         )
-        if not self._looks_up:
-            check_blocks(request, self._speculation, services.prompts.vocab_size)
+        self._progress = Progress(request.request_id, self._plan.mode)
+        self._readings = Readings(services, request, self._plan, self._progress)
 
     async def events(self) -> AsyncGenerator[GenerationEvent]:
         """Yield `Started`, then the deltas, then `Finished`.
@@ -147,8 +131,8 @@ class RequestRun:
 
         `begins` is set before retrieval, if the mode needs it first.
         """
-        progress, readings, asked = self._progress, self._readings, self._request.speculation.mode
-        if self._looks_up:
+        progress, readings, asked = self._progress, self._readings, self._plan.mode
+        if self._plan.looks_up:
             progress.decision = decide_lookup(asked)
             if progress.decision.is_drafted:
                 progress.source = LookupSource()
@@ -159,7 +143,7 @@ class RequestRun:
             found = await readings.find()
             await readings.use(found)
             progress.decision = decide(asked, found.evidence)
-        if self._role == "target":
+        if self._plan.role == "target":
             await readings.render_chat()
 
     def _terms(self) -> Terms:
@@ -169,13 +153,13 @@ class RequestRun:
             PromptTooLong: The prompt with its answer does not fit the context.
         """
         request = self._request
-        num_prompt = len(self._progress.prompts[self._role])
+        num_prompt = len(self._progress.prompts[self._plan.role])
         return Terms(
             request.request_id,
             request.tenant,
-            self._sampling,
-            self._speculation,
-            self._readings.fit(self._role, num_prompt, request.max_tokens),
+            self._plan.sampling,
+            self._plan.speculation,
+            self._plan.fit(self._plan.role, num_prompt, request.max_tokens),
             request.num_choices,
             request.num_logprobs,
             affinity_of(request),

@@ -21,7 +21,7 @@ from rapid.answering.answerable import read_log_odds, terms_of
 from rapid.answering.progress import Progress
 from rapid.answering.prompting import DrafterPrompt
 from rapid.answering.readings import Readings
-from rapid.answering.resolution import (
+from rapid.answering.request_plan import (
     FUSING,
     Decision,
     decide,
@@ -29,7 +29,7 @@ from rapid.answering.resolution import (
     without_drafter,
 )
 from rapid.answering.services import Services
-from rapid.answering.session import DraftNeeds, DraftSource, Holding, Role, Session
+from rapid.answering.session import DraftNeeds, DraftSource, Holding, Session
 from rapid.answering.sources import WitnessedSource, choose
 from rapid.errors import (
     DrafterUnavailable,
@@ -73,7 +73,7 @@ class Leases:
         self._patience = services.patience
         self._prompts = services.prompts
         self._request = request
-        self._asked = request.speculation.mode
+        self._plan = readings.plan
         self.session = session
         self.readings = readings
         self.progress = progress
@@ -97,7 +97,7 @@ class Leases:
         if progress.decision is None and self._finding is None:
             progress.source = self._model_source()
             self._finding = session.begin(self.readings.find())
-        role: Role = "drafter" if self._asked == "rag" else "target"
+        role = self._plan.role
         pool = self._pools.target if role == "target" else self._pools.alone
         assert pool is not None
         committed = progress.committed
@@ -185,14 +185,14 @@ class Leases:
         Raises:
             RapidError: As for `take_drafter`.
         """
-        decision = decide(self._asked, found.evidence)
+        decision = decide(self._plan.mode, found.evidence)
         if not decision.is_drafted:
             return decision
         has_witness = isinstance(self.progress.source, WitnessedSource)
         try:
-            self.readings.fit("drafter", len(found.prompt_ids), self.session.terms.max_tokens)
+            self._plan.fit("drafter", len(found.prompt_ids), self.session.terms.max_tokens)
             least = self._config.answerable_log_odds
-            if self._asked == "auto" and least is not None:
+            if self._plan.mode == "auto" and least is not None:
                 log_odds = await self._await_beside(verifier, self._answerable(verifier, found))
                 decision = decide_by_reading(log_odds, least)
                 if not decision.is_drafted:
@@ -200,11 +200,11 @@ class Leases:
             await self.readings.use(found, has_witness=has_witness)
             await self.hold_drafter(verifier)
         except PromptTooLong:
-            if self._asked in FUSING:
+            if self._plan.mode in FUSING:
                 raise
             cause: Cause = "drafter's prompt too long"
         except (DrafterUnavailable, Overloaded) as error:
-            if self._asked in FUSING:
+            if self._plan.mode in FUSING:
                 raise
             logger.info("request %s: %s", self.progress.request_id, error)
             cause = "no drafter"

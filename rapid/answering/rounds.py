@@ -175,7 +175,9 @@ class Rounds:
         progress = self._progress
         before = progress.chunks, dict(progress.prompts)
         try:
-            self._readings.fit("drafter", len(found.prompt_ids), self._session.terms.max_tokens)
+            self._readings.plan.fit(
+                "drafter", len(found.prompt_ids), self._session.terms.max_tokens
+            )
             await self._readings.use(found, has_witness=isinstance(source, WitnessedSource))
             await self._leases.hold_drafter(verifier)
             await self._read(source)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from rapid.answering.request import RequestRun
-from rapid.answering.resolution import FUSING
+from rapid.answering.request_plan import FUSING
 from rapid.answering.services import Pools, Services
 from rapid.config import EngineConfig
 from rapid.engines.local_ports import LocalPool

@@ -1,4 +1,4 @@
-"""Resolution of a request: sampling, settings of the method, mode and contract.
+"""The plan of a request, and its mode: sampling, settings of the method, lengths and contract.
 
 All functions are pure, except `draw_seed`, and `sampling_of` where it draws a missing seed.
 
@@ -23,13 +23,17 @@ When a drafter is lost later, the target decodes the rest; ``plain_from`` is the
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import assert_never
+from typing import TYPE_CHECKING, Self, assert_never
 
 from rapid.config import PAPER, Contract, Mode, SamplingConfig, SpeculationConfig
 from rapid.errors import BadRequest, PromptTooLong, RetrievalUnavailable
 from rapid.messages import GenerateRequest
 from rapid.receipt import Cause
+
+if TYPE_CHECKING:
+    from rapid.answering.session import Role
 
 FUSING: tuple[Mode, ...] = ("fused", "paper")  # modes that need a drafter when set explicitly
 
@@ -58,6 +62,87 @@ SAYS_NOTHING = tuple(
 _SEED_BITS = 53  # survives a client that reads JSON numbers as doubles
 MOST_BLOCK_BYTES = 32 * 2**20  # of a round's blocks, which cross processes
 _CANDIDATE_BYTES = 8  # of a candidate in a block: an int32 id and a float32 probability
+
+
+_HINTS: dict[Role, str] = {
+    "target": " Shorten it, lower max_tokens, or use `mode: rag`, which reads only what retrieval "
+    "finds in attached documents.",
+    "drafter": " Lower rapid.retrieval_tokens or max_tokens.",
+}
+_HINT_OF_LOOKUP = " Shorten it or lower max_tokens."
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPlan:
+    """What is settled of a request before any of its text is read.
+
+    Attributes:
+        mode: The mode that the request names.
+        role: Role of the engine that answers.
+        looks_up: Whether drafts come from prompt lookup, and nothing is retrieved.
+        max_context: Longest prompt plus answer on an engine of each role, in tokens.
+        default_max_tokens: Longest answer, in tokens, where the request names none.
+    """
+
+    mode: Mode
+    role: Role
+    looks_up: bool
+    sampling: SamplingConfig
+    speculation: SpeculationConfig
+    max_context: Mapping[Role, int]
+    default_max_tokens: int
+
+    @classmethod
+    def of(
+        cls,
+        request: GenerateRequest,
+        defaults: SpeculationConfig,
+        max_context: Mapping[Role, int],
+        default_max_tokens: int,
+        *,
+        looks_up: bool,
+        vocab_size: int,
+    ) -> Self:
+        """Settle a request, and refuse what can never be answered.
+
+        Raises:
+            BadRequest: The settings cannot be served.
+            PromptTooLong: The answer alone would fill the context.
+        """
+        check_refresh(request, looks_up=looks_up)
+        plan = cls(
+            request.speculation.mode,
+            "drafter" if request.speculation.mode == "rag" else "target",
+            looks_up,
+            sampling_of(request),
+            speculation_of(request, defaults, looks_up=looks_up),
+            max_context,
+            default_max_tokens,
+        )
+        longest, hint = max_context[plan.role], plan.hint(plan.role)
+        check_lengths(request, longest, max_context["drafter"], whose=plan.role, hint=hint)
+        if not looks_up:
+            check_blocks(request, plan.speculation, vocab_size)
+        return plan
+
+    def fit(self, role: Role, num_prompt: int, max_tokens: int | None) -> int:
+        """Return the longest answer, in tokens, that fits on an engine of this role.
+
+        Args:
+            role: Role of the engine.
+            num_prompt: Length of its prompt, in tokens.
+            max_tokens: Longest answer that is wanted; None takes the default.
+
+        Raises:
+            PromptTooLong: The prompt does not fit.
+        """
+        longest, hint = self.max_context[role], self.hint(role)
+        default = self.default_max_tokens
+        return answer_tokens(max_tokens, default, num_prompt, longest, whose=role, hint=hint)
+
+    def hint(self, role: Role) -> str:
+        """Return the advice for a prompt that is too long on an engine of this role."""
+        return _HINT_OF_LOOKUP if self.looks_up else _HINTS[role]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from rapid.answering.resolution import (
+from rapid.answering.request_plan import (
     SAYS_NOTHING,
     Decision,
     Evidence,
