@@ -18,13 +18,7 @@ from typing import Any, TypeVar
 from rapid.answering.session import DraftNeeds, Session, Terms
 from rapid.answering.sources import PoolSource, Rereading, WitnessedSource, choose
 from rapid.checkpoints.vocabulary import check_same_vocabulary
-from rapid.config import (
-    EngineConfig,
-    PromptLookup,
-    SamplingConfig,
-    SpeculationConfig,
-    WindowDrafting,
-)
+from rapid.config import EngineConfig, OwnDrafting, SamplingConfig, SpeculationConfig
 from rapid.engines.forward.loading import LoadedModel
 from rapid.engines.local_ports import LocalPool, make_engine
 from rapid.engines.parallel.leading import load_replica
@@ -33,7 +27,7 @@ from rapid.messages import Int32Array, TokenLogprobs, as_prompt
 from rapid.speculation.statistics import RoundStatistics
 
 Result = TypeVar("Result")
-Drafting = LoadedModel | PromptLookup | WindowDrafting
+Drafting = LoadedModel | OwnDrafting
 Reread = Callable[[tuple[int, ...]], Sequence[int]]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rapid.answering.answers import GrowingAnswer
-from rapid.answering.request_plan import FUSING, Decision, without_drafter
+from rapid.answering.decisions import FUSING, Decision, without_drafter
 from rapid.answering.session import DraftSource, Role
 from rapid.config import Mode
 from rapid.errors import DrafterUnavailable

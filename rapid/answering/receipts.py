@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rapid.answering.decisions import FUSING
 from rapid.answering.progress import Progress
-from rapid.answering.request_plan import FUSING
 from rapid.answering.session import Role, Session
 from rapid.messages import GenerateRequest, Int32Array
 from rapid.receipt import ChunkUsed, Explanation, Receipt

@@ -24,12 +24,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from rapid.answering.answers import GrowingAnswer
+from rapid.answering.decisions import Evidence, decide, decide_lookup
 from rapid.answering.document_keys import affinity_of
 from rapid.answering.progress import Progress
 from rapid.answering.readings import Readings
 from rapid.answering.receipts import receipt_of
 from rapid.answering.request_leases import Leases
-from rapid.answering.request_plan import Evidence, RequestPlan, decide, decide_lookup
+from rapid.answering.request_plan import RequestPlan
 from rapid.answering.rounds import Rounds, cause_of
 from rapid.answering.services import Services
 from rapid.answering.session import Holding, Session, Terms

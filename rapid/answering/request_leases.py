@@ -18,16 +18,10 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from rapid.answering.answerable import read_log_odds, terms_of
+from rapid.answering.decisions import FUSING, Decision, decide, decide_by_reading, without_drafter
 from rapid.answering.progress import Progress
 from rapid.answering.prompting import DrafterPrompt
 from rapid.answering.readings import Readings
-from rapid.answering.request_plan import (
-    FUSING,
-    Decision,
-    decide,
-    decide_by_reading,
-    without_drafter,
-)
 from rapid.answering.services import Services
 from rapid.answering.session import DraftNeeds, DraftSource, Holding, Session
 from rapid.answering.sources import WitnessedSource, choose

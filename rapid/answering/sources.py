@@ -14,14 +14,14 @@ from typing import Any, Generic, TypeVar
 from typing_extensions import override
 
 from rapid.answering.session import DraftNeeds, DraftSource, Holding
-from rapid.config import PromptLookup, WindowDrafting
+from rapid.config import OwnDrafting, PromptLookup, WindowDrafting
 from rapid.errors import DrafterUnavailable, RapidError
 from rapid.ports import Drafter, EngineLease, EnginePool
 from rapid.speculation.lookup import PromptIndex, PromptLookupDrafter
 from rapid.speculation.statistics import RoundStatistics
 
 Found = TypeVar("Found")
-Drafts = EnginePool | PromptLookup | WindowDrafting
+Drafts = EnginePool | OwnDrafting
 
 
 class PoolSource(DraftSource):

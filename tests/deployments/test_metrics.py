@@ -12,7 +12,7 @@ import pytest
 
 from deployments import metrics
 from deployments.metrics import EngineMetrics, IngressMetrics, RequestMetrics, RetrieverMetrics
-from rapid.answering.request_plan import decide_by_reading, without_drafter
+from rapid.answering.decisions import decide_by_reading, without_drafter
 from rapid.engine_status import EngineStatus
 from rapid.errors import RetrievalPending, TargetUnavailable
 from rapid.messages import Finished, GenerationEvent, PrefillReceipt, Started, TextDelta

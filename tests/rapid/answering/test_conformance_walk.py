@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from rapid.answering.decisions import FUSING
 from rapid.answering.request import RequestRun
-from rapid.answering.request_plan import FUSING
 from rapid.answering.services import Pools, Services
 from rapid.config import EngineConfig
 from rapid.engines.local_ports import LocalPool

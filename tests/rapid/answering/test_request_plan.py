@@ -8,19 +8,21 @@ from typing import get_args
 
 import pytest
 
-from rapid.answering.request_plan import (
+from rapid.answering.decisions import (
     SAYS_NOTHING,
     Decision,
     Evidence,
-    answer_tokens,
-    check_blocks,
-    check_lengths,
     decide,
     decide_by_reading,
     decide_lookup,
+    without_drafter,
+)
+from rapid.answering.request_plan import (
+    answer_tokens,
+    check_blocks,
+    check_lengths,
     sampling_of,
     speculation_of,
-    without_drafter,
 )
 from rapid.config import Mode, SpeculationConfig
 from rapid.errors import BadRequest, PromptTooLong, RetrievalUnavailable
