@@ -19,8 +19,9 @@ from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Self
 
+from rapid.engine_status import EngineStatus
 from rapid.estimators import RunningMean
-from rapid.messages import EngineStatus, LeaseRequest
+from rapid.messages import LeaseRequest
 from rapid.ports import Clock
 
 if TYPE_CHECKING:  # `benchmarks/serving/fleet.py` runs without Ray

@@ -5,8 +5,8 @@ one port (``docs/operations.md``), so replicas and engines come and go without p
 Ray prefixes every name with ``ray_`` and allows no colon: ``vllm:num_requests_running`` becomes
 ``ray_vllm_num_requests_running``, as when vLLM runs under Ray.
 
-Every label has few values: a configured name, a mode, a `rapid.messages.Cause`, a
-`rapid.messages.Failover`, one of the causes of `deployments.api.http.access_log`, or a position in
+Every label has few values: a configured name, a mode, a `rapid.receipt.Cause`, a
+`rapid.receipt.Failover`, one of the causes of `deployments.api.http.access_log`, or a position in
 a block. Labels never hold a tenant, a request or its content, and never the sentence of a receipt,
 which may hold numbers.
 """
@@ -22,18 +22,11 @@ from typing import TypeVar
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
+from rapid.engine_status import EngineStatus
 from rapid.errors import RetrievalPending
-from rapid.messages import (
-    ChoiceStatistics,
-    EngineStatus,
-    Finished,
-    GenerationEvent,
-    PrefillReceipt,
-    Receipt,
-    Started,
-    TextDelta,
-)
+from rapid.messages import Finished, GenerationEvent, PrefillReceipt, Started, TextDelta
 from rapid.ports import Clock
+from rapid.receipt import ChoiceStatistics, Receipt
 
 Instrument = TypeVar("Instrument", Gauge, Counter, Histogram)
 

@@ -121,6 +121,10 @@ class WindowDrafting(Frozen):
     window: int = Field(512, ge=1)
 
 
+OwnDrafting = PromptLookup | WindowDrafting
+"""Settings of a drafter that reads nothing but the target's own prompt."""
+
+
 class AnsweringConfig(Frozen):
     """Settings of request handling, independent of where the engines run.
 

@@ -15,27 +15,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rapid.answering.session import DraftNeeds, DraftSource, Session, Terms
-from rapid.answering.sources import LookupSource, PoolSource, WindowSource, WitnessedSource
+from rapid.answering.session import DraftNeeds, Session, Terms
+from rapid.answering.sources import PoolSource, Rereading, WitnessedSource, choose
 from rapid.checkpoints.vocabulary import check_same_vocabulary
-from rapid.config import (
-    EngineConfig,
-    PromptLookup,
-    SamplingConfig,
-    SpeculationConfig,
-    WindowDrafting,
-)
-from rapid.engines.engine import Engine
+from rapid.config import EngineConfig, OwnDrafting, SamplingConfig, SpeculationConfig
 from rapid.engines.forward.loading import LoadedModel
-from rapid.engines.local_ports import LocalPool
+from rapid.engines.local_ports import LocalPool, make_engine
 from rapid.engines.parallel.leading import load_replica
 from rapid.errors import ConfigurationError, DrafterUnavailable
 from rapid.messages import Int32Array, TokenLogprobs, as_prompt
-from rapid.ports import Drafter, EnginePool
 from rapid.speculation.statistics import RoundStatistics
 
 Result = TypeVar("Result")
-Drafting = LoadedModel | PromptLookup | WindowDrafting
+Drafting = LoadedModel | OwnDrafting
 Reread = Callable[[tuple[int, ...]], Sequence[int]]
 
 
@@ -179,38 +171,44 @@ async def _generate(
     with ExitStack() as engines:
 
         def pool_for(model: LoadedModel, prompt_ids: Int32Array) -> LocalPool:
-            engine = _engine(model, len(prompt_ids), terms, vocab_size)
+            longest = len(prompt_ids) + terms.max_tokens + terms.speculation.max_draft
+            longest = min(longest, model.config.max_context or model.max_context)
+            num_kept = longest + model.config.page_tokens
+            engine = make_engine(
+                model, vocab_size, max_context=longest, kv_cache_tokens=num_kept, max_leases=1
+            )
             engines.callback(engine.close)
             return LocalPool(engine)
 
         async with Session(terms) as session:
-            verifier = await session.take(pool_for(target, long), "target", long)
-            source: DraftSource | None
-            if terms.speculation.is_witnessed and model is not None and model is not target:
-                source = WitnessedSource(pool_for(model, short), pool_for(target, short), None)
-            else:
-                source = _source(drafter, lambda: pool_for(model, short) if model else None)
-            if source is not None:
+            verifying = pool_for(target, long)
+            verifier = await session.take(verifying, "target", long)
+            source = None
+            if drafter is not None:
+                is_witnessed = model is not target and terms.speculation.is_witnessed
+                source = choose(
+                    drafter if not isinstance(drafter, LoadedModel) else pool_for(drafter, short),
+                    verifying,
+                    is_witnessed=is_witnessed,
+                    witnesses=pool_for(target, short) if model and is_witnessed else None,
+                )
                 await source.hold(DraftNeeds(session, verifier, short, witness_ids=short))
                 await source.read()
             await verifier.prefill
 
-            async def reread(token_ids: tuple[int, ...]) -> Drafter[Any]:
-                """Prefill a new engine with the result of `refresh` and return its drafter."""
+            async def find(token_ids: tuple[int, ...]) -> Int32Array:
                 assert refresh is not None
+                return as_prompt(refresh(token_ids))
+
+            async def use(found: Int32Array, token_ids: tuple[int, ...]) -> None:
                 assert model is not None
                 assert isinstance(source, PoolSource)
-                found = as_prompt(refresh(token_ids))
-                source.pool = pool_for(model, found)
+                source.pool = pool_for(model, found)  # an engine has room for one prompt
                 if isinstance(source, WitnessedSource):
                     source.witnesses = pool_for(target, found)
-                needs = DraftNeeds(
-                    session, verifier, found, committed=(token_ids,), witness_ids=found
-                )
+                needs = DraftNeeds(session, verifier, found, None, (token_ids,), found)
                 await source.hold(needs)
                 await source.read()
-                statistics.refreshes += 1
-                return source.drafter(0)
 
             def go_on_alone(error: DrafterUnavailable) -> None:
                 is_fused = terms.speculation.eta > 0 or terms.speculation.rule == "paper"
@@ -222,39 +220,11 @@ async def _generate(
                 verifier,
                 source,
                 on_loss=go_on_alone,
-                refresh=reread if refresh else None,
+                refresh=Rereading(source, statistics, find, use) if refresh and source else None,
             ):
                 statistics.observe(verdict)
                 logprobs.extend(verdict.logprobs)
     return Generation(tuple(statistics.token_ids), statistics, terms.sampling.seed, tuple(logprobs))
-
-
-def _source(drafter: Drafting | None, pool: Callable[[], EnginePool | None]) -> DraftSource | None:
-    """Return the draft source for `drafter`, or None for plain decoding.
-
-    `pool` returns the pool of the drafter model, or None if there is no drafter.
-    """
-    if isinstance(drafter, PromptLookup):
-        return LookupSource()
-    if isinstance(drafter, WindowDrafting):
-        return WindowSource(drafter)
-    own = pool()
-    return PoolSource(own) if own is not None else None
-
-
-def _engine(loaded: LoadedModel, num_prompt: int, terms: Terms, vocab_size: int | None) -> Engine:
-    """Return an engine with the model's settings and room for exactly this request."""
-    num_tokens = num_prompt + terms.max_tokens + terms.speculation.max_draft
-    config = loaded.config
-    max_context = min(num_tokens, config.max_context or loaded.max_context)
-    room = {
-        "max_context": max_context,
-        "kv_cache_tokens": max_context + config.page_tokens,
-        "max_leases": 1,
-        "draft_ahead": False,
-    }
-    settings = config.model_copy(update=room)
-    return Engine(loaded, settings, vocab_size=vocab_size, is_watched=False)
 
 
 def _run(coroutine: Coroutine[Any, Any, Result]) -> Result:

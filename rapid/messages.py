@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
+from rapid.receipt import Cause, Origin, Receipt
+
 if TYPE_CHECKING:  # `benchmarks/gpu.py` runs without pydantic
     from rapid.config import (
         Contract,
@@ -28,29 +30,9 @@ if TYPE_CHECKING:  # `benchmarks/gpu.py` runs without pydantic
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
-Origin = Literal["drafted", "corrected", "bonus", "target"]
 FinishReason = str  # open: a dialect passes on what it does not know
 STOP: FinishReason = "stop"  # the answer ended by itself
 LENGTH: FinishReason = "length"  # it was cut
-Failover = Literal[
-    "orchestrator lost", "target lost", "target hung", "drafter lost", "drafter hung"
-]
-Cause = Literal[  # of a mode; metrics have it as a label, so it never holds a number or a name
-    "asked for",
-    "evidence found",
-    "evidence too weak",
-    "drafter can answer",
-    "drafter cannot answer",
-    "prompt lookup",
-    "nothing to retrieve from",
-    "nothing above the floor",
-    "nothing fits the budget",
-    "still indexing",
-    "retrieval lost",
-    "drafter's prompt too long",
-    "no drafter",
-    "drafter lost",
-]
 
 
 # --- caller -> orchestrator ---------------------------------------------------------------------
@@ -333,78 +315,7 @@ class TargetLogits:
     verify_ms: float = 0.0
 
 
-# --- engine -> observers ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatus:
-    """The occupancy of an engine and the work that waits for it.
-
-    Attributes:
-        kv_pages_in_use: Pages in use, without idle prefixes that are only kept for reuse.
-        leases_kept: Places kept for second leases that open leases still expect.
-        kv_pages_kept: Pages kept for them.
-        leases_waiting: Requests in the queue for a lease.
-        tokens_waiting: Prompt tokens that are still to be read. Pages that open leases share count
-            once. Prompts of waiting leases count whole, but only once for one `affinity`.
-        prefill_tokens_per_s: Prompt tokens read in a second of the steps that read any, beside
-            whatever else those steps did; 0 before the first.
-        step_s: Usual seconds of a step that reads no prompt; 0 before the first.
-        ahead_hits: Calls for a block that found some of it drafted ahead.
-        ahead_misses: Calls for a block that found the tokens drafted ahead to be wrong.
-        steps: Steps since the engine started; `steps_s` are their seconds, `step_calls` the calls
-            that had rows in them and `step_tokens` these rows, one for each token.
-        host_tokens: Tokens whose KV is in host memory; `host_tokens_restored` came back from there.
-        disk_tokens: Tokens whose KV is in files; `disk_tokens_read` came back from there.
-    """
-
-    leases_open: int
-    max_leases: int
-    kv_pages_in_use: int
-    kv_pages_total: int
-    page_tokens: int
-    max_context: int
-    leases_kept: int = 0
-    kv_pages_kept: int = 0
-    leases_waiting: int = 0
-    tokens_waiting: int = 0
-    prefill_tokens_per_s: float = 0.0
-    step_s: float = 0.0
-    ahead_hits: int = 0
-    ahead_misses: int = 0
-    steps: int = 0
-    steps_s: float = 0.0
-    step_calls: int = 0
-    step_tokens: int = 0
-    host_tokens: int = 0
-    host_tokens_restored: int = 0
-    disk_tokens: int = 0
-    disk_tokens_read: int = 0
-
-
 # --- orchestrator -> ingress --------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkUsed:
-    """A retrieved chunk in the receipt; `start` and `end` are character offsets in the document."""
-
-    id: str
-    document: str
-    score: float
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """The token ids from which an answer can be recomputed offline, one tuple per choice."""
-
-    target_prompt_ids: tuple[int, ...]
-    drafter_prompt_ids: tuple[int, ...]
-    witness_prompt_ids: tuple[int, ...]
-    token_ids: tuple[tuple[int, ...], ...]
-    origins: tuple[tuple[Origin, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,77 +374,6 @@ class TextDelta(ChoiceDelta):
     text: str
     logprobs: tuple[TokenText, ...] = ()
     finish_reason: FinishReason | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceStatistics:
-    """Counters over the rounds of one choice.
-
-    Attributes:
-        histogram: Drafted rounds by block length: entry i counts those that accepted exactly i
-            tokens.
-        refreshes: Number of times that the drafter's context was retrieved again.
-    """
-
-    rounds: int
-    drafted: int
-    accepted: int
-    corrected: int
-    bonus: int
-    completion_tokens: int
-    histogram: dict[int, tuple[int, ...]]
-    refreshes: int = 0
-
-    @property
-    def drafted_rounds(self) -> int:
-        """The number of rounds with a draft; in the others the target decoded alone."""
-        return sum(map(sum, self.histogram.values()))
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """The contract under which an answer was produced, with every resolved setting.
-
-    Attributes:
-        reason: Why it is this mode, in a sentence.
-        cause: The same as one of few words.
-        witness_tokens: Length of the retrieved text that the target read beside its own prompt,
-            for `adaptive`; 0 if it did not.
-        kv_cache_dtype: That of the engines that keep KV in eight bits, by role.
-        timings_ms: Milliseconds by phase: queue, retrieval, target_prefill, drafter_prefill,
-            witness_prefill (where there is a witness), draft and verify.
-        plain_from: Per choice, the position from which the drafter was lost, or None.
-        failovers: Failures after which the answer was continued, in order.
-        is_fallback: Whether the mode did not get the drafter or the retrieved text that it needs;
-            `reason` says which.
-        application: Name of the application that answered, where there are two beside each other.
-    """
-
-    mode: Mode
-    reason: str
-    cause: Cause
-    contract: Contract
-    seed: int
-    date: datetime.date
-    coupling: Coupling
-    transfer: Transfer
-    eta: float
-    max_draft: int
-    plausibility: float
-    draft_top_k: int | None
-    transfer_temperature: float
-    prompt_tokens: int
-    cached_tokens: int
-    choices: tuple[ChoiceStatistics, ...]
-    chunks: tuple[ChunkUsed, ...]
-    timings_ms: dict[str, float]
-    plain_from: tuple[int | None, ...] = ()
-    failovers: tuple[Failover, ...] = ()
-    is_fallback: bool = False
-    witness_tokens: int = 0
-    kv_cache_dtype: dict[str, KVCacheDtype] = field(default_factory=dict)
-    explanation: Explanation | None = None
-    application: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,8 @@ from rapid.checkpoints.files import checkpoint_source, read_temperature
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary
 from rapid.config import AnsweringConfig, EngineConfig, PromptLookup, SpeculationConfig
-from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel, check_memory
-from rapid.engines.local_ports import LocalPool
+from rapid.engines.local_ports import LocalPool, make_engine
 from rapid.engines.parallel.leading import load_replica
 from rapid.errors import BadRequest, ConfigurationError, RapidError
 from rapid.estimators import Patience
@@ -47,9 +46,9 @@ from rapid.messages import (
     FinishReason,
     GenerationEvent,
     Message,
-    Receipt,
     TextDelta,
 )
+from rapid.receipt import Receipt
 from retrieval import RetrievalConfig, Retriever, open_retriever
 
 _EMBEDDED = "embedded:"
@@ -311,9 +310,7 @@ def open_pair(
 
 
 def _pool(opening: ExitStack, model: LoadedModel, vocab_size: int | None) -> LocalPool:
-    # Drafting ahead would compete with the target for this process's interpreter.
-    config = model.config.model_copy(update={"draft_ahead": False})
-    engine = Engine(model, config, vocab_size=vocab_size, is_watched=False)
+    engine = make_engine(model, vocab_size)
     opening.callback(engine.close)
     return LocalPool(engine)
 

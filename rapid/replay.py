@@ -19,7 +19,7 @@ from rapid.checkpoints.files import checkpoint_source, load_tokenizer
 from rapid.checkpoints.gguf import is_gguf
 from rapid.checkpoints.vocabulary import num_ids
 from rapid.config import Contract, Coupling, Transfer
-from rapid.messages import Origin
+from rapid.receipt import Origin
 from rapid.reference import Reader
 
 Ids = tuple[int, ...]
@@ -44,7 +44,7 @@ class SampledRequest(_Part):
 
 
 class ExplainedTokens(_Part):
-    """The ``explain`` object of a receipt; see `rapid.messages.Explanation`."""
+    """The ``explain`` object of a receipt; see `rapid.receipt.Explanation`."""
 
     target_prompt_ids: Ids
     drafter_prompt_ids: Ids

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from rapid.messages import (
-    Document,
-    Finished,
-    GenerationEvent,
-    Receipt,
-    TextDelta,
-)
+from rapid.messages import Document, Finished, GenerationEvent, TextDelta
+from rapid.receipt import Receipt
 from tests.fakes import scripted_token
 
 ATLAS = (Document("atlas", "The lighthouse of Varo guards the northern strait.\n\n" * 8),)

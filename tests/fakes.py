@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rapid.config import EngineConfig
+from rapid.engine_status import EngineStatus
 from rapid.engines.kv.cache import PageTable
 from rapid.engines.kv.sequences import Sequence
 from rapid.errors import EngineFailed, LeaseNotFound, OutOfStep, PromptTooLong
 from rapid.messages import (
     DraftBlock,
-    EngineStatus,
     LeaseRequest,
     PrefillReceipt,
     TargetLogits,

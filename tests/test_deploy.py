@@ -18,7 +18,7 @@ from deployments.api.http.access_log import CAUSES
 from deployments.api.proxy.ready_in_time import DEADLINE_S
 from deployments.cli.server_process import LOCAL_RAY
 from deployments.config.kubernetes import manifests
-from rapid.messages import Failover
+from rapid.receipt import Failover
 from tests.deployments.test_metrics import Instrument
 
 ROOT = Path(__file__).parent.parent

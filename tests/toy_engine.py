@@ -17,18 +17,12 @@ import numpy as np
 import torch
 
 from rapid.config import EngineConfig
+from rapid.engine_status import EngineStatus
 from rapid.engines.kv.cache import PagePool
 from rapid.engines.kv.lease import Lease
 from rapid.engines.kv.lease_ledger import LeaseLedger
 from rapid.errors import LeaseNotFound, OutOfStep
-from rapid.messages import (
-    DraftBlock,
-    EngineStatus,
-    LeaseRequest,
-    PrefillReceipt,
-    TargetLogits,
-    Verdict,
-)
+from rapid.messages import DraftBlock, LeaseRequest, PrefillReceipt, TargetLogits, Verdict
 from rapid.speculation.acceptance import num_rows
 from tests.toy import ToyDrafter, ToyVerifier
 

@@ -47,15 +47,14 @@ from rapid.embedded.generator import generate_document
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import load_model
 from rapid.messages import (
-    ChoiceStatistics,
     Document,
     Finished,
     GenerateRequest,
     Message,
-    Receipt,
     SpeculationRequest,
     TextDelta,
 )
+from rapid.receipt import ChoiceStatistics, Receipt
 
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {"mode": "plain"},

@@ -15,7 +15,7 @@ def origin(receipt: Json, documents: Sequence[Mapping[str, str]]) -> str | None:
         receipt: The answer's receipt.
         documents: The documents of the question, with name and text.
     """
-    from rapid.answering.resolution import SAYS_NOTHING
+    from rapid.answering.decisions import SAYS_NOTHING
 
     if not documents:
         return None

@@ -28,15 +28,9 @@ from deployments.metrics import EngineMetrics
 from deployments.pools.nodes import Nodes, in_bundle
 from deployments.pools.shared_calls import Asked, EndedCall, Mailboxes
 from rapid.config import EngineConfig
+from rapid.engine_status import EngineStatus
 from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound
-from rapid.messages import (
-    DraftBlock,
-    EngineStatus,
-    LeaseRequest,
-    PrefillReceipt,
-    TargetLogits,
-    Verdict,
-)
+from rapid.messages import DraftBlock, LeaseRequest, PrefillReceipt, TargetLogits, Verdict
 
 if TYPE_CHECKING:
     from rapid.engines.engine import Engine

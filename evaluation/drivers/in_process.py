@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from time import perf_counter
 from typing import Any, TypeVar
@@ -19,29 +18,22 @@ from evaluation.results import Result
 from evaluation.systems import System
 from evaluation.tasks import Condition, Task
 from rapid.answering.session import DraftNeeds, DraftSource, Holding, Role, Session, Terms
-from rapid.answering.sources import (
-    CompanionSource,
-    LookupSource,
-    PoolSource,
-    WindowSource,
-    WitnessedSource,
-)
+from rapid.answering.sources import Drafts, Rereading, choose
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary
-from rapid.config import EngineConfig, SamplingConfig
+from rapid.config import EngineConfig, PromptLookup, SamplingConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel, check_memory, load_model
-from rapid.engines.local_ports import LocalPool
+from rapid.engines.local_ports import LocalPool, make_engine
 from rapid.errors import EngineFailed, RapidError
 from rapid.messages import Int32Array
-from rapid.ports import Drafter
+from rapid.ports import Drafter, Refresh
 from rapid.speculation.statistics import RoundStatistics
 from retrieval import RetrievalConfig
 
 PREFILL_SLOWDOWN = 1e6  # nobody waits for a token here: prefill gets all that a step has left
 _WORDING_TOKENS = 1024  # tokens of a prompt besides its context: template, question, choices
 
-Port = Drafter[Any]
 Made = TypeVar("Made")
 
 
@@ -144,7 +136,12 @@ class InProcess:
         """
         short = read if trial.system.drafts == "naive" else retrieved
         witness = self._witness_prompt(trial, found)
-        source = self._source(trial.system, short, witness)
+        source = choose(
+            self._drafts(trial.system),
+            self._target,
+            short_tokens=max(len(ids) if ids is not None else 0 for ids in (short, witness)),
+            is_witnessed=witness is not None,
+        )
         async with Session(self._terms(trial)) as session:
             verifier = await session.take(
                 self._target, "target", read, companion_tokens=source.companion_tokens
@@ -179,10 +176,29 @@ class InProcess:
     ) -> RoundStatistics:
         """Run the loop until the answer ends."""
         statistics = RoundStatistics()
-        refresh = None
+        refresh: Refresh | None = None
         if trial.system.refresh:
             assert source is not None
-            refresh = partial(self._reread, session, verifier, source, trial, statistics, ms)
+
+            async def find(token_ids: tuple[int, ...]) -> ShortContext:
+                so_far = self._text.decode(token_ids)
+                return await self._prompter.retrieve(trial.item, trial.condition, so_far)
+
+            async def use(found: ShortContext, token_ids: tuple[int, ...]) -> None:
+                short = self._prompter.encode(found, trial.system.drafts == "target")
+                witness = self._witness_prompt(trial, found)
+                needs = DraftNeeds(session, verifier, short, None, (token_ids,), witness)
+                await source.hold(needs)
+                await source.read()
+
+            reread = Rereading(source, statistics, find, use)
+
+            async def refresh(token_ids: tuple[int, ...]) -> Drafter[Any] | None:
+                began = perf_counter()
+                drafter = await reread(token_ids)
+                ms["refresh"] = ms.get("refresh", 0.0) + (perf_counter() - began) * 1e3
+                return drafter
+
         began = perf_counter()
         async for verdict in session.rounds(verifier, source, refresh=refresh):
             statistics.observe(verdict)
@@ -193,30 +209,6 @@ class InProcess:
         ms |= {name: taken[name] for name in names if taken.get(name)}
         return statistics
 
-    async def _reread(
-        self,
-        session: Session,
-        verifier: Holding,
-        source: DraftSource,
-        trial: Trial,
-        statistics: RoundStatistics,
-        ms: dict[str, float],
-        token_ids: tuple[int, ...],
-    ) -> Port:
-        """Retrieve with the answer so far and return a drafter that has read the result."""
-        began = perf_counter()
-        so_far = self._text.decode(token_ids)
-        found = await self._prompter.retrieve(trial.item, trial.condition, so_far)
-        short = self._prompter.encode(found, trial.system.drafts == "target")
-        witness = self._witness_prompt(trial, found)
-        await source.hold(
-            DraftNeeds(session, verifier, short, committed=(token_ids,), witness_ids=witness)
-        )
-        await source.read()
-        statistics.refreshes += 1
-        ms["refresh"] = ms.get("refresh", 0.0) + (perf_counter() - began) * 1e3
-        return source.drafter(0)
-
     def _witness_prompt(self, trial: Trial, found: ShortContext | None) -> Int32Array | None:
         """Return what the target reads beside its own context, or None if that is nothing."""
         speculation = trial.system.speculation(trial.condition.eta)
@@ -224,20 +216,11 @@ class InProcess:
             return None
         return self._prompter.encode(found, True) if speculation.is_witnessed else None
 
-    def _source(
-        self, system: System, short: Int32Array | None, witness: Int32Array | None
-    ) -> DraftSource:
-        """Return the draft source of a system, which reads `short` if it is a model."""
+    def _drafts(self, system: System) -> Drafts:
+        """Return what drafts for a system: settings, or the pool of a model."""
         if system.drafts == "lookup":
-            return LookupSource()
-        if system.drafts == "window":
-            return WindowSource(system.window_drafting)
-        pool = self._own(system)
-        if pool is self._target:
-            return CompanionSource(pool, len(short) if short is not None else 0)
-        if witness is not None:
-            return WitnessedSource(pool, self._target, len(witness))
-        return PoolSource(pool)
+            return PromptLookup()
+        return system.window_drafting if system.drafts == "window" else self._own(system)
 
     def _terms(self, trial: Trial, max_tokens: int | None = None) -> Terms:
         sampling = SamplingConfig(
@@ -387,12 +370,11 @@ def _engine(loaded: LoadedModel, num_tokens: int, leases: int, vocab_size: int |
     config = loaded.config
     most = config.max_context or loaded.max_context
     num_tokens += leases * config.page_tokens
-    room = {
-        "max_context": min(most, num_tokens // config.page_tokens * config.page_tokens),
-        "kv_cache_tokens": num_tokens,
-        "max_leases": leases,
-        "prefill_slowdown": PREFILL_SLOWDOWN,
-        "draft_ahead": False,  # both engines share this process and Python's lock
-    }
-    engine_config = config.model_copy(update=room)
-    return Engine(loaded, engine_config, vocab_size=vocab_size, is_watched=False)
+    return make_engine(
+        loaded,
+        vocab_size,
+        max_context=min(most, num_tokens // config.page_tokens * config.page_tokens),
+        kv_cache_tokens=num_tokens,
+        max_leases=leases,
+        prefill_slowdown=PREFILL_SLOWDOWN,
+    )

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rapid.answering.answers import GrowingAnswer
-from rapid.answering.receipts import Record
-from rapid.answering.resolution import FUSING, Decision, without_drafter
-from rapid.answering.session import DraftSource
+from rapid.answering.decisions import FUSING, Decision, without_drafter
+from rapid.answering.session import DraftSource, Role
 from rapid.config import Mode
 from rapid.errors import DrafterUnavailable
-from rapid.messages import Failover
+from rapid.messages import Int32Array, PrefillReceipt
+from rapid.ports import Passage
+from rapid.receipt import Failover
 
 
 @dataclass(slots=True)
@@ -24,7 +25,11 @@ class Progress:
         source: Source of the drafts; None if the answers are not drafted, or no longer.
         answers: The answers, one for each choice.
         is_started: Whether the first leases are held, after which nothing is refused any more.
-        record: Prompts, chunks and failovers for the receipt.
+        prompts: Prompts of target, drafter and witness, by role.
+        chunks: Retrieved chunks in the drafter's prompt.
+        prefill: Prefill receipt of the model that answers.
+        failovers: Failures after which the answer was continued, in order.
+        retrieval_ms: Milliseconds spent on retrieval.
     """
 
     request_id: str
@@ -33,7 +38,16 @@ class Progress:
     source: DraftSource | None = None
     answers: list[GrowingAnswer] = field(default_factory=list)
     is_started: bool = False
-    record: Record = field(default_factory=Record)
+    prompts: dict[Role, Int32Array] = field(default_factory=dict)
+    chunks: tuple[Passage, ...] = ()
+    prefill: PrefillReceipt | None = None
+    failovers: list[Failover] = field(default_factory=list)
+    retrieval_ms: float = 0.0
+
+    @property
+    def has_held_leases(self) -> bool:
+        """Whether the request held leases before: it is not refused for want of room any more."""
+        return self.is_started or bool(self.failovers)
 
     @property
     def committed(self) -> list[list[int]]:
@@ -42,7 +56,7 @@ class Progress:
         The list is empty for a request's first leases. A pool may refuse those for want of room,
         and no others.
         """
-        if not (self.is_started or self.record.failovers):
+        if not self.has_held_leases:
             return []
         return [answer.statistics.token_ids for answer in self.answers]
 
@@ -70,6 +84,12 @@ class Progress:
             return without_drafter("drafter lost", at_start=False)
         return self.decision
 
+    def drop_drafter(self) -> None:
+        """Remove what drafter and witness would have read, because no drafter is available."""
+        self.prompts.pop("drafter", None)
+        self.prompts.pop("witness", None)
+        self.chunks = ()
+
     def lose_drafter(self, how: Failover, cause: object) -> None:
         """Continue every unfinished answer without a drafter.
 
@@ -96,5 +116,5 @@ class Progress:
                 f"without one: {cause}"
             )
         if not self.has_lost_drafter:
-            self.record.failovers.append(how)
+            self.failovers.append(how)
         answer.statistics.lose_drafter(how)

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rapid.answering.answerable import append_question
+from rapid.answering.decisions import Evidence
 from rapid.answering.query import choose_query
-from rapid.answering.resolution import Evidence, too_long
+from rapid.answering.request_plan import too_long
 from rapid.checkpoints.text import ChatText
 from rapid.errors import RapidError, RetrievalPending
 from rapid.messages import Document, GenerateRequest, Int32Array, Message, Tell, as_prompt

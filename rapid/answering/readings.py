@@ -7,33 +7,27 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from rapid.answering.progress import Progress
 from rapid.answering.prompting import DrafterPrompt
-from rapid.answering.receipts import Record
-from rapid.answering.resolution import answer_tokens
+from rapid.answering.request_plan import RequestPlan
 from rapid.answering.services import Services
-from rapid.answering.session import Role
 from rapid.errors import PromptTooLong
 from rapid.messages import GenerateRequest, Reading
 from rapid.tracing import span
 
 _SAY_S = 0.5  # between two looks at how far retrieval is
-_HINTS: dict[Role, str] = {
-    "target": " Shorten it, lower max_tokens, or use `mode: rag`, which reads only what retrieval "
-    "finds in attached documents.",
-    "drafter": " Lower rapid.retrieval_tokens or max_tokens.",
-}
-_HINT_OF_LOOKUP = " Shorten it or lower max_tokens."
 
 
 class Readings:
-    """The prompts of target, drafter and witness, kept in the request's record."""
+    """The prompts of target, drafter and witness, kept in the request's progress."""
 
-    def __init__(self, services: Services, request: GenerateRequest, record: Record) -> None:
-        self._prompts, self._config = services.prompts, services.config
-        self._max_context = services.pools.max_context
-        self._looks_up = services.pools.drafter is None
+    def __init__(
+        self, services: Services, request: GenerateRequest, plan: RequestPlan, progress: Progress
+    ) -> None:
+        self._prompts = services.prompts
+        self.plan = plan
         self._request = request
-        self._record = record
+        self._progress = progress
         self._news: Reading | None = None
 
     async def render_chat(self) -> None:
@@ -45,23 +39,23 @@ class Readings:
         with span("tokenize"):
             try:
                 prompt_ids = await self._prompts.target_prompt(
-                    self._request, self._max_context["target"]
+                    self._request, self.plan.max_context["target"]
                 )
             except PromptTooLong as error:
-                raise PromptTooLong(f"{error}{self.hint('target')}") from None
-        self._record.prompts["target"] = prompt_ids
+                raise PromptTooLong(f"{error}{self.plan.hint('target')}") from None
+        self._progress.prompts["target"] = prompt_ids
 
     async def find(self, answer: str = "") -> DrafterPrompt:
         """Retrieve what the drafter is to read, for the question and the answer so far."""
         began = time.monotonic()
         with span("retrieval") as recorded:
-            read = self._record.prompts.get("target")
+            read = self._progress.prompts.get("target")
             num_tokens = None if read is None else len(read)
             found = await self._prompts.drafter_prompt(
                 self._request, answer, num_tokens=num_tokens, tell=self._note
             )
             recorded.set_attribute("rapid.chunks", len(found.chunks))
-        self._record.retrieval_ms += 1e3 * (time.monotonic() - began)
+        self._progress.retrieval_ms += 1e3 * (time.monotonic() - began)
         return found
 
     def _note(self, news: Reading) -> None:
@@ -90,32 +84,8 @@ class Readings:
 
     async def use(self, found: DrafterPrompt, *, has_witness: bool = False) -> None:
         """Make what was found the prompt of the drafter and, if there is one, of the witness."""
-        self._record.prompts["drafter"] = found.prompt_ids
-        self._record.chunks = found.chunks
+        self._progress.prompts["drafter"] = found.prompt_ids
+        self._progress.chunks = found.chunks
         if has_witness:
             witness_ids = await self._prompts.witness_prompt(self._request, found)
-            self._record.prompts["witness"] = witness_ids
-
-    def fit(self, role: Role, num_prompt: int, max_tokens: int | None) -> int:
-        """Return the longest answer, in tokens, that fits on an engine of this role.
-
-        Args:
-            role: Role of the engine.
-            num_prompt: Length of its prompt, in tokens.
-            max_tokens: Longest answer that is wanted; None takes the configured default.
-
-        Raises:
-            PromptTooLong: The prompt does not fit.
-        """
-        return answer_tokens(
-            max_tokens,
-            self._config.default_max_tokens,
-            num_prompt,
-            self._max_context[role],
-            whose=role,
-            hint=self.hint(role),
-        )
-
-    def hint(self, role: Role) -> str:
-        """Return the advice for a prompt that is too long on an engine of this role."""
-        return _HINT_OF_LOOKUP if self._looks_up else _HINTS[role]
+            self._progress.prompts["witness"] = witness_ids

@@ -24,25 +24,16 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from rapid.answering.answers import GrowingAnswer
+from rapid.answering.decisions import Evidence, decide, decide_lookup
 from rapid.answering.document_keys import affinity_of
 from rapid.answering.progress import Progress
 from rapid.answering.readings import Readings
 from rapid.answering.receipts import receipt_of
 from rapid.answering.request_leases import Leases
-from rapid.answering.resolution import (
-    Evidence,
-    check_bias,
-    check_blocks,
-    check_lengths,
-    check_refresh,
-    decide,
-    decide_lookup,
-    sampling_of,
-    speculation_of,
-)
+from rapid.answering.request_plan import RequestPlan
 from rapid.answering.rounds import Rounds, cause_of
 from rapid.answering.services import Services
-from rapid.answering.session import Holding, Role, Session, Terms
+from rapid.answering.session import Holding, Session, Terms
 from rapid.answering.sources import LookupSource
 from rapid.errors import (
     DrafterHangs,
@@ -52,7 +43,8 @@ from rapid.errors import (
     TargetHangs,
     TargetUnavailable,
 )
-from rapid.messages import Failover, Finished, GenerateRequest, GenerationEvent, Started
+from rapid.messages import Finished, GenerateRequest, GenerationEvent, Started
+from rapid.receipt import Failover
 from rapid.tracing import span
 
 logger = logging.getLogger(__name__)
@@ -77,24 +69,16 @@ class RequestRun:
             PromptTooLong: The answer alone would fill the context.
         """
         self._services, self._request = services, request
-        self._looks_up = services.pools.drafter is None
-        check_refresh(request, looks_up=self._looks_up)
-        self._sampling = sampling_of(request)
-        self._speculation = speculation_of(request, services.speculation, looks_up=self._looks_up)
-        self._role: Role = "drafter" if request.speculation.mode == "rag" else "target"
-        self._progress = Progress(request.request_id, request.speculation.mode)
-        self._readings = Readings(services, request, self._progress.record)
-        max_context = services.pools.max_context
-        check_lengths(
+        self._plan = RequestPlan.of(
             request,
-            max_context[self._role],
-            max_context["drafter"],
-            whose=self._role,
-            hint=self._readings.hint(self._role),
+            services.speculation,
+            services.pools.max_context,
+            services.config.default_max_tokens,
+            looks_up=services.pools.drafter is None,
+            vocab_size=services.prompts.vocab_size,
         )
-        check_bias(request, services.prompts.vocab_size)
-        if not self._looks_up:
-            check_blocks(request, self._speculation, services.prompts.vocab_size)
+        self._progress = Progress(request.request_id, self._plan.mode)
+        self._readings = Readings(services, request, self._plan, self._progress)
 
     async def events(self) -> AsyncGenerator[GenerationEvent]:
         """Yield `Started`, then the deltas, then `Finished`.
@@ -114,9 +98,8 @@ class RequestRun:
                 yield news
         await reading
         async with Session(self._terms()) as session:
-            parts = (self._services, self._request, session, self._readings, progress)
-            leases = Leases(*parts)
-            rounds = Rounds(*parts, leases)
+            leases = Leases(self._services, self._request, session, self._readings, progress)
+            rounds = Rounds(self._services, self._request, leases)
             self._begin_answers(session.terms.max_tokens)
             has_room = asyncio.Event()
             taking = asyncio.create_task(self._take(session, leases, has_room))
@@ -142,25 +125,15 @@ class RequestRun:
                 await session.release_all()
                 with span("failover"):
                     verifier = await self._take(session, leases)
-            yield Finished(
-                receipt_of(
-                    self._request,
-                    progress.outcome,
-                    session.terms,
-                    progress.record,
-                    session.timings_ms,
-                    [answer.statistics for answer in progress.answers],
-                    session.kv_cache_dtype,
-                )
-            )
+            yield Finished(receipt_of(self._request, progress, session))
 
     async def _read(self, begins: asyncio.Event) -> None:
         """Build the prompt of the model that answers, and resolve the mode where that needs it.
 
         `begins` is set before retrieval, if the mode needs it first.
         """
-        progress, readings, asked = self._progress, self._readings, self._request.speculation.mode
-        if self._looks_up:
+        progress, readings, asked = self._progress, self._readings, self._plan.mode
+        if self._plan.looks_up:
             progress.decision = decide_lookup(asked)
             if progress.decision.is_drafted:
                 progress.source = LookupSource()
@@ -171,7 +144,7 @@ class RequestRun:
             found = await readings.find()
             await readings.use(found)
             progress.decision = decide(asked, found.evidence)
-        if self._role == "target":
+        if self._plan.role == "target":
             await readings.render_chat()
 
     def _terms(self) -> Terms:
@@ -181,13 +154,13 @@ class RequestRun:
             PromptTooLong: The prompt with its answer does not fit the context.
         """
         request = self._request
-        num_prompt = len(self._progress.record.prompts[self._role])
+        num_prompt = len(self._progress.prompts[self._plan.role])
         return Terms(
             request.request_id,
             request.tenant,
-            self._sampling,
-            self._speculation,
-            self._readings.fit(self._role, num_prompt, request.max_tokens),
+            self._plan.sampling,
+            self._plan.speculation,
+            self._plan.fit(self._plan.role, num_prompt, request.max_tokens),
             request.num_choices,
             request.num_logprobs,
             affinity_of(request),
@@ -222,7 +195,7 @@ class RequestRun:
 
     def _lose_target(self, error: RapidError) -> None:
         """Note that the target is lost, and why; raise `error` if it was not the first ones."""
-        failovers = self._progress.record.failovers
+        failovers = self._progress.failovers
         if sum(how in _TARGETS_FAILOVERS for how in failovers) == _MAX_FAILOVERS:
             raise error
         failovers.append("target hung" if isinstance(error, TargetHangs) else "target lost")

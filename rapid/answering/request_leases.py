@@ -18,19 +18,13 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from rapid.answering.answerable import read_log_odds, terms_of
+from rapid.answering.decisions import FUSING, Decision, decide, decide_by_reading, without_drafter
 from rapid.answering.progress import Progress
 from rapid.answering.prompting import DrafterPrompt
 from rapid.answering.readings import Readings
-from rapid.answering.resolution import (
-    FUSING,
-    Decision,
-    decide,
-    decide_by_reading,
-    without_drafter,
-)
 from rapid.answering.services import Services
-from rapid.answering.session import DraftNeeds, DraftSource, Holding, Role, Session
-from rapid.answering.sources import CompanionSource, PoolSource, WitnessedSource
+from rapid.answering.session import DraftNeeds, DraftSource, Holding, Session
+from rapid.answering.sources import WitnessedSource, choose
 from rapid.errors import (
     DrafterUnavailable,
     Overloaded,
@@ -38,7 +32,8 @@ from rapid.errors import (
     RapidError,
     TargetUnavailable,
 )
-from rapid.messages import Cause, GenerateRequest
+from rapid.messages import GenerateRequest
+from rapid.receipt import Cause
 
 logger = logging.getLogger(__name__)
 
@@ -72,10 +67,10 @@ class Leases:
         self._patience = services.patience
         self._prompts = services.prompts
         self._request = request
-        self._asked = request.speculation.mode
-        self._session = session
-        self._readings = readings
-        self._progress = progress
+        self._plan = readings.plan
+        self.session = session
+        self.readings = readings
+        self.progress = progress
         self._finding: asyncio.Task[DrafterPrompt] | None = None
 
     async def take_verifier(self) -> Holding:
@@ -90,13 +85,13 @@ class Leases:
             Overloaded: There was no room in time.
             RapidError: The pool cannot be reached, or it refused the prompt.
         """
-        progress, session = self._progress, self._session
+        progress, session = self.progress, self.session
         if progress.has_lost_drafter:  # for one answer, and so for all: they share it
             progress.lose_drafter("drafter lost", "it was lost for another choice")
         if progress.decision is None and self._finding is None:
             progress.source = self._model_source()
-            self._finding = session.begin(self._readings.find())
-        role: Role = "drafter" if self._asked == "rag" else "target"
+            self._finding = session.begin(self.readings.find())
+        role = self._plan.role
         pool = self._pools.target if role == "target" else self._pools.alone
         assert pool is not None
         committed = progress.committed
@@ -104,8 +99,8 @@ class Leases:
         return await session.take(
             pool,
             role,
-            progress.record.prompts[role],
-            timeout_s=max(wait_s, _BEGUN_WAIT_S) if committed else wait_s,
+            progress.prompts[role],
+            timeout_s=max(wait_s, _BEGUN_WAIT_S) if progress.has_held_leases else wait_s,
             committed=committed,
             log_odds=[each.statistics.log_odds for each in progress.answers if committed],
             companion_tokens=progress.source.companion_tokens if progress.source else 0,
@@ -123,7 +118,7 @@ class Leases:
             Overloaded: The mode is an explicit `fused` or `paper`, and drafters have no room.
             RapidError: The verifier's lease was lost.
         """
-        progress = self._progress
+        progress = self.progress
         if progress.decision is None:
             assert self._finding is not None
             progress.decision = await self._decide(verifier, await self._finding)
@@ -148,11 +143,11 @@ class Leases:
             Overloaded: Drafters have no room; the error says when to try again.
             RapidError: The verifier's lease was lost.
         """
-        progress = self._progress
+        progress = self.progress
         assert progress.source is not None
-        prompts = progress.record.prompts
+        prompts = progress.prompts
         needs = DraftNeeds(
-            self._session,
+            self.session,
             verifier,
             prompts.get("drafter"),
             self._config.drafter_wait_s,
@@ -167,7 +162,7 @@ class Leases:
         Raises:
             RapidError: As for `hold_drafter`.
         """
-        task = self._session.begin(work)
+        task = self.session.begin(work)
         while not (await asyncio.wait({task}, timeout=_LOOK_EVERY_S))[0]:
             await verifier.check()
         try:
@@ -184,32 +179,32 @@ class Leases:
         Raises:
             RapidError: As for `take_drafter`.
         """
-        decision = decide(self._asked, found.evidence)
+        decision = decide(self._plan.mode, found.evidence)
         if not decision.is_drafted:
             return decision
-        has_witness = isinstance(self._progress.source, WitnessedSource)
+        has_witness = isinstance(self.progress.source, WitnessedSource)
         try:
-            self._readings.fit("drafter", len(found.prompt_ids), self._session.terms.max_tokens)
+            self._plan.fit("drafter", len(found.prompt_ids), self.session.terms.max_tokens)
             least = self._config.answerable_log_odds
-            if self._asked == "auto" and least is not None:
+            if self._plan.mode == "auto" and least is not None:
                 log_odds = await self._await_beside(verifier, self._answerable(verifier, found))
                 decision = decide_by_reading(log_odds, least)
                 if not decision.is_drafted:
                     return decision
-            await self._readings.use(found, has_witness=has_witness)
+            await self.readings.use(found, has_witness=has_witness)
             await self.hold_drafter(verifier)
         except PromptTooLong:
-            if self._asked in FUSING:
+            if self._plan.mode in FUSING:
                 raise
             cause: Cause = "drafter's prompt too long"
         except (DrafterUnavailable, Overloaded) as error:
-            if self._asked in FUSING:
+            if self._plan.mode in FUSING:
                 raise
-            logger.info("request %s: %s", self._progress.request_id, error)
+            logger.info("request %s: %s", self.progress.request_id, error)
             cause = "no drafter"
         else:
             return decision
-        self._progress.record.drop_drafter()
+        self.progress.drop_drafter()
         return without_drafter(cause)
 
     async def _answerable(self, verifier: Holding, found: DrafterPrompt) -> float:
@@ -221,7 +216,7 @@ class Leases:
             DrafterUnavailable: It cannot be reached, or gave no word in time.
             RapidError: It has no room, or the verifier's engine, which drafts, was lost.
         """
-        pools, session, source = self._pools, self._session, self._progress.source
+        pools, session, source = self._pools, self.session, self.progress.source
         assert pools.drafter is not None
         assert source is not None
         held = await session.take(
@@ -248,22 +243,21 @@ class Leases:
 
     def _forgo_drafter(self, verifier: Holding) -> None:
         """Remove the draft source and free the room that was kept for its lease."""
-        source = self._progress.source
+        source = self.progress.source
         if source is not None and source.companion_tokens:
             verifier.lease.forgo_companion()
-        self._progress.source = None
+        self.progress.source = None
 
     def _model_source(self) -> DraftSource:
         """Return the source of drafts for a drafter model: its own pool or the target's engine."""
         assert self._pools.drafter is not None
-        is_witnessed = self._session.terms.speculation.is_witnessed
-        if not self._pools.are_shared and not is_witnessed:
-            return PoolSource(self._pools.drafter)
-        num_target = len(self._progress.record.prompts["target"])
-        longest = self._prompts.longest_drafter_prompt(self._request, num_target)
-        if self._pools.are_shared:  # the drafter's reading is the target's own
-            return CompanionSource(self._pools.drafter, longest)
-        return WitnessedSource(self._pools.drafter, self._pools.target, longest)
+        num_target = len(self.progress.prompts["target"])
+        return choose(
+            self._pools.drafter,
+            self._pools.target,
+            short_tokens=self._prompts.longest_drafter_prompt(self._request, num_target),
+            is_witnessed=self.session.terms.speculation.is_witnessed,
+        )
 
 
 def _refusal(error: RapidError) -> RapidError:

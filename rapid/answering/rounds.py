@@ -7,18 +7,17 @@ import functools
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any
 
 from rapid.answering.answers import GrowingAnswer, merge_answers
-from rapid.answering.progress import Progress
-from rapid.answering.readings import Readings
+from rapid.answering.prompting import DrafterPrompt
 from rapid.answering.request_leases import Leases
 from rapid.answering.services import Services
-from rapid.answering.session import DraftSource, Holding, Session
-from rapid.answering.sources import PoolSource, WitnessedSource
+from rapid.answering.session import DraftSource, Holding
+from rapid.answering.sources import PoolSource, Rereading, WitnessedSource
 from rapid.errors import DrafterHangs, DrafterUnavailable, RapidError, TargetUnavailable
-from rapid.messages import Failover, GenerateRequest, Reading, TextDelta, Verdict
-from rapid.ports import Drafter, Refresh
+from rapid.messages import GenerateRequest, Reading, TextDelta, Verdict
+from rapid.ports import Refresh
+from rapid.receipt import Failover
 from rapid.speculation.pace.controller import Controller
 from rapid.speculation.pace.refreshing import RefreshTrigger
 
@@ -30,22 +29,12 @@ _READING_S = 1.0  # between two reports of how far a streamed answer's document 
 class Rounds:
     """The rounds of all choices of one request, on the leases that it holds now."""
 
-    def __init__(
-        self,
-        services: Services,
-        request: GenerateRequest,
-        session: Session,
-        readings: Readings,
-        progress: Progress,
-        leases: Leases,
-    ) -> None:
+    def __init__(self, services: Services, request: GenerateRequest, leases: Leases) -> None:
         self._config, self._prompts = services.config, services.prompts
         self._patience, self._costs = services.patience, services.costs
-        self._request = request
-        self._session = session
-        self._readings = readings
-        self._progress = progress
-        self._leases = leases
+        self._request, self._leases = request, leases
+        self._session, self._readings = leases.session, leases.readings
+        self._progress = leases.progress
         self._resting: set[int] = set()  # choices whose rounds need the drafter no more
         self._trigger = RefreshTrigger()
 
@@ -64,7 +53,7 @@ class Rounds:
             async with aclosing(self._progress_of_reading(verifier)) as readings:
                 async for reading in readings:
                     yield reading
-        progress.record.prefill = await verifier.prefill
+        progress.prefill = await verifier.prefill
         drafter_reads: asyncio.Task[None] | None = None
         if progress.source is not None:
             drafter_reads = self._session.begin(self._read_by_drafter(progress.source, verifier))
@@ -160,43 +149,44 @@ class Rounds:
         source = self._progress.source
         if not self._request.speculation.refresh or not isinstance(source, PoolSource):
             return None
-        return functools.partial(self._reread, verifier, answer, source)
+        use = functools.partial(self._use, verifier, source)
+        return Rereading(source, answer.statistics, self._find, use, answer.choice)
 
-    async def _reread(
-        self, verifier: Holding, answer: GrowingAnswer, source: PoolSource, _: tuple[int, ...]
-    ) -> Drafter[Any] | None:
-        """Retrieve with the question and the answer so far, and prefill the drafter again.
-
-        Where nothing is found, None is returned: the drafter goes on from what it has read.
+    async def _find(self, token_ids: tuple[int, ...]) -> DrafterPrompt | None:
+        """Retrieve with the question and the answer so far; None where nothing is found.
 
         Raises:
-            DrafterUnavailable: Retrieval failed, or no lease is available for the new prompt.
-            RapidError: The verifier's lease or engine is lost.
+            DrafterUnavailable: Retrieval failed.
         """
-        token_ids = answer.statistics.token_ids
         found = await self._readings.find(self._prompts.target.decode(token_ids))
         if found.evidence.is_lost:
             raise DrafterUnavailable(found.evidence.why_none)
-        if not found.evidence.num_chunks:
-            return None
-        max_tokens = self._session.terms.max_tokens
-        record = self._progress.record
-        before = record.chunks, dict(record.prompts)
-        num_before = answer.statistics.refreshes
+        return found if found.evidence.num_chunks else None
+
+    async def _use(
+        self, verifier: Holding, source: PoolSource, found: DrafterPrompt, _: tuple[int, ...]
+    ) -> None:
+        """Take the drafter's leases again, on the prompt of what was found, and wait for them.
+
+        Raises:
+            DrafterUnavailable: No lease is available for the new prompt, or it does not fit.
+            RapidError: The verifier's lease or engine is lost.
+        """
+        progress = self._progress
+        before = progress.chunks, dict(progress.prompts)
         try:
-            self._readings.fit("drafter", len(found.prompt_ids), max_tokens)
+            self._readings.plan.fit(
+                "drafter", len(found.prompt_ids), self._session.terms.max_tokens
+            )
             await self._readings.use(found, has_witness=isinstance(source, WitnessedSource))
-            answer.statistics.refreshes += 1  # a target that takes over goes on with these prompts
             await self._leases.hold_drafter(verifier)
             await self._read(source)
         except TargetUnavailable:
             raise
         except RapidError as error:
             await verifier.check()
-            record.chunks, record.prompts = before  # what was drafted was drafted from these
-            answer.statistics.refreshes = num_before
+            progress.chunks, progress.prompts = before  # what was drafted was drafted from these
             raise DrafterUnavailable(f"The drafter cannot go on reading: {error}") from error
-        return source.drafter(answer.choice, token_ids)
 
     # --- draft lengths ----------------------------------------------------------------------------
 
@@ -230,7 +220,7 @@ class Rounds:
         num_committed = len(answer.statistics.token_ids)
         return Controller(
             self._costs,
-            len(progress.record.prompts["target"]) + num_committed,
+            len(progress.prompts["target"]) + num_committed,
             terms.speculation.max_draft,
             can_rest=self._can_rest,
             num_left=terms.max_tokens - num_committed,

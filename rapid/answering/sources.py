@@ -7,16 +7,21 @@ each choice (`drafter`). A request without a source is decoded plainly.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from typing_extensions import override
 
 from rapid.answering.session import DraftNeeds, DraftSource, Holding
-from rapid.config import WindowDrafting
-from rapid.errors import RapidError
+from rapid.config import OwnDrafting, PromptLookup, WindowDrafting
+from rapid.errors import DrafterUnavailable, RapidError
 from rapid.ports import Drafter, EngineLease, EnginePool
 from rapid.speculation.lookup import PromptIndex, PromptLookupDrafter
+from rapid.speculation.statistics import RoundStatistics
+
+Found = TypeVar("Found")
+Drafts = EnginePool | OwnDrafting
 
 
 class PoolSource(DraftSource):
@@ -170,3 +175,67 @@ class WindowSource(DraftSource):
     def drafter(self, choice: int, committed: Sequence[int] = ()) -> Drafter[Any]:
         assert self._verifier is not None
         return self._verifier.lease.window_drafter(choice, self._window)
+
+
+def choose(
+    drafts: Drafts,
+    target: EnginePool,
+    *,
+    short_tokens: int = 0,
+    is_witnessed: bool = False,
+    witnesses: EnginePool | None = None,
+) -> DraftSource:
+    """Return the source of a request's drafts.
+
+    Args:
+        drafts: Pool of the drafter model, or the settings of a drafter that is none.
+        target: Pool of the verifier.
+        short_tokens: Approximate length, in tokens, of what a drafter model reads.
+        is_witnessed: Whether the target reads it as well, beside a drafter model.
+        witnesses: Pool of that reading; None takes the verifier's own engine.
+    """
+    if isinstance(drafts, PromptLookup):
+        return LookupSource()
+    if isinstance(drafts, WindowDrafting):
+        return WindowSource(drafts)
+    if drafts is target:  # the drafter's reading is the target's own
+        return CompanionSource(target, short_tokens)
+    if is_witnessed and witnesses is not None:
+        return WitnessedSource(drafts, witnesses, None)
+    return WitnessedSource(drafts, target, short_tokens) if is_witnessed else PoolSource(drafts)
+
+
+@dataclass(frozen=True, slots=True)
+class Rereading(Generic[Found]):
+    """The `rapid.ports.Refresh` of one answer, whose drafter reads something else from then on.
+
+    Attributes:
+        find: Finds what to read for the answer's tokens so far; None if there is nothing new.
+        use: Holds the source's leases on what was found, after these tokens, and waits until it
+            is read.
+    """
+
+    source: DraftSource
+    statistics: RoundStatistics
+    find: Callable[[tuple[int, ...]], Awaitable[Found | None]]
+    use: Callable[[Found, tuple[int, ...]], Awaitable[None]]
+    choice: int = 0
+
+    async def __call__(self, _: tuple[int, ...]) -> Drafter[Any] | None:
+        """Return a drafter that has read what was found; None leaves the drafter as it is.
+
+        Raises:
+            DrafterUnavailable: The drafter cannot go on.
+            RapidError: The verifier's lease or engine is lost.
+        """
+        token_ids = tuple(self.statistics.token_ids)  # the rounds know those of their lease only
+        found = await self.find(token_ids)
+        if found is None:
+            return None
+        self.statistics.refreshes += 1  # a target that takes over goes on with what was found
+        try:
+            await self.use(found, token_ids)
+        except DrafterUnavailable:
+            self.statistics.refreshes -= 1
+            raise
+        return self.source.drafter(self.choice, token_ids)

@@ -16,6 +16,7 @@ import numpy as np
 
 from rapid.checkpoints.memory import plan_pages
 from rapid.config import EngineConfig, WindowDrafting
+from rapid.engine_status import EngineStatus
 from rapid.engines.execution.compute import ComputeThread
 from rapid.engines.execution.replies import Reply
 from rapid.engines.execution.scheduling import Scheduler
@@ -33,14 +34,7 @@ from rapid.engines.work.prefill import Prefill
 from rapid.engines.work.verifying import Score, Scored, Verify, Weigh
 from rapid.engines.work.window_drafting import WindowDraft
 from rapid.errors import BadRequest, ConfigurationError, LeaseNotFound
-from rapid.messages import (
-    DraftBlock,
-    EngineStatus,
-    LeaseRequest,
-    PrefillReceipt,
-    TargetLogits,
-    Verdict,
-)
+from rapid.messages import DraftBlock, LeaseRequest, PrefillReceipt, TargetLogits, Verdict
 from rapid.ports import Clock
 from rapid.speculation.fast.step import judge_block
 from rapid.speculation.questions import ToJudge

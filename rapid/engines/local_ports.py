@@ -6,12 +6,27 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from rapid.config import WindowDrafting
 from rapid.engines.engine import Engine
+from rapid.engines.forward.loading import LoadedModel
 from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound, Overloaded
 from rapid.messages import DraftBlock, LeaseRequest, PrefillReceipt, Verdict
 from rapid.ports import EngineLease
+
+
+def make_engine(loaded: LoadedModel, vocab_size: int | None, **room: Any) -> Engine:
+    """Return an engine of this process for a loaded model.
+
+    Args:
+        loaded: The model with its settings.
+        vocab_size: Number of tokens that all models share; None where there is one model.
+        room: Fields of `rapid.config.EngineConfig` in place of the model's own.
+    """
+    # Drafting ahead would compete with the target for this process's interpreter.
+    config = loaded.config.model_copy(update={"draft_ahead": False, **room})
+    return Engine(loaded, config, vocab_size=vocab_size, is_watched=False)
 
 
 class LocalPool:

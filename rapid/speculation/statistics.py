@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rapid.messages import ChoiceStatistics, Origin, Verdict
+from rapid.messages import Verdict
+from rapid.receipt import ChoiceStatistics, Origin
 
 
 @dataclass(slots=True)

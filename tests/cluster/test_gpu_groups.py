@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import ray
 
-from rapid.messages import EngineStatus
+from rapid.engine_status import EngineStatus
 from tests.fakes import FakeEngine
 from tests.ray_cluster import FAKE_CONFIG
 

@@ -10,7 +10,8 @@ import pytest
 
 from cluster.reports import EngineReport, EngineWatch, document_name, list_held_documents
 from rapid.config import SamplingConfig, SpeculationConfig
-from rapid.messages import EngineStatus, LeaseRequest, as_prompt
+from rapid.engine_status import EngineStatus
+from rapid.messages import LeaseRequest, as_prompt
 
 STATUS = EngineStatus(
     leases_open=3,

@@ -8,18 +8,8 @@ from dataclasses import replace
 from datetime import date
 from typing import Any
 
-from rapid.messages import (
-    ChoiceStatistics,
-    ChunkUsed,
-    Explanation,
-    Finished,
-    GenerateRequest,
-    GenerationEvent,
-    Receipt,
-    Started,
-    TextDelta,
-    TokenText,
-)
+from rapid.messages import Finished, GenerateRequest, GenerationEvent, Started, TextDelta, TokenText
+from rapid.receipt import ChoiceStatistics, ChunkUsed, Explanation, Receipt
 
 Step = GenerationEvent | BaseException | float | asyncio.Event
 

@@ -12,18 +12,11 @@ import pytest
 
 from deployments import metrics
 from deployments.metrics import EngineMetrics, IngressMetrics, RequestMetrics, RetrieverMetrics
-from rapid.answering.resolution import decide_by_reading, without_drafter
+from rapid.answering.decisions import decide_by_reading, without_drafter
+from rapid.engine_status import EngineStatus
 from rapid.errors import RetrievalPending, TargetUnavailable
-from rapid.messages import (
-    Cause,
-    ChoiceStatistics,
-    EngineStatus,
-    Finished,
-    GenerationEvent,
-    PrefillReceipt,
-    Started,
-    TextDelta,
-)
+from rapid.messages import Finished, GenerationEvent, PrefillReceipt, Started, TextDelta
+from rapid.receipt import Cause, ChoiceStatistics
 from tests.deployments.scripted import receipt
 
 STARTED = Started("lossless", "asked for", "target", "asked for")

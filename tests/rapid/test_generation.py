@@ -10,7 +10,6 @@ import threading
 import pytest
 
 import rapid
-from rapid import generation
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.errors import ConfigurationError, DrafterUnavailable, PromptTooLong
@@ -198,7 +197,7 @@ def test_engines_are_made_as_the_models_were_loaded_for(monkeypatch):
         made.append(config)
         return Engine(loaded, config, **options)
 
-    monkeypatch.setattr(generation, "Engine", engine)
+    monkeypatch.setattr("rapid.engines.local_ports.Engine", engine)
     settings = {"threads": 1, "step_tokens": 32, "page_tokens": 4, "max_context": 110}
     model = rapid.load(str(checkpoint()), device="cpu", dtype="float32", **settings)
     assert rapid.generate(model, None, LONG, max_tokens=3, sampling=GREEDY).token_ids

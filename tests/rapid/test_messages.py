@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rapid.messages import ChoiceStatistics, Verdict, as_prompt
+from rapid.messages import Verdict, as_prompt
+from rapid.receipt import ChoiceStatistics
 
 ROOT = Path(__file__).parents[2]
 

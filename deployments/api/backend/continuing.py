@@ -21,7 +21,7 @@ from dataclasses import astuple, dataclass, replace
 from hashlib import blake2b
 from typing import Any, Protocol, Self
 
-from rapid.answering.resolution import draw_seed
+from rapid.answering.request_plan import draw_seed
 from rapid.errors import BadRequest, CannotContinue, OrchestratorLost
 from rapid.messages import (
     Finished,

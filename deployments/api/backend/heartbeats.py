@@ -19,7 +19,7 @@ from ray.serve._private.common import REPLICA_ID_FULL_ID_STR_PREFIX
 from ray.serve._private.constants import SERVE_NAMESPACE
 
 from deployments.pools.engine_actor import engines_of
-from rapid.messages import EngineStatus
+from rapid.engine_status import EngineStatus
 from rapid.ports import Clock
 
 NEEDED = ("target", "orchestrator")  # and an ingress, which asks

@@ -14,14 +14,8 @@ from functools import singledispatch
 from itertools import zip_longest
 from typing import Any
 
-from rapid.messages import (
-    ChoiceDelta,
-    ChoiceStatistics,
-    FinishReason,
-    Receipt,
-    TextDelta,
-    TokenText,
-)
+from rapid.messages import ChoiceDelta, FinishReason, TextDelta, TokenText
+from rapid.receipt import ChoiceStatistics, Receipt
 
 Json = dict[str, Any]
 

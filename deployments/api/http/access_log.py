@@ -18,8 +18,9 @@ from starlette.requests import ClientDisconnect
 from deployments.api.http.error_responses import HttpError, http_error
 from deployments.api.http.event_feed import ClientLeft
 from rapid import errors
-from rapid.messages import Finished, GenerationEvent, Receipt, Started, TextDelta
+from rapid.messages import Finished, GenerationEvent, Started, TextDelta
 from rapid.ports import Clock
+from rapid.receipt import Receipt
 
 if TYPE_CHECKING:  # which loads Ray
     from deployments.metrics import IngressMetrics

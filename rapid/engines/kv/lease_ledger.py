@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rapid.constraints.shaping import open_shaping
+from rapid.engine_status import EngineStatus
 from rapid.engines.kv.cache import PagePool, PageTable
 from rapid.engines.kv.disk_tier import DiskTier
 from rapid.engines.kv.host_tier import HostTier
@@ -25,7 +26,7 @@ from rapid.engines.kv.prefix_cache import PrefixCache, as_runs, page_names, page
 from rapid.engines.kv.rings import Ring, RingPool
 from rapid.engines.kv.sequences import Sequence
 from rapid.errors import BadRequest, EngineFailed, LeaseNotFound, OutOfStep, PromptTooLong
-from rapid.messages import EngineStatus, LeaseRequest
+from rapid.messages import LeaseRequest
 from rapid.ports import Clock
 
 

@@ -19,7 +19,8 @@ from deployments.config.serve_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
 from rapid.embedded.generator import generate_document
 from rapid.errors import EngineFailed, Overloaded, PromptTooLong, TargetUnavailable
-from rapid.messages import ChunkUsed, Explanation, Finished, Reading, TextDelta
+from rapid.messages import Finished, Reading, TextDelta
+from rapid.receipt import ChunkUsed, Explanation
 from rapid.replay import read_receipt
 from tests.deployments.cli.command import rapid
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt

@@ -150,7 +150,7 @@ def test_a_run_ends_when_an_engine_closes_and_the_same_command_goes_on(
         engines.append(Engine(*arguments, **options))
         return engines[-1]
 
-    monkeypatch.setattr(in_process, "Engine", engine)
+    monkeypatch.setattr("rapid.engines.local_ports.Engine", engine)
     answer = in_process.InProcess._answer
 
     async def answer_until_the_drafter_closes(self, trial):
@@ -209,7 +209,7 @@ async def test_no_engine_holds_a_prefill_back_for_the_sake_of_other_answers(monk
         settings.append(config)
         return Engine(loaded, config, **options)
 
-    monkeypatch.setattr(in_process, "Engine", engine)
+    monkeypatch.setattr("rapid.engines.local_ports.Engine", engine)
     task = tiny_task(systems=["sd"])
     items = load_items(task)
     async with open_in_process(task, MODELS, items, items, batch=2):
@@ -248,7 +248,7 @@ async def test_a_rejected_draft_has_the_answer_so_far_looked_up(monkeypatch):
         engines.append(Engine(*arguments, **options))
         return engines[-1]
 
-    monkeypatch.setattr(in_process, "Engine", engine)
+    monkeypatch.setattr("rapid.engines.local_ports.Engine", engine)
     once = {"name": "once", "method": "lossless"}
     lossless = once | {"name": "lossless", "refresh": True}
     by_itself = lossless | {"name": "by itself", "drafts": "target"}

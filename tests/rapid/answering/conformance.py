@@ -7,7 +7,8 @@ from itertools import islice
 
 from rapid import reference
 from rapid.answering.services import Services
-from rapid.messages import GenerateRequest, Receipt
+from rapid.messages import GenerateRequest
+from rapid.receipt import Receipt
 from rapid.reference import Settings, Token
 from rapid.speculation.pace.refreshing import LEAST_DISTANCE, MAX_REFRESHES
 from tests.toy_engine import EOS, ReferenceReader

@@ -16,20 +16,14 @@ from typing import Any
 
 import pytest
 
+from rapid.answering.decisions import FUSING
 from rapid.answering.request import RequestRun
-from rapid.answering.resolution import FUSING
 from rapid.answering.services import Pools, Services
 from rapid.config import EngineConfig
 from rapid.engines.local_ports import LocalPool
 from rapid.errors import EngineFailed, OutOfStep, RapidError
-from rapid.messages import (
-    Finished,
-    GenerateRequest,
-    GenerationEvent,
-    Message,
-    Receipt,
-    SpeculationRequest,
-)
+from rapid.messages import Finished, GenerateRequest, GenerationEvent, Message, SpeculationRequest
+from rapid.receipt import Receipt
 from tests.answered import ATLAS
 from tests.local_pools import FOUND, LocalActor, LocalApplication
 from tests.rapid.answering.conformance import Specification

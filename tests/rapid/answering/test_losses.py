@@ -99,7 +99,7 @@ async def test_only_a_requests_first_leases_may_be_refused_for_want_of_room() ->
     progress = Progress("r")
     progress.answers = [GrowingAnswer(0, ChatText.load("embedded:target"), (), 10)]
     assert progress.committed == []
-    progress.record.failovers.append("target lost")
+    progress.failovers.append("target lost")
     assert progress.committed == [[]]
 
 

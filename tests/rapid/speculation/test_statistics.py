@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rapid.messages import ChoiceStatistics, Verdict
+from rapid.messages import Verdict
+from rapid.receipt import ChoiceStatistics
 from rapid.speculation.statistics import RoundStatistics
 
 

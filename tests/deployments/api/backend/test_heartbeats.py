@@ -9,7 +9,7 @@ import pytest
 
 from deployments.api.backend import heartbeats as module
 from deployments.api.backend.heartbeats import Ask, PoolProcess, Signs, replica_of
-from rapid.messages import EngineStatus
+from rapid.engine_status import EngineStatus
 
 ENGINE = PoolProcess("target", "e1", is_engine=True)
 REPLICA = PoolProcess("target", "r1", is_engine=False)

@@ -8,24 +8,27 @@ from typing import get_args
 
 import pytest
 
-from rapid.answering.resolution import (
+from rapid.answering.decisions import (
     SAYS_NOTHING,
     Decision,
     Evidence,
+    decide,
+    decide_by_reading,
+    decide_lookup,
+    without_drafter,
+)
+from rapid.answering.request_plan import (
     answer_tokens,
     check_bias,
     check_blocks,
     check_lengths,
-    decide,
-    decide_by_reading,
-    decide_lookup,
     sampling_of,
     speculation_of,
-    without_drafter,
 )
 from rapid.config import Mode, SpeculationConfig
 from rapid.errors import BadRequest, PromptTooLong, RetrievalUnavailable
-from rapid.messages import Cause, GenerateRequest, Message, SpeculationRequest
+from rapid.messages import GenerateRequest, Message, SpeculationRequest
+from rapid.receipt import Cause
 
 FOUND = Evidence(3)
 WEAK = Evidence(3, is_enough=False)

@@ -1,0 +1,289 @@
+"""The plan of a request: sampling, settings of the method and lengths.
+
+All functions are pure, except `draw_seed`, and `sampling_of` where it draws a missing seed.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from rapid.config import PAPER, Mode, SamplingConfig, SpeculationConfig
+from rapid.errors import BadRequest, PromptTooLong
+from rapid.messages import GenerateRequest
+
+if TYPE_CHECKING:
+    from rapid.answering.session import Role
+
+
+_SEED_BITS = 53  # survives a client that reads JSON numbers as doubles
+MOST_BLOCK_BYTES = 32 * 2**20  # of a round's blocks, which cross processes
+_CANDIDATE_BYTES = 8  # of a candidate in a block: an int32 id and a float32 probability
+
+
+_HINTS: dict[Role, str] = {
+    "target": " Shorten it, lower max_tokens, or use `mode: rag`, which reads only what retrieval "
+    "finds in attached documents.",
+    "drafter": " Lower rapid.retrieval_tokens or max_tokens.",
+}
+_HINT_OF_LOOKUP = " Shorten it or lower max_tokens."
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPlan:
+    """What is settled of a request before any of its text is read.
+
+    Attributes:
+        mode: The mode that the request names.
+        role: Role of the engine that answers.
+        looks_up: Whether drafts come from prompt lookup, and nothing is retrieved.
+        max_context: Longest prompt plus answer on an engine of each role, in tokens.
+        default_max_tokens: Longest answer, in tokens, where the request names none.
+    """
+
+    mode: Mode
+    role: Role
+    looks_up: bool
+    sampling: SamplingConfig
+    speculation: SpeculationConfig
+    max_context: Mapping[Role, int]
+    default_max_tokens: int
+
+    @classmethod
+    def of(
+        cls,
+        request: GenerateRequest,
+        defaults: SpeculationConfig,
+        max_context: Mapping[Role, int],
+        default_max_tokens: int,
+        *,
+        looks_up: bool,
+        vocab_size: int,
+    ) -> Self:
+        """Settle a request, and refuse what can never be answered.
+
+        Raises:
+            BadRequest: The settings cannot be served.
+            PromptTooLong: The answer alone would fill the context.
+        """
+        check_refresh(request, looks_up=looks_up)
+        plan = cls(
+            request.speculation.mode,
+            "drafter" if request.speculation.mode == "rag" else "target",
+            looks_up,
+            sampling_of(request),
+            speculation_of(request, defaults, looks_up=looks_up),
+            max_context,
+            default_max_tokens,
+        )
+        longest, hint = max_context[plan.role], plan.hint(plan.role)
+        check_lengths(request, longest, max_context["drafter"], whose=plan.role, hint=hint)
+        check_bias(request, vocab_size)
+        if not looks_up:
+            check_blocks(request, plan.speculation, vocab_size)
+        return plan
+
+    def fit(self, role: Role, num_prompt: int, max_tokens: int | None) -> int:
+        """Return the longest answer, in tokens, that fits on an engine of this role.
+
+        Args:
+            role: Role of the engine.
+            num_prompt: Length of its prompt, in tokens.
+            max_tokens: Longest answer that is wanted; None takes the default.
+
+        Raises:
+            PromptTooLong: The prompt does not fit.
+        """
+        longest, hint = self.max_context[role], self.hint(role)
+        default = self.default_max_tokens
+        return answer_tokens(max_tokens, default, num_prompt, longest, whose=role, hint=hint)
+
+    def hint(self, role: Role) -> str:
+        """Return the advice for a prompt that is too long on an engine of this role."""
+        return _HINT_OF_LOOKUP if self.looks_up else _HINTS[role]
+
+
+def draw_seed() -> int:
+    """Return a random seed, for a request that has none."""
+    return secrets.randbits(_SEED_BITS)
+
+
+def sampling_of(request: GenerateRequest) -> SamplingConfig:
+    """Return the sampling settings of a request; a missing seed is drawn at random."""
+    seed = request.drawn_seed if request.seed is None else request.seed
+    seed = draw_seed() if seed is None else seed
+    return SamplingConfig(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        seed=seed,
+        logit_bias=request.logit_bias,
+    )
+
+
+def check_bias(request: GenerateRequest, vocab_size: int) -> None:
+    """Refuse a bias of a token that the models lack.
+
+    Raises:
+        BadRequest: An id is not below `vocab_size`.
+    """
+    beyond = next((token for token, _ in request.logit_bias if token >= vocab_size), None)
+    if beyond is not None:
+        raise BadRequest(
+            f"logit_bias names token {beyond}; the models have the tokens 0 to {vocab_size - 1}.",
+            "logit_bias",
+        )
+
+
+def speculation_of(
+    request: GenerateRequest, defaults: SpeculationConfig, *, looks_up: bool = False
+) -> SpeculationConfig:
+    """Return the speculation settings: the request's, else the configured ones.
+
+    eta is 0 for `lossless`, for prompt lookup and in modes without a drafter. A request with a seed
+    should be reproducible, so its coupling is `shared_noise` unless it names another. `paper` has
+    fixed settings of its own.
+    """
+    asked = request.speculation
+    own = PAPER | {"rule": "paper"} if asked.mode == "paper" else {}
+    seeded = "shared_noise" if request.seed is not None and not own else None
+    given = {
+        "transfer": asked.transfer,
+        "eta": 0.0 if looks_up or asked.mode in ("lossless", "plain", "rag") else asked.eta,
+        "max_draft": asked.max_draft,
+        "coupling": asked.coupling or seeded,
+        "plausibility": asked.plausibility,
+        "draft_top_k": asked.draft_top_k,
+    }
+    settings = defaults.model_dump() | own | {k: v for k, v in given.items() if v is not None}
+    if asked.all_draft_tokens:
+        settings["draft_top_k"] = None
+    return SpeculationConfig(**settings)
+
+
+def check_refresh(request: GenerateRequest, *, looks_up: bool) -> None:
+    """Raise an error if a request wants to retrieve again where that cannot be done exactly.
+
+    Raises:
+        BadRequest: The request has several choices, which would each need a prompt of their own;
+            or its mode is `paper`, whose bonus tokens are never drafted; or drafts come from
+            prompt lookup, which retrieves nothing.
+    """
+    if not request.speculation.refresh:
+        return
+    why = None
+    if request.num_choices > 1:
+        why = "goes with one choice: leave out n"
+    elif request.speculation.mode == "paper":
+        why = "is not part of mode 'paper': leave it out, or use 'fused'"
+    elif looks_up:
+        why = "needs a drafter that reads, and this server drafts by prompt lookup: leave it out"
+    if why:
+        raise BadRequest(f"rapid.refresh {why}", "rapid.refresh", "invalid_value")
+
+
+def too_long(max_context: int, why: str, param: str = "messages") -> PromptTooLong:
+    """Return the error of a prompt or answer that does not fit.
+
+    It begins with vLLM's sentence, by which clients such as litellm and LangChain know it.
+    """
+    start = f"This model's maximum context length is {max_context} tokens. However, "
+    return PromptTooLong(start + why, param)
+
+
+def check_lengths(
+    request: GenerateRequest,
+    max_context: int,
+    drafter_context: int,
+    *,
+    whose: str = "target",
+    hint: str = "",
+) -> None:
+    """Raise an error for lengths that fit no prompt at all, before any text is tokenized.
+
+    Args:
+        request: The request.
+        max_context: Longest prompt plus answer of the model that answers, in tokens.
+        drafter_context: Longest prompt plus answer of the model that drafts, in tokens.
+        whose: Role of the model that answers, which the error names.
+        hint: Advice that is appended to the error about the answer.
+
+    Raises:
+        PromptTooLong: The answer alone would fill the context.
+        BadRequest: The retrieved text alone would fill the drafter's context.
+    """
+    if request.max_tokens is not None and request.max_tokens >= max_context:
+        raise too_long(
+            max_context,
+            f"a prompt with an answer of {request.max_tokens} tokens is longer than the "
+            f"{whose}'s context of {max_context} tokens.{hint}",
+            "max_tokens",
+        )
+    budget = request.retrieval_tokens
+    if budget is not None and budget >= drafter_context:
+        raise BadRequest(
+            f"rapid.retrieval_tokens must be below the drafter's context of {drafter_context} "
+            f"tokens; it is {budget}.",
+            "rapid.retrieval_tokens",
+            "invalid_value",
+        )
+
+
+def check_blocks(request: GenerateRequest, speculation: SpeculationConfig, vocab_size: int) -> None:
+    """Raise an error if the blocks of one round, over all choices, would be too large to move.
+
+    Args:
+        request: The request.
+        speculation: The resolved settings.
+        vocab_size: Number of tokens that a proposal without a cut holds.
+
+    Raises:
+        BadRequest: The draft is too long for so many candidates to each token.
+    """
+    if request.speculation.mode in ("plain", "rag"):
+        return
+    num_kept = min(speculation.draft_top_k or vocab_size, vocab_size)
+    num_bytes = request.num_choices * speculation.max_draft * num_kept * _CANDIDATE_BYTES
+    if num_bytes > MOST_BLOCK_BYTES:
+        raise BadRequest(
+            f"a round of {request.num_choices} x {speculation.max_draft} drafted tokens with "
+            f"{num_kept} candidates each has {num_bytes} bytes, and {MOST_BLOCK_BYTES} is the "
+            "most: lower rapid.max_draft, rapid.draft_top_k or n",
+            "rapid.draft_top_k",
+            "invalid_value",
+        )
+
+
+def answer_tokens(
+    asked: int | None,
+    default: int,
+    num_prompt: int,
+    max_context: int,
+    *,
+    whose: str = "target",
+    hint: str = "",
+) -> int:
+    """Return the longest answer in tokens: as requested, or the default cut to the room left.
+
+    Args:
+        asked: Requested length; None takes the default.
+        default: Default length.
+        num_prompt: Length of the prompt, in tokens.
+        max_context: Longest prompt plus answer, in tokens.
+        whose: Role of the model whose prompt and context these are, which the error names.
+        hint: Advice that is appended to the error.
+
+    Raises:
+        PromptTooLong: The prompt with the requested length, or with one token, does not fit.
+    """
+    wanted = 1 if asked is None else asked
+    over = num_prompt + wanted - max_context
+    if over > 0:
+        raise too_long(
+            max_context,
+            f"the {whose}'s prompt has {num_prompt} tokens and the answer may have {wanted}: that "
+            f"is {over} more than the {whose}'s context of {max_context} tokens.{hint}",
+        )
+    return min(default, max_context - num_prompt) if asked is None else asked

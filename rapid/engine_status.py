@@ -1,0 +1,51 @@
+"""What an engine says of itself to those who route to it and watch it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """The occupancy of an engine and the work that waits for it.
+
+    Attributes:
+        kv_pages_in_use: Pages in use, without idle prefixes that are only kept for reuse.
+        leases_kept: Places kept for second leases that open leases still expect.
+        kv_pages_kept: Pages kept for them.
+        leases_waiting: Requests in the queue for a lease.
+        tokens_waiting: Prompt tokens that are still to be read. Pages that open leases share count
+            once. Prompts of waiting leases count whole, but only once for one `affinity`.
+        prefill_tokens_per_s: Prompt tokens read in a second of the steps that read any, beside
+            whatever else those steps did; 0 before the first.
+        step_s: Usual seconds of a step that reads no prompt; 0 before the first.
+        ahead_hits: Calls for a block that found some of it drafted ahead.
+        ahead_misses: Calls for a block that found the tokens drafted ahead to be wrong.
+        steps: Steps since the engine started; `steps_s` are their seconds, `step_calls` the calls
+            that had rows in them and `step_tokens` these rows, one for each token.
+        host_tokens: Tokens whose KV is in host memory; `host_tokens_restored` came back from there.
+        disk_tokens: Tokens whose KV is in files; `disk_tokens_read` came back from there.
+    """
+
+    leases_open: int
+    max_leases: int
+    kv_pages_in_use: int
+    kv_pages_total: int
+    page_tokens: int
+    max_context: int
+    leases_kept: int = 0
+    kv_pages_kept: int = 0
+    leases_waiting: int = 0
+    tokens_waiting: int = 0
+    prefill_tokens_per_s: float = 0.0
+    step_s: float = 0.0
+    ahead_hits: int = 0
+    ahead_misses: int = 0
+    steps: int = 0
+    steps_s: float = 0.0
+    step_calls: int = 0
+    step_tokens: int = 0
+    host_tokens: int = 0
+    host_tokens_restored: int = 0
+    disk_tokens: int = 0
+    disk_tokens_read: int = 0

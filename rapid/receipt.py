@@ -1,0 +1,124 @@
+"""The receipt of an answer: its contract, with every resolved setting, counters and timings."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:  # `benchmarks/gpu.py` runs without pydantic
+    from rapid.config import Contract, Coupling, KVCacheDtype, Mode, Transfer
+
+Origin = Literal["drafted", "corrected", "bonus", "target"]
+Failover = Literal[
+    "orchestrator lost", "target lost", "target hung", "drafter lost", "drafter hung"
+]
+Cause = Literal[  # of a mode; metrics have it as a label, so it never holds a number or a name
+    "asked for",
+    "evidence found",
+    "evidence too weak",
+    "drafter can answer",
+    "drafter cannot answer",
+    "prompt lookup",
+    "nothing to retrieve from",
+    "nothing above the floor",
+    "nothing fits the budget",
+    "still indexing",
+    "retrieval lost",
+    "drafter's prompt too long",
+    "no drafter",
+    "drafter lost",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkUsed:
+    """A retrieved chunk in the receipt; `start` and `end` are character offsets in the document."""
+
+    id: str
+    document: str
+    score: float
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The token ids from which an answer can be recomputed offline, one tuple per choice."""
+
+    target_prompt_ids: tuple[int, ...]
+    drafter_prompt_ids: tuple[int, ...]
+    witness_prompt_ids: tuple[int, ...]
+    token_ids: tuple[tuple[int, ...], ...]
+    origins: tuple[tuple[Origin, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceStatistics:
+    """Counters over the rounds of one choice.
+
+    Attributes:
+        histogram: Drafted rounds by block length: entry i counts those that accepted exactly i
+            tokens.
+        refreshes: Number of times that the drafter's context was retrieved again.
+    """
+
+    rounds: int
+    drafted: int
+    accepted: int
+    corrected: int
+    bonus: int
+    completion_tokens: int
+    histogram: dict[int, tuple[int, ...]]
+    refreshes: int = 0
+
+    @property
+    def drafted_rounds(self) -> int:
+        """The number of rounds with a draft; in the others the target decoded alone."""
+        return sum(map(sum, self.histogram.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The contract under which an answer was produced, with every resolved setting.
+
+    Attributes:
+        reason: Why it is this mode, in a sentence.
+        cause: The same as one of few words.
+        witness_tokens: Length of the retrieved text that the target read beside its own prompt,
+            for `adaptive`; 0 if it did not.
+        kv_cache_dtype: That of the engines that keep KV in eight bits, by role.
+        timings_ms: Milliseconds by phase: queue, retrieval, target_prefill, drafter_prefill,
+            witness_prefill (where there is a witness), draft and verify.
+        plain_from: Per choice, the position from which the drafter was lost, or None.
+        failovers: Failures after which the answer was continued, in order.
+        is_fallback: Whether the mode did not get the drafter or the retrieved text that it needs;
+            `reason` says which.
+        application: Name of the application that answered, where there are two beside each other.
+    """
+
+    mode: Mode
+    reason: str
+    cause: Cause
+    contract: Contract
+    seed: int
+    date: datetime.date
+    coupling: Coupling
+    transfer: Transfer
+    eta: float
+    max_draft: int
+    plausibility: float
+    draft_top_k: int | None
+    transfer_temperature: float
+    prompt_tokens: int
+    cached_tokens: int
+    choices: tuple[ChoiceStatistics, ...]
+    chunks: tuple[ChunkUsed, ...]
+    timings_ms: dict[str, float]
+    plain_from: tuple[int | None, ...] = ()
+    failovers: tuple[Failover, ...] = ()
+    is_fallback: bool = False
+    witness_tokens: int = 0
+    kv_cache_dtype: dict[str, KVCacheDtype] = field(default_factory=dict)
+    explanation: Explanation | None = None
+    application: str | None = None
