@@ -20,7 +20,7 @@ from ray import serve
 from ray.serve import Application
 
 from cluster.versions import pin_version
-from deployments.api.backend.remote_orchestrator import IngressReplica
+from deployments.api.ingress_replica import IngressReplica
 from deployments.api.proxy.serve_internals import check_callers_are_known, router_options
 from deployments.config.plans import Plans, deployment_plans
 from deployments.config.preflight import preflight

@@ -9,11 +9,11 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -23,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from deployments.api.backend.continuing import Cursor, continue_events
+from deployments.api.backend.service import GenerationService
 from deployments.api.chat.chat_request import ChatRequest
 from deployments.api.chat.event_stream import EventStream, progress_comment
 from deployments.api.chat.parsing import parse_beside
@@ -56,7 +57,6 @@ from rapid.errors import (
 from rapid.messages import (
     ChoiceDelta,
     Finished,
-    GenerateRequest,
     GenerationEvent,
     Reading,
     Started,
@@ -74,18 +74,6 @@ _READY_S = 2.0  # less than the proxy's patience (`proxy.ready_in_time.DEADLINE_
 _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 
 Caller = TypeVar("Caller")
-
-
-class GenerationService(Protocol):
-    """The application behind the HTTP API: what runs its requests."""
-
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
-        """Yield the events of a request; closing the generator aborts the request."""
-        ...
-
-    async def ready(self) -> dict[str, Any]:
-        """Return the state of pools and engines; ``ready`` holds whether requests can be served."""
-        ...
 
 
 class Ingress:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from deployments.api.ingress import GenerationService
+from deployments.api.backend.service import GenerationService
 from deployments.config.serve_config import CanaryConfig
 from rapid.answering.document_keys import affinity_of
 from rapid.errors import OrchestratorLost, Overloaded, TargetUnavailable

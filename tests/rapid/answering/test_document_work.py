@@ -11,11 +11,13 @@ import pytest
 from deployments.orchestrator.ray_retrieval import affinity
 from rapid import messages
 from rapid.answering.document_keys import affinity_of
+from rapid.answering.progress import Progress
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.readings import Readings
-from rapid.answering.receipts import Record
+from rapid.answering.request_plan import RequestPlan
+from rapid.answering.session import Role
 from rapid.checkpoints.text import ChatText
-from rapid.config import AnsweringConfig
+from rapid.config import AnsweringConfig, SpeculationConfig
 from rapid.messages import Document, GenerateRequest, Message
 from retrieval import LexicalEmbedder, RetrievalConfig, Retriever
 from tests.retrieval.plain_store import PlainChunkStore
@@ -51,6 +53,9 @@ class PoolsOfOne:
     max_context: ClassVar = {"target": 4096, "drafter": 1024}
 
 
+LENGTHS: dict[Role, int] = {"target": 8192, "drafter": 8192}
+
+
 class Shared:
     """What requests share, as far as their readings need it."""
 
@@ -84,7 +89,10 @@ async def test_a_question_tokenizes_and_hashes_its_document_once(
         ask = GenerateRequest(
             "r", "acme", (Message("user", question),), documents=(Document("atlas", LONG),)
         )
-        readings = Readings(Shared(prompts), ask, Record())  # type: ignore[arg-type]
+        plan = RequestPlan.of(
+            ask, SpeculationConfig(), LENGTHS, 64, looks_up=False, vocab_size=text.vocab_size
+        )
+        readings = Readings(Shared(prompts), ask, plan, Progress("r", plan.mode))  # type: ignore[arg-type]
         await readings.render_chat()
         assert affinity_of(ask)
         assert affinity("acme", ask.documents)

@@ -6,7 +6,6 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 from ray.exceptions import ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -15,18 +14,11 @@ from cluster import routers
 from cluster.circuit_breaker import CircuitBreaker
 from deployments.api.backend import remote_orchestrator as module
 from deployments.api.backend.readiness import Readiness
-from deployments.api.backend.remote_orchestrator import (
-    IngressReplica,
-    RemoteOrchestrator,
-    report_readiness,
-)
+from deployments.api.backend.remote_orchestrator import RemoteOrchestrator
 from deployments.api.http.error_responses import http_error
-from deployments.api.proxy import serve_internals
-from deployments.config.serve_config import ApiConfig
-from deployments.config.tenants import hash_key
-from rapid.errors import BadRequest, ConfigurationError, OrchestratorLost, Overloaded
+from rapid.errors import BadRequest, OrchestratorLost, Overloaded
 from rapid.messages import Document, GenerateRequest, Message
-from tests.deployments.scripted import STARTED, ScriptedOrchestrator
+from tests.deployments.scripted import STARTED
 
 LONG = "x" * (2**20 + 1)
 
@@ -267,23 +259,6 @@ async def test_an_orchestrator_that_falls_silent_amid_an_answer_is_lost(
     assert blame.spare(replicas) == replicas[1:]
 
 
-@pytest.fixture
-def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Readiness, "look", lambda self: None)
-    monkeypatch.setattr(Readiness, "start", lambda self: None)
-
-
-@pytest.mark.parametrize("is_embedded", [True, False])
-async def test_the_models_card_says_whether_it_is_an_embedded_one(
-    is_embedded: bool, nobody_looks: None
-) -> None:
-    replica = IngressReplica(ApiConfig(), ScriptedHandle(), is_embedded)  # type: ignore[arg-type]
-    transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
-        (card,) = (await http.get("/v1/models")).json()["data"]
-    assert card["rapid"] == {"embedded": is_embedded}
-
-
 async def test_another_application_is_watched_like_this_one_until_it_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -298,53 +273,3 @@ async def test_another_application_is_watched_like_this_one_until_it_is_closed(
     assert not (await other.ready())["ready"]
     other.close()
     assert looks == ["start", "stop"]
-
-
-async def test_new_keys_and_limits_reach_a_replica_that_runs(nobody_looks: None) -> None:
-    replica = IngressReplica(ApiConfig(), ScriptedHandle(), False)  # type: ignore[arg-type]
-    transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
-    key = {"tenant": "a", "sha256": hash_key("sk-new")}
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
-
-        async def status(key: str | None = None) -> int:
-            headers = {"authorization": f"Bearer {key}"} if key else {}
-            return (await http.get("/v1/models", headers=headers)).status_code
-
-        replica.reconfigure({"model": "rapid"})
-        assert (await status(), await status("sk-new")) == (200, 200)
-        replica.reconfigure({"model": "rapid", "keys": [key]})
-        assert (await status(), await status("sk-new")) == (401, 200)
-        replica.reconfigure({"model": "rapid", "keys": [key, key]})  # refused: the old ones stay
-        assert (await status(), await status("sk-new")) == (401, 200)
-
-
-async def test_a_replica_keeps_its_keys_where_callers_elsewhere_seem_local(
-    nobody_looks: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(serve_internals, "RAY_SERVE_ENABLE_DIRECT_INGRESS", True)
-    monkeypatch.setattr(
-        "deployments.api.backend.remote_orchestrator.limit_replica", lambda: None
-    )  # it would last
-    replica = IngressReplica(ApiConfig(), ScriptedHandle(), False)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="list keys"):
-        replica.reconfigure({"model": "rapid"})
-    replica.reconfigure({"model": "rapid", "keys": [{"tenant": "a", "sha256": hash_key("sk")}]})
-    replica.reconfigure({"model": "rapid"})
-    assert "those in force stay: api.keys is empty" in caplog.text
-
-
-async def test_readiness_is_reported_as_it_changes() -> None:
-    service, seen = ScriptedOrchestrator(), []
-
-    class Metrics:
-        def report(self, *, is_ready: bool) -> None:
-            seen.append(is_ready)
-
-    async def sleep(_: float) -> None:
-        service.state = {"ready": len(seen) == 2}
-        if len(seen) == 3:
-            raise asyncio.CancelledError
-
-    with pytest.raises(asyncio.CancelledError):
-        await report_readiness(service, Metrics(), sleep)  # type: ignore[arg-type]
-    assert seen == [True, False, True]

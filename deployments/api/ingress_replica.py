@@ -1,0 +1,90 @@
+"""The HTTP API as a Serve deployment, over a handle to the orchestrator."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from deployments.api.backend.canary import WithCanary
+from deployments.api.backend.readiness import Readiness
+from deployments.api.backend.remote_orchestrator import RemoteOrchestrator, watch
+from deployments.api.backend.service import GenerationService
+from deployments.api.gate.gossip import board_of, keep_in_step
+from deployments.api.ingress import Ingress
+from deployments.api.proxy.serve_internals import check_callers_are_known, limit_replica
+from deployments.config.live import accept_settings
+from deployments.config.serve_config import ApiConfig
+from deployments.logs import log_with_serve
+from deployments.metrics import IngressMetrics
+from rapid.errors import ConfigurationError
+
+_REPORT_S = 2.0  # Ray collects metrics every ten seconds
+
+logger = logging.getLogger(__name__)
+
+
+class IngressReplica:
+    """The ingress deployment, which serves the HTTP API as an ASGI application."""
+
+    def __init__(
+        self, config: ApiConfig, orchestrator: DeploymentHandle, is_embedded: bool
+    ) -> None:
+        log_with_serve()
+        limit_replica()
+        self._name = name = orchestrator.app_name
+        self._metrics = IngressMetrics(config.model)
+        readiness = Readiness(name)
+        readiness.look()  # as Serve sends this replica requests, `/ready` among them, from now on
+        readiness.start()
+        self._service = WithCanary(RemoteOrchestrator(orchestrator, readiness), name, watch)
+        # Serve's proxy adds x-request-id to every request and response.
+        self._ingress = Ingress(
+            self._service,
+            config,
+            is_embedded=is_embedded,
+            sends_request_id=False,
+            metrics=self._metrics,
+        )
+        self._settings: ApiConfig | None = None
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Return the ASGI application; Serve calls this hook when the replica's event loop runs."""
+        self._in_step = asyncio.create_task(
+            keep_in_step(self._ingress.shares, board_of(self._name))
+        )
+        self._reporting = asyncio.create_task(report_readiness(self._service, self._metrics))
+        return self._ingress
+
+    def reconfigure(self, settings: dict[str, Any]) -> None:
+        """Take new keys and limits; Serve calls this also at start.
+
+        Settings that break their schema are refused.
+        """
+        taken = accept_settings(ApiConfig, settings, self._settings, of="Ingress")
+        try:
+            check_callers_are_known(has_keys=taken.has_keys)
+            self._ingress.configure(taken)
+        except ConfigurationError as error:  # no keys, or no variable that has them
+            if self._settings is None:
+                raise
+            logger.error("new settings are refused, those in force stay: %s", error)
+            return
+        self._service.configure(taken.canary)
+        self._settings = taken
+
+
+async def report_readiness(
+    service: GenerationService,
+    metrics: IngressMetrics,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Report again and again whether requests would be answered, until this is cancelled."""
+    while True:
+        state = await service.ready()
+        metrics.report(is_ready=bool(state["ready"]))
+        await sleep(_REPORT_S)

@@ -1,0 +1,83 @@
+"""The deployment of the HTTP API: its keys and limits as they change, and what it reports."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from deployments.api import ingress_replica as module
+from deployments.api.backend.readiness import Readiness
+from deployments.api.ingress_replica import IngressReplica, report_readiness
+from deployments.api.proxy import serve_internals
+from deployments.config.serve_config import ApiConfig
+from deployments.config.tenants import hash_key
+from rapid.errors import ConfigurationError
+from tests.deployments.api.backend.test_remote_orchestrator import ScriptedHandle
+from tests.deployments.scripted import ScriptedOrchestrator
+
+
+@pytest.fixture
+def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Readiness, "look", lambda self: None)
+    monkeypatch.setattr(Readiness, "start", lambda self: None)
+
+
+@pytest.mark.parametrize("is_embedded", [True, False])
+async def test_the_models_card_says_whether_it_is_an_embedded_one(
+    is_embedded: bool, nobody_looks: None
+) -> None:
+    replica = IngressReplica(ApiConfig(), ScriptedHandle(), is_embedded)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        (card,) = (await http.get("/v1/models")).json()["data"]
+    assert card["rapid"] == {"embedded": is_embedded}
+
+
+async def test_new_keys_and_limits_reach_a_replica_that_runs(nobody_looks: None) -> None:
+    replica = IngressReplica(ApiConfig(), ScriptedHandle(), False)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
+    key = {"tenant": "a", "sha256": hash_key("sk-new")}
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+
+        async def status(key: str | None = None) -> int:
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            return (await http.get("/v1/models", headers=headers)).status_code
+
+        replica.reconfigure({"model": "rapid"})
+        assert (await status(), await status("sk-new")) == (200, 200)
+        replica.reconfigure({"model": "rapid", "keys": [key]})
+        assert (await status(), await status("sk-new")) == (401, 200)
+        replica.reconfigure({"model": "rapid", "keys": [key, key]})  # refused: the old ones stay
+        assert (await status(), await status("sk-new")) == (401, 200)
+
+
+async def test_a_replica_keeps_its_keys_where_callers_elsewhere_seem_local(
+    nobody_looks: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serve_internals, "RAY_SERVE_ENABLE_DIRECT_INGRESS", True)
+    monkeypatch.setattr(module, "limit_replica", lambda: None)  # it would last
+    replica = IngressReplica(ApiConfig(), ScriptedHandle(), False)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="list keys"):
+        replica.reconfigure({"model": "rapid"})
+    replica.reconfigure({"model": "rapid", "keys": [{"tenant": "a", "sha256": hash_key("sk")}]})
+    replica.reconfigure({"model": "rapid"})
+    assert "those in force stay: api.keys is empty" in caplog.text
+
+
+async def test_readiness_is_reported_as_it_changes() -> None:
+    service, seen = ScriptedOrchestrator(), []
+
+    class Metrics:
+        def report(self, *, is_ready: bool) -> None:
+            seen.append(is_ready)
+
+    async def sleep(_: float) -> None:
+        service.state = {"ready": len(seen) == 2}
+        if len(seen) == 3:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await report_readiness(service, Metrics(), sleep)  # type: ignore[arg-type]
+    assert seen == [True, False, True]
