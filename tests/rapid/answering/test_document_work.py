@@ -90,7 +90,7 @@ async def test_a_question_tokenizes_and_hashes_its_document_once(
             "r", "acme", (Message("user", question),), documents=(Document("atlas", LONG),)
         )
         plan = RequestPlan.of(
-            ask, SpeculationConfig(), LENGTHS, 64, looks_up=False, vocab_size=text.vocab_size
+            ask, SpeculationConfig(), LENGTHS, 64, looks_up=False, vocab_size=prompts.vocab_size
         )
         readings = Readings(Shared(prompts), ask, plan, Progress("r", plan.mode))  # type: ignore[arg-type]
         await readings.render_chat()
