@@ -8,18 +8,18 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
-from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from cluster import routers
 from cluster.circuit_breaker import CIRCUITS
 from cluster.remote_failures import FailureKind, failure_of
+from cluster.serve_internals import handle_before_start, transport
 from deployments.api.backend.canary import WithCanary
 from deployments.api.backend.readiness import Readiness
 from deployments.api.gate.gossip import board_of, keep_in_step
 from deployments.api.ingress import GenerationService, Ingress
-from deployments.api.proxy.serve_internals import check_callers_are_known, limit_replica
+from deployments.api.proxy.server_limits import check_callers_are_known, limit_replica
 from deployments.config.live import accept_settings
 from deployments.config.serve_config import ApiConfig
 from deployments.logs import log_with_serve
@@ -59,7 +59,7 @@ class RemoteOrchestrator:
         generate = self._handle.options(
             stream=True,
             method_name="generate" if request.is_streamed else "answer",
-            _by_reference=_num_chars(request) > _MAX_GRPC_CHARS,
+            **transport(by_reference=_num_chars(request) > _MAX_GRPC_CHARS),
         )
         stream: Any = None
         try:
@@ -218,5 +218,5 @@ def watch(application: str) -> RemoteOrchestrator:
     """Return the orchestrator of another application, which need not run yet, and watch it."""
     readiness = Readiness(application)
     readiness.start()
-    handle = serve.get_deployment_handle("Orchestrator", application, _check_exists=False)
+    handle = handle_before_start("Orchestrator", application)
     return RemoteOrchestrator(handle, readiness)

@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from cluster import routers
+from cluster import routers, serve_internals
 from cluster.circuit_breaker import CircuitBreaker
 from deployments.api.backend import remote_orchestrator as module
 from deployments.api.backend.readiness import Readiness
@@ -21,7 +21,6 @@ from deployments.api.backend.remote_orchestrator import (
     report_readiness,
 )
 from deployments.api.http.error_responses import http_error
-from deployments.api.proxy import serve_internals
 from deployments.config.serve_config import ApiConfig
 from deployments.config.tenants import hash_key
 from rapid.errors import BadRequest, ConfigurationError, OrchestratorLost, Overloaded
@@ -291,8 +290,7 @@ async def test_another_application_is_watched_like_this_one_until_it_is_closed(
     looks: list[str] = []
     monkeypatch.setattr(Readiness, "start", lambda self: looks.append("start"))
     monkeypatch.setattr(Readiness, "stop", lambda self: looks.append("stop"))
-    handles = SimpleNamespace(get_deployment_handle=lambda *_, **__: ScriptedHandle())
-    monkeypatch.setattr(module, "serve", handles)
+    monkeypatch.setattr(module, "handle_before_start", lambda *_: ScriptedHandle())
     other = module.watch("next")
     assert looks == ["start"]
     assert not (await other.ready())["ready"]
