@@ -9,8 +9,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, TypeVar
@@ -24,17 +25,9 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.api.backend.continuing import Cursor, continue_events
 from deployments.api.backend.service import GenerationService
-from deployments.api.chat.chat_request import ChatRequest
-from deployments.api.chat.event_stream import EventStream, progress_comment
-from deployments.api.chat.parsing import parse_beside
-from deployments.api.chat.wire import (
-    GrowingChoice,
-    Json,
-    ReplyFrame,
-    Timing,
-    model_card,
-    rapid_receipt,
-)
+from deployments.api.chat.chat_dialect import ChatDialect
+from deployments.api.chat.wire import model_card
+from deployments.api.dialect import Dialect, Events, Question
 from deployments.api.gate.admission import Admission
 from deployments.api.gate.key_file import KeyFile
 from deployments.api.gate.limits import Limits
@@ -43,6 +36,7 @@ from deployments.api.http.access_log import AccessLog
 from deployments.api.http.bodies import Bodies, BodyPace
 from deployments.api.http.error_responses import HttpError, error_body, http_error
 from deployments.api.http.event_feed import ClientLeft, EventFeed
+from deployments.api.http.event_stream import EventStream
 from deployments.config.serve_config import ApiConfig
 from deployments.config.tenants import Tenants
 from rapid.errors import (
@@ -54,14 +48,7 @@ from rapid.errors import (
     Unauthorized,
     UnknownModel,
 )
-from rapid.messages import (
-    ChoiceDelta,
-    Finished,
-    GenerationEvent,
-    Reading,
-    Started,
-    TextDelta,
-)
+from rapid.messages import Finished, GenerationEvent, Reading, Started
 from rapid.ports import Clock
 
 if TYPE_CHECKING:  # which loads Ray
@@ -74,6 +61,9 @@ _READY_S = 2.0  # less than the proxy's patience (`proxy.ready_in_time.DEADLINE_
 _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 
 Caller = TypeVar("Caller")
+
+DIALECTS: dict[str, Dialect] = {"/v1/chat/completions": ChatDialect()}
+"""The dialect of each path that takes questions."""
 
 
 class Ingress:
@@ -112,7 +102,10 @@ class Ingress:
         self.configure(config)
         self._app = Starlette(
             routes=[
-                self._route("/v1/chat/completions", self._chat, "POST", self._identify),
+                *(
+                    self._route(path, partial(self._answer, dialect), "POST", self._identify)
+                    for path, dialect in DIALECTS.items()
+                ),
                 self._route("/v1/models", self._models, "GET", self._identify),
                 self._route("/v1/models/{model:path}", self._model, "GET", self._identify),
                 self._route("/ready", self._ready, "GET", self._is_operator),
@@ -202,44 +195,51 @@ class Ingress:
         self._take_new_keys()
         return self._tenants.is_operator(*_origin(request), is_forwarded=_is_forwarded(request))
 
-    async def _chat(self, request: Request, tenant: str) -> Response:
+    async def _answer(self, dialect: Dialect, request: Request, tenant: str) -> Response:
         request_id, model = _request_id(request), self._config.model
         async with AsyncExitStack() as stack:
             record = stack.enter_context(self._access.request(request_id, tenant, model))
             async with self._bodies.body(request, tenant) as body:
                 with record.admission():
                     await stack.enter_async_context(self._admission.place(tenant))
-            asked = await parse_beside(body, self._limits)
+            asked = await dialect.parse(body, self._limits)
             self._check_model(asked.model)
             default = self._config.default_temperature
             sent = asked.as_generate_request(request_id, tenant, default)
             event_id = request.headers.get("last-event-id")
-            place = Cursor.of_event(event_id, sent, body) if event_id else Cursor.first(sent, body)
-            events = record.follow(
-                continue_events(self._service, place.as_asked(sent), place.marks)
+            cursor = Cursor.of_event(event_id, sent, body) if event_id else Cursor.first(sent, body)
+            following = record.follow(
+                continue_events(self._service, cursor.as_asked(sent), cursor.marks)
             )
-            frame = ReplyFrame(
-                id=f"chatcmpl-{place.unique.hex()}",
-                created=place.created,
-                model=asked.model,
-                fingerprint=self._fingerprint,
-                has_logprobs=bool(asked.logprobs),
-                includes_usage=asked.includes_usage,
-            )
-            timing = Timing(record.began)
-            _log.info("request %s is answered as %s", request_id, frame.id)
-            feed = await stack.enter_async_context(EventFeed(events, request.receive))
+            reply = dialect.reply(asked, cursor, self._fingerprint, record.began, self._clock)
+            _log.info("request %s is answered as %s", request_id, reply.id)
+            feed = await stack.enter_async_context(EventFeed(following, request.receive))
             first = await self._next(feed, asked)
             if not isinstance(first, Started | Reading):  # documents are embedded before the mode
                 raise EngineFailed("The answer began without a mode.")
-            if not asked.stream:
-                return JSONResponse(await self._complete(feed, asked, frame, timing))
-            chunks = self._chunks(feed, asked, frame, timing, place, first)
-            failure, ends = record.noting(_failure), stack.pop_all()
-            return EventStream(chunks, place, asked.says_progress, ends, request_id, failure)
+            events = self._events(first, feed, asked)
+            if not sent.is_streamed:
+                return JSONResponse(await reply.render_whole(events))
+            failure = record.noting(_failure)
+            return EventStream(
+                reply.render(events),
+                reply.media_type,
+                stack.pop_all(),
+                request_id,
+                lambda error: reply.render_error(failure(error, request_id).body),
+            )
+
+    async def _events(
+        self, event: GenerationEvent | None, feed: EventFeed, asked: Question
+    ) -> Events:
+        """Yield `event`, the first one, and those that follow, to the receipt."""
+        yield event
+        while not isinstance(event, Finished):
+            event = await self._next(feed, asked, self._config.heartbeat_s)
+            yield event
 
     async def _next(
-        self, feed: EventFeed, asked: ChatRequest, patience_s: float | None = None
+        self, feed: EventFeed, asked: Question, patience_s: float | None = None
     ) -> GenerationEvent | None:
         """Return the next event, or None when none comes within `patience_s` seconds.
 
@@ -254,72 +254,6 @@ class Ingress:
             if error.retry_after_s is None:
                 raise type(error)(str(error), self._admission.next_place_s()) from error
             raise
-
-    async def _complete(
-        self, feed: EventFeed, asked: ChatRequest, frame: ReplyFrame, timing: Timing
-    ) -> Json:
-        choices = [GrowingChoice() for _ in range(asked.n or 1)]
-        while True:
-            event = await feed.next()
-            if isinstance(event, Started):  # an orchestrator was lost, and the answer begins again
-                choices = [GrowingChoice() for _ in choices]
-                timing.first_token = None
-            elif isinstance(event, TextDelta):
-                choices[event.choice].add(event)
-                self._observe(timing)
-            elif isinstance(event, Finished):
-                timing.done = self._clock()
-                return frame.completion(choices, event.receipt, timing)
-
-    async def _chunks(
-        self,
-        feed: EventFeed,
-        asked: ChatRequest,
-        frame: ReplyFrame,
-        timing: Timing,
-        place: Cursor,
-        event: GenerationEvent | None,
-    ) -> AsyncIterator[Json | str]:
-        """Yield the chunks after `place` and, as strings, comments, which clients may pass over.
-
-        A comment says how far the documents are embedded or read, or fills a silence. The chunk
-        that ends the last choice is held back until the receipt, which it carries. `event` is the
-        first one.
-        """
-        num_growing = sum(not mark.is_finished for mark in place.marks)
-        has_ended = not num_growing
-        for choice in range(place.num_roles, len(place.marks)):
-            yield frame.role_chunk(choice)
-        last: TextDelta | None = None
-        while True:
-            if event is None:
-                yield "ping"
-            elif isinstance(event, Reading):
-                yield progress_comment(event)
-            elif isinstance(event, TextDelta):
-                self._observe(timing)
-                num_growing -= event.finish_reason is not None
-                if num_growing:
-                    yield frame.delta_chunk(event)
-                else:
-                    last = event
-            elif isinstance(event, ChoiceDelta):
-                self._observe(timing)
-                yield frame.delta_chunk(event)
-            elif isinstance(event, Finished):
-                timing.done = self._clock()
-                if last is not None:
-                    yield frame.delta_chunk(last) | {"rapid": rapid_receipt(event.receipt)}
-                elif not has_ended:
-                    raise EngineFailed("The answer ended before all of its choices did.")
-                if frame.includes_usage and not place.has_usage:
-                    yield frame.usage_chunk(event.receipt, timing)
-                return
-            event = await self._next(feed, asked, self._config.heartbeat_s)
-
-    def _observe(self, timing: Timing) -> None:
-        if timing.first_token is None:
-            timing.first_token = self._clock()
 
     async def _models(self, request: Request, tenant: str) -> Response:
         return JSONResponse({"object": "list", "data": [self._card]})

@@ -19,8 +19,9 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import astuple, dataclass, replace
 from hashlib import blake2b
-from typing import Any, Protocol, Self
+from typing import Self
 
+from deployments.api.backend.service import GenerationService
 from rapid.answering.request_plan import draw_seed
 from rapid.errors import BadRequest, CannotContinue, OrchestratorLost
 from rapid.messages import (
@@ -37,14 +38,6 @@ _MAX_LOSSES = 1  # of one request; with the second, what kills orchestrators may
 _FORMAT = 1  # version of the event ids; others are refused
 _HEAD = struct.Struct(">B16s8sQIIBB")  # the fields of `Cursor`, in their order
 _MARK = struct.Struct(">IIIB")  # the fields of `ChoiceCursor`
-
-
-class Generates(Protocol):
-    """What runs a request: an orchestrator."""
-
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
-        """Yield the events of a request; closing the generator aborts the request."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +65,11 @@ class ChoiceCursor:
             zlib.crc32(text.encode("utf-8", "surrogatepass"), self.checksum),
             self.is_finished or is_finished,
         )
+
+    def after_delta(self, delta: TextDelta) -> ChoiceCursor:
+        """Return the mark of a client that also has `delta`."""
+        is_finished = delta.finish_reason is not None
+        return self.after(delta.text, len(delta.logprobs), is_finished=is_finished)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,19 +161,18 @@ class Cursor:
         marks = [_MARK.pack(*astuple(mark)) for mark in self.marks]
         return base64.urlsafe_b64encode(b"".join((head, *marks))).decode()
 
-    def after(self, chunk: dict[str, Any]) -> Cursor:
-        """Return the place of a client that also has this chunk."""
-        if not chunk["choices"]:
+    def after_role(self) -> Cursor:
+        """Return the cursor of a client that also has the role of the next choice."""
+        return replace(self, num_roles=self.num_roles + 1)
+
+    def after(self, event: GenerationEvent) -> Cursor:
+        """Return the cursor of a client that also has what is rendered of this event."""
+        if isinstance(event, Finished):
             return replace(self, has_usage=True)
-        (choice,) = chunk["choices"]
-        if "role" in choice["delta"]:
-            return replace(self, num_roles=self.num_roles + 1)
+        if not isinstance(event, TextDelta):
+            return self
         marks = list(self.marks)
-        marks[choice["index"]] = marks[choice["index"]].after(
-            choice["delta"].get("content", ""),
-            len(choice["logprobs"]["content"]) if choice["logprobs"] else 0,
-            is_finished=choice["finish_reason"] is not None,
-        )
+        marks[event.choice] = marks[event.choice].after_delta(event)
         return replace(self, marks=tuple(marks))
 
 
@@ -190,7 +187,7 @@ def _refuse(why: str, code: str) -> BadRequest:
 
 
 async def continue_events(
-    service: Generates, request: GenerateRequest, marks: Sequence[ChoiceCursor]
+    service: GenerationService, request: GenerateRequest, marks: Sequence[ChoiceCursor]
 ) -> AsyncGenerator[GenerationEvent]:
     """Yield the events of a request that come after `marks`, also when its orchestrator is lost.
 
@@ -217,7 +214,7 @@ async def continue_events(
                         new = rest.of(event)
                         if new is None:
                             continue
-                        has[new.choice] = _after(has[new.choice], new)
+                        has[new.choice] = has[new.choice].after_delta(new)
                         event = new
                     elif isinstance(event, Finished) and num_losses:
                         failovers = ("orchestrator lost", *event.receipt.failovers)
@@ -229,11 +226,6 @@ async def continue_events(
             if num_losses > _MAX_LOSSES:
                 raise
             _log.warning("request %s: the orchestrator was lost", request.request_id)
-
-
-def _after(mark: ChoiceCursor, delta: TextDelta) -> ChoiceCursor:
-    is_finished = delta.finish_reason is not None
-    return mark.after(delta.text, len(delta.logprobs), is_finished=is_finished)
 
 
 class _Rest:

@@ -1,0 +1,85 @@
+"""What the ingress needs of a dialect: one way to ask and to be answered."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from deployments.api.backend.continuing import Cursor
+from deployments.api.gate.limits import Limits
+from rapid.messages import GenerateRequest, GenerationEvent
+from rapid.ports import Clock
+
+Events = AsyncIterator[GenerationEvent | None]
+"""The events of an answer, and None for each heartbeat's time in which none came."""
+
+
+class Question(Protocol):
+    """The parsed body of a request."""
+
+    @property
+    def model(self) -> str:
+        """The name of the model that is asked."""
+        ...
+
+    def as_generate_request(
+        self, request_id: str, tenant: str, default_temperature: float | None
+    ) -> GenerateRequest:
+        """Return the request that an orchestrator runs."""
+        ...
+
+    def field_of(self, param: str | None) -> str | None:
+        """Return the caller's name for a field of the `GenerateRequest`."""
+        ...
+
+
+class AnswerRenderer(Protocol):
+    """The renderer of one answer."""
+
+    @property
+    def id(self) -> str:
+        """The answer's name, for the log."""
+        ...
+
+    @property
+    def media_type(self) -> str:
+        """The type of a streamed response."""
+        ...
+
+    async def render_whole(self, events: Events) -> dict[str, Any]:
+        """Return the body of a response that is not streamed."""
+        ...
+
+    def render(self, events: Events) -> AsyncIterator[bytes]:
+        """Yield the chunks of a response that is streamed, to its end."""
+        ...
+
+    def render_error(self, body: dict[str, Any]) -> bytes:
+        """Return the chunk that ends a stream with an error."""
+        ...
+
+
+class Dialect(Protocol):
+    """A way to ask and to be answered: a folder here and an entry in the ingress's table."""
+
+    async def parse(self, body: bytes, limits: Limits) -> Question:
+        """Return the question.
+
+        Raises:
+            BadRequest: The body is none of this dialect.
+        """
+        ...
+
+    def reply(
+        self, asked: Any, cursor: Cursor, fingerprint: str, began: float, clock: Clock
+    ) -> AnswerRenderer:
+        """Return the renderer of the answer to `asked`, which `parse` returned.
+
+        Args:
+            asked: The question.
+            cursor: What of the answer the client has.
+            fingerprint: Names the server's release and model.
+            began: When the request came, in seconds of `clock`.
+            clock: Monotonic seconds.
+        """
+        ...
