@@ -217,7 +217,7 @@ class Ingress:
             record = stack.enter_context(self._access.request(request_id, tenant, model))
             async with self._bodies.body(request, tenant) as body:
                 with record.admission():
-                    await stack.enter_async_context(self._admission.place(tenant))
+                    ticket = await stack.enter_async_context(self._admission.place(tenant))
             asked = await dialect.parse(body, self._limits)
             self._check_model(asked.model)
             default = self._config.default_temperature
@@ -225,7 +225,7 @@ class Ingress:
             event_id = request.headers.get("last-event-id")
             cursor = Cursor.of_event(event_id, sent, body) if event_id else Cursor.first(sent, body)
             following = record.follow(
-                continue_events(self._service, cursor.as_asked(sent), cursor.marks)
+                continue_events(self._service, cursor.as_asked(sent), cursor.marks), ticket
             )
             reply = dialect.reply(asked, cursor, self._fingerprint, record.began, self._clock)
             _log.info("request %s is answered as %s", request_id, reply.id)
