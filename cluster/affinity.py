@@ -18,13 +18,15 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 
 from cluster import routers
 from cluster.circuit_breaker import CIRCUITS
 from cluster.reports import REPORTS_STALE_S, EngineReport, document_name
+from cluster.routers import Call
 from cluster.routing import Candidate, Need, has_room, rank_candidates, seems_free
-from rapid.messages import LeaseRequest
+from cluster.serve_internals import PoolRequestRouter
+from rapid.messages import GenerateRequest, LeaseRequest
 
 _SINGLES = 3  # replicas that are tried one by one before all others together
 _NEW_S = 2.0  # until Serve has told a router of the replicas that run
@@ -37,13 +39,13 @@ _TAKEN_S = 3.0  # in which a replica says that it has taken what it was sent
 class _Sent:
     """A request: the replica it was sent to, since when, and whether that has taken it."""
 
-    name: str | int
+    name: str
     replica: str
     since: float
     is_taken: bool
 
 
-class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types here
+class AffinityRouter(PoolRequestRouter):
     """A Serve request router that sends leases where their document is and there is room."""
 
     def initialize_state(
@@ -63,7 +65,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         self._clock = time.monotonic
         self._created = self._clock()
         self._empty_since: float | None = self._created
-        routers.add(self._deployment_id, self)
+        routers.add(self.pool, self)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take the replicas that run, which Serve passes whenever they change."""
@@ -108,7 +110,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         self._assigned.pop(internal_request_id, None)
         self._sent.pop(internal_request_id, None)
 
-    def can_move(self, request: object) -> bool:
+    def can_move(self, request: Call) -> bool:
         """Return whether a request would begin at once elsewhere, but not where it was sent.
 
         There it waits in an engine's queue, or the replica reports no more, or has not said for
@@ -118,17 +120,17 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
         does what it has not taken. Any thread may call this.
 
         Args:
-            request: The lease, or the first argument of the call that is no string.
+            request: The first argument of the call; see `routers.Call`.
         """
         sent = self._find(request)
         if sent is None:
             return False
-        moving = self._moving(self._replicas_list)
-        candidates = {each.replica: each for each in self._candidates(self._replicas_list)}
+        moving = self._moving(self.running)
+        candidates = {each.replica: each for each in self._candidates(self.running)}
         here = candidates.pop(sent.replica, None)
         is_silent = not sent.is_taken and self._clock() - sent.since > _TAKEN_S
         if here is not None:
-            running = {each.replica_id.unique_id: each for each in self._replicas_list}
+            running = {each.replica_id.unique_id: each for each in self.running}
             is_silent = is_silent and _may_take(running[sent.replica], here)
             waits = sent.is_taken and here.report is not None and here.report.leases_waiting > 0
             is_moving = any(each.replica_id.unique_id == sent.replica for each in moving)
@@ -150,32 +152,32 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types h
             CIRCUITS.put(sent.replica)
         return begins
 
-    def replica_of(self, request: object) -> str | None:
+    def replica_of(self, request: Call) -> str | None:
         """Return the unique id of the replica that has taken a request; None if none has."""
         sent = self._find(request)
         return sent.replica if sent is not None and sent.is_taken else None
 
-    def forget(self, request: object) -> None:
+    def forget(self, request: Call) -> None:
         """Forget a request that its caller has given up, which Serve may never complete."""
         for request_id, sent in [*self._sent.items()]:
             if sent.name == _name_of(request):
                 self._sent.pop(request_id, None)
 
-    def _find(self, request: object) -> _Sent | None:
+    def _find(self, request: Call) -> _Sent | None:
         name, sent = _name_of(request), [*self._sent.values()]
-        # The newest: an older one may be of an argument that was at the same place in memory.
+        # The newest, as a request that was given up may have been sent again.
         return next((each for each in reversed(sent) if each.name == name), None)
 
     @property
     def is_empty(self) -> bool:
         """Whether the pool has no running replica; a router that is new does not know yet."""
         is_new = self._clock() - self._created < _NEW_S
-        return not self._replicas_list and not is_new
+        return not self.running and not is_new
 
     @property
     def empty_s(self) -> float | None:
         """Seconds that the pool has had no running replica for; None while it has one."""
-        if self._replicas_list:
+        if self.running:
             return None
         if self._empty_since is None:  # its last replica has died since Serve named those that run
             self._empty_since = self._clock()
@@ -249,14 +251,14 @@ def _may_take(replica: RunningReplica, known: Candidate) -> bool:
     return has_lease and (known.num_ongoing or 0) < replica.max_ongoing_requests
 
 
-def _name_of(*args: object) -> str | int | None:
-    """Return what tells a call from all others that its process makes now, if it has that.
-
-    That is a lease's id, or the identity of the first argument that is no string.
-    """
-    if args and isinstance(args[0], LeaseRequest):
-        return args[0].lease_id
-    return next((id(each) for each in args if not isinstance(each, str)), None)
+def _name_of(*args: object) -> str | None:
+    """Return the unique id of a call by its arguments, if the first is a `routers.Call`."""
+    match args:
+        case (LeaseRequest(lease_id=name), *_) | (GenerateRequest(call_id=name), *_):
+            return name
+        case (str() as name, *_):
+            return name
+    return None
 
 
 def _need_of(request: PendingRequest | None) -> Need:

@@ -6,7 +6,7 @@ until the lease ends. So the autoscaler counts a live sequence as one ongoing re
 draining replica waits for it, and the lease of a caller that dies ends with its stream. All later
 calls go to the engine's actor directly and take no slot of the replica.
 
-The stream is gRPC (``_by_reference=False``): over the actor transport the lease of a killed caller
+The stream is gRPC: over the actor transport the lease of a killed caller
 would last until its time-to-live. A prompt that is too long for a gRPC message takes the actor
 transport nevertheless.
 """
@@ -32,6 +32,7 @@ from cluster import routers
 from cluster.circuit_breaker import CIRCUITS
 from cluster.remote_failures import FailureKind, failure_of
 from cluster.reports import EngineWatch
+from cluster.serve_internals import transport
 from rapid.errors import EngineFailed, LeaseNotFound, Overloaded, RapidError, TargetUnavailable
 from rapid.messages import LeaseRequest
 
@@ -281,7 +282,7 @@ async def _acquire(
         stream=True,
         method_name="lease",
         session_id=request.affinity,
-        _by_reference=request.prompt_ids.nbytes > _MAX_GRPC_PROMPT_BYTES,
+        **transport(by_reference=request.prompt_ids.nbytes > _MAX_GRPC_PROMPT_BYTES),
     )
     name = pool.deployment_name
     attempts = itertools.count()

@@ -21,6 +21,7 @@ from ray.exceptions import (
 )
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
+from cluster.serve_internals import actor_id, is_unaccepted_stream
 from rapid.errors import EngineFailed, Overloaded, RapidError
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class Failure:
 
     def is_death_of(self, actor: ActorHandle) -> bool:
         """Return whether `actor` died or is silent."""
-        return bool(self.actor_id == actor._actor_id.hex())
+        return self.actor_id == actor_id(actor)
 
     def as_rapid_error(self, who: str, lost: type[RapidError]) -> RapidError:
         """Return the failure as a `RapidError`.
@@ -114,10 +115,7 @@ def _kind_of(error: BaseException) -> FailureKind:
             return FailureKind.CLOSING
         case grpc.RpcError() | DeploymentUnavailableError():
             return FailureKind.UNREACHABLE
-        # When a stream ends before its replica has accepted it, Serve raises a bare RuntimeError
-        # that holds the gRPC status in its text only: `gRPCReplicaResult.get_rejection_response`
-        # in ray/serve/_private/replica_result.py of Ray 2.60.
-        case RuntimeError() if str(error).startswith("Unexpected error (StatusCode."):
+        case _ if is_unaccepted_stream(error):
             return FailureKind.UNREACHABLE
         case BackPressureError():
             return FailureKind.SATURATED

@@ -6,6 +6,11 @@ from collections.abc import Hashable
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from rapid.messages import GenerateRequest, LeaseRequest
+
+Call = LeaseRequest | GenerateRequest | str
+"""The first argument of a call of a pool: a request, which has a unique id, or a unique id."""
+
 
 class PoolRouter(Protocol):
     """What a caller may ask a router of a pool; see `cluster.affinity.AffinityRouter`."""
@@ -20,15 +25,15 @@ class PoolRouter(Protocol):
         """Seconds that the pool has had no running replica for; None while it has one."""
         ...
 
-    def can_move(self, request: object) -> bool:
+    def can_move(self, request: Call) -> bool:
         """Return whether a request that waits would begin on another replica at once."""
         ...
 
-    def replica_of(self, request: object) -> str | None:
+    def replica_of(self, request: Call) -> str | None:
         """Return the replica that has taken a request."""
         ...
 
-    def forget(self, request: object) -> None:
+    def forget(self, request: Call) -> None:
         """Forget a request that its caller has given up."""
         ...
 

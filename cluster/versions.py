@@ -12,25 +12,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import Any
 
 from pydantic import BaseModel, SecretStr
-from ray import serve
-from ray.serve._private.config import DeploymentConfig
-
-
-class _PinnedConfig(DeploymentConfig):  # type: ignore[misc]  # Ray has no types here
-    """A deployment's configuration that keeps its version.
-
-    Serve 2.60 assigns the application's version just before it sends the configuration to its
-    controller (`ray.serve._private.deploy_utils.get_deploy_args`), and has no option against it.
-    Should another release of Ray take the version from elsewhere, edits replace more replicas than
-    they need to, one after the other, and lose nothing.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name != "version":
-            super().__setattr__(name, value)
 
 
 def version_of(started_with: Sequence[object]) -> str:
@@ -46,14 +29,6 @@ def version_of(started_with: Sequence[object]) -> str:
         for each in started_with
     ]
     return sha256(json.dumps(plain, sort_keys=True, default=_secret).encode()).hexdigest()[:16]
-
-
-def pin_version(deployment: serve.Deployment, version: str) -> serve.Deployment:
-    """Return the deployment with a version of its own."""
-    pinned = deployment.options()
-    settings = dict(pinned._deployment_config) | {"version": version}
-    pinned._deployment_config = _PinnedConfig.model_construct(**settings)
-    return pinned
 
 
 def _secret(value: object) -> str:

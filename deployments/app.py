@@ -19,9 +19,9 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
-from cluster.versions import pin_version
+from cluster.serve_internals import pin_version
 from deployments.api.ingress_replica import IngressReplica
-from deployments.api.proxy.serve_internals import check_callers_are_known, router_options
+from deployments.api.proxy.server_limits import check_callers_are_known, router_options
 from deployments.config.plans import Plans, deployment_plans
 from deployments.config.preflight import preflight
 from deployments.config.serve_config import EnginePoolConfig, ServeConfig

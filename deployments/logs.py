@@ -12,18 +12,14 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from logging.handlers import MemoryHandler, RotatingFileHandler
-from pathlib import Path
 from typing import Any
 
 from ray import serve
-from ray._common.formatters import JSONFormatter
-from ray.serve._private.common import ServeComponentType
-from ray.serve._private.logging_utils import configure_component_logger
-from ray.serve._private.tracing_utils import setup_tracing
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import LoggingConfig
 from typing_extensions import override
+
+from cluster.serve_internals import configure_engine_log, read_log_settings
 
 PACKAGES = ("cluster", "deployments", "rapid", "retrieval")
 _SERVE = logging.getLogger("ray.serve")
@@ -65,22 +61,7 @@ def engine_logging() -> Callable[[], None]:
         _log_as_engine,
         f"{replica.app_name}_{replica.deployment}",
         f"{replica.replica_id.unique_id}_engine",
-        serve_logging(_SERVE),
-    )
-
-
-def serve_logging(logger: logging.Logger) -> LoggingConfig:
-    """Return the settings that Serve has given to `logger`, which it keeps nowhere else."""
-    files = [
-        handler.target
-        for handler in logger.handlers
-        if isinstance(handler, MemoryHandler) and isinstance(handler.target, RotatingFileHandler)
-    ]
-    is_json = any(isinstance(file.formatter, JSONFormatter) for file in files)
-    return LoggingConfig(
-        encoding="JSON" if is_json else "TEXT",
-        log_level=logging.getLevelName(logger.level),
-        logs_dir=str(Path(files[0].baseFilename).parent) if files else None,
+        read_log_settings(_SERVE),
     )
 
 
@@ -113,17 +94,7 @@ def about_lease(lease_id: str) -> dict[str, str]:
 
 
 def _log_as_engine(deployment: str, engine: str, config: LoggingConfig) -> None:
-    configure_component_logger(
-        component_name=deployment,
-        component_id=engine,
-        component_type=ServeComponentType.REPLICA,
-        logging_config=config,
-    )
-    setup_tracing(
-        component_name=deployment,
-        component_id=engine,
-        component_type=ServeComponentType.REPLICA,
-    )
+    configure_engine_log(deployment, engine, config)
     _pass_on()
 
 

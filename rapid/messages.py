@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -109,6 +110,11 @@ class SpeculationRequest:
     refresh: bool = False
 
 
+def new_call_id() -> str:
+    """Return an id that no other call has."""
+    return uuid4().hex
+
+
 def utc_day() -> datetime.date:
     """Return today's date in UTC."""
     return datetime.datetime.now(datetime.UTC).date()
@@ -120,6 +126,7 @@ class GenerateRequest:
 
     Attributes:
         request_id: Id that log lines give, as the caller's. Several requests may have the same.
+        call_id: Id that no other request has.
         drawn_seed: Seed where the caller gives none. Whoever may have to send the request again
             draws it once, so that both answers are the same as far as a drawn seed makes them so:
             it does not change the coupling, as a seed of the caller's does.
@@ -150,6 +157,7 @@ class GenerateRequest:
     is_streamed: bool = False
     speculation: SpeculationRequest = field(default_factory=SpeculationRequest)
     explain: bool = False
+    call_id: str = field(default_factory=new_call_id, compare=False)
     date: datetime.date = field(default_factory=utc_day)
     cache_salt: str = ""
     drawn_seed: int | None = None

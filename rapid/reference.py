@@ -45,17 +45,9 @@ class Settings:
 class Reader:
     """A model with its prompt, which returns the logits after any continuation of it."""
 
-    def __init__(
-        self,
-        model: Any,
-        prompt: Sequence[int],
-        vocab: int | None = None,
-        logit_bias: Sequence[tuple[int, float]] = (),
-    ) -> None:
-        """Store the model; `logit_bias` is added to its logits, for every model of a request."""
+    def __init__(self, model: Any, prompt: Sequence[int], vocab: int | None = None) -> None:
         self._model, self._prompt, self._vocab = model, list(prompt), vocab
         self._cache, self._read = DynamicCache(), list[int]()
-        self._bias = dict(logit_bias)
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int], count: int = 1) -> Row:
@@ -66,10 +58,7 @@ class Reader:
             self._cache.crop(known - len(self._read))  # rejected drafts leave the cache
         fed, self._read = torch.tensor([ids[known:]]), ids
         output = self._model(fed, past_key_values=self._cache, use_cache=True)
-        rows = np.asarray(output.logits[0, -count:, : self._vocab], dtype=np.float64)
-        for token, bias in self._bias.items():
-            rows[:, token] += bias
-        return rows
+        return np.asarray(output.logits[0, -count:, : self._vocab], dtype=np.float64)
 
 
 class Token(NamedTuple):

@@ -132,6 +132,23 @@ def read_receipt(content: str | bytes) -> ReceiptFile:
     return file
 
 
+class BiasedReader(Reader):
+    """A reader of a model whose logits have a request's `logit_bias`."""
+
+    def __init__(
+        self, model: Any, prompt: Sequence[int], vocab: int | None, bias: Mapping[int, float]
+    ) -> None:
+        super().__init__(model, prompt, vocab)
+        self._bias = bias
+
+    def logits(self, tokens: Sequence[int], count: int = 1) -> reference.Row:
+        """Return the rows after the last `count` tokens of prompt and answer [count, vocab]."""
+        rows = super().logits(tokens, count)
+        for token, bias in self._bias.items():
+            rows[:, token] += bias
+        return rows
+
+
 class ReplayModels:
     """Target and drafter, each loaded when it is needed first, in float32 and without a download.
 
@@ -160,7 +177,7 @@ class ReplayModels:
             raise CannotReplay(f"the receipt has no prompt of the {role}")
         bias = logit_bias or {}
         check_ids((*prompt_ids, *bias), vocab, role)
-        return Reader(model, prompt_ids, vocab, tuple(bias.items()))
+        return BiasedReader(model, prompt_ids, vocab, bias)
 
     def decode(self, role: Role, token_id: int) -> str:
         """Return the text of a token."""

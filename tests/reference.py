@@ -18,6 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rapid.reference import Reader, Settings, Token, generate
+from rapid.replay import BiasedReader
 
 __all__ = ["Reference", "Settings", "load_reference"]
 
@@ -60,10 +61,10 @@ class Reference:
     logit_bias: Sequence[tuple[int, float]] = ()
 
     def readers(self) -> list[Reader | None]:
-        how = (self.vocab, self.logit_bias)
-        drafter = self.drafter and Reader(self.drafter, self.drafter_prompt, *how)
-        witness = self.witness_prompt and Reader(self.target, self.witness_prompt, *how)
-        return [Reader(self.target, self.target_prompt, *how), drafter, witness]
+        how = (self.vocab, dict(self.logit_bias))
+        drafter = self.drafter and BiasedReader(self.drafter, self.drafter_prompt, *how)
+        witness = self.witness_prompt and BiasedReader(self.target, self.witness_prompt, *how)
+        return [BiasedReader(self.target, self.target_prompt, *how), drafter, witness]
 
     def rest(self, readers: Sequence[Reader | None], so_far: Sequence[Token]) -> Iterator[Token]:
         target, drafter, witness = readers

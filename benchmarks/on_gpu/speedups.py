@@ -20,7 +20,7 @@ ACCEPTANCE = 0.77
 MARK = f"synthetic acceptance {ACCEPTANCE}"
 # These stand for `SamplingConfig()` and `SpeculationConfig(eta=0)` of rapid.config, which needs
 # pydantic, with the property that judging reads.
-SAMPLING: Any = SimpleNamespace(temperature=1.0, top_p=1.0, top_k=None, seed=0)
+SAMPLING: Any = SimpleNamespace(temperature=1.0, top_p=1.0, top_k=None, seed=0, logit_bias=())
 LOSSLESS: Any = SimpleNamespace(
     rule="exact",
     transfer="adaptive",

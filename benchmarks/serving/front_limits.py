@@ -77,7 +77,7 @@ def serve_ray(form: str, port: int) -> None:
     import ray
     from ray import serve
 
-    from deployments.api.proxy.serve_internals import router_options
+    from deployments.api.proxy.server_limits import router_options
 
     folder = tempfile.mkdtemp(prefix="rapid-", dir="/tmp")
     try:

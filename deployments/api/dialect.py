@@ -33,7 +33,7 @@ class Question(Protocol):
         ...
 
 
-class Reply(Protocol):
+class AnswerRenderer(Protocol):
     """The renderer of one answer."""
 
     @property
@@ -72,7 +72,7 @@ class Dialect(Protocol):
 
     def reply(
         self, asked: Any, cursor: Cursor, fingerprint: str, began: float, clock: Clock
-    ) -> Reply:
+    ) -> AnswerRenderer:
         """Return the renderer of the answer to `asked`, which `parse` returned.
 
         Args:

@@ -16,7 +16,7 @@ from deployments.api.backend.remote_orchestrator import RemoteOrchestrator, watc
 from deployments.api.backend.service import GenerationService
 from deployments.api.gate.gossip import board_of, keep_in_step
 from deployments.api.ingress import Ingress
-from deployments.api.proxy.serve_internals import check_callers_are_known, limit_replica
+from deployments.api.proxy.server_limits import check_callers_are_known, limit_replica
 from deployments.config.live import accept_settings
 from deployments.config.serve_config import ApiConfig
 from deployments.logs import log_with_serve

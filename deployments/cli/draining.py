@@ -20,7 +20,6 @@ from rapid.ports import Clock
 _LOOK_S = 2.0  # between two looks at what is left on the node
 _MOST_FAILURES = 5  # looks in a row; then Ray's head is gone as well, and nothing will move
 _MOST_LISTED = 10_000  # Ray lists no more
-_OF_SERVE = ("ServeReplica", "ProxyActor")
 
 
 class DrainableNode(Protocol):
@@ -113,8 +112,10 @@ class _RayNode:
     def num_serving(self) -> int:
         from ray.util.state import list_actors
 
+        from cluster.serve_internals import SERVE_ACTORS
+
         actors = _ask(list_actors, ("node_id", "=", self._node_id))
-        return sum(each.class_name.startswith(_OF_SERVE) for each in actors)
+        return sum(each.class_name.startswith(SERVE_ACTORS) for each in actors)
 
 
 def _ask(listing: Callable[..., list[Any]], which: tuple[str, str, str]) -> list[Any]:

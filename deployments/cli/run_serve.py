@@ -21,9 +21,9 @@ from pathlib import Path
 import ray
 import yaml
 from ray import serve
-from ray.serve.context import _get_global_client
 from ray.serve.schema import ReplicaState, ServeDeploySchema
 
+from cluster.serve_internals import serve_client
 from deployments.cli.server_state import NO_RAY, RAY_DID_NOT_START, PoolState, ServerState
 from deployments.logs import system_logging
 
@@ -55,7 +55,7 @@ def run(config: Path) -> None:
             tracing_config=settings.tracing_config,
             controller_options=settings.controller_options,
         )
-        client = _get_global_client()
+        client = serve_client()
         client.deploy_apps(settings)
         while True:
             if (pools := _pools()) not in ({}, state.pools):

@@ -33,11 +33,6 @@ from deployments.cli.server_state import (
 SERVE_COMMAND = (sys.executable, "-m", "deployments.cli.run_serve")
 _LOCK, _LOG = RUN_FOLDER / "serve.pid", RUN_FOLDER / "serve.log"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# Messages that Serve's controller logs at any log level when an application will not start.
-_GIVEN_UP = re.compile(
-    r" -- (Failed to update the deployments .*|Deploying app '.*' failed.*"
-    r"|Unexpected error occurred while .*|Runtime env setup for app .*)"
-)
 _OUR_ERROR = re.compile(r"(?:^|\) )(?:rapid|retrieval|cluster|deployments)\.[\w.]+: (.+)")
 _INTERRUPT_TIMEOUT_S, _TERMINATE_TIMEOUT_S, _REST_TIMEOUT_S = 60.0, 10.0, 5.0
 _PARTS_OF_RAY = ("raylet", "gcs_server")  # without either of them nothing is answered
@@ -157,12 +152,14 @@ class ServerProcess:
 
     def failure(self) -> str | None:
         """Return why the application will not start, from the log; None while it still may."""
+        from cluster.serve_internals import find_reason_given_up
+
         log = self._log()
-        given_up = _GIVEN_UP.search(log)
+        given_up = find_reason_given_up(log)
         if given_up is None:
             return None
         reasons = [found[1] for line in log.splitlines() if (found := _OUR_ERROR.search(line))]
-        return reasons[-1] if reasons else f"{given_up[1]}\n{self.tail()}"
+        return reasons[-1] if reasons else f"{given_up}\n{self.tail()}"
 
     def tail(self, num_lines: int = 15) -> str:
         """Return the last `num_lines` lines of the log."""

@@ -22,6 +22,7 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 
 from cluster.remote_failures import FailureKind, failure_of
+from cluster.serve_internals import actor_id
 from deployments.pools.shared_calls import Asked, EndedCall, Method
 from rapid.errors import DrafterUnavailable, EngineFailed
 
@@ -191,9 +192,10 @@ _of_engines: WeakValueDictionary[str, SharedCalls] = WeakValueDictionary()
 
 def find_shared_calls(engine: ActorHandle) -> SharedCalls:
     """Return the calls of an engine, the same for all who ask while one of them keeps it."""
-    calls = _of_engines.get(engine._actor_id.hex())
+    name = actor_id(engine)
+    calls = _of_engines.get(name)
     if calls is None:
-        calls = _of_engines[engine._actor_id.hex()] = SharedCalls(engine)
+        calls = _of_engines[name] = SharedCalls(engine)
     return calls
 
 

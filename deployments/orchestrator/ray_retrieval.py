@@ -11,7 +11,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from cluster import routers
 from cluster.remote_failures import failure_of
 from rapid.errors import DrafterUnavailable
-from rapid.messages import Document, Reading, Tell
+from rapid.messages import Document, Reading, Tell, new_call_id
 from rapid.ports import Found
 
 _INDEXING_SHARE = 0.9  # of `retrieval_wait_s`; the rest is for the retriever's answer
@@ -49,16 +49,17 @@ class RayRetrieval:
         """
         retriever = self._handle.options(session_id=affinity(tenant, documents), stream=True)
         wait_s = _INDEXING_SHARE * self._timeout_s
+        call_id = new_call_id()
         response: DeploymentResponseGenerator[Reading | Found] | None = None
         is_retry = False
         try:
             async with asyncio.timeout(self._timeout_s):
                 while True:
                     response = retriever.retrieve.remote(
-                        tenant, documents, query, budget_tokens, wait_s
+                        call_id, tenant, documents, query, budget_tokens, wait_s
                     )
                     try:
-                        if (found := await self._follow(documents, response, tell)) is None:
+                        if (found := await self._follow(call_id, response, tell)) is None:
                             continue
                     except Exception as error:
                         failure = failure_of(error)
@@ -76,7 +77,7 @@ class RayRetrieval:
 
     async def _follow(
         self,
-        documents: Sequence[Document],
+        call_id: str,
         response: DeploymentResponseGenerator[Reading | Found],
         tell: Tell | None,
     ) -> Found | None:
@@ -89,7 +90,7 @@ class RayRetrieval:
                 try:
                     while not (await asyncio.wait({coming}, timeout=_LOOK_S))[0]:
                         router = routers.find(self._handle.deployment_id)
-                        if may_move and router is not None and router.can_move(documents):
+                        if may_move and router is not None and router.can_move(call_id):
                             response.cancel()
                             return None
                     said = coming.result()
@@ -103,7 +104,7 @@ class RayRetrieval:
                     tell(said)
         finally:
             if (router := routers.find(self._handle.deployment_id)) is not None:
-                router.forget(documents)
+                router.forget(call_id)
 
 
 def affinity(tenant: str, documents: Sequence[Document]) -> str:

@@ -42,6 +42,7 @@ class RetrieverReplica:
 
     async def retrieve(
         self,
+        call_id: str,
         tenant: str,
         documents: Sequence[Document],
         query: str,
@@ -54,6 +55,9 @@ class RetrieverReplica:
         seconds raise `RetrievalPending`; what is embedded of them stays. Whoever closes the stream
         waits for nothing more. Errors of the embedder and of the store say here, in this replica's
         log, what they were told: that can be an address, a path, or what a server replied.
+
+        Args:
+            call_id: Unique id, by which the pool's router knows the call (`cluster.routers.Call`).
 
         Raises:
             RetrievalPending: If documents are not indexed in time.

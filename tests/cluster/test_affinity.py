@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -241,7 +242,7 @@ async def test_orchestrators_at_their_limit_are_not_blamed(blame: CircuitBreaker
 
 
 async def test_the_newest_of_two_notes_counts() -> None:
-    """The argument of a later call may lie where that of one that was given up has lain."""
+    """A request that was given up may have been sent again."""
     one, request = router(), GenerateRequest("caller-7", "local", ())
     one._replicas_list = [replica("a"), replica("b")]
     await one.choose_replicas(one._replicas_list[:1], pending("given up", request))
@@ -266,6 +267,17 @@ async def test_a_request_that_no_orchestrator_takes_moves_and_is_forgotten() -> 
     one.forget(request)
     assert not one.can_move(request)
     assert one.replica_of(namesake) == "b"
+
+
+async def test_a_request_is_known_by_its_id_and_not_by_its_place_in_memory() -> None:
+    one, request = router(), GenerateRequest("caller-7", "local", ())
+    other = replica("b")
+    one.on_request_routed(pending("1", request), other.replica_id, None)
+    assert one.replica_of(pickle.loads(pickle.dumps(request))) == "b"
+    assert one.replica_of(GenerateRequest("caller-7", "local", ())) is None
+    one.on_request_routed(pending("2", "a call of the retriever's"), other.replica_id, None)
+    assert one.replica_of("a call of the retriever's") == "b"
+    assert one.replica_of("another") is None
 
 
 async def test_a_request_that_a_leaving_replica_has_not_taken_moves_at_once(

@@ -1,35 +1,16 @@
-"""Versions of deployments, on the way that they take through Serve."""
+"""Versions of deployments, by their settings."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, SecretStr
-from ray import serve
-from ray.serve._private.config import DeploymentConfig
-from ray.serve._private.deploy_utils import get_deploy_args
 
-from cluster.versions import pin_version, version_of
+from cluster.versions import version_of
 
 
 class Settings(BaseModel):
     model: str
     step_tokens: int = 512
     key: SecretStr | None = None
-
-
-def test_serve_sends_the_deployments_version_and_not_the_applications() -> None:
-    deployment = pin_version(
-        serve.deployment(Settings).options(name="Target", max_ongoing_requests=7), "its own"
-    )
-    bound = deployment.options(name="Target", user_config={"live": 1})  # as Serve's builder does
-    sent = get_deploy_args(
-        "Target",
-        bound._replica_config,
-        deployment_config=bound._deployment_config,
-        version="the application's",
-    )
-    config = DeploymentConfig.from_proto_bytes(sent["deployment_config_proto_bytes"])
-    assert config.version == "its own"
-    assert (config.max_ongoing_requests, config.user_config) == (7, {"live": 1})
 
 
 def test_a_version_follows_the_settings() -> None:

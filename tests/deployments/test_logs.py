@@ -20,6 +20,7 @@ from ray.serve._private.common import ServeComponentType
 from ray.serve._private.logging_utils import configure_component_logger
 from ray.serve.schema import LoggingConfig
 
+from cluster.serve_internals import read_log_settings
 from deployments import logs
 from deployments.api.http import access_log
 from tests.ray_cluster import Fakes, wait_until
@@ -111,7 +112,7 @@ def test_an_engine_is_told_how_its_replica_logs(
     log_file: Any, encoding: str, tmp_path: Path
 ) -> None:
     log_file("WARNING", encoding)
-    told = logs.serve_logging(SERVE)
+    told = read_log_settings(SERVE)
     assert told == LoggingConfig(encoding=encoding, log_level="WARNING", logs_dir=str(tmp_path))
 
 

@@ -8,6 +8,7 @@ replica after three health checks, also an orchestrator whose event loop stands 
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
@@ -15,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import ray
-from ray.serve._private.common import REPLICA_ID_FULL_ID_STR_PREFIX
-from ray.serve._private.constants import SERVE_NAMESPACE
+from ray.actor import ActorHandle
 
+from cluster.serve_internals import replica_of, request_sign
 from deployments.pools.engine_actor import engines_of
 from rapid.engine_status import EngineStatus
 from rapid.ports import Clock
@@ -145,28 +146,18 @@ def processes_of(app: str) -> dict[PoolProcess, Ask]:
     found: dict[PoolProcess, Ask] = {}
     for name, engine in engines_of(app).items():
         _, pool, own = name.rsplit("/", 2)
-        found[PoolProcess(pool.lower(), own, is_engine=True)] = _asking(engine.status)
+        process = PoolProcess(pool.lower(), own, is_engine=True)
+        found[process] = functools.partial(_ask_status, engine)
     for actor in ray.util.list_named_actors(all_namespaces=True):
         pool, own = replica_of(app, actor["namespace"], actor["name"])
         with contextlib.suppress(ValueError):  # it died after it was listed
             if pool in NEEDED:
                 replica = ray.get_actor(actor["name"], actor["namespace"])
                 process = PoolProcess(pool, own, is_engine=False)
-                found[process] = _asking(replica.__ray_ready__)
+                found[process] = functools.partial(request_sign, replica)
     return found
 
 
-def replica_of(app: str, namespace: str, name: str) -> tuple[str, str]:
-    """Return the pool and the id of a replica of an application by its actor's name.
-
-    Serve names it ``SERVE_REPLICA::app#Deployment#id``; for other actors the strings are empty.
-    """
-    prefix = f"{REPLICA_ID_FULL_ID_STR_PREFIX}{app}#"
-    if namespace != SERVE_NAMESPACE or not name.startswith(prefix):
-        return "", ""
-    pool, _, own = name.removeprefix(prefix).partition("#")
-    return pool.lower(), own
-
-
-def _asking(method: Any) -> Ask:
-    return lambda: method.remote().future()
+def _ask_status(engine: ActorHandle) -> Future[Any]:
+    status: Future[Any] = engine.status.remote().future()
+    return status

@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from cluster import routers
 from cluster.circuit_breaker import CIRCUITS
 from cluster.remote_failures import FailureKind, failure_of
+from cluster.serve_internals import handle_before_start, transport
 from deployments.api.backend.readiness import Readiness
 from rapid.errors import OrchestratorLost, Overloaded, RapidError
 from rapid.messages import GenerateRequest, GenerationEvent
@@ -46,7 +46,7 @@ class RemoteOrchestrator:
         generate = self._handle.options(
             stream=True,
             method_name="generate" if request.is_streamed else "answer",
-            _by_reference=_num_chars(request) > _MAX_GRPC_CHARS,
+            **transport(by_reference=_num_chars(request) > _MAX_GRPC_CHARS),
         )
         stream: Any = None
         try:
@@ -143,5 +143,5 @@ def watch(application: str) -> RemoteOrchestrator:
     """Return the orchestrator of another application, which need not run yet, and watch it."""
     readiness = Readiness(application)
     readiness.start()
-    handle = serve.get_deployment_handle("Orchestrator", application, _check_exists=False)
+    handle = handle_before_start("Orchestrator", application)
     return RemoteOrchestrator(handle, readiness)

@@ -36,7 +36,7 @@ class ChatDialect:
 
 
 class ChatReply:
-    """A `Reply` of OpenAI's completions and chunks."""
+    """A `AnswerRenderer` of OpenAI's completions and chunks."""
 
     media_type = "text/event-stream"
 

@@ -71,7 +71,7 @@ def test_a_file_is_served_until_the_process_is_told_to_stop(
     monkeypatch.setattr(run_serve.ray, "init", lambda namespace: found)
     monkeypatch.setattr(run_serve.serve, "status", client.status)
     monkeypatch.setattr(run_serve.serve, "start", lambda **options: started.update(options))
-    monkeypatch.setattr(run_serve, "_get_global_client", lambda: client)
+    monkeypatch.setattr(run_serve, "serve_client", lambda: client)
     run_serve.run(ROOT / "serve_config.yaml")
     assert client.names == ["rapid"]
     assert client.timeout_s == timeout_s

@@ -72,7 +72,7 @@ def serving(config: Path) -> subprocess.Popen[str]:
         "engine = N(engine=N(model='a-model'));"
         "api, pools = N(model='m'), {};"
         "found = N(target=engine, api=api, is_embedded=False, pools=pools);"
-        "serving._checked = lambda path: found;"
+        "serving._check = lambda path: found;"
         "app = typer.Typer(); app.command()(serving.serve); app(['config.yaml'])"
     )
     return subprocess.Popen(

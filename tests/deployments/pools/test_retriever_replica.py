@@ -42,7 +42,7 @@ READING = Reading(3, 9, "passages")
 
 async def found(replica: retriever_replica.RetrieverReplica, *asked: Any) -> object:
     """The last thing that the replica says."""
-    *_, last = [said async for said in replica.retrieve(*asked)]
+    *_, last = [said async for said in replica.retrieve("call", *asked)]
     return last
 
 
@@ -206,7 +206,7 @@ async def test_progress_is_said_at_once_and_who_leaves_waits_for_nothing(
     opening.may_end.set()
     opening.fake.may_go_on = asyncio.Event()
     replica = retriever_replica.RetrieverReplica(RetrievalConfig(), "embedded:target", "m")
-    saying = replica.retrieve("x", [], "who", 9, 1.0)
+    saying = replica.retrieve("call", "x", [], "who", 9, 1.0)
     assert await anext(saying) == READING
     assert not opening.fake.has_left
     await saying.aclose()

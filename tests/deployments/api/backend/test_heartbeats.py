@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deployments.api.backend import heartbeats as module
-from deployments.api.backend.heartbeats import Ask, PoolProcess, Signs, replica_of
+from deployments.api.backend.heartbeats import Ask, PoolProcess, Signs
 from rapid.engine_status import EngineStatus
 
 ENGINE = PoolProcess("target", "e1", is_engine=True)
@@ -115,16 +115,3 @@ def test_the_dead_and_the_gone_are_forgotten() -> None:
     signs.find()
     signs.ask()
     assert signs.standing("target", is_engine=True) == "silent"
-
-
-@pytest.mark.parametrize(
-    ("namespace", "name", "found"),
-    [
-        ("serve", "SERVE_REPLICA::rapid#Target#abc", ("target", "abc")),
-        ("serve", "SERVE_REPLICA::rapid-2#Target#abc", ("", "")),
-        ("other", "SERVE_REPLICA::rapid#Target#abc", ("", "")),
-        ("serve", "SERVE_CONTROLLER_ACTOR", ("", "")),
-    ],
-)
-def test_replicas_are_known_by_name(namespace: str, name: str, found: tuple[str, str]) -> None:
-    assert replica_of("rapid", namespace, name) == found

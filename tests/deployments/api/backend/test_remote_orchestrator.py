@@ -266,8 +266,7 @@ async def test_another_application_is_watched_like_this_one_until_it_is_closed(
     looks: list[str] = []
     monkeypatch.setattr(Readiness, "start", lambda self: looks.append("start"))
     monkeypatch.setattr(Readiness, "stop", lambda self: looks.append("stop"))
-    handles = SimpleNamespace(get_deployment_handle=lambda *_, **__: ScriptedHandle())
-    monkeypatch.setattr(module, "serve", handles)
+    monkeypatch.setattr(module, "handle_before_start", lambda *_: ScriptedHandle())
     other = module.watch("next")
     assert looks == ["start"]
     assert not (await other.ready())["ready"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -11,12 +10,13 @@ from typing import Any
 
 import pytest
 import uvicorn
-from ray.serve._private import http_util, proxy, replica
+from ray.serve._private import http_util
 from ray.serve.config import HTTPOptions
 from starlette.responses import PlainTextResponse
 
+from cluster import serve_internals
 from deployments import app
-from deployments.api.proxy import serve_internals
+from deployments.api.proxy import server_limits
 from deployments.config.serve_file import check
 from rapid.errors import ConfigurationError
 from tests.deployments.api.proxy.test_http_limits import HEAD, answer
@@ -55,7 +55,7 @@ async def serves_server(starting_up: Callable[[Any], None] = lambda _: None) -> 
 
 
 def limit(starting: Any) -> None:
-    serve_internals.limit_proxy(SimpleNamespace(_start_http_server_task=starting))
+    server_limits.limit_proxy(SimpleNamespace(_start_http_server_task=starting))
 
 
 async def test_a_proxy_that_runs_gets_the_limits_and_closes_what_came_before() -> None:
@@ -80,23 +80,16 @@ async def test_a_replica_with_a_server_of_its_own_has_the_limits_from_the_start(
 ) -> None:
     default = uvicorn.config.HTTP_PROTOCOLS["auto"]
     monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, "auto", default)  # put back after the test
-    serve_internals.limit_replica()
+    server_limits.limit_replica()
     assert uvicorn.config.HTTP_PROTOCOLS["auto"] == default
     monkeypatch.setattr(serve_internals, "RAY_SERVE_ENABLE_DIRECT_INGRESS", True)
-    serve_internals.limit_replica()
+    server_limits.limit_replica()
     async with serves_server() as (_, address):
         assert (await answer(address, TOO_LONG))[0] == 431
 
 
-def test_a_proxy_keeps_its_server_where_the_limits_look_for_it() -> None:
-    assert "self._start_http_server_task = " in inspect.getsource(proxy)
-    serve_internals.limit_proxy(object())  # any other actor with a handle of the ingress
-
-
-def test_a_replica_starts_its_server_after_its_class() -> None:
-    source = inspect.getsource(replica)
-    initialize = source[source.index("async def initialize(") :]
-    assert initialize.index("initialize_callable()") < initialize.index("_on_initialized()")
+def test_an_actor_that_is_no_proxy_is_left_alone() -> None:
+    server_limits.limit_proxy(object())  # any other actor with a handle of the ingress
 
 
 def test_the_ingress_has_our_router_where_serve_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +106,7 @@ def test_an_application_is_served_where_its_callers_are_known(
     monkeypatch: pytest.MonkeyPatch, is_direct: bool, has_keys: bool
 ) -> None:
     monkeypatch.setattr(serve_internals, "RAY_SERVE_ENABLE_DIRECT_INGRESS", is_direct)
-    serve_internals.check_callers_are_known(has_keys=has_keys)
+    server_limits.check_callers_are_known(has_keys=has_keys)
 
 
 def test_an_application_without_keys_is_refused_where_every_caller_seems_local(
@@ -121,4 +114,4 @@ def test_an_application_without_keys_is_refused_where_every_caller_seems_local(
 ) -> None:
     monkeypatch.setattr(serve_internals, "RAY_SERVE_ENABLE_DIRECT_INGRESS", True)
     with pytest.raises(ConfigurationError, match=r"list keys .* or start Ray"):
-        serve_internals.check_callers_are_known(has_keys=False)
+        server_limits.check_callers_are_known(has_keys=False)

@@ -1,37 +1,29 @@
-"""Ray Serve's private parts that the limits in front of it need, all of them.
+"""The limits of `HttpWithLimits` on Serve's HTTP servers, for which Serve has no setting.
 
-Serve has no setting for the HTTP server of its proxies. But each proxy gets the request router of
-an application's ingress from the application, whichever way that was deployed: `IngressRouter`
-reaches the proxy in which it finds itself. Serve copies the class with this module into the proxy.
+A proxy gets the request router of an application's ingress from the application, however that was
+deployed: `IngressRouter` reaches the proxy in which it finds itself. Serve copies the class with
+this module into the proxy.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-import ray
 import uvicorn
-from ray.serve._private.constants import (
-    RAY_SERVE_ENABLE_DIRECT_INGRESS,
-    RAY_SERVE_ENABLE_HA_PROXY,
-)
-from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
 from typing_extensions import override
 
+from cluster import serve_internals
 from deployments.api.proxy.http_limits import HttpWithLimits
 from rapid.errors import ConfigurationError
 
 
-class IngressRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]  # Ray has no types here
+class IngressRouter(serve_internals.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
     """Serve's own request router, which also puts limits on the proxy that it routes for."""
 
     @override
     def initialize_state(self, **settings: Any) -> None:
         super().initialize_state(**settings)
-        context = ray.get_runtime_context()
-        if context.get_actor_id() is not None:
-            context.current_actor.__ray_call__.remote(limit_proxy)
+        serve_internals.call_in_actor(limit_proxy)
 
 
 def router_options() -> dict[str, Any]:
@@ -40,7 +32,7 @@ def router_options() -> dict[str, Any]:
     With HAProxy there are none, and Serve refuses them: HAProxy has limits of its own, and sends
     requests to the replicas themselves.
     """
-    if RAY_SERVE_ENABLE_HA_PROXY:
+    if serve_internals.RAY_SERVE_ENABLE_HA_PROXY:
         return {}
     router = f"{IngressRouter.__module__}.{IngressRouter.__name__}"
     return {"request_router_config": {"request_router_class": router}}
@@ -51,10 +43,7 @@ def limit_proxy(actor: Any) -> None:
 
     Connections from before are closed, those with a request in progress when it is answered.
     """
-    starting: asyncio.Future[tuple[Any, uvicorn.Server]] | None
-    starting = getattr(actor, "_start_http_server_task", None)
-    if starting is not None:
-        starting.add_done_callback(lambda done: _limit(done.result()[1]))
+    serve_internals.on_http_server(actor, _limit)
 
 
 def limit_replica() -> None:
@@ -62,7 +51,7 @@ def limit_replica() -> None:
 
     It takes uvicorn's default, and starts after the replica's class.
     """
-    if RAY_SERVE_ENABLE_DIRECT_INGRESS:
+    if serve_internals.RAY_SERVE_ENABLE_DIRECT_INGRESS:
         uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{HttpWithLimits.__module__}:HttpWithLimits"
 
 
@@ -74,7 +63,7 @@ def check_callers_are_known(*, has_keys: bool) -> None:
     Raises:
         ConfigurationError: If it does.
     """
-    if RAY_SERVE_ENABLE_DIRECT_INGRESS and not has_keys:
+    if serve_internals.RAY_SERVE_ENABLE_DIRECT_INGRESS and not has_keys:
         raise ConfigurationError(
             "api.keys is empty, and behind HAProxy or with direct ingress callers from elsewhere "
             "seem to be on this machine: list keys (`rapid hash-key`), name keys_file or keys_env, "
