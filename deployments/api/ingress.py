@@ -17,11 +17,14 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, TypeVar
 
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from deployments.api.backend.continuing import Cursor, continue_events
 from deployments.api.backend.service import GenerationService
@@ -100,18 +103,25 @@ class Ingress:
         self._bodies = Bodies(self._admission, clock=clock, pace=pace)
         self._access = AccessLog(clock, metrics)
         self.configure(config)
+        routes = [
+            *(
+                self._route(path, partial(self._answer, dialect), "POST", self._identify)
+                for path, dialect in DIALECTS.items()
+            ),
+            self._route("/v1/models", self._models, "GET", self._identify),
+            self._route("/v1/models/{model:path}", self._model, "GET", self._identify),
+            self._route("/ready", self._ready, "GET", self._is_operator),
+            Route("/health", _health, methods=["GET"]),
+        ]
         self._app = Starlette(
-            routes=[
-                *(
-                    self._route(path, partial(self._answer, dialect), "POST", self._identify)
-                    for path, dialect in DIALECTS.items()
-                ),
-                self._route("/v1/models", self._models, "GET", self._identify),
-                self._route("/v1/models/{model:path}", self._model, "GET", self._identify),
-                self._route("/ready", self._ready, "GET", self._is_operator),
-                Route("/health", self._health, methods=["GET"]),
-            ],
-            exception_handlers={HTTPException: self._no_route},
+            routes=routes,
+            exception_handlers={
+                HTTPException: self._no_route,
+                ClientDisconnect: _note_leaving,
+                ClientLeft: _note_leaving,
+            },
+            # An `Exception` among the handlers above would be raised again after its response.
+            middleware=[Middleware(ExceptionMiddleware, handlers={Exception: self._refuse})],
         )
         self._app.router.redirect_slashes = False
 
@@ -147,8 +157,18 @@ class Ingress:
         return self._admission.shares
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        await self._app(scope, receive, send)
+        """Serve one connection; its response has the request's id and the time that it took."""
+
+        async def tag_and_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                request, headers = Request(scope), MutableHeaders(scope=message)
+                if self._sends_request_id:
+                    headers["x-request-id"] = _request_id(request)
+                if (began := getattr(request.state, "began", None)) is not None:
+                    headers["openai-processing-ms"] = str(round(1000 * (self._clock() - began)))
+            await send(message)
+
+        await self._app(scope, receive, tag_and_send)
 
     def _route(
         self,
@@ -157,28 +177,24 @@ class Ingress:
         method: str,
         authenticate: Callable[[Request], Caller],
     ) -> Route:
-        """Return a route that authenticates requests and turns every error into OpenAI's form."""
+        """Return a route whose handler is given what `authenticate` says of the caller."""
 
         async def endpoint(request: Request) -> Response:
-            began = self._clock()
-            request_id = _request_id(request)
-            caller: Caller | None = None
-            try:
-                caller = authenticate(request)
-                response = await handler(request, caller)
-            except (ClientDisconnect, ClientLeft):
-                _log.info("request %s: the caller left", request_id)
-                response = Response(status_code=_CLIENT_LEFT_STATUS)
-            except Exception as error:
-                if isinstance(error, Unauthorized):
-                    self._access.refuse(request_id, error)
-                response = _error_response(error, request_id)
-                await self._leave_unread(request, caller, response)
-            self._tag(response, request_id)
-            response.headers["openai-processing-ms"] = str(round(1000 * (self._clock() - began)))
-            return response
+            request.state.began = self._clock()
+            request.state.caller = caller = authenticate(request)
+            return await handler(request, caller)
 
         return Route(path, endpoint, methods=[method])
+
+    async def _refuse(self, request: Request, error: Exception) -> Response:
+        """Return the response to a request that ended with `error`."""
+        request_id = _request_id(request)
+        if isinstance(error, Unauthorized):
+            self._access.refuse(request_id, error)
+        failure = _failure(error, request_id)
+        response = JSONResponse(failure.body, failure.status, headers=failure.headers)
+        await self._leave_unread(request, getattr(request.state, "caller", None), response)
+        return response
 
     def _take_new_keys(self) -> None:
         if self._key_file.has_changed():
@@ -201,7 +217,7 @@ class Ingress:
             record = stack.enter_context(self._access.request(request_id, tenant, model))
             async with self._bodies.body(request, tenant) as body:
                 with record.admission():
-                    await stack.enter_async_context(self._admission.place(tenant))
+                    ticket = await stack.enter_async_context(self._admission.place(tenant))
             asked = await dialect.parse(body, self._limits)
             self._check_model(asked.model)
             default = self._config.default_temperature
@@ -209,7 +225,7 @@ class Ingress:
             event_id = request.headers.get("last-event-id")
             cursor = Cursor.of_event(event_id, sent, body) if event_id else Cursor.first(sent, body)
             following = record.follow(
-                continue_events(self._service, cursor.as_asked(sent), cursor.marks)
+                continue_events(self._service, cursor.as_asked(sent), cursor.marks), ticket
             )
             reply = dialect.reply(asked, cursor, self._fingerprint, record.began, self._clock)
             _log.info("request %s is answered as %s", request_id, reply.id)
@@ -275,9 +291,6 @@ class Ingress:
             return JSONResponse(shown)
         return JSONResponse(shown, 503, headers={"retry-after": "1"})
 
-    async def _health(self, request: Request) -> Response:
-        return self._tag(JSONResponse({"status": "ok"}), _request_id(request))
-
     async def _no_route(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         what = f"{request.method} {request.url.path}"
@@ -287,17 +300,12 @@ class Ingress:
         }.get(error.status_code, error.detail)
         response = JSONResponse(error_body(message), error.status_code, headers=error.headers)
         await self._leave_unread(request, None, response)
-        return self._tag(response, _request_id(request))
+        return response
 
     async def _leave_unread(self, request: Request, who: object, response: Response) -> None:
         """Close the connection after a refusal whose body has not ended within a second."""
         if not await self._bodies.drain(request, who):
             response.headers["connection"] = "close"
-
-    def _tag(self, response: Response, request_id: str) -> Response:
-        if self._sends_request_id:
-            response.headers["x-request-id"] = request_id
-        return response
 
     def _check_model(self, model: str) -> None:
         if model != self._config.model:
@@ -306,9 +314,13 @@ class Ingress:
             )
 
 
-def _error_response(error: Exception, request_id: str) -> Response:
-    failure = _failure(error, request_id)
-    return JSONResponse(failure.body, failure.status, headers=failure.headers)
+async def _health(request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+async def _note_leaving(request: Request, error: Exception) -> Response:
+    _log.info("request %s: the caller left", _request_id(request))
+    return Response(status_code=_CLIENT_LEFT_STATUS)
 
 
 def _failure(error: Exception, request_id: str) -> HttpError:

@@ -30,6 +30,28 @@ class _RefusalNote(NamedTuple):
     due: float
 
 
+class Usage(NamedTuple):
+    """Tokens of one request, over all choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Ticket:
+    """A place that a request holds, to be settled with what the request used.
+
+    Attributes:
+        usage: None until the answer is complete.
+    """
+
+    def __init__(self) -> None:
+        self.usage: Usage | None = None
+
+    def settle(self, usage: Usage) -> None:
+        """Take the usage of the complete answer."""
+        self.usage = usage
+
+
 class Admission:
     """Places for the chat requests in progress, of which a tenant may take its share.
 
@@ -105,8 +127,8 @@ class Admission:
             self._num_read += Counter()  # forgets tenants that have none
 
     @asynccontextmanager
-    async def place(self, tenant: str) -> AsyncIterator[None]:
-        """Hold a place for the duration of the context.
+    async def place(self, tenant: str) -> AsyncIterator[Ticket]:
+        """Hold a place for the duration of the context, which is given its ticket.
 
         Raises:
             TooManyRequests: The tenant holds as many places as it may.
@@ -121,7 +143,7 @@ class Admission:
         self._num_held += 1
         try:
             with self._turnover.hold(), self.shares.hold(tenant):
-                yield
+                yield Ticket()
         finally:
             self._num_held -= 1
             for line in self._lines.values():

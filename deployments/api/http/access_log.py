@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect
 
+from deployments.api.gate.admission import Ticket, Usage
 from deployments.api.http.error_responses import HttpError, http_error
 from deployments.api.http.event_feed import ClientLeft
 from rapid import errors
@@ -66,6 +67,7 @@ class RequestRecord:
         self.first_text: float | None = None
         self.mode: str | None = None
         self.receipt: Receipt | None = None
+        self.ticket: Ticket | None = None
         self.error: BaseException | None = None
 
     @contextmanager
@@ -78,9 +80,10 @@ class RequestRecord:
             self.waited_s = self._clock() - began
 
     async def follow(
-        self, events: AsyncGenerator[GenerationEvent]
+        self, events: AsyncGenerator[GenerationEvent], ticket: Ticket
     ) -> AsyncGenerator[GenerationEvent]:
-        """Yield `events` unchanged and note them; closing this generator closes them."""
+        """Yield `events` unchanged, note them and settle the ticket; closing this closes them."""
+        self.ticket = ticket
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, Started):
@@ -89,6 +92,7 @@ class RequestRecord:
                     self.first_text = self._clock()
                 elif isinstance(event, Finished):
                     self.receipt = event.receipt
+                    ticket.settle(_usage(event.receipt))
                 yield event
 
     def noting(self, failure: Failure) -> Failure:
@@ -153,7 +157,8 @@ class AccessLog:
             "outcome": outcome,
             "cause": cause or None,
             "mode": record.mode,
-            **_of_receipt(record.receipt),
+            **(record.ticket.usage._asdict() if record.ticket and record.ticket.usage else {}),
+            **_stages(record.receipt),
             "admission_ms": _ms(record.waited_s),
             "first_text_ms": _ms(first_text_s),
             "total_ms": _ms(ended - record.began),
@@ -175,13 +180,14 @@ def cause_of(error: BaseException) -> str:
     return next((_CAUSES[cls] for cls in type(error).__mro__ if cls in _CAUSES), _OTHER)
 
 
-def _of_receipt(receipt: Receipt | None) -> dict[str, Any]:
-    """Return the tokens of a complete answer, and its milliseconds by stage."""
-    if receipt is None:
-        return {}
-    stages = {f"{stage}_ms": round(ms, 1) for stage, ms in receipt.timings_ms.items()}
-    tokens = sum(each.completion_tokens for each in receipt.choices)
-    return {"prompt_tokens": receipt.prompt_tokens, "completion_tokens": tokens} | stages
+def _usage(receipt: Receipt) -> Usage:
+    return Usage(receipt.prompt_tokens, sum(each.completion_tokens for each in receipt.choices))
+
+
+def _stages(receipt: Receipt | None) -> dict[str, float]:
+    """Return the milliseconds of a complete answer by stage."""
+    timings = receipt.timings_ms if receipt else {}
+    return {f"{stage}_ms": round(ms, 1) for stage, ms in timings.items()}
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.api.gate.admission import Admission
+from deployments.api.gate.admission import Admission, Ticket, Usage
 from deployments.api.ingress import Ingress
 from deployments.config.serve_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
@@ -47,6 +47,16 @@ async def refused(admission: Admission, tenant: str) -> Overloaded:
 
 
 class TestPlaces:
+    async def test_a_ticket_is_settled_once_the_answer_is_complete(self, monkeypatch) -> None:
+        tickets = []
+        init = Ticket.__init__
+        monkeypatch.setattr(Ticket, "__init__", lambda self: tickets.append(self) or init(self))
+        app = Ingress(ScriptedOrchestrator(), ApiConfig(model="m"))
+        async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+            usage = (await http.post(CHAT, json=ASK)).json()["usage"]
+        (ticket,) = tickets
+        assert ticket.usage == Usage(usage["prompt_tokens"], usage["completion_tokens"])
+
     async def test_a_tenant_is_refused_while_there_is_room_for_others(self) -> None:
         admission, clock = places(4, 2)
         async with admission.place("crowd"):
