@@ -1,15 +1,7 @@
-"""The Serve request router of the engine pools, a thin layer over `cluster.routing`.
+"""The Serve request router of the pools, a thin layer over `cluster.routing`.
 
-It uses Serve's request router API (alpha in Ray 2.60). Every process that has a handle of a pool
-has a router, which gets the replicas' reports from Serve's controller about once a second. What it
-assigned itself since a report was made, it adds. Replicas that have just failed a request are left
-alone (`cluster.circuit_breaker`), and so are those that report no more, while there are others.
-
-A request that waits in an engine's queue, or was sent to a replica that stands still or cannot be
-reached from here, can ask its router whether it would begin elsewhere at once
-(`AffinityRouter.can_move`). Serve copies this class
-with its module into each process, so the process finds its routers through `cluster.routers`, which
-is imported.
+Every process that has a handle of a pool has a router. Serve copies this class with its module into
+each process, so a process finds its routers through `cluster.routers`, which is imported.
 """
 
 from __future__ import annotations
@@ -51,12 +43,7 @@ class AffinityRouter(PoolRequestRouter):
     def initialize_state(
         self, *, target_ongoing_requests: float, first_token_goal_s: float, **_: Any
     ) -> None:
-        """Store the router's configuration, which Serve passes.
-
-        Args:
-            target_ongoing_requests: The number of requests from which a replica is crowded.
-            first_token_goal_s: The pool's goal for the first token, in seconds.
-        """
+        """Store the router's configuration, which Serve passes; see `routing.rank_candidates`."""
         self._target_ongoing_requests = target_ongoing_requests
         self._first_token_goal_s = first_token_goal_s
         self._assigned: dict[str, tuple[str, Need, float]] = {}  # by the request's id
@@ -114,13 +101,7 @@ class AffinityRouter(PoolRequestRouter):
         """Return whether a request would begin at once elsewhere, but not where it was sent.
 
         There it waits in an engine's queue, or the replica reports no more, or has not said for
-        three seconds that it has taken the request, though it has room. The network between it and
-        this process may be cut, while Serve's controller reaches both: such a replica is blamed. A
-        replica that has left the pool only finishes what it has: what waits there moves at once, as
-        does what it has not taken. Any thread may call this.
-
-        Args:
-            request: The first argument of the call; see `routers.Call`.
+        three seconds that it has taken the request, though it has room. Any thread may call this.
         """
         sent = self._find(request)
         if sent is None:
@@ -148,6 +129,7 @@ class AffinityRouter(PoolRequestRouter):
         else:
             is_left = here is None and not sent.is_taken
             begins = (is_silent or is_left) and any(seems_free(each, target) for each in others)
+        # The network to it may be cut for this process, while Serve's controller reaches both.
         if begins and is_silent:
             CIRCUITS.put(sent.replica)
         return begins
@@ -189,10 +171,7 @@ class AffinityRouter(PoolRequestRouter):
     def _note(
         self, request: PendingRequest, replica: str, *, is_taken: bool, may_take: bool = True
     ) -> None:
-        """Remember where a request was sent; what is cancelled before that is never completed.
-
-        While the replica is full, so that it may not take the request, the time does not run.
-        """
+        """Remember where a request was sent; while it may not be taken, the time does not run."""
         name = _name_of(*request.args)
         if name is not None:
             request_id = request.metadata.internal_request_id
@@ -204,12 +183,8 @@ class AffinityRouter(PoolRequestRouter):
             self._sent.pop(next(iter(self._sent)))
 
     def _moving(self, replicas: list[RunningReplica]) -> list[RunningReplica]:
-        """Return the replicas without those that report no more, or all if there is no other.
-
-        Such a replica, its engine or its machine stands still. What counts is for how long this
-        process has known the last report, as the clocks of machines differ. A replica that never
-        reported is new.
-        """
+        """Return the replicas without those that report no more, or all if there is no other."""
+        # What counts is for how long this process has known a report: clocks of machines differ.
         now = self._clock()
         moving = []
         for each in replicas:
@@ -246,13 +221,11 @@ class AffinityRouter(PoolRequestRouter):
 
 
 def _may_take(replica: RunningReplica, known: Candidate) -> bool:
-    """Return whether a replica could take one more request, for all that is known here."""
     has_lease = known.report is None or known.report.leases_free > 0
     return has_lease and (known.num_ongoing or 0) < replica.max_ongoing_requests
 
 
 def _name_of(*args: object) -> str | None:
-    """Return the unique id of a call by its arguments, if the first is a `routers.Call`."""
     match args:
         case (LeaseRequest(lease_id=name), *_) | (GenerateRequest(call_id=name), *_):
             return name

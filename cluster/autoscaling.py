@@ -1,16 +1,8 @@
 """Autoscaling policies: how many replicas a pool should have, from what its replicas report.
 
-The decisions, `engines_wanted` and `orchestrators_wanted`, are pure functions. `EnginePolicy` and
-`OrchestratorPolicy` are thin layers that give them what Serve's controller knows (its custom
-autoscaling policies, Ray 2.60). Serve itself applies the limits and the delays of a pool
-afterwards, and brings a pool back from zero as soon as a request waits for it.
-
-Scaling by the number of requests alone cannot tell a question on a cached document from a new one
-of 100,000 tokens. So engines are scaled by the largest of three needs: requests, KV pages, and
-seconds of reading that wait. Orchestrators, whose work is small and frequent, are scaled by
-requests and by how late their event loops run.
-
-Serve copies the policies into its controller, with all that they use of this module.
+`EnginePolicy` and `OrchestratorPolicy` give what Serve's controller knows to the pure functions
+`engines_wanted` and `orchestrators_wanted`. Serve applies the limits and the delays of a pool
+afterwards, and copies the policies into its controller with all that they use of this module.
 """
 
 from __future__ import annotations
@@ -23,10 +15,10 @@ from typing import Any
 from cluster.reports import REPORTS_STALE_S
 
 _PAGES_GOAL = 0.85
-_SPARE = 1.25
+_SPARE = 1.25  # none is removed that leaves less: at the edge a pool would go back and forth
 _LAG_GOAL_S = 0.01
-_MOST_GROWTH = 2.0
-_MOST_SHRINKAGE = 0.25
+_MOST_GROWTH = 2.0  # lateness does not grow in proportion to load
+_MOST_SHRINKAGE = 0.25  # at once: with a replica the documents go that it has read
 
 
 @dataclass(frozen=True)
@@ -75,10 +67,7 @@ class PoolState:
 def engines_wanted(state: PoolState, *, target_ongoing: float, first_token_goal_s: float) -> int:
     """Return how many engine replicas a pool should have; Serve applies limits and delays.
 
-    Replicas are added for the load as it is, and removed only where the rest would carry a quarter
-    more than it, so that a pool at the edge does not change back and forth; and at most a quarter
-    at once, because with a replica the documents go that it has read. A replica without a report is
-    taken for an average one, and as long as there is one, none is removed.
+    The largest of three needs counts: requests, KV pages, and seconds of reading that wait.
 
     Args:
         state: The pool.
@@ -121,11 +110,6 @@ def orchestrators_wanted(
 ) -> int:
     """Return how many orchestrators there should be; Serve applies limits and delays.
 
-    A loop that is late delays every round of every answer. Lateness does not grow in proportion to
-    load, so above the goal the pool grows by the ratio of the lag to the goal, at most twofold, and
-    none is removed unless the lag is below a quarter of the goal. Where there is no request, a late
-    loop is the machine's doing, and says nothing about how many are needed.
-
     Args:
         target: Replicas that were decided on last.
         lags_s: How late the event loop of each running replica is, in seconds; None if unknown.
@@ -138,7 +122,7 @@ def orchestrators_wanted(
     if not known:
         return max(by_requests, target)
     lag_s = sum(known) / len(known)
-    if lag_s > lag_goal_s and num_requests:
+    if lag_s > lag_goal_s and num_requests:  # without requests a late loop is the machine's doing
         return max(by_requests, math.ceil(len(lags_s) * min(lag_s / lag_goal_s, _MOST_GROWTH)))
     if by_requests >= target:
         return by_requests
@@ -154,18 +138,10 @@ class EnginePolicy:
     """Serve's autoscaling policy for a pool of engines."""
 
     def __init__(self, first_token_goal_s: float = 10.0) -> None:
-        """Store the policy's settings.
-
-        Args:
-            first_token_goal_s: Seconds in which waiting prompts should be read.
-        """
         self._first_token_goal_s = first_token_goal_s
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """Return the number of replicas for Serve's `AutoscalingContext`, and the policy's state.
-
-        The state holds when each replica was last heard of, and its load.
-        """
+        """Return the number of replicas for Serve's `AutoscalingContext`, and a state."""
         now = context.current_time
         stats = latest(context.raw_metrics or {}, now)
         running = [each.unique_id for each in context.running_replicas]

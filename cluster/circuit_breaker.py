@@ -24,12 +24,7 @@ Candidate = TypeVar("Candidate", bound=HasReplicaId)
 
 
 class CircuitBreaker:
-    """Times at which replicas failed.
-
-    A replica whose steps fail answers sooner than the others, and so looks the least busy. For ten
-    seconds after a failure it gets no request from this process while another replica may take it.
-    In this time a replica whose engine is broken is replaced.
-    """
+    """Times at which replicas failed; for ten seconds after a failure a replica is spared."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -37,6 +32,7 @@ class CircuitBreaker:
 
     def put(self, replica: str) -> None:
         """Record that a replica, by its unique id, failed a request."""
+        # Where steps fail, answers come sooner than elsewhere, so that it looks the least busy.
         now = self._clock()
         self._until = {each: end for each, end in self._until.items() if end > now}
         self._until[replica] = now + _BLAMED_S

@@ -1,14 +1,9 @@
 """Leases on engines, each held by an open stream to the replica that owns the engine.
 
 The first item of the stream says that a replica has taken the request, which then waits for room in
-its engine; the second is the handle of the engine. Then the stream stays open without further items
-until the lease ends. So the autoscaler counts a live sequence as one ongoing request, a
-draining replica waits for it, and the lease of a caller that dies ends with its stream. All later
-calls go to the engine's actor directly and take no slot of the replica.
-
-The stream is gRPC: over the actor transport the lease of a killed caller
-would last until its time-to-live. A prompt that is too long for a gRPC message takes the actor
-transport nevertheless.
+its engine; the second is the handle of the engine. The stream stays open until the lease ends: so
+the autoscaler counts a lease as one ongoing request, a draining replica waits for it, and the lease
+of a caller that dies ends. All later calls go to the engine's actor, and take no slot.
 """
 
 from __future__ import annotations
@@ -50,12 +45,7 @@ _LOOK_S = 1.0  # between two looks whether a lease would open elsewhere, more or
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The first item of a lease's stream.
-
-    Attributes:
-        engine: Handle of the engine's actor.
-        replica: Unique id of the replica that owns the engine.
-    """
+    """The second item of a lease's stream: an engine, and the unique id of its replica."""
 
     engine: ActorHandle
     replica: str
@@ -63,14 +53,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class HeldLease:
-    """A lease on an engine, as `hold` yields it.
-
-    Attributes:
-        lease_id: Id to pass in calls to the engine.
-        engine: Handle of the engine's actor.
-        queued_s: Seconds that it took to get the lease.
-        replica: Unique id of the replica that owns the engine.
-    """
+    """A lease on an engine, as `hold` yields it; it took `queued_s` seconds to get."""
 
     lease_id: str
     engine: ActorHandle
@@ -78,13 +61,10 @@ class HeldLease:
     replica: str = ""
 
     async def is_over(self, call: asyncio.Future[Any], *, after_s: float, silent_s: float) -> bool:
-        """Wait for a call, and then for a sign of life; return whether the call is over.
-
-        A call may take as long as it needs while its engine lives: an engine whose steps do not end
-        closes itself, and then its calls fail.
+        """Wait for a call of the engine; return whether it is over, or else the engine gave a sign.
 
         Args:
-            call: A call of the engine, in progress.
+            call: A call in progress; it may take as long as it needs while its engine lives.
             after_s: Seconds after which the engine is asked for a sign of life.
             silent_s: Longest wait for that, in seconds.
 
@@ -115,18 +95,12 @@ class LeasingReplica:
     """A Serve replica that owns one engine actor and leases it out.
 
     The engine's actor class has ``open(request)``, ``wait_closed(lease_id)``, ``renew(lease_id)``,
-    ``release(lease_id)``, ``ping()`` and ``live()``, which returns when the engine is closed. The
-    engine ends a lease that is neither used nor renewed. The actor is the replica's child; each
-    dies with the other, and both when the engine closes or does not answer.
+    ``release(lease_id)``, ``ping()`` and ``live()``, which returns when the engine is closed. It
+    ends a lease that is neither used nor renewed. Replica and engine die with each other.
     """
 
     def __init__(self, start_engine: Callable[[], ActorHandle], replica: str = "") -> None:
-        """Start the engine.
-
-        Args:
-            start_engine: Starts the engine's actor.
-            replica: Unique id of this replica, as its pool's router knows it.
-        """
+        """Start the engine; `replica` is the unique id of this replica."""
         self._engine = start_engine()
         self._replica = replica
         self._fate: asyncio.Task[None] | None = None
@@ -175,10 +149,7 @@ class LeasingReplica:
         self._die(why)
 
     def _die(self, why: str) -> None:
-        """End the engine and this process.
-
-        Serve replaces a dead replica at once, but an unhealthy one slowly.
-        """
+        # Serve replaces a dead replica at once, but an unhealthy one slowly.
         logger.error("%s, and this replica ends with it", why)
         ray.kill(self._engine)
         os._exit(1)
@@ -236,19 +207,8 @@ async def hold_beside(
 ) -> AsyncIterator[HeldLease]:
     """Hold a second lease on the engine of `first`, for an engine that both drafts and verifies.
 
-    The lease has no stream of its own, as it ends with `first`. So it does not wait for one of the
-    replica's slots, which may be full of requests that wait for their first lease.
-
-    Args:
-        first: The request's first lease.
-        request: The request for the second lease.
-        timeout_s: Longest wait for room, in seconds.
-        renew_every_s: Seconds between renewals, well below the engine's time-to-live.
-        lost: Error class for an engine that died.
-
-    Raises:
-        Overloaded: There was no room within `timeout_s`.
-        RapidError: `lost`, or the engine refused the request. Entering raises nothing else.
+    The lease has no stream of its own and takes no slot of the replica, as it ends with `first`.
+    Arguments and errors are those of `hold`.
     """
     started = time.monotonic()
     engine = first.engine
@@ -282,6 +242,7 @@ async def _acquire(
         stream=True,
         method_name="lease",
         session_id=request.affinity,
+        # Through Ray's objects the lease of a killed caller would last for its time to live.
         **transport(by_reference=request.prompt_ids.nbytes > _MAX_GRPC_PROMPT_BYTES),
     )
     name = pool.deployment_name
@@ -331,8 +292,6 @@ async def _next(
     pool: DeploymentHandle, request: LeaseRequest, stream: Any, resting: type[RapidError] | None
 ) -> Granted | None:
     """Return the next item of a lease's stream: None from a replica, then what it grants.
-
-    Who waits for room looks about once a second whether another replica has some by now.
 
     Raises:
         _OpensElsewhere: The lease waits, and would open on another replica at once.

@@ -1,12 +1,9 @@
 """Placement of replicas: pure functions from a pool's settings to Serve deployment options.
 
 A replica that holds a model is two actors: the Serve replica, which only keeps leases, and its
-engine, which computes. On a CPU both take small logical shares. With GPUs the pair gets one bundle
-of a placement group, so that the GPUs of a replica are on one machine and reserved for it; the
-replica takes `num_cpus` of the bundle and the engine the rest. An engine on several nodes has one
-such bundle on each, the first with the replica. Without a GPU, and on one node, there is no
-placement group, and the engine is pinned to its replica's node. A replica without an engine, like
-the retriever's, holds its GPU itself.
+engine. With GPUs, or on several nodes, both share a placement group with one bundle on each node:
+the replica takes `num_cpus` of the first and the engine the rest. Otherwise the engine is pinned to
+its replica's node. A replica without an engine, like the retriever's, holds its GPU itself.
 """
 
 from __future__ import annotations
@@ -132,12 +129,7 @@ class RequestPoolConfig(PoolConfig):
 
 
 def num_queued(pool: PoolConfig, max_leases: int | None = None) -> int:
-    """Return how many requests may wait for a pool at each process that calls it.
-
-    Args:
-        pool: Settings of the pool.
-        max_leases: Leases of the engine of each replica; None for a pool without engines.
-    """
+    """Return how many requests may wait for a pool at each process that calls it."""
     if pool.max_queued_requests is not None:
         return pool.max_queued_requests
     if max_leases is None:
@@ -216,21 +208,18 @@ def deployment_options(
 def engine_options(pool: PoolConfig, node_id: str) -> dict[str, Any]:
     """Return what a replica's engine has on each of its nodes, as options of ``ray.remote(...)``.
 
-    Without a GPU the engine reserves nothing: all engines share the machine's cores, and a logical
-    share would only limit how many deployments fit on a laptop. Ray would then start it on any
-    node, so it is pinned to the replica's; with GPUs the placement group keeps both together.
-
     Args:
         pool: Settings of the pool.
         node_id: Ray's hex id of the replica's node.
     """
+    # Without a GPU all engines share the machine's cores, and a share reserved for each would limit
+    # how many deployments fit on a laptop. Ray would then start it anywhere, so it is pinned.
     if not pool.has_group:
         return {"num_cpus": 0, "label_selector": {"ray.io/node-id": node_id}}
     return {"num_cpus": pool.engine_cpus} | _gpus(pool)
 
 
 def _gpus(pool: PoolConfig) -> dict[str, Any]:
-    """Return the options of an actor of the pool that has its GPUs of one node."""
     gpus: dict[str, Any] = {"num_gpus": pool.num_gpus / pool.nodes}
     if pool.accelerator:
         gpus["accelerator_type"] = pool.accelerator

@@ -1,7 +1,7 @@
-"""Classification of failed remote calls; only this module knows how Ray and Serve report them.
+"""Classification of failed remote calls.
 
-A call to one engine can fail because of another: when a block is passed by reference and its
-drafter died, ``verify`` fails with the *drafter's* actor id. So a failure names its actor.
+A failure names its actor, as a call to one engine can fail because of another: when a block is
+passed by reference and its drafter died, ``verify`` fails with the *drafter's* actor id.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ class Failure:
     """The failure of a remote call.
 
     Attributes:
-        kind: What happened.
         cause: The exception that was raised remotely, without Ray's wrappers.
         actor_id: Id of the actor that died or is silent, in hex.
     """
@@ -81,16 +80,12 @@ class Failure:
         """Return the failure as a `RapidError`.
 
         This is the `RapidError` that was raised remotely, `lost` when the callee was lost,
-        `Overloaded` when its queue is full, and `EngineFailed` otherwise. The messages of other
-        exceptions may contain host names or text of other requests, so they are logged and not
-        returned.
-
-        Args:
-            who: Name of the callee, for messages.
-            lost: Error class for a lost callee.
+        `Overloaded` when its queue is full, and `EngineFailed` otherwise. Messages name the callee
+        as `who`.
         """
         if isinstance(self.cause, RapidError):
             return self.cause
+        # Messages may hold host names or text of other requests: they are logged, not returned.
         logger.warning("the %s failed: %r", who, self.cause)
         if self.is_loss:
             return lost(f"The {who} was lost.")

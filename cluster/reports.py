@@ -1,10 +1,7 @@
-"""What replicas report: how much room an engine has, and how much work waits.
+"""Reports of replicas: how much room an engine has, and how much work waits.
 
-A replica of an engine pool only keeps leases; its engine is an actor of its own. `EngineWatch` asks
-the engine for its status in the background, so that Serve, which collects the reports of all
-replicas, never waits for an engine. Serve's controller hands the reports to the routers
-(`cluster.affinity`) and to the autoscaling policies (`cluster.autoscaling`). `LoopWatch` measures
-what orchestrators report.
+Serve's controller collects them and hands them to the routers (`cluster.affinity`) and to the
+autoscaling policies (`cluster.autoscaling`).
 """
 
 from __future__ import annotations
@@ -105,7 +102,7 @@ class EngineReport:
 
 
 class EngineWatch:
-    """The latest report of one engine, renewed in the background.
+    """The latest report of one engine, renewed in the background: Serve waits for no engine.
 
     Which documents an engine holds is estimated from the leases that its replica saw: those used
     last, as many as the KV pool can hold, as the engine evicts the least recently used pages first.
@@ -178,11 +175,7 @@ class EngineWatch:
 
 
 class LoopWatch:
-    """A background measurement of the lateness of this process's event loop.
-
-    A task asks to be woken every tenth of a second; how much later it is woken is the time for
-    which other tasks of the loop wait, too.
-    """
+    """The lateness of this event loop, of a task that is woken every tenth of a second."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -204,9 +197,7 @@ class LoopWatch:
 
 
 def list_held_documents(used: OrderedDict[str, int], num_tokens: int) -> dict[str, int]:
-    """Return the documents used last that fit into `num_tokens` together.
-
-    The last of them may be there in part: an engine evicts the end of a prompt first.
+    """Return the documents used last that fit into `num_tokens`, the last perhaps in part.
 
     Args:
         used: Tokens of each document, the least recently used first.
@@ -216,15 +207,15 @@ def list_held_documents(used: OrderedDict[str, int], num_tokens: int) -> dict[st
     for name in reversed(used):
         if num_tokens <= 0:
             break
+        # An engine evicts the end of a prompt first.
         held[name] = min(used[name], num_tokens)
         num_tokens -= used[name]
     return held
 
 
 def document_name(affinity: str) -> str:
-    """Return a short name for what a lease request's ``affinity`` names.
+    """Return a name of eight characters for what a lease request's ``affinity`` names.
 
-    Reports of all replicas go to all routers, so the name has eight characters. It only guides
-    routing: two documents with one name share a replica and nothing else.
+    It only guides routing: two documents with one name share a replica and nothing else.
     """
     return blake2b(affinity.encode(), digest_size=4).hexdigest()

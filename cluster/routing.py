@@ -1,21 +1,15 @@
 """The choice of a replica for a lease: where its document is and there is room.
 
-`rank_candidates` is a pure function of what the request needs, what the replicas reported and what
-the router itself has assigned since. Its rules, first to last:
+`rank_candidates` is a pure function with these rules, first to last:
 
-1. A replica that is full is no choice while another one has room. A replica is full when the pages
-   or places that the lease needs are not free, or when a lease already waits there.
-2. The document's pages cost nothing where a lease has them in use, and nothing is read where they
-   are: the replica that holds most of the document takes the request if what is new fits. It
-   may be crowded, but where it would miss the goal for the first token, and another replica would
-   be faster, that one is chosen.
+1. A replica is full when the pages or places that the lease needs are not free, or a lease already
+   waits there. It is no choice while another one has room.
+2. The replica that holds most of the document takes the request if what is new fits, even if it is
+   crowded, unless it would miss the goal for the first token and another replica would be faster.
 3. Otherwise the replicas are tried in the order of their hash with the document's name (rendezvous
-   hashing, Thaler and Ravishankar 1998), those that would evict a document for it after the
-   others, and those that are crowded last. So a replica that has just started gets new documents
-   and takes none from another. All routers find the same order without communication: the second
-   replica that reads a document is the same for all of them, and only so many read it as its
-   questions need. A replica counts as crowded from half of the goal on, which leaves the other
-   half to questions about what it holds.
+   hashing, Thaler and Ravishankar 1998), which is the same for all routers: after the others those
+   that would evict a document for it, and last those that are crowded. A replica counts as crowded
+   from half of the goal on, which leaves the other half to questions about what it holds.
 4. A request without a document goes to the better of two random replicas.
 
 Reports are a second or two old, so the router adds what it has assigned meanwhile. A replica whose
@@ -44,9 +38,7 @@ class Need:
 
     Attributes:
         document: Short name of what the prompt is about; empty if nothing.
-        prompt_tokens: Length of the prompt.
         answer_tokens: Longest answer of one choice, with a last block beyond its end.
-        num_choices: Number of answers, which share the prompt's pages.
         companion_tokens: Prompt of a second lease that will follow on the same engine; 0 if none.
     """
 
@@ -73,10 +65,8 @@ class Need:
         return 1 + (self.companion_tokens > 0)
 
     def num_shared(self, held_tokens: int) -> int:
-        """Return how many tokens of the prompt are there, of a document held with `held_tokens`.
-
-        A held prompt and this one may end in different questions.
-        """
+        """Return how many tokens of the prompt are there, of a document held with `held_tokens`."""
+        # A held prompt and this one may end in different questions.
         return max(min(self.prompt_tokens, held_tokens) - _TAIL_TOKENS, 0)
 
     def num_pages(self, page_tokens: int, held_tokens: int = 0) -> int:

@@ -1,10 +1,7 @@
 """Versions of deployments, which decide whose replicas an edit replaces.
 
-Serve gives all deployments of an application one version: the hash of its import path, ``args`` and
-runtime environment. So any edit of ``args`` would replace every replica of every deployment. Here a
-deployment has a version of its own, the hash of what its replicas are started with, and an edit
-replaces the replicas of those deployments alone whose version it changes. Resources are compared by
-Serve itself; everything else about a deployment changes while its replicas run.
+Serve gives all deployments of an application one version, so that any edit of ``args`` would
+replace every replica. Here a version is the hash of what a deployment's replicas start with.
 """
 
 from __future__ import annotations
@@ -32,6 +29,6 @@ def version_of(started_with: Sequence[object]) -> str:
 
 
 def _secret(value: object) -> str:
-    """Return a secret's text for the hash; pydantic would write stars for all secrets alike."""
+    # pydantic would write stars for all secrets alike.
     assert isinstance(value, SecretStr), value
     return value.get_secret_value()
