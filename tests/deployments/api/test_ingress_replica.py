@@ -7,10 +7,10 @@ import asyncio
 import httpx
 import pytest
 
+from cluster import serve_internals
 from deployments.api import ingress_replica as module
 from deployments.api.backend.readiness import Readiness
 from deployments.api.ingress_replica import IngressReplica, report_readiness
-from deployments.api.proxy import server_limits
 from deployments.config.serve_config import ApiConfig
 from deployments.config.tenants import hash_key
 from rapid.errors import ConfigurationError
@@ -56,7 +56,7 @@ async def test_new_keys_and_limits_reach_a_replica_that_runs(nobody_looks: None)
 async def test_a_replica_keeps_its_keys_where_callers_elsewhere_seem_local(
     nobody_looks: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server_limits, "RAY_SERVE_ENABLE_DIRECT_INGRESS", True)
+    monkeypatch.setattr(serve_internals, "RAY_SERVE_ENABLE_DIRECT_INGRESS", True)
     monkeypatch.setattr(module, "limit_replica", lambda: None)  # it would last
     replica = IngressReplica(ApiConfig(), ScriptedHandle(), False)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="list keys"):
