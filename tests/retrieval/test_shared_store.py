@@ -114,7 +114,7 @@ async def claim_and_die(cluster, document_id):
     """What a retriever leaves behind that is killed while it embeds a document."""
     killed = cluster.store()
     await killed._collection.prepare()
-    await killed._manifests.claim("local", killed._named(document_id))
+    await killed._manifests.claim("local", killed._document_key(document_id))
 
 
 async def letter_id():
