@@ -1,10 +1,7 @@
 """The application's log lines, beside Ray Serve's own and in the same form, and engines' spans.
 
-Serve's ``logging_config`` configures the logger ``ray.serve`` of Serve's processes, and no other:
-warnings of other loggers are printed as bare text, and everything below is lost. So each process
-hands the lines of this application's packages to Serve's logger, which adds time, deployment,
-replica and the id of the request that is being served. An engine's process is not Serve's; it
-configures that logger as its replica has configured its own, and exports spans as replicas do.
+Each process hands the lines of this application's packages to Serve's logger ``ray.serve``, the
+only one that ``logging_config`` configures. It adds time, deployment, replica and the request's id.
 """
 
 from __future__ import annotations
@@ -52,9 +49,8 @@ def log_with_serve() -> None:
 def engine_logging() -> Callable[[], None]:
     """Return a function that makes an engine's process log as the replica that calls this does.
 
-    Its lines go to a file of their own beside the replica's, and so do its spans where Serve's
-    environment turns these on. A change of ``logging_config`` while the engine runs does not reach
-    it.
+    Its lines and spans go to files of their own beside the replica's. A change of
+    ``logging_config`` while the engine runs does not reach it.
     """
     replica = serve.get_replica_context()
     return functools.partial(
@@ -68,8 +64,7 @@ def engine_logging() -> Callable[[], None]:
 def system_logging(given: LoggingConfig | None) -> LoggingConfig:
     """Return how controller, proxies and the building of applications log: as the file says.
 
-    The level is at least ``WARNING``, below which Serve writes down what it builds from. Replicas
-    and engines have the file's own level.
+    The level is at least ``WARNING``, below which Serve writes down what it builds from.
     """
     config = given or LoggingConfig()
     level = max(_LEAST_LEVEL, logging.getLevelNamesMapping()[str(config.log_level)])

@@ -1,8 +1,7 @@
-"""Retrieval of context from documents: chunking, embedding, storage and ranking.
+"""Retrieval of context from documents: chunking, embedding, storage and ranking, without Ray.
 
-The package needs neither Ray nor a language model. A script calls `retrieve_context`; a service
-opens a `Retriever` with `open_retriever`. Qdrant, torch, FlagEmbedding and
-sentence-transformers are imported only where they are used.
+A script calls `retrieve_context`; a service opens a `Retriever` with `open_retriever`. Qdrant,
+torch, FlagEmbedding and sentence-transformers are imported only where they are used.
 """
 
 from rapid.messages import Document

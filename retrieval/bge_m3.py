@@ -16,9 +16,6 @@ from retrieval.settings import BGEM3EmbedderConfig
 class BGEM3Embedder:
     """A BGE-M3 embedder: dense vectors (cosine) and learned term weights from one forward pass.
 
-    FlagEmbedding loads the model and computes it; its `encode` is not used, because it runs the
-    first batch of every call twice, to find out whether it fits.
-
     Attributes:
         floor: The least dense cosine, 0.3, which is the paper's threshold.
         space: Dense vectors of the model's hidden size and term weights without IDF.
@@ -39,6 +36,7 @@ class BGEM3Embedder:
 
             self._device = device_named(config.device)
             on_gpu = self._device.startswith("cuda")
+            # Its `encode` runs the first batch of every call twice, and is not used.
             # One string, never a list: a list of devices starts a pool of processes.
             loaded: Any = BGEM3FlagModel(
                 _checkpoint(config.model), devices=self._device, use_fp16=on_gpu
@@ -80,7 +78,6 @@ class BGEM3Embedder:
         return bool(chunks)
 
     def _lengths(self, texts: Sequence[str]) -> list[int]:
-        """Return the length of each text in tokens of the embedder."""
         return [len(ids) for ids in self._encode(texts)["input_ids"]]
 
     def _encode(self, texts: Sequence[str], **how: Any) -> Any:
@@ -88,7 +85,6 @@ class BGEM3Embedder:
         return self._tokenizer(list(texts), truncation=True, max_length=most, **how)
 
     def _embed(self, texts: list[str]) -> list[Embedding]:
-        """Embed texts in one forward pass."""
         try:
             import torch
 

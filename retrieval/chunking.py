@@ -1,8 +1,7 @@
 """Chunking of documents into slices whose concatenation is the document.
 
 Chunks end at token boundaries where one is in reach, so their sizes are known without tokenizing
-twice and their offsets are exact, even in repeated text. A character bound complements the token
-bound because some tokenizers count 40,000 unbroken characters as one token.
+twice and their offsets are exact.
 """
 
 from __future__ import annotations
@@ -31,9 +30,6 @@ class Chunk:
     Attributes:
         id: ``{document_id}:{index}``, the same whenever the same document is cut the same way.
         document: The document's name.
-        start: The offset of its first character in the document.
-        end: The offset after its last character.
-        text: The slice itself.
         num_tokens: Its number of tokens in the tokenization of the whole document.
     """
 
@@ -55,7 +51,7 @@ class RetrievedChunk(Chunk):
     """A chunk that a search returned.
 
     Attributes:
-        score: The search's score. Higher is better; scores compare within one search only.
+        score: Higher is better; scores compare within one search only.
         cosine: The cosine of its dense vector and the query's; None where there are none.
     """
 
@@ -72,11 +68,11 @@ def chunk_text(
     document_id: str = "document",
     name: str = "document",
 ) -> list[Chunk]:
-    """Cut `text` into chunks such that every character is in exactly one.
+    """Cut `text` into chunks such that every character is in exactly one, in linear time.
 
     Chunks are filled greedily. Each ends, within its second half, at the last paragraph break, else
     the last sentence or line end, else the last word end, else at the bound. A paragraph that fits
-    into one chunk is not cut. The running time is linear in the text.
+    into one chunk is not cut.
 
     Args:
         text: The document.
@@ -167,13 +163,10 @@ def _last_end(
 def _nicest_cut(
     text: str, starts: Sequence[int], start: int, bound: int, max_tokens: int, max_chars: int
 ) -> int:
-    """Return the best token start in the second half of ``text[start:bound]``, or `bound`.
-
-    When the paragraph at the bound fits into one chunk it goes to the next one as a whole, even if
-    it begins in the first half.
-    """
+    """Return the best token start in the second half of ``text[start:bound]``, or `bound`."""
     half = start + (bound - start) // 2
     for pattern in (_PARAGRAPH_END, _SENTENCE_END, _WORD_END):
+        # A paragraph at the bound goes whole to the next chunk if it fits into one.
         since = start if pattern is _PARAGRAPH_END else half
         for match in reversed(list(pattern.finditer(text, since, bound + 1))):
             token = bisect_left(starts, match.end())

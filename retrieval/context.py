@@ -9,13 +9,7 @@ from retrieval.chunking import RetrievedChunk
 
 @dataclass(frozen=True, slots=True)
 class RetrievalTimings:
-    """Durations of the steps of a retrieval, in milliseconds.
-
-    Attributes:
-        index_ms: Chunking, embedding and storing; close to zero for documents already indexed.
-        embed_ms: Embedding of the query.
-        search_ms: The search in the store.
-    """
+    """Durations of the steps of a retrieval in milliseconds; `index_ms` is for new documents."""
 
     index_ms: float
     embed_ms: float
@@ -33,7 +27,6 @@ class RetrievedContext:
             configured floor if there is one, else by the embedder's own rule.
         budget_tokens: The most tokens of context.
         document_ids: Ids of the searched documents.
-        timings: Durations of the steps.
     """
 
     chunks: tuple[RetrievedChunk, ...]

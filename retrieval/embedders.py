@@ -23,7 +23,7 @@ from retrieval.terms import content_terms, names, terms
 _COSINE_PER_WORDS = 0.05  # what one unit of a BM25 score counts beside a cosine
 _LEAST_COSINE = 0.39
 _LEAST_COVERAGE = 0.5
-_NAME_WEIGHT = 4
+_NAME_WEIGHT = 4  # of names and numbers: a text about another thing of the kind has the other words
 
 
 def make_embedder(config: EmbedderConfig) -> Embedder:
@@ -42,13 +42,11 @@ def make_embedder(config: EmbedderConfig) -> Embedder:
 class LexicalEmbedder:
     """A BM25 embedder; the store supplies the IDF factor (see `VectorSpace.idf`).
 
-    Terms are those of `retrieval.terms`. A term's number is a hash of it, the same in every
-    process.
+    Terms are those of `retrieval.terms`, numbered by a hash.
 
     Attributes:
         space: Term weights with IDF, no dense vectors.
-        floor: Zero. Every shared term scores above it: a chunk with one content word of the query
-            is shown.
+        floor: Zero: a chunk with one content word of the query is shown.
     """
 
     space = VectorSpace(dense_size=None, sparse=True, idf=True)
@@ -84,11 +82,7 @@ class LexicalEmbedder:
 
 
 def coverage(query: str, texts: Sequence[str]) -> float:
-    """Return the share of the query's content words that the texts have together, from 0 to 1.
-
-    Names and numbers count four times: a text about something else of the same kind has the other
-    words too.
-    """
+    """Return the share of the query's content words that the texts have together, from 0 to 1."""
     named = names(query)
     weights = {term: _NAME_WEIGHT if term in named else 1 for term in content_terms(query)}
     found = {term for text in texts for term in terms(text)}
@@ -96,7 +90,6 @@ def coverage(query: str, texts: Sequence[str]) -> float:
 
 
 def _sparse(weights: dict[str, float]) -> SparseVector:
-    """Replace terms by 32-bit hashes; the weights of terms that collide are added up."""
     numbered: dict[int, float] = {}
     for term, weight in weights.items():
         number = zlib.crc32(term.encode())
@@ -108,9 +101,7 @@ def _sparse(weights: dict[str, float]) -> SparseVector:
 class SentenceEmbedder:
     """A sentence-transformers embedder: dense vectors (cosine), and BM25 term weights beside them.
 
-    The dense vectors find a passage that says the same in other words, the term weights find names
-    and numbers, which small models confuse; the store adds both scores, one weighted. Weight and
-    least cosine are those of all-MiniLM-L6-v2 (`benchmarks/results/recall-dev.md`).
+    Weight and least cosine are those of all-MiniLM-L6-v2 (`benchmarks/results/recall-dev.md`).
 
     Attributes:
         floor: The least dense cosine, 0.
@@ -177,7 +168,6 @@ class SentenceEmbedder:
         return max((chunk.cosine or 0.0 for chunk in chunks), default=0.0) >= _LEAST_COSINE
 
     def _dense(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return unit vectors, [len(texts), dense_size]."""
         try:
             vectors: NDArray[np.float32] = self._model.encode(
                 list(texts), normalize_embeddings=True, show_progress_bar=False

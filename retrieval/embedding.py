@@ -18,12 +18,7 @@ from retrieval.retrieval_errors import CollectionMismatch
 
 @dataclass(frozen=True, slots=True)
 class SparseVector:
-    """Term weights.
-
-    Attributes:
-        terms: Unsigned 32-bit term numbers, each at most once.
-        weights: The weight of each term.
-    """
+    """Weights of terms; each unsigned 32-bit number of a term comes at most once."""
 
     terms: tuple[int, ...]
     weights: tuple[float, ...]
@@ -45,16 +40,14 @@ class VectorSpace:
         dense_size: The size of the dense vectors; None where there are none.
         sparse: Whether there are term weights.
         idf: Whether the store multiplies a query's term weights by their inverse document
-            frequency. It is counted over the searched documents only: statistics of the whole
-            collection would let one tenant's text change another tenant's scores.
+            frequency, counted over the searched documents only.
         sparse_weight: What the store adds to a dense score for each unit of the sparse score; None
-            fuses the two rankings by reciprocal rank. It is no property of stored vectors, so it
-            does not count in comparisons.
+            fuses the two rankings by reciprocal rank. It does not count in comparisons.
     """
 
     dense_size: int | None
     sparse: bool
-    idf: bool = False
+    idf: bool = False  # of a whole collection it would let tenants change each other's scores
     sparse_weight: float | None = field(default=None, compare=False)
 
     def describe(self) -> str:
@@ -99,8 +92,7 @@ class Embedder(Protocol):
     def embed_passages(self, texts: Sequence[str]) -> Iterable[Embedding]:
         """Embed all chunks of one document, in order; weights may depend on their averages.
 
-        The model computes a batch only when its first embedding is taken, so that who needs no more
-        takes no more.
+        The model computes a batch only when its first embedding is taken.
         """
         ...
 

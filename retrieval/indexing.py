@@ -22,9 +22,7 @@ _TELL_S = 1.0  # between two reports of how many passages are embedded
 
 
 class Passages:
-    """The passages of one document, of which every step embeds some more.
-
-    What is embedded stays when nobody goes on with it, so that whoever asks again goes on there.
+    """The passages of one document, of which every step embeds some more; what is embedded stays.
 
     Attributes:
         num_tokens: The length of the document in tokens, once it is cut.

@@ -20,12 +20,8 @@ from retrieval.store import StoredDocument
 class LocalChunkStore:
     """A `ChunkStore` of one retriever, which is gone with its process.
 
-    A document's vectors are arrays of their own: a deleted one leaves nothing behind, and a search
-    reads no document but those it is about. Arrays are built and searched in threads, because an
-    event loop that computes answers nobody meanwhile.
-
-    Attributes:
-        outage: None: the store is always there.
+    A document's vectors are arrays of their own, so a search reads no document but those it is
+    about. Arrays are built and searched in threads.
     """
 
     outage = None
@@ -114,13 +110,10 @@ class LocalChunkStore:
         ]
 
     def _by_words(self, documents: Sequence[_Vectors], query: SparseVector) -> dict[str, float]:
-        """Return the products of term weights, of chunks that share a term with the query.
-
-        Inverse document frequency is counted over these documents, by Qdrant's formula.
-        """
+        """Return the products of term weights, of chunks that share a term with the query."""
         found = [[each.terms.find(term) for term in query.terms] for each in documents]
         idf = np.ones(len(query.terms))
-        if self._space.idf:
+        if self._space.idf:  # counted over these documents, by Qdrant's formula
             total = sum(each.terms.num_rows for each in documents)
             counts = np.array([sum(len(rows[0]) for rows in of) for of in zip(*found, strict=True)])
             idf = np.log((total - counts + 0.5) / (counts + 0.5) + 1)
@@ -149,14 +142,7 @@ class LocalChunkStore:
 
 @dataclass(frozen=True, slots=True)
 class _TermIndex:
-    """The term weights of a document's chunks, sorted by term.
-
-    Attributes:
-        terms: Term numbers, one for each weight.
-        rows: The chunk of each weight.
-        weights: The weights.
-        num_rows: The number of chunks with any term.
-    """
+    """The term weights of a document's chunks, sorted by term; each with its chunk in `rows`."""
 
     terms: NDArray[np.uint32]
     rows: NDArray[np.int32]

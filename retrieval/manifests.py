@@ -1,8 +1,7 @@
 """Manifests: which documents a shared collection holds, who adds them, and how long they stay.
 
-A manifest is a point without vectors, so that no search finds it. It is written before the first
-chunk of its document and deleted after the last one, so that there are no chunks without a
-manifest: whatever a killed retriever leaves behind expires with it.
+A manifest is a point without vectors, which no search finds. It is written before the first chunk
+of its document and deleted after the last one: what a killed retriever leaves expires with it.
 
 ::
 
@@ -60,13 +59,7 @@ class Manifests:
     def __init__(
         self, collection: QdrantCollection, ttl_s: float, clock: Callable[[], float]
     ) -> None:
-        """Store where the manifests are.
-
-        Args:
-            collection: The collection, which holds the chunks too.
-            ttl_s: How long a document stays after its last use, in seconds.
-            clock: Returns the seconds since the epoch.
-        """
+        """Store where the manifests are; a document stays `ttl_s` seconds after its last use."""
         self._collection = collection
         self._ttl_s = ttl_s
         self._clock = clock
@@ -156,10 +149,7 @@ class Manifests:
         stored: StoredDocument | None = None,
         only_if: qm.Filter | None = None,
     ) -> None:
-        """Write a manifest: a complete one if `stored` is given, else this retriever's claim.
-
-        One that exists and does not match `only_if` stays as it is.
-        """
+        """Write a manifest: a complete one if `stored` is given, else this retriever's claim."""
         payload = {
             "tenant": tenant,
             "manifest_of": document_id,
@@ -178,7 +168,6 @@ class Manifests:
             )
 
     async def _set(self, payload: dict[str, Any], chosen: qm.Filter) -> None:
-        """Change fields of the manifests that a filter chooses; there may be none."""
         with self._collection.errors_named():
             await self._collection.client.set_payload(
                 self._collection.name, payload, points=qm.FilterSelector(filter=chosen), wait=True
@@ -193,7 +182,6 @@ class Manifests:
         return bool(is_free or manifest["expires_at"] < now)
 
     def _claimable(self) -> qm.Filter:
-        """Return what `_is_claimable` says, for the server."""
         free = [_equals("state", _CLAIMED), _below("claimed_until", self._clock())]
         return qm.Filter(should=[qm.Filter(must=free), self._has_expired()])
 

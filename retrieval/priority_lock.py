@@ -8,12 +8,7 @@ from contextlib import contextmanager
 
 
 class PriorityLock:
-    """A lock for which questions wait less than documents.
-
-    A document is embedded in many batches, each in a turn of its own. A question takes the next
-    turn, whatever documents wait; an ordinary lock could be taken again and again by the thread
-    that has just freed it.
-    """
+    """A lock for which questions wait less than documents: a question takes the next turn."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

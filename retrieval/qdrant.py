@@ -1,11 +1,8 @@
-"""One Qdrant collection on a server, with the chunks of all tenants.
+"""One Qdrant collection on a server, with the chunks of all tenants, as Qdrant advises.
 
-One collection holds all tenants, as Qdrant advises; `_scope` builds the only filter by tenant, and
-every search, look-up, count and term statistic goes through it.
-
-Qdrant computes scores, and this module ranks them. Qdrant orders points of equal score by whatever
-else the collection holds or held, so its own top-k and fusion would not be functions of the
-documents and the query alone.
+`_scope` builds the only filter by tenant, and every search, look-up, count and term statistic goes
+through it. Qdrant computes scores, and this module ranks them: Qdrant orders points of equal score
+by whatever else the collection holds or held.
 """
 
 from __future__ import annotations
@@ -36,13 +33,7 @@ _OLDEST_SERVER = (1, 19)  # the first whose term statistics can be limited to a 
 
 
 class QdrantCollection:
-    """A Qdrant collection of chunks, and exact searches in documents of one tenant.
-
-    Attributes:
-        client: The client of the server.
-        name: The collection's name.
-        url: Where it is, for messages.
-    """
+    """A Qdrant collection of chunks, and exact searches in documents of one tenant."""
 
     def __init__(
         self, client: AsyncQdrantClient, name: str, space: VectorSpace, *, url: str
@@ -102,11 +93,7 @@ class QdrantCollection:
         limit: int,
         floor: float,
     ) -> list[RetrievedChunk]:
-        """Search as `ChunkStore.search` specifies, in documents given with their points in order.
-
-        A search takes two calls: one for the ids and scores of all chunks above the floor, one for
-        the texts of the best.
-        """
+        """Search as `ChunkStore.search` does, in documents given with their points in order."""
         in_order = list(chain.from_iterable(documents.values()))
         if not in_order or (query.dense is None and not _has_terms(query)):
             return []
@@ -154,7 +141,6 @@ class QdrantCollection:
     def _queries(
         self, query: Embedding, scope: qm.Filter, *, limit: int, floor: float
     ) -> list[qm.QueryRequest]:
-        """Return a search for each vector of the query, dense first, for ids and scores only."""
         params = qm.SearchParams(
             exact=True,
             idf=qm.IdfCorpusParams(corpus=scope) if self._space.idf else None,
@@ -230,7 +216,6 @@ class QdrantCollection:
             )
 
     async def _index_payload(self) -> None:
-        """Index the filtered fields."""
         tenant = qm.KeywordIndexParams(type=qm.KeywordIndexType.KEYWORD, is_tenant=True)
         with self.errors_named():
             await self.client.create_payload_index(self.name, "tenant", tenant)

@@ -43,8 +43,7 @@ def reciprocal_ranks(
 ) -> dict[str, float]:
     """Fuse rankings by reciprocal rank: score ``sum of 1 / (60 + rank)``, ranks from zero.
 
-    Returns:
-        Ids with their scores, best first; equal scores are in the order of `in_order`.
+    Ids come with their scores, best first; equal scores are in the order of `in_order`.
     """
     fused: dict[str, float] = {}
     for ranking in rankings:
@@ -74,18 +73,15 @@ def fuse(
 def select(
     ranked: Sequence[RetrievedChunk], budget_tokens: int, document_ids: Sequence[str] = ()
 ) -> list[RetrievedChunk]:
-    """Choose the chunks that make up the context.
+    """Choose the chunks that make up the context, and return them in document order.
 
-    In order of score, a chunk that still fits is taken and one that does not is skipped, so that a
-    long chunk does not keep shorter ones out. Chunks that repeat a text already taken are skipped.
+    In order of score, a chunk that still fits is taken and one that does not is skipped, as is one
+    that repeats a text already taken.
 
     Args:
         ranked: Chunks above the floor; equal scores keep their order.
         budget_tokens: The most tokens in total, separators not counted.
         document_ids: The order of the documents in the result; other documents follow.
-
-    Returns:
-        The chosen chunks in document order.
     """
     chosen: list[RetrievedChunk] = []
     seen: set[str] = set()

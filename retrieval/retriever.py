@@ -35,15 +35,10 @@ _MOST_WAITING = 64  # requests: up to 64 MB of text at a million characters each
 class Retriever:
     """A search over attached documents, which are indexed once and cached while there is room.
 
-    A document is identified by a hash of tenant, name and text: a repeated document is not chunked
-    and embedded again, and concurrent requests for a new one share its indexing. What another
-    retriever has put into a shared store is found there, and what a store has lost is indexed
-    again. Beyond `RetrievalConfig.cache_size` chunks the least recently used documents are
-    forgotten, and are deleted from a store of this process. A retriever belongs to one event loop.
-
-    Tenants take turns at a few threads, a few passages at a time. A document that nobody waits for
-    any more leaves its line; what is embedded of it counts in the cache, for whoever asks again.
-    Queries are embedded in a thread of their own, so that none waits behind documents.
+    A document is identified by a hash of tenant, name and text; concurrent requests for a new one
+    share its indexing. Beyond `RetrievalConfig.cache_size` chunks the least recently used ones
+    are forgotten, and are deleted from a store of this process. Tenants take turns at a few
+    threads, a few passages at a time. A retriever belongs to one event loop.
     """
 
     def __init__(
@@ -109,8 +104,7 @@ class Retriever:
             documents: Texts, indexed first where they are new, or ids from `index`.
             query: The text to search for; see `choose_query`.
             budget_tokens: The most tokens of context. Defaults to the configured budget.
-            wait_s: How long to wait for new documents to be indexed, in seconds. Defaults to as
-                long as it takes.
+            wait_s: How long to wait for new documents to be indexed, in seconds; None for no bound.
             tell: Is told every second how many passages of new documents are embedded.
 
         Raises:
@@ -141,7 +135,6 @@ class Retriever:
         wait_s: float | None,
         tell: Tell | None,
     ) -> RetrievedContext:
-        """Retrieve once; `ChunksMissing` is raised if the store has lost chunks."""
         loop = asyncio.get_running_loop()
         began = perf_counter()
         async with self._in_use(tenant, documents, wait_s, tell) as held:
@@ -201,12 +194,7 @@ class Retriever:
         wait_s: float | None = None,
         tell: Tell | None = None,
     ) -> AsyncIterator[list[tuple[str, Entry]]]:
-        """Yield the indexed documents with their ids; none is evicted within the block.
-
-        Raises:
-            RetrievalPending: If they are not indexed within `wait_s` seconds, or if so many
-                requests wait that this one may not.
-        """
+        """Yield the indexed documents with their ids; none is evicted within the block."""
         held: list[tuple[str, Entry]] = []
         try:
             for document in documents:
@@ -227,15 +215,13 @@ class Retriever:
     def _line(self, tenant: str, entries: Sequence[Entry]) -> Iterator[None]:
         """Count a request that has to wait for documents.
 
-        One tenant fills half of the room at most, a second one half of the rest, and so on, as in
-        `rapid.fair_queue`.
-
         Raises:
             RetrievalPending: If there is no room for it.
         """
         if all(entry.stored is not None for entry in entries):
             yield
             return
+        # One tenant fills half of the room at most, a second one half of the rest, and so on.
         if self._waiting[tenant] >= _MOST_WAITING - self._waiting.total():
             raise RetrievalPending("Too many documents wait to be indexed; ask again later.")
         self._waiting[tenant] += 1
@@ -248,11 +234,10 @@ class Retriever:
     def _entry(self, tenant: str, document: Document | str) -> tuple[str, Entry]:
         """Return a document's id and entry, and start or go on to index it where that is needed.
 
-        Only here is a document matched with its tenant; all other code uses the pair as a key.
-
         Raises:
             UnknownDocument: If `document` is an id that is not indexed for this tenant.
         """
+        # Only here is a document matched with its tenant; all other code uses the pair as a key.
         key = key_of(tenant, document)
         entry = self._entries.get(key)
         if entry is None:
@@ -285,10 +270,7 @@ class Retriever:
     async def _index(
         self, key: tuple[str, str], passages: Passages, after: asyncio.Task[None] | None
     ) -> None:
-        """Index a document, whose passages may be embedded in part, once another task has ended.
-
-        If it is cancelled, what is embedded stays.
-        """
+        """Index a document after another task; if it is cancelled, what is embedded stays."""
         if after is not None:
             await asyncio.wait([after])
         entry = self._entries[key]
@@ -301,19 +283,15 @@ class Retriever:
         entry.stored, entry.passages = found, None
 
     async def _embed(self, tenant: str, passages: Passages) -> None:
-        """Embed what is left of a document, one of a tenant at a time, in the tenants' turns."""
         work = self._config, self._embedder, self._token_offsets
         turn = self._own_turns.setdefault(tenant, asyncio.Lock())
         async with turn:  # so that one tenant never has all threads
             await self._threads.run_steps(tenant, functools.partial(passages.advance, *work))
 
     async def _make_room(self) -> None:
-        """Drop unused documents, least recently used first, until the rest fit the cache.
-
-        The most recently used one stays even if it alone exceeds the cache, and counts as half of
-        it at most: otherwise each question about it would index it again, or the first one about
-        another document would drop it.
-        """
+        """Drop unused documents, least recently used first, until the rest fit the cache."""
+        # The last used one stays, and counts as half of the cache at most: else each question about
+        # it would index it again, or the first one about another document would drop it.
         most = max(1, self._config.cache_size // 2)
         sizes = {key: min(entry.num_chunks, most) for key, entry in self._entries.items()}
         excess = sum(sizes.values()) - self._config.cache_size
@@ -330,7 +308,7 @@ class Retriever:
                     _log.warning("could not drop %s: %s", key[1], error)
 
     def _enough_for(self, budget_tokens: int, num_chunks: int) -> int:
-        """Return how many chunks to search for, with a margin for short and repeated ones."""
+        # With a margin for short and repeated ones.
         return max(1, min(num_chunks, 16 + 4 * budget_tokens // self._config.chunk_tokens))
 
 
@@ -386,8 +364,7 @@ def retrieve_context(
 ) -> RetrievedContext:
     """Retrieve the context of a query from one text, in this process, without keeping an index.
 
-    The call blocks until it is done, whether or not an event loop runs in this thread; in
-    asynchronous code, prefer a `Retriever`.
+    The call blocks until it is done; in asynchronous code, prefer a `Retriever`.
 
     Args:
         text: The document.

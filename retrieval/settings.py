@@ -190,11 +190,7 @@ class RetrievalConfig(_Config):
         return 65_536 if isinstance(self.store, ServerStoreConfig) else 8_192
 
     def index_name(self, tokenizer: str) -> str:
-        """Return a name of everything beside a text that decides its chunks and vectors.
-
-        Args:
-            tokenizer: The fingerprint of the tokenizer that counts the tokens of chunks.
-        """
+        """Return a name of everything beside a text that decides its chunks and vectors."""
         embedder = self.embedder.model_dump(exclude={"device", "batch_size", "batch_tokens"})
         parts = [_INDEX_FORMAT, embedder, self.chunk_tokens, self.max_chunk_chars, tokenizer]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()

@@ -1,8 +1,7 @@
 """The chunk store on a Qdrant server, which retrievers share.
 
-A document's points are named by its content, its tenant and its index (the embedder, the chunking
-and the tokenizer: `RetrievalConfig.index_name`). So every retriever finds what any of them has
-added, also after a restart, and to add a document twice changes nothing.
+A document's points are named by its content, its tenant and its index
+(`RetrievalConfig.index_name`), so that to add a document twice changes nothing.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ class SharedChunkStore:
     """A `ChunkStore` of several retrievers, in one Qdrant collection.
 
     While the server is away, calls are refused at once; only the store itself asks whether it is
-    back, at growing intervals. Documents that nobody has used for the time to live are deleted, by
-    whichever retriever notices first.
+    back. Documents unused for the time to live are deleted by the retriever that notices first.
     """
 
     def __init__(
@@ -162,12 +160,7 @@ class SharedChunkStore:
         limit: int,
         floor: float,
     ) -> list[RetrievedChunk]:
-        """Search as `ChunkStore.search` specifies, and count what there is to search in.
-
-        A document is found in as many chunks as its manifest promises, or indexed again: without
-        the count, a store that was emptied would look like a document that says nothing about the
-        question.
-        """
+        """Search as `ChunkStore.search` specifies, and count what there is to search in."""
         documents = {
             self._document_key(each): self._point_ids[tenant, each]
             for each in document_ids
@@ -176,6 +169,7 @@ class SharedChunkStore:
         if not documents:
             return []
         promised = sum(map(len, documents.values()))
+        # A store that was emptied must not look like a document that says nothing of the question.
         async with self._server():
             await self._manifests.refresh(tenant, list(documents))
             found, num_held = await asyncio.gather(
@@ -188,11 +182,8 @@ class SharedChunkStore:
         return found
 
     async def sweep(self) -> int:
-        """Delete documents whose time to live has passed, and return how many.
-
-        Chunks go first and the manifest last, and only if nobody has claimed the document
-        meanwhile. Several retrievers may sweep at once.
-        """
+        """Delete documents whose time to live has passed, and return how many."""
+        # The manifest goes last, and only if nobody has claimed the document: several may sweep.
         num_swept = 0
         while expired := await self._manifests.find_expired():
             for each in expired:

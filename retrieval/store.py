@@ -44,9 +44,8 @@ class ChunkStore(Protocol):
     ) -> AbstractAsyncContextManager[StoredDocument | None]:
         """Enter with the document if it is stored, or else with None and the claim to add it.
 
-        Who does not get the claim waits for the one who has it, so that one of all retrievers that
-        share the store embeds a document. A retriever that dies loses its claims. If the block
-        fails, the document counts as not stored.
+        Others wait for the one retriever that has the claim. A retriever that dies loses its
+        claims. If the block fails, the document counts as not stored.
         """
         ...
 

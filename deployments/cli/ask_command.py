@@ -163,7 +163,6 @@ def _check_writable(given: dict[str, str | float | None]) -> None:
 
 
 def _show(text: str) -> str:
-    """Return a text of the command line with the bytes that are not UTF-8 replaced."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
@@ -233,7 +232,6 @@ def _warn_of_foreign(texts: list[_Json]) -> None:
 
 
 def _card(client: httpx.Client, model: str | None) -> _Json:
-    """Return the card of a model, or of the only one that the server has."""
     import httpx
 
     try:
@@ -252,13 +250,7 @@ def _card(client: httpx.Client, model: str | None) -> _Json:
 
 
 def _stream(client: httpx.Client, body: _Json, silence_s: float) -> tuple[_Json, _Json]:
-    """Print the answer as it arrives; return its receipt and the chunk with its usage.
-
-    Args:
-        client: The client.
-        body: The request.
-        silence_s: Seconds that the server may take before it says anything.
-    """
+    """Print the answer as it arrives; return its receipt and the chunk with its usage."""
     import httpx
 
     receipt: _Json = {}
@@ -328,12 +320,7 @@ def _refuse(status: int, content: bytes, names: Sequence[str]) -> NoReturn:
 
 
 def _advice(error: _Json, names: Sequence[str]) -> str:
-    """Return the server's error message in this command's words, and a hint where that may help.
-
-    Args:
-        error: OpenAI's error object.
-        names: The names of the documents, in order.
-    """
+    """Return the server's error message in this command's words, perhaps with a hint."""
     message = _OPTION.sub(lambda named: f"--{named[1].replace('_', '-')}", str(error["message"]))
     message = _LENGTH.sub("--max-tokens", message).replace("`mode: rag`", "`--mode rag`")
     message = _DOCUMENT.sub(lambda found: f"--document {names[int(found[1])]}", message)
@@ -349,7 +336,6 @@ def _parse(content: bytes) -> _Json:
 
 
 def _table(receipt: _Json, final: _Json) -> Table:
-    """Return the receipt as a table."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")

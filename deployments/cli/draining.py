@@ -1,7 +1,6 @@
 """The command ``rapid drain``, which empties the Ray node of a machine before it goes.
 
-Kubernetes runs it before it ends a pod. It asks Ray as ``ray drain-node`` does, and then waits, as
-the pod ends when the command does.
+Kubernetes runs it before it ends a pod, which ends when the command does.
 """
 
 from __future__ import annotations
@@ -30,11 +29,7 @@ class DrainableNode(Protocol):
         ...
 
     def num_serving(self) -> int:
-        """Return how many replicas and proxies are on the node.
-
-        Raises:
-            ConnectionError: The cluster does not answer.
-        """
+        """Return the number of replicas and proxies here; ConnectionError if Ray is silent."""
         ...
 
 
@@ -119,11 +114,7 @@ class _RayNode:
 
 
 def _ask(listing: Callable[..., list[Any]], which: tuple[str, str, str]) -> list[Any]:
-    """Return what lives of a kind of Ray's.
-
-    Raises:
-        ConnectionError: Ray did not say.
-    """
+    """Return what lives of a kind of Ray's; ConnectionError if Ray does not say."""
     filters = [which, ("state", "=", "ALIVE")]
     try:
         return listing(filters=filters, limit=_MOST_LISTED, raise_on_missing_output=False)

@@ -1,8 +1,4 @@
-"""The decisions of ``rapid eval``: which runs its options ask for.
-
-The drivers are imported where they are needed, because they import torch: a mistake in a name is
-told before that.
-"""
+"""The decisions of ``rapid eval``: which runs its options ask for."""
 
 from __future__ import annotations
 
@@ -87,7 +83,6 @@ def _retrieval(task: Task, options: EvalOptions) -> RetrievalSettings:
 
 
 def _plan(task: Task, recipe: Recipe | None, options: EvalOptions) -> Plan:
-    """Return the plan of a task whose systems and retrieval are decided."""
     from evaluation.drivers.item_runner import Plan
 
     judge = _judge(options)

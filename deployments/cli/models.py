@@ -94,7 +94,6 @@ def path(name: Name) -> None:
 
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    """Show a bar for the steps that this process does itself."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())

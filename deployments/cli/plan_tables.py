@@ -45,10 +45,7 @@ def show_memory(target: Replica, drafter: Replica, batch: int) -> str | None:
 def show_shared_memory(
     target: Replica, drafter: Replica, batch: int, *, is_one_model: bool
 ) -> str | None:
-    """Print the memory of both models on the same GPUs; return a sentence if they do not fit.
-
-    A model that drafts for itself has its weights and work memory only once.
-    """
+    """Print the memory of both models on the same GPUs; return a sentence if they do not fit."""
     ours, its = target.need(batch), beside(drafter, target).need(batch)
     weights = ours.weights + (0 if is_one_model else its.weights)
     work = ours.work + (0 if is_one_model else its.work)

@@ -2,12 +2,8 @@
 
     python -m deployments.cli.run_serve serve_config.yaml
 
-Ray's own ``serve run`` would do but for two things. It leaves the file's ``logging_config`` to the
-replicas: controller and proxies log in another form, and the task that builds the applications
-writes down all ``args``, which hold tenants and the hashes of their keys. And it waits until Serve
-has shut down, in which Serve waits for answers in progress.
-
-It writes down how far it has come (`deployments.cli.server_state`).
+Unlike Ray's ``serve run`` it gives the file's ``logging_config`` to controller and proxies, and
+does not wait for answers in progress. It writes down how far it has come (`server_state`).
 """
 
 from __future__ import annotations
@@ -81,7 +77,6 @@ def _start_ray() -> str:
 
 
 def _pools() -> dict[str, PoolState]:
-    """Return the state of every pool; none while Serve's controller does not answer."""
     try:
         applications = serve.status().applications
     except Exception:  # it is replaced, or Ray is lost, which the watching process sees

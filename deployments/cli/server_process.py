@@ -61,8 +61,7 @@ class ServerProcess:
     """A process with Ray Serve that this process starts and stops.
 
     This process locks the lock file and the child inherits the lock: the file stays locked while
-    either lives, even when process ids are reused. It holds the ids of both; `rapid stop` signals
-    the first that is alive.
+    either lives. It holds the ids of both; `rapid stop` signals the first that is alive.
 
     Attributes:
         url: The base URL of the HTTP API.

@@ -1,8 +1,4 @@
-"""What the process that runs Serve tells the one that watches it.
-
-While it runs, that is a file in the run folder; where Ray did not start, its exit status and a line
-of its log.
-"""
+"""The state that the process which runs Serve writes for the one that watches it."""
 
 from __future__ import annotations
 
@@ -22,12 +18,7 @@ PoolState = Literal["starting", "ready"]
 
 @dataclass(frozen=True)
 class ServerState:
-    """How far a server has come, whose Ray has started.
-
-    Attributes:
-        dashboard: The address of its Ray's dashboard; empty where the Ray is not its own.
-        pools: The state of every pool that Serve knows, by its name.
-    """
+    """How far a server has come; `dashboard` is empty where the Ray is not its own."""
 
     dashboard: str
     pools: dict[str, PoolState] = field(default_factory=dict)

@@ -1,8 +1,7 @@
 """The commands ``rapid serve``, ``apply``, ``stop`` and ``check-config``, around Ray Serve.
 
-Serve validates in an actor, does not report when an application is ready and keeps running when it
-failed to start, or lost the Ray below it. So the file is checked first, Ray and readiness are
-watched, and Ctrl-C, SIGTERM and ``rapid stop`` all end it the same way.
+The file is checked first, Ray and readiness are watched, and Ctrl-C, SIGTERM and ``rapid stop`` all
+end the server the same way.
 """
 
 from __future__ import annotations
@@ -155,11 +154,8 @@ def apply(
 
 
 def _token_for(address: str) -> dict[str, str]:
-    """Return the header with this user's token of Ray, for a Ray on this machine.
-
-    One that `rapid serve` started asks for it, and a client of Ray sends it only where
-    ``RAY_AUTH_MODE`` is set. To other machines it is not sent unasked.
-    """
+    """Return the header with this user's token of Ray, for a Ray on this machine."""
+    # A client of Ray sends it only where RAY_AUTH_MODE is set. Other machines do not get it.
     token = Path.home() / ".ray" / "auth_token"
     if not is_loopback(urlsplit(address).hostname or "") or not token.exists():
         return {}
@@ -171,13 +167,12 @@ def _now(client: ServeSubmissionClient, names: Iterable[str]) -> dict[str, dict[
 
 
 def _states(details: dict[str, Any], names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return Serve's state of those applications that it has."""
     found: dict[str, dict[str, Any]] = details["applications"]
     return {name: found[name] for name in names if name in found}
 
 
 def _list_kept(details: dict[str, Any], file: dict[str, Any]) -> list[str]:
-    """Return the options of the file's proxies that a Serve which runs does not take from it."""
+    """Return the options of the file's proxies that a running Serve does not take from it."""
 
     def options(of: dict[str, Any]) -> dict[str, Any]:
         found = {

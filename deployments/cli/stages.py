@@ -23,14 +23,6 @@ class Stages:
     def __init__(
         self, status: Status, config: Path, log_path: Path, clock: Clock = time.monotonic
     ) -> None:
-        """Begin to count; nothing has started.
-
-        Args:
-            status: The spinner.
-            config: The file that is being started.
-            log_path: The file with the output of Ray.
-            clock: Monotonic seconds.
-        """
         self._status, self._config, self._log_path = status, config, log_path
         self._clock = clock
         self._began = clock()

@@ -31,8 +31,7 @@ def note(message: str) -> None:
 class Waiting:
     """What a command waits for, shown on standard error until it stops.
 
-    A terminal shows one message in place of another. Elsewhere only the first call of `say` prints
-    its message, as a line, so that a log is not filled.
+    A terminal shows one message in place of another; a log gets the first one only.
     """
 
     def __init__(self, message: str) -> None:

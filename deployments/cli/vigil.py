@@ -13,15 +13,9 @@ _SILENT_S = 120.0  # Serve has a lost proxy back within a minute, and a lost ing
 
 
 class Vigil:
-    """Readiness over time: tells when it goes and comes back, and when nothing answers any more.
-
-    A server that says that it is not ready mends itself: Serve replaces what is lost, and weights
-    are read for as long as it takes. One whose ``/ready`` no ingress answers for two minutes will
-    not come back.
-    """
+    """Readiness over time: tells when it goes and comes back, and when nothing answers any more."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
-        """Begin with a server that is ready."""
         self._clock = clock
         self._looked_at = self._ready_at = self._answered_at = clock()
         self._is_ready = True
