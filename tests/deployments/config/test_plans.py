@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from ray.serve._private.config import DeploymentConfig
 from ray.serve._private.version import DeploymentVersion
 
 from deployments.app import compose
@@ -130,10 +131,12 @@ def serves_versions(config: ServeConfig) -> dict[str, DeploymentVersion]:
     for name, node in graph(compose(config)).items():
         deployment = node._bound_deployment
         deployment._deployment_config.version = "the application's"  # as Serve does
+        config_sent = deployment._deployment_config.to_proto_bytes()
+        received = DeploymentConfig.from_proto_bytes(config_sent)
         replicas = deployment._replica_config
         versions[name] = DeploymentVersion(
-            deployment._deployment_config.version,
-            deployment._deployment_config,
+            received.version,
+            received,
             replicas.ray_actor_options,
             replicas.placement_group_bundles,
             replicas.placement_group_strategy,
