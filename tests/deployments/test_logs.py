@@ -219,6 +219,11 @@ async def test_a_request_is_followed_through_every_process(fakes: Fakes) -> None
 
 
 def check_lines() -> None:
+    def has_all() -> bool:  # the last lines are written once the client has its answer
+        found = lines_about("caller/7")
+        return any(each.get("logger", "").endswith("access_log") for each in found)
+
+    wait_until(has_all, 20)
     about = lines_about("caller/7")
     assert {each["request_id"] for each in about} == {"caller/7"}
     assert not [each for each in about if "lighthouse" in str(each).lower()]
