@@ -37,7 +37,7 @@ class ScriptedRetriever:
         return self
 
     def remote(self, *args: Any) -> Any:
-        *asked, self.wait_s = args
+        _, *asked, self.wait_s = args
         self.asked.append(tuple(asked))
         return self
 
