@@ -117,9 +117,8 @@ class AffinityRouter(PoolRequestRouter):
             is_moving = any(each.replica_id.unique_id == sent.replica for each in moving)
             if is_moving and not waits and not is_silent:
                 return False
-        good = (
-            moving if is_silent else CIRCUITS.spare(moving)
-        )  # any that answers is better than none
+        # beside a silent one any that answers is good
+        good = moving if is_silent else CIRCUITS.spare(moving)
         names = {each.replica_id.unique_id for each in good}
         others = [each for each in candidates.values() if each.replica in names]
         target = self._target_ongoing_requests

@@ -67,7 +67,8 @@ class PoolState:
 def engines_wanted(state: PoolState, *, target_ongoing: float, first_token_goal_s: float) -> int:
     """Return how many engine replicas a pool should have; Serve applies limits and delays.
 
-    The largest of three needs counts: requests, KV pages, and seconds of reading that wait.
+    The largest of three needs counts: requests, KV pages, and seconds of reading that wait. A
+    replica without a report is taken for an average one; as long as there is one, none is removed.
 
     Args:
         state: The pool.

@@ -1,14 +1,9 @@
 """Prometheus metrics of the application, with vLLM's names and meanings where vLLM has them.
 
-Instruments are Ray's: the processes of a node report to its Ray agent, which serves all of them on
-one port (``docs/operations.md``), so replicas and engines come and go without ports of their own.
 Ray prefixes every name with ``ray_`` and allows no colon: ``vllm:num_requests_running`` becomes
-``ray_vllm_num_requests_running``, as when vLLM runs under Ray.
-
-Every label has few values: a configured name, a mode, a `rapid.receipt.Cause`, a
-`rapid.receipt.Failover`, one of the causes of `deployments.api.http.access_log`, or a position in
-a block. Labels never hold a tenant, a request or its content, and never the sentence of a receipt,
-which may hold numbers.
+``ray_vllm_num_requests_running``, as when vLLM runs under Ray. The label ``model_name`` is the name
+that requests give. Labels have few values each: never a tenant, a request or its content, nor the
+sentence of a receipt.
 """
 
 from __future__ import annotations
@@ -39,18 +34,11 @@ _REQUEST_S = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0
 class RequestMetrics:
     """Metrics of an orchestrator's requests, collected from their events.
 
-    Times are measured in the orchestrator and exclude the transfer to the client. Counters of
-    tokens and drafts are incremented when an answer is complete, so aborted requests add nothing to
-    them.
+    Times exclude the transfer to the client. Counters of tokens and drafts are incremented when an
+    answer is complete, so aborted requests add nothing to them.
     """
 
     def __init__(self, model: str, *, clock: Clock = time.monotonic) -> None:
-        """Create the instruments.
-
-        Args:
-            model: The model name that requests give, the label ``model_name``.
-            clock: Monotonic seconds.
-        """
         self._clock = clock
         self._num_waiting = self._num_running = 0
 
@@ -174,7 +162,6 @@ class RequestMetrics:
         self._running.set(self._num_running)
 
     def _count(self, receipt: Receipt, generating_s: float) -> None:
-        """Count the tokens, times and drafts of a complete answer."""
         choices, seconds = receipt.choices, {k: v / 1e3 for k, v in receipt.timings_ms.items()}
         _raise(self._prompt_tokens, receipt.prompt_tokens)
         _raise(self._generation_tokens, sum(each.completion_tokens for each in choices))
@@ -210,32 +197,21 @@ class IngressMetrics:
     """Metrics of the requests that reach an ingress, those that it refuses included."""
 
     def __init__(self, model: str) -> None:
-        """Create the instruments.
-
-        Args:
-            model: The model name that requests give, the label ``model_name``.
-        """
-        self._ends = _label(
-            Counter(
-                "rapid_request_end_total",
-                "Requests by how they ended, and by the cause of a refusal or failure.",
-                ("model_name", "outcome", "cause"),
-            ),
-            model,
+        labels = ("model_name",)
+        self._ends = Counter(
+            "rapid_request_end_total",
+            "Requests by how they ended, and by the cause of a refusal or failure.",
+            (*labels, "outcome", "cause"),
         )
-        self._waits = _label(
-            Histogram(
-                "rapid_admission_wait_seconds",
-                "Waiting for a place, to be let in or refused.",
-                _REQUEST_S,
-                ("model_name",),
-            ),
-            model,
+        self._waits = Histogram(
+            "rapid_admission_wait_seconds",
+            "Waiting for a place, to be let in or refused.",
+            _REQUEST_S,
+            labels,
         )
-
-        self._ready = _label(
-            Gauge("rapid_ready", "1 while a request would be answered.", ("model_name",)), model
-        )
+        self._ready = Gauge("rapid_ready", "1 while a request would be answered.", labels)
+        for each in (self._ends, self._waits, self._ready):
+            _label(each, model)
 
     def count_end(self, outcome: str, cause: str) -> None:
         """Count a request by its outcome and cause, both of closed sets."""
@@ -254,13 +230,7 @@ class EngineMetrics:
     """Metrics of an engine; the label ``pool`` is ``target`` or ``drafter``."""
 
     def __init__(self, model: str, pool: str) -> None:
-        """Create the instruments.
-
-        Args:
-            model: The model name that requests give, the label ``model_name``; the drafter's engine
-                has it too, as it works for the answers of that name.
-            pool: The pool that the engine belongs to.
-        """
+        """Create the instruments; the drafter's engine has the name of the answers it works for."""
         labels = ("model_name", "pool")
         self._usage = Gauge("vllm_kv_cache_usage_perc", "KV pages in use, 1 is all.", labels)
         self._queries = Counter(
@@ -323,11 +293,6 @@ class RetrieverMetrics:
     """Metrics of a replica of the retriever."""
 
     def __init__(self, model: str) -> None:
-        """Create the instruments.
-
-        Args:
-            model: The model name that requests give, the label ``model_name``.
-        """
         labels = ("model_name",)
         self._num_waiting = 0
         self._waiting = Gauge("rapid_retriever_waiting", "Questions that wait.", labels)

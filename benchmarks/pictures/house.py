@@ -1,7 +1,7 @@
 """Pictures of packages as houses: the rooms, the arrows between them, the floors and the circles.
 
     python -m benchmarks.pictures.house                             # house-*-after.svg
-    python -m benchmarks.pictures.house --at db41755 --name before  # house-*-before.svg
+    python -m benchmarks.pictures.house --at 3224cd5 --name before  # house-*-before.svg
 
 What is a room, an arrow, a floor and a circle: `benchmarks.pictures.rooms`.
 """
@@ -31,7 +31,7 @@ from matplotlib.path import Path
 from matplotlib.textpath import TextPath
 
 PICTURES = ROOT / "docs" / "pictures"
-PACKAGES = ("rapid.engines", "deployments")
+PACKAGES = ("rapid.engines", "deployments", "deployments.api")
 TEXT = "#7d8590"  # readable on a light page and on a dark one
 ROOM, CIRCLE = "#1f6feb", "#d29922"
 FONT_SIZE = 9

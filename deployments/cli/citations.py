@@ -9,12 +9,7 @@ Json = dict[str, Any]
 
 
 def origin(receipt: Json, documents: Sequence[Mapping[str, str]]) -> str | None:
-    """Return one line that says where an answer is from, or None if it has no documents.
-
-    Args:
-        receipt: The answer's receipt.
-        documents: The documents of the question, with name and text.
-    """
+    """Return one line that says where an answer is from, or None if it has no documents."""
     from rapid.answering.decisions import SAYS_NOTHING
 
     if not documents:
@@ -61,7 +56,6 @@ def _lines(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _spans(unit: str, spans: Sequence[tuple[int, int]]) -> str:
-    """Return spans in words, those that touch as one."""
     joined: list[tuple[int, int]] = []
     for first, last in spans:
         if joined and first <= joined[-1][1] + 1:

@@ -251,6 +251,9 @@ async def _greet(client: httpx.AsyncClient) -> tuple[str, DraftKind]:
 async def _post(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Json:
     """Post a request and return the reply.
 
+    A server that is full, restarting or unreachable is asked again, after its Retry-After if it
+    sends one.
+
     Raises:
         ServerRefused: The server refused the request, or gave no answer after `_RETRIES` retries.
     """

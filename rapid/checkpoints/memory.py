@@ -199,7 +199,10 @@ def _tensor_bytes(tensor: Mapping[str, Any], width: int) -> float:
 
 
 def _bytes_in_index(source: str, facts: ModelFacts, width: int) -> float:
-    """Return the bytes of a checkpoint on the hub that is split into several files."""
+    """Return the bytes of a checkpoint on the hub that is split into several files.
+
+    The result is 0 where there is no index or the dtype is not known.
+    """
     index = None if Path(source).is_dir() else read_json(source, _INDEX)
     total = float(((index or {}).get("metadata") or {}).get("total_size", 0))
     if facts.quantization is not None:

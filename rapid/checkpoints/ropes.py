@@ -1,4 +1,4 @@
-"""Scalings of RoPE.
+"""Rotary position embeddings (RoPE) of a checkpoint: which scalings engines can run, and how far.
 
 An engine stores keys rotated by their positions, so angles must not depend on a sequence's length.
 `dynamic` is none within the checkpoint's positions; `longrope` takes one of its two lists of

@@ -177,6 +177,10 @@ def _strftime_told(format: str) -> str:
 def _limit_rendering() -> Iterator[None]:
     """End a template that this thread renders within, once it has computed for too long.
 
+    A template is a program that may have come with a file from elsewhere, and can loop for ever.
+    Between its lines the processor's time of this thread is looked at, as it is not that of a busy
+    machine. A single operation is not interrupted.
+
     Raises:
         TemplateError: The template took longer.
     """

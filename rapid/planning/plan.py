@@ -250,7 +250,10 @@ class Replica:
         return self.host.of(batch, self.shape.layers) + self._num_sums * each
 
     def _sending_s(self, rows: float) -> float:
-        """Return the seconds that the sums of so many rows travel between machines."""
+        """Return the seconds that the sums of so many rows travel between machines.
+
+        Each of n machines sends and receives 2 (n - 1) / n of what is summed, through all its GPUs.
+        """
         if self.num_machines == 1:
             return 0.0
         num_bytes = self._num_sums * rows * self.shape.hidden * ACTIVATION_BYTES

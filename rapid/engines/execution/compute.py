@@ -182,7 +182,10 @@ class ComputeThread:
         return landed
 
     def _run(self, scheduled: Scheduled) -> list[torch.Tensor]:
-        """Run one forward; return each work's wanted logits [num_wanted, vocab]."""
+        """Run one forward; return each work's wanted logits [num_wanted, vocab].
+
+        A forward of prefill rows alone is timed, to compare restoring from host memory with it.
+        """
         feeds = [feed for _, feed in scheduled]
         for feed in feeds:
             if feed.ring is not None:
@@ -218,7 +221,10 @@ class ComputeThread:
             self._state.scheduler.add(work)
 
     def _postprocess(self, works: list[Work], logits: list[torch.Tensor]) -> None:
-        """Hand each work that was not dropped its logits and what is drawn from them."""
+        """Hand each work that was not dropped its logits and what is drawn from them.
+
+        The step was good unless every one of them fails on its own.
+        """
         causes: list[Exception] = []
         asking: list[Work] = []
         questions: list[Question] = []

@@ -187,7 +187,11 @@ class Scheduler:
         return chunks
 
     def _num_beside(self, depth: int) -> int:
-        """Return the number of prefill rows for a step with other rows."""
+        """Return the number of prefill rows for a step with other rows.
+
+        Few rows take long, so the time for a small chunk is saved up over steps. At least one row
+        is allowed in four steps, unless other work has just waited for prefill.
+        """
         if self.costs.is_base_due:
             return 0
         base_s = self.costs.base_s.value or 0.0
@@ -208,7 +212,10 @@ class Scheduler:
         return num_rows if self._waited_s else max(num_rows, 1)
 
     def _num_alone(self, depth: int) -> int:
-        """Return the number of prefill rows for a step without other rows."""
+        """Return the number of prefill rows for a step without other rows.
+
+        It is 0 while prefill rests, which lasts at most the base after the last step with others.
+        """
         base_s = self.costs.base_s.value
         if base_s is None or self._away_since is None:
             return self._step_tokens
@@ -223,14 +230,21 @@ class Scheduler:
         return max(self._num_rows(slowdown * (base_s + away_s) - start_s, depth), 1)
 
     def _num_rows(self, seconds: float, depth: int) -> int:
-        """Return how many rows at `depth` take at most `seconds`."""
+        """Return how many rows at `depth` take at most `seconds`.
+
+        It is a small chunk while the cost of a row is unknown.
+        """
         row_s = self.costs.row_s(depth)
         if seconds <= 0 or not row_s:
             return MIN_CHUNK_TOKENS if seconds > 0 else 0
         return min(int(seconds / row_s), self._step_tokens)
 
     def _ready(self) -> dict[str, list[Work]]:
-        """Return the prefills that may run, by tenant."""
+        """Return the prefills that may run, by tenant.
+
+        A page that several prompts share is computed by the prefill that began first; the others
+        wait for it.
+        """
         first_for: dict[int, Work] = {}
         for work in self.waiting():
             if work.next_page is not None:

@@ -25,7 +25,8 @@ class Watchdog:
     """A thread that calls a function, once, when a turn takes longer than it may.
 
     A kernel that never ends blocks the compute thread, while the process goes on to answer whether
-    it is well. The watchdog counts its own ticks of half a second.
+    it is well. The watchdog counts its own ticks of half a second, so that
+    a process that was stopped and goes on is not taken for a stuck one.
     """
 
     def __init__(self, watched: TakesTurns, on_stuck: Callable[[], None]) -> None:

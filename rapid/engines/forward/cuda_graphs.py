@@ -2,7 +2,8 @@
 
 Whatever changes between steps lies in tensors that stay, padded to a bucket's shape
 (`rapid.engines.forward.buckets`). A bucket's graph is captured at its third step and used if, at
-the next, it returns the ordinary forward's logits and keys, and is faster.
+the next, it returns the ordinary forward's logits and keys, and is faster; otherwise the bucket
+stays with the ordinary forward. After a capture that failed, no other bucket is captured.
 """
 
 from __future__ import annotations

@@ -205,7 +205,10 @@ class Decoder:
         return 1 + weight.float() if self._config.model_type == "gemma3_text" else weight
 
     def _angles(self, positions: torch.Tensor, dtype: torch.dtype, rope: str) -> Angles:
-        """Return cosines and sines [rows, 1, rotated]; the first half of the sines is negated."""
+        """Return cosines and sines [rows, 1, rotated]; the first half of the sines is negated.
+
+        With that sign, rotating half of the head is a roll multiplied by the sines.
+        """
         angles = positions[:, None, None] * getattr(self._rotary, f"{rope}inv_freq")
         cos, sin = angles.cos(), angles.sin()
         scaling = getattr(self._rotary, f"{rope}attention_scaling")

@@ -76,7 +76,10 @@ def read_weights(
 
 
 def _halves_apart(numbers: Any, num_heads: int) -> Any:
-    """Undo llama.cpp's order of a head's rows, in which RoPE turns neighbours."""
+    """Undo llama.cpp's order of a head's rows, in which RoPE turns neighbours.
+
+    transformers turns row i of a head with row i + half, so the halves are apart there.
+    """
     rows = numbers.shape[0]
     pairs = numbers.reshape(num_heads, rows // num_heads // 2, 2, *numbers.shape[1:])
     return pairs.swapaxes(1, 2).reshape(numbers.shape)

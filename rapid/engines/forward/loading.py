@@ -262,6 +262,9 @@ def _load_weights(
 def _check_on_gpus(config: EngineConfig, device_map: Mapping[str, int | str]) -> None:
     """Check that accelerate put every layer on a GPU.
 
+    It would move what it put elsewhere to a GPU at each step, which makes an engine slower by
+    orders of magnitude without a word.
+
     Raises:
         ConfigurationError: A layer is in the host's memory or on disk.
     """

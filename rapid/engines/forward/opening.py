@@ -144,7 +144,10 @@ def page_context(loaded: LoadedModel, config: EngineConfig) -> bytes:
 
 
 def _computing_files(root: Path) -> Iterator[Path]:
-    """Return the files of this package whose code decides the numbers of a page."""
+    """Return the files of this package whose code decides the numbers of a page.
+
+    The package's version would not do: kernels change without it.
+    """
     yield root / "checkpoints" / "ropes.py"
     for folder in ("attention", "forward", "kv"):
         yield from (root / "engines" / folder).glob("*.py")

@@ -277,7 +277,11 @@ class HostTier:
         return host_page
 
     def _room(self, wanted: frozenset[bytes] | set[bytes], *, is_quiet: bool = False) -> int | None:
-        """Take a free page, or else that of the least recently used name, unless it is wanted."""
+        """Take a free page, or else that of the least recently used name, unless it is wanted.
+
+        What leaves the pool comes tail first and takes free pages from the end, what is borrowed
+        comes head first and takes them from the beginning: neighbours stay neighbours.
+        """
         take, put_back = self._free.pop, self._free.appendleft
         if is_quiet:
             take, put_back = self._free.popleft, self._free.append

@@ -4,6 +4,9 @@ A lease gets all pages that its choices can ever need at once, so nothing is pre
 tenants, the one whose open leases hold the fewest pages is next. A first lease opens only if there
 is also room for its own **companion**, the second lease of a request that drafts for itself, and
 for all companions still expected.
+
+What does not fit lets leases pass that do, at most `MOST_OVERTAKEN` of them. Then it comes first,
+and until it fits no tenant opens a lease that holds as many pages as its own: none waits for ever.
 """
 
 from __future__ import annotations
@@ -322,7 +325,10 @@ class LeaseLedger:
         return min(longest, self.max_context)
 
     def _num_shared(self, request: LeaseRequest, num_prompt: int) -> int:
-        """Return the number of full prompt pages, without the last token, that choices share."""
+        """Return the number of full prompt pages, without the last token, that choices share.
+
+        It is 0 for a single choice.
+        """
         return (num_prompt - 1) // self.page_tokens if request.num_choices > 1 else 0
 
     def _num_pages(self, request: LeaseRequest, num_prompt: int) -> int:

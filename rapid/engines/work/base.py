@@ -1,4 +1,4 @@
-"""Work of the engine: calls in progress.
+"""Base classes of the calls on an engine.
 
 A call is a small state machine over one sequence (prefill: over all sequences of a lease). In every
 step the engine takes the next rows of the selected work (`feed`) and hands back their logits

@@ -1,8 +1,9 @@
 """Self-drafting by the target on attention sinks and a recent window of its own KV.
 
 This is MagicDec (arXiv 2408.11049) with the fixed part of the KV that StreamingLLM keeps (Xiao et
-al., arXiv 2309.17453), at the true positions. There is no second lease and no second prefill. A
-proposal depends on where its block began; the distribution of the answer does not.
+al., arXiv 2309.17453), at the true positions. There is no second lease and no second prefill. What
+the drafted rows write lies behind the committed tokens, where `Verify` computes the same rows again
+in full attention. A proposal depends on where its block began; the answer's distribution does not.
 """
 
 from __future__ import annotations
