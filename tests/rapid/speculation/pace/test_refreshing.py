@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 
 import rapid
-from rapid import generation
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.errors import ConfigurationError, DrafterUnavailable, PromptTooLong
@@ -217,7 +216,7 @@ def test_every_engine_gives_back_all_its_pages(monkeypatch):
         made.append(Engine(*arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr(generation, "Engine", engine)
+    monkeypatch.setattr("rapid.engines.local_ports.Engine", engine)
     generated()
     # The document's, and for each retrieved text the drafter's and the witness's.
     assert len(made) == 1 + 2 * (1 + MAX_REFRESHES)
