@@ -25,6 +25,7 @@ _NEW_S = 2.0  # until Serve has told a router of the replicas that run
 _MOST_SENT = 4096  # requests of which a router remembers where they are
 _TRANSIT_S = 0.5  # from an assignment to the engine's count of it
 _TAKEN_S = 3.0  # in which a replica says that it has taken what it was sent
+_TAKEN_AGAIN_S = 1.0  # the same for a replica that has just failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class AffinityRouter(PoolRequestRouter):
         moving = self._moving(self.running)
         candidates = {each.replica: each for each in self._candidates(self.running)}
         here = candidates.pop(sent.replica, None)
-        is_silent = not sent.is_taken and self._clock() - sent.since > _TAKEN_S
+        is_silent = self._is_untaken(sent, _TAKEN_S)
         if here is not None:
             running = {each.replica_id.unique_id: each for each in self.running}
             is_silent = is_silent and _may_take(running[sent.replica], here)
@@ -132,6 +133,28 @@ class AffinityRouter(PoolRequestRouter):
         if begins and is_silent:
             CIRCUITS.put(sent.replica)
         return begins
+
+    def is_stranded(self, request: Call) -> bool:
+        """Return whether no replica takes a request: none runs, or all have failed or are silent.
+
+        A replica that has no room is neither. Any thread may call this.
+        """
+        running = {each.replica_id.unique_id: each for each in self.running}
+        if not running:
+            return (self.empty_s or 0.0) > _TAKEN_S
+        sent = self._find(request)
+        if sent is None or sent.replica not in running:
+            return False
+        others = running.keys() - {sent.replica}
+        limit_s = _TAKEN_AGAIN_S if CIRCUITS.is_open(sent.replica) else _TAKEN_S
+        here = next(iter(self._candidates([running[sent.replica]])))
+        if not self._is_untaken(sent, limit_s) or not _may_take(running[sent.replica], here):
+            return False
+        CIRCUITS.put(sent.replica)
+        return all(map(CIRCUITS.is_open, others))
+
+    def _is_untaken(self, sent: _Sent, limit_s: float) -> bool:
+        return not sent.is_taken and self._clock() - sent.since > limit_s
 
     def replica_of(self, request: Call) -> str | None:
         """Return the unique id of the replica that has taken a request; None if none has."""

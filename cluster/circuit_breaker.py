@@ -37,12 +37,13 @@ class CircuitBreaker:
         self._until = {each: end for each, end in self._until.items() if end > now}
         self._until[replica] = now + _BLAMED_S
 
+    def is_open(self, replica: str) -> bool:
+        """Return whether a replica, by its unique id, has just failed."""
+        return self._until.get(replica, 0.0) > self._clock()
+
     def spare(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return the candidates that have not just failed, or all if there is no other."""
-        now = self._clock()
-        good = [
-            each for each in candidates if self._until.get(each.replica_id.unique_id, 0.0) <= now
-        ]
+        good = [each for each in candidates if not self.is_open(each.replica_id.unique_id)]
         return good or list(candidates)
 
 

@@ -29,6 +29,10 @@ class PoolRouter(Protocol):
         """Return whether a request that waits would begin on another replica at once."""
         ...
 
+    def is_stranded(self, request: Call) -> bool:
+        """Return whether no replica takes a request, though one should."""
+        ...
+
     def replica_of(self, request: Call) -> str | None:
         """Return the replica that has taken a request."""
         ...

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from cluster import routers
+from cluster.circuit_breaker import CIRCUITS
 from cluster.remote_failures import failure_of
 from rapid.errors import DrafterUnavailable
 from rapid.messages import Document, Reading, Tell, new_call_id
@@ -16,6 +17,7 @@ from rapid.ports import Found
 
 _INDEXING_SHARE = 0.9  # of `retrieval_wait_s`; the rest is for the retriever's answer
 _LOOK_S = 1.0  # between two looks at a retriever from which nothing comes
+_SILENT_LOOKS = 5  # after which a replica that gives a sign every second is given up
 
 
 class RayRetrieval:
@@ -41,16 +43,16 @@ class RayRetrieval:
         """Return the passages that the drafter reads.
 
         If a replica is lost, the passages are asked for once more, which another one answers. If it
-        does not take the request in time, another one is asked.
+        does not take the request within seconds, another one is asked.
 
         Raises:
             RetrievalPending: If documents are not indexed in time; what is embedded of them stays.
-            DrafterUnavailable: If the retriever fails or does not answer in time.
+            DrafterUnavailable: If the retriever fails or does not answer in time, or none of its
+                replicas takes the request within seconds.
         """
         retriever = self._handle.options(session_id=affinity(tenant, documents), stream=True)
         wait_s = _INDEXING_SHARE * self._timeout_s
         call_id = new_call_id()
-        response: DeploymentResponseGenerator[Reading | Found] | None = None
         is_retry = False
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -58,53 +60,66 @@ class RayRetrieval:
                     response = retriever.retrieve.remote(
                         call_id, tenant, documents, query, budget_tokens, wait_s
                     )
+                    found = None
                     try:
-                        if (found := await self._follow(call_id, response, tell)) is None:
-                            continue
+                        found = await self._follow(call_id, response, tell)
                     except Exception as error:
                         failure = failure_of(error)
                         if is_retry or not failure.is_of_one_replica:
                             raise failure.as_rapid_error("retriever", DrafterUnavailable) from None
                         is_retry = True
-                    else:
+                    finally:
+                        if found is None:
+                            response.cancel()
+                        if (router := self._router) is not None:
+                            router.forget(call_id)
+                    if found is not None:
                         return found
-        except (TimeoutError, asyncio.CancelledError) as stopped:
-            if response is not None:
-                response.cancel()
-            if isinstance(stopped, TimeoutError):
-                raise DrafterUnavailable(f"no answer within {self._timeout_s:g} s") from None
-            raise
+        except TimeoutError:
+            raise DrafterUnavailable(f"no answer within {self._timeout_s:g} s") from None
 
     async def _follow(
         self,
         call_id: str,
-        response: DeploymentResponseGenerator[Reading | Found],
+        response: DeploymentResponseGenerator[Reading | Found | None],
         tell: Tell | None,
     ) -> Found | None:
-        """Return what a call finds, or None if no replica takes it while another one may."""
-        may_move = True
-        try:
-            while True:
-                coming = asyncio.ensure_future(anext(response))
-                coming.add_done_callback(lambda done: done.cancelled() or done.exception())
-                try:
-                    while not (await asyncio.wait({coming}, timeout=_LOOK_S))[0]:
-                        router = routers.find(self._handle.deployment_id)
-                        if may_move and router is not None and router.can_move(call_id):
-                            response.cancel()
+        """Return what a call finds, or None if its replica is silent and another one may answer.
+
+        Raises:
+            DrafterUnavailable: No replica takes the call.
+        """
+        while True:
+            coming = asyncio.ensure_future(anext(response))
+            coming.add_done_callback(lambda done: done.cancelled() or done.exception())
+            num_silent = 0
+            try:
+                while not (await asyncio.wait({coming}, timeout=_LOOK_S))[0]:
+                    if (router := self._router) is None:
+                        continue
+                    if (replica := router.replica_of(call_id)) is not None:
+                        num_silent += 1
+                        if num_silent == _SILENT_LOOKS:
+                            CIRCUITS.put(replica)
                             return None
-                    said = coming.result()
-                finally:
-                    coming.cancel()
-                if not isinstance(said, Reading):
-                    found: Found = said
-                    return found
-                may_move = False
+                    # The request holds a lease of the target meanwhile, which others may need.
+                    elif router.is_stranded(call_id):
+                        raise DrafterUnavailable("No replica of the retriever answers.")
+                    elif router.can_move(call_id):
+                        return None
+                said = coming.result()
+            finally:
+                coming.cancel()
+            if isinstance(said, Reading):
                 if tell is not None:
                     tell(said)
-        finally:
-            if (router := routers.find(self._handle.deployment_id)) is not None:
-                router.forget(call_id)
+            elif said is not None:
+                found: Found = said
+                return found
+
+    @property
+    def _router(self) -> routers.PoolRouter | None:
+        return routers.find(self._handle.deployment_id)
 
 
 def affinity(tenant: str, documents: Sequence[Document]) -> str:

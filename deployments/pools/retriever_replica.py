@@ -22,6 +22,9 @@ from retrieval import (
 
 logger = logging.getLogger(__name__)
 
+SIGN_EVERY_S = 1.0
+"""Seconds between two signs of life in the stream of a call, where nothing else is said."""
+
 
 class RetrieverReplica:
     """A Serve replica that owns one `Retriever`; chunk sizes are in the target's tokens.
@@ -48,13 +51,14 @@ class RetrieverReplica:
         query: str,
         budget_tokens: int,
         wait_s: float,
-    ) -> AsyncGenerator[Reading | RetrievedContext]:
+    ) -> AsyncGenerator[Reading | RetrievedContext | None]:
         """Yield how far the indexing of new documents is, and then the chunks for a query.
 
-        The chunks are a tenant's, in document order. Documents that are not indexed within `wait_s`
-        seconds raise `RetrievalPending`; what is embedded of them stays. Whoever closes the stream
-        waits for nothing more. Errors of the embedder and of the store say here, in this replica's
-        log, what they were told: that can be an address, a path, or what a server replied.
+        None is a sign of life, once a second where nothing else is said. The chunks are a tenant's,
+        in document order. Documents that are not indexed within `wait_s` seconds raise
+        `RetrievalPending`; what is embedded of them stays. Whoever closes the stream waits for
+        nothing more. Errors of the embedder and of the store say here, in this replica's log, what
+        they were told: that can be an address, a path, or what a server replied.
 
         Args:
             call_id: Unique id, by which the pool's router knows the call (`cluster.routers.Call`).
@@ -74,7 +78,7 @@ class RetrieverReplica:
         finding.add_done_callback(lambda _: news.put_nowait(None))
         try:
             with self._metrics.question():
-                while (said := await news.get()) is not None:
+                async for said in _with_signs(news):
                     yield said
                 found = finding.result()
             times = found.timings
@@ -112,3 +116,17 @@ class RetrieverReplica:
             )
             self._opening = asyncio.create_task(opening)
         return await asyncio.shield(self._opening)
+
+
+async def _with_signs(news: asyncio.Queue[Reading | None]) -> AsyncGenerator[Reading | None]:
+    """Yield what is put into a queue until that is None, and None where nothing comes in time."""
+    while True:
+        try:
+            async with asyncio.timeout(SIGN_EVERY_S):
+                said = await news.get()
+        except TimeoutError:
+            yield None
+            continue
+        if said is None:
+            return
+        yield said

@@ -280,6 +280,43 @@ async def test_a_request_is_known_by_its_id_and_not_by_its_place_in_memory() -> 
     assert one.replica_of("another") is None
 
 
+async def test_a_call_is_stranded_once_every_replica_was_silent(blame: CircuitBreaker) -> None:
+    one, call = router(), "a call of the retriever's"
+    lost, lost_too = one._replicas_list = [replica("a"), replica("b")]
+    await one.choose_replicas([lost], pending("1", call))
+    pass_time(one, 3.1)
+    assert not one.is_stranded(call)
+    assert one.can_move(call)
+    await one.choose_replicas([lost_too], pending("2", call))
+    pass_time(one, 2)
+    assert not one.is_stranded(call)
+    pass_time(one, 1.1)
+    assert one.is_stranded(call)
+    await one.choose_replicas([lost], pending("3", "the next call"))
+    pass_time(one, 1.1)  # who has just failed has one second
+    assert one.is_stranded("the next call")
+    one.on_request_routed(pending("3", "the next call"), lost.replica_id, None)
+    assert not one.is_stranded("the next call")
+
+
+async def test_a_call_that_waits_for_room_is_not_stranded(blame: CircuitBreaker) -> None:
+    one, call = router({"a": 8, "b": 8}), "a call of the retriever's"
+    busy, busy_too = one._replicas_list = [replica("a"), replica("b")]
+    blame.put("b")
+    await one.choose_replicas([busy], pending("1", call))
+    pass_time(one, 60)
+    assert not one.is_stranded(call)
+    assert blame.spare([busy, busy_too]) == [busy]
+
+
+async def test_a_call_is_stranded_where_no_replica_runs() -> None:
+    one = router()
+    pass_time(one, 2.9)
+    assert not one.is_stranded("a call")
+    pass_time(one, 0.2)
+    assert one.is_stranded("a call")
+
+
 async def test_a_request_that_a_leaving_replica_has_not_taken_moves_at_once(
     blame: CircuitBreaker,
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from cluster.circuit_breaker import CircuitBreaker
 from deployments.orchestrator.ray_retrieval import RayRetrieval, affinity
 from rapid.errors import DrafterUnavailable, EngineFailed, RetrievalPending
 from rapid.messages import Document, Reading, Tell
@@ -16,6 +17,10 @@ from rapid.messages import Document, Reading, Tell
 DOCUMENTS = [Document("note", "It rains."), Document("book", "It was a dark and stormy night.")]
 FOUND = SimpleNamespace(chunks=(), cleared_floor=False, is_evidence=False)
 LOST = ActorDiedError()
+
+
+class Sign:
+    """A sign of life, which comes after three looks."""
 
 
 class Response:
@@ -30,7 +35,11 @@ class Response:
 
     async def __anext__(self) -> Any:
         if self.said:
-            return self.said.pop(0)
+            said = self.said.pop(0)
+            if not isinstance(said, Sign):
+                return said
+            await asyncio.sleep(0.03)
+            return None
         await asyncio.sleep(30 if self.answer is None else 0)
         if isinstance(self.answer, BaseException):
             raise self.answer
@@ -79,10 +88,17 @@ async def test_requests_about_the_same_documents_go_by_the_same_name() -> None:
 
 
 class Router:
-    """A router that finds once that a call would begin elsewhere."""
+    """A router that finds once that a call would begin elsewhere, where no replica has taken it."""
 
-    def __init__(self) -> None:
+    def __init__(self, taken_by: str | None = None, *, is_stranded: bool = False) -> None:
         self.num_moves, self.forgotten = 1, list[object]()
+        self.taken_by, self.stranded = taken_by, is_stranded
+
+    def replica_of(self, request: object) -> str | None:
+        return self.taken_by
+
+    def is_stranded(self, request: object) -> bool:
+        return self.stranded
 
     def can_move(self, request: object) -> bool:
         self.num_moves -= 1
@@ -100,6 +116,39 @@ async def test_what_no_replica_takes_is_asked_of_another(monkeypatch: pytest.Mon
     assert handle.calls[0] == handle.calls[1]
     assert handle.responses[0].is_cancelled
     assert router.forgotten == [handle.calls[0][0], handle.calls[0][0]]
+
+
+async def test_a_call_that_no_replica_takes_is_given_up_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("deployments.orchestrator.ray_retrieval._LOOK_S", 0.01)
+    handle, router = Handle(None), Router(is_stranded=True)
+    monkeypatch.setattr("cluster.routers.find", {"Retriever": router}.get)
+    with pytest.raises(DrafterUnavailable, match="No replica of the retriever answers"):
+        await asked(handle)
+    assert handle.responses[0].is_cancelled
+
+
+async def test_a_replica_that_falls_silent_is_given_up_and_another_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("deployments.orchestrator.ray_retrieval._LOOK_S", 0.01)
+    circuits = CircuitBreaker()
+    monkeypatch.setattr("deployments.orchestrator.ray_retrieval.CIRCUITS", circuits)
+    handle = Handle([Reading(0, 9, "passages"), None], FOUND)
+    monkeypatch.setattr("cluster.routers.find", {"Retriever": Router("a")}.get)
+    assert await asked(handle) is FOUND
+    assert handle.responses[0].is_cancelled
+    assert not handle.responses[1].is_cancelled
+    assert circuits.is_open("a")
+
+
+async def test_a_replica_that_gives_signs_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.orchestrator.ray_retrieval._LOOK_S", 0.01)
+    handle = Handle([Sign(), Sign(), Sign(), FOUND])
+    monkeypatch.setattr("cluster.routers.find", {"Retriever": Router("a")}.get)
+    assert await asked(handle) is FOUND
+    assert len(handle.calls) == 1
 
 
 async def test_a_lost_replica_is_asked_for_once_more() -> None:
@@ -149,9 +198,9 @@ async def test_a_caller_who_leaves_cancels_the_call() -> None:
 async def test_what_a_replica_says_is_passed_on_and_it_keeps_the_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("deployments.orchestrator.ray_retrieval._LOOK_S", 0.001)
+    monkeypatch.setattr("deployments.orchestrator.ray_retrieval._LOOK_S", 0.05)
     said = [Reading(0, 0, "passages"), Reading(412, 1130, "passages")]
-    handle, router, told = Handle([*said, None]), Router(), list[Reading]()
+    handle, router, told = Handle([*said, None]), Router("a"), list[Reading]()
     monkeypatch.setattr("cluster.routers.find", {"Retriever": router}.get)
     with pytest.raises(DrafterUnavailable, match="no answer within"):
         await asked(handle, timeout_s=0.1, tell=told.append)

@@ -213,3 +213,17 @@ async def test_progress_is_said_at_once_and_who_leaves_waits_for_nothing(
     assert opening.fake.has_left
     assert read['rapid_retriever_end_total{outcome="left"}'] == 1
     await close(replica)
+
+
+async def test_a_replica_that_is_long_at_work_gives_signs_of_life(
+    opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retriever_replica, "SIGN_EVERY_S", 0.01)
+    opening.may_end.set()
+    opening.fake.may_go_on = asyncio.Event()
+    replica = retriever_replica.RetrieverReplica(RetrievalConfig(), "embedded:target", "m")
+    saying = replica.retrieve("call", "x", [], "who", 9, 1.0)
+    assert [await anext(saying) for _ in range(3)] == [READING, None, None]
+    opening.fake.may_go_on.set()
+    assert context_of("x") in [said async for said in saying]
+    await close(replica)
