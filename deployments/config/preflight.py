@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from cluster.placement import PoolConfig
-from deployments.config.serve_config import EnginePoolConfig, ServeConfig
+from deployments.config.pools import EnginePoolConfig
+from deployments.config.serve_config import ApplicationConfig, AppPart, ServedModel
 from rapid.catalogue import local_path
 from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.files import checkpoint_source, read_temperature
@@ -18,8 +21,10 @@ from rapid.errors import ConfigurationError
 from rapid.planning.plan import MemoryNeed
 from retrieval.settings import LexicalEmbedderConfig
 
+Config = TypeVar("Config", bound=ApplicationConfig)
 
-def preflight(config: ServeConfig, *, runs_here: bool = False) -> ServeConfig:
+
+def preflight(config: Config, *, runs_here: bool = False) -> Config:
     """Check the checkpoints against the configuration and each other.
 
     Args:
@@ -28,27 +33,43 @@ def preflight(config: ServeConfig, *, runs_here: bool = False) -> ServeConfig:
             its free memory together. An engine on a GPU checks the GPU's memory before it loads.
 
     Returns:
-        The configuration with every `max_context` and the default temperature filled in.
+        The configuration with every `max_context` and default temperature filled in.
 
     Raises:
         ConfigurationError: If a check fails; one sentence that says what to change.
     """
-    filled = {"target": _check_pool("target", config.target)}
-    api = config.api
-    if api.default_temperature is None:
-        temperature = read_temperature(checkpoint_source(config.target.engine.model))
-        api = api.model_copy(update={"default_temperature": temperature})
-    target_text = ChatText.load(config.target.engine.model)
-    if not isinstance(config.drafter, str):
-        filled["drafter"] = _check_pool("drafter", config.drafter)
-        check_same_vocabulary(target_text, ChatText.load(config.drafter.engine.model))
-    _check_second_lease(config, filled["target"].engine)
-    embedder = config.retriever.retrieval.embedder
-    if not isinstance(embedder, LexicalEmbedderConfig):
-        local_path(embedder.model)  # refuses a model of the catalogue that has not been fetched
+    filled = config.fill(_check_pool, lambda model: read_temperature(checkpoint_source(model)))
+    load = functools.cache(ChatText.load)
+    first_of: dict[str, ServedModel] = {}
+    for model in filled.served:
+        target = load(model.target.settings.engine.model)
+        if model.drafter is not None and model.drafter is not model.target:
+            drafter = load(model.drafter.settings.engine.model)
+            is_alone = model.drafter.key == "drafter"
+            _check_tokens(target, drafter, "" if is_alone else f"models.{model.name}: ")
+        _check_second_lease(model)
+        if (retriever := model.retriever) is not None:
+            first = first_of.setdefault(retriever.name, model)
+            try:
+                check_same_vocabulary(load(first.target.settings.engine.model), target)
+            except ConfigurationError:
+                raise ConfigurationError(
+                    f"models.{model.name}: the retriever counts in the tokens of "
+                    f"models.{first.name}, which are others: give it a retriever of its own"
+                ) from None
+            embedder = retriever.settings.retrieval.embedder
+            if not isinstance(embedder, LexicalEmbedderConfig):
+                local_path(embedder.model)  # refuses a model of the catalogue not yet fetched
     if runs_here:
-        _check_memory(filled)
-    return config.model_copy(update=filled | {"api": api})
+        _check_memory(filled.engine_parts.values())
+    return filled
+
+
+def _check_tokens(target: ChatText, drafter: ChatText, prefix: str) -> None:
+    try:
+        check_same_vocabulary(target, drafter)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{prefix}{error}") from error
 
 
 def _check_pool(role: str, pool: EnginePoolConfig) -> EnginePoolConfig:
@@ -63,26 +84,28 @@ def _check_pool(role: str, pool: EnginePoolConfig) -> EnginePoolConfig:
     return pool.model_copy(update={"engine": filled})
 
 
-def _check_second_lease(config: ServeConfig, target: EngineConfig) -> None:
+def _check_second_lease(model: ServedModel) -> None:
     """Check that the target's pool holds its longest text with what is retrieved beside it."""
+    config, target = model.config, model.target.settings.engine
     budget = config.retriever.retrieval.budget_tokens or 0
     assert target.max_context is not None
     needed = target.max_context + budget
     if config.takes_two_leases and target.kv_cache_tokens < needed:
         raise ConfigurationError(
-            f"target.engine: kv_cache_tokens ({target.kv_cache_tokens}) cannot hold max_context "
-            f"({target.max_context}) and, on a second lease, retrieval.budget_tokens ({budget}): "
-            f"raise it to {needed}, or lower one of them"
+            f"{model.target.key}.engine: kv_cache_tokens ({target.kv_cache_tokens}) cannot hold "
+            f"max_context ({target.max_context}) and, on a second lease, retrieval.budget_tokens "
+            f"({budget}): raise it to {needed}, or lower one of them"
         )
 
 
-def _check_memory(pools: Mapping[str, EnginePoolConfig]) -> None:
+def _check_memory(parts: Iterable[AppPart[EnginePoolConfig]]) -> None:
     """Check that all engines that start on this machine's CPU fit its free memory together."""
     needs = [
-        (f"{role} {pool.engine.model!r}", _need(pool.engine))
-        for role, pool in pools.items()
-        if _is_on_cpu(pool.engine, pool.pool) and pool.pool.nodes == 1  # others start elsewhere
-        for _ in range(max(1, pool.pool.min_replicas))
+        (f"{part.key} {part.settings.engine.model!r}", _need(part.settings.engine))
+        for part in parts
+        if _is_on_cpu(part.settings.engine, part.settings.pool)
+        if part.settings.pool.nodes == 1  # others start elsewhere
+        for _ in range(max(1, part.settings.pool.min_replicas))
     ]
     check_fits(needs, "this machine", free_bytes("cpu"))
 

@@ -77,8 +77,9 @@ class EngineActor:
         Args:
             config: The engine's settings.
             load: Function that makes the engine.
-            pool: The pool that the engine belongs to, `target` or `drafter`; a label of metrics.
-            model_name: The model name that requests give; a label of metrics.
+            pool: The kind of pool that the engine belongs to; a label of metrics.
+            model_name: The model name that requests give, or the name of a shared pool; a label of
+                metrics.
             start_logging: Function that configures the log of this process.
         """
         start_logging()
@@ -255,8 +256,13 @@ def start_engine(
             max_concurrency=_CONCURRENT_CALLS,
             **options,
         )
-        .remote(config, load, replica.deployment.lower(), model_name, engine_logging())
+        .remote(config, load, _pool_label(replica.deployment), model_name, engine_logging())
     )
+
+
+def _pool_label(deployment: str) -> str:
+    """Return the label ``pool`` of an engine: ``target``, ``drafter`` or ``engines``, if shared."""
+    return deployment.partition("-")[0].lower()
 
 
 def engines_of(app: str) -> dict[str, ActorHandle]:

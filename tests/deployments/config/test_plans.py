@@ -15,8 +15,9 @@ from ray.serve._private.config import DeploymentConfig
 from ray.serve._private.version import DeploymentVersion
 
 from deployments.app import compose
+from deployments.config.api_config import ApiKey, CanaryConfig
 from deployments.config.plans import deployment_plans, effects
-from deployments.config.serve_config import ApiKey, CanaryConfig, ServeConfig
+from deployments.config.serve_config import ServeConfig
 from retrieval.settings import LexicalEmbedderConfig, LocalStoreConfig
 from tests.deployments.test_app import graph
 
@@ -186,7 +187,7 @@ def test_a_model_that_is_not_embedded_any_more() -> None:
     target = CONFIG.target
     engine = target.engine.model_copy(update={"model": "embedded:target"})
     embedded = CONFIG.model_copy(update={"target": target.model_copy(update={"engine": engine})})
-    assert effects(deployment_plans(embedded), deployment_plans(CONFIG))["Ingress"] == "rolls"
+    assert effects(deployment_plans(embedded), deployment_plans(CONFIG))["Ingress"] == "live"
 
 
 def test_an_unchanged_application_changes_nothing() -> None:
