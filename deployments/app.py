@@ -27,7 +27,12 @@ from deployments.api.proxy.server_limits import check_callers_are_known, router_
 from deployments.config.named_models import read_application
 from deployments.config.plans import Plans, deployment_plans
 from deployments.config.preflight import preflight
-from deployments.config.serve_config import ApplicationConfig
+from deployments.config.serve_config import (
+    AnySettings,
+    ApplicationConfig,
+    AppPart,
+    EnginePoolConfig,
+)
 from deployments.config.serve_file import check
 from deployments.orchestrator.deployment import Orchestrator
 from deployments.pools.engine_actor import EngineFactory, load_engine
@@ -50,30 +55,34 @@ def compose(
     load_drafter: EngineFactory = load_engine,
 ) -> Application:
     """Compose the module's graph; `load_target` and `load_drafter` make the engines."""
-    plans = deployment_plans(config)
-    nodes: dict[str, Application] = {}
+    plans, bound = deployment_plans(config), dict[str, Application]()
+    only = config.served[0].name if len(config.served) == 1 else ""
+
+    def bind(part: AppPart[AnySettings], replica: type, *arguments: Any) -> Application:
+        """Return a part that is started with `arguments` and a label of its metrics, once."""
+        if part.name not in bound:
+            # The metrics of replicas that run keep the name with which they were started.
+            label = part.section[1] if len(part.section) > 1 else only
+            deployment = _deployment(part.name, plans, replica)
+            bound[part.name] = deployment.bind(*arguments, label)
+        return bound[part.name]
+
+    def engines(part: AppPart[EnginePoolConfig] | None, load: EngineFactory) -> Application | None:
+        return part and bind(part, EngineReplica, part.settings.engine, part.settings.pool, load)
+
+    orchestrators = []
     for model in config.served:
-        # The metrics of engines that run keep the name with which they were started.
-        for part, load in ((model.target, load_target), (model.drafter, load_drafter)):
-            if part is not None and part.name not in nodes:
-                engine, pool = part.settings.engine, part.settings.pool
-                shared = part.section[1] if part.section[0] == "engine_pools" else None
-                nodes[part.name] = _deployment(part.name, plans, EngineReplica).bind(
-                    engine, pool, load, shared or model.name
-                )
-        if (retriever := model.retriever) is not None and retriever.name not in nodes:
-            nodes[retriever.name] = _deployment(retriever.name, plans, RetrieverReplica).bind(
-                retriever.settings.placed, model.target.settings.engine.model, model.name
-            )
-        nodes[model.orchestrator.name] = _deployment(
-            model.orchestrator.name, plans, Orchestrator
-        ).bind(
-            model.config,
-            *(part and nodes[part.name] for part in (model.target, model.drafter, model.retriever)),
+        target, drafter = engines(model.target, load_target), engines(model.drafter, load_drafter)
+        retriever = model.retriever and bind(
+            model.retriever,
+            RetrieverReplica,
+            model.retriever.settings.placed,
+            model.target.settings.engine.model,
         )
+        orchestrator = _deployment(model.orchestrator.name, plans, Orchestrator)
+        orchestrators.append(orchestrator.bind(model.config, target, drafter, retriever))
     replica = serve.ingress()(IngressReplica)
     ingress = _deployment("Ingress", plans, replica, **router_options())
-    orchestrators = [nodes[model.orchestrator.name] for model in config.served]
     return ingress.bind(config.filled_api, *orchestrators)
 
 

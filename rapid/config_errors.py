@@ -20,9 +20,9 @@ class _Loader(yaml.SafeLoader):
     """A loader that refuses a key written twice, of which the last would hold without a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        keys = [key for key, _ in node.value]
         for at, key in enumerate(keys):
-            if any(key.value == earlier.value for earlier in keys[:at]):
+            if key.value in [earlier.value for earlier in keys[:at]]:
                 raise yaml.MarkedYAMLError(
                     problem=f"{key.value!r} is written twice", problem_mark=key.start_mark
                 )

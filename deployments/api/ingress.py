@@ -11,8 +11,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, TypeVar
@@ -140,18 +139,11 @@ class Ingress:
             config.tenant_weights,
         )
         self._bodies.limit(config.max_body_bytes, config.max_slow_bodies)
-        self._served, created = config.cards, int(time.time())
-        self._cards = {
-            name: model_card(
-                name,
-                created,
-                card.max_model_len,
-                is_embedded=card.is_embedded,
-                silence_s=config.silence_s,
+        self._cards, created, silence_s = {}, int(time.time()), config.silence_s
+        for name, card in config.cards.items():
+            self._cards[name] = model_card(
+                name, created, card.max_model_len, is_embedded=card.is_embedded, silence_s=silence_s
             )
-            for name, card in self._served.items()
-        }
-        self._fingerprints = {name: _fingerprint(name) for name in self._served}
 
     @property
     def shares(self) -> Shares:
@@ -216,22 +208,22 @@ class Ingress:
     async def _answer(self, dialect: Dialect, request: Request, tenant: str) -> Response:
         request_id = _request_id(request)
         async with AsyncExitStack() as stack:
-            record = stack.enter_context(self._access.request(request_id, tenant, self._only_model))
+            only = next(iter(self._cards)) if len(self._cards) == 1 else None
+            record = stack.enter_context(self._access.request(request_id, tenant, only))
             async with self._bodies.body(request, tenant) as body:
                 with record.admission():
                     ticket = await stack.enter_async_context(self._admission.place(tenant))
             asked = await dialect.parse(body, self._limits)
             self._check_model(asked.model)
             record.model = asked.model
-            default = self._served[asked.model].default_temperature
+            default = self._config.cards[asked.model].default_temperature
             sent = asked.as_generate_request(request_id, tenant, default)
-            sent = replace(sent, model=asked.model)
             event_id = request.headers.get("last-event-id")
             cursor = Cursor.of_event(event_id, sent, body) if event_id else Cursor.first(sent, body)
             following = record.follow(
                 continue_events(self._service, cursor.as_asked(sent), cursor.marks), ticket
             )
-            fingerprint = self._fingerprints[asked.model]
+            fingerprint = _fingerprint(asked.model)
             reply = dialect.reply(asked, cursor, fingerprint, record.began, self._clock)
             _log.info("request %s is answered as %s", request_id, reply.id)
             feed = await stack.enter_async_context(EventFeed(following, request.receive))
@@ -318,11 +310,6 @@ class Ingress:
             known = ", ".join(map(repr, self._cards))
             raise UnknownModel(f"The model {model!r} does not exist: this server has {known}.")
 
-    @property
-    def _only_model(self) -> str | None:
-        """The model of a request that has not named one yet; None where there are several."""
-        return next(iter(self._cards)) if len(self._cards) == 1 else None
-
 
 async def _health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
@@ -365,6 +352,7 @@ def _request_id(request: Request) -> str:
     return request_id
 
 
+@cache
 def _fingerprint(model: str) -> str:
     try:
         release = version("rapid-serve")

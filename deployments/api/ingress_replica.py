@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -17,7 +18,7 @@ from deployments.api.backend.service import GenerationService
 from deployments.api.gate.gossip import board_of, keep_in_step
 from deployments.api.ingress import Ingress
 from deployments.api.proxy.server_limits import check_callers_are_known, limit_replica
-from deployments.config.api_config import IngressConfig
+from deployments.config.api_config import ApiConfig
 from deployments.config.live import accept_settings
 from deployments.logs import log_with_serve
 from deployments.metrics import IngressMetrics
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 class IngressReplica:
     """The ingress deployment, which serves the HTTP API as an ASGI application."""
 
-    def __init__(self, config: IngressConfig, *orchestrators: DeploymentHandle) -> None:
+    def __init__(self, config: ApiConfig, *orchestrators: DeploymentHandle) -> None:
         """Look at the application once, and then again and again.
 
         Args:
@@ -43,23 +44,22 @@ class IngressReplica:
         self._name = name = orchestrators[0].app_name
         cards = config.cards
         self._metrics = IngressMetrics(next(iter(cards)) if len(cards) == 1 else "")
-        deployments = [each.deployment_name for each in orchestrators]
-        targets = [card.target for card in cards.values()]
-        lower = map(str.lower, deployments)
-        readiness = Readiness(name, dict(zip(lower, targets, strict=True)))
+        pairs = zip(orchestrators, cards.values(), strict=True)
+        targets = {handle.deployment_name: card.target for handle, card in pairs}
+        readiness = Readiness(name, targets)
         readiness.look()  # as Serve sends this replica requests, `/ready` among them, from now on
         readiness.start()
         self._service = Routes(
             [RemoteOrchestrator(each, readiness) for each in orchestrators],
             name,
-            lambda other, at: watch(other, deployments[at], targets[at]),
+            partial(watch, targets=targets),
         )
         self._service.configure(tuple(cards))
         # Serve's proxy adds x-request-id to every request and response.
         self._ingress = Ingress(
             self._service, config, sends_request_id=False, metrics=self._metrics
         )
-        self._settings: IngressConfig | None = None
+        self._settings: ApiConfig | None = None
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the ASGI application; Serve calls this hook when the replica's event loop runs."""
@@ -74,10 +74,10 @@ class IngressReplica:
 
         Settings that break their schema are refused.
         """
-        taken = accept_settings(IngressConfig, settings, self._settings, of="Ingress")
+        taken = accept_settings(ApiConfig, settings, self._settings, of="Ingress")
         try:
             check_callers_are_known(has_keys=taken.has_keys)
-            if len(taken.cards) != self._service.num_models:
+            if self._settings and len(taken.cards) != len(self._settings.cards):
                 raise ConfigurationError("models are added and removed by a restart of the ingress")
             self._ingress.configure(taken)
         except ConfigurationError as error:  # no keys, or no variable that has them

@@ -65,6 +65,8 @@ class ApiConfig(Frozen):
 
     Attributes:
         model: The model name that requests must give; `models` of the application name several.
+        models: What is known of each model, in the order of the ingress's orchestrators. It follows
+            from the other settings, and a file must not have it.
         keys: The accepted API keys. Without any, requests must come from this machine and belong to
             the tenant `local`.
         keys_env: The environment variable of the ingress that holds more keys: a JSON list in the
@@ -101,6 +103,7 @@ class ApiConfig(Frozen):
     """
 
     model: str = Field("rapid", min_length=1)
+    models: dict[str, ModelCard] = Field(default_factory=dict)
     keys: tuple[ApiKey, ...] = ()
     keys_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     keys_file: Path | None = None
@@ -122,11 +125,9 @@ class ApiConfig(Frozen):
     @property
     def cards(self) -> Mapping[str, ModelCard]:
         """What is known of every model that requests may name."""
-        return {
-            self.model: ModelCard(
-                default_temperature=self.default_temperature, max_model_len=self.max_model_len
-            )
-        }
+        temperature, length = self.default_temperature, self.max_model_len
+        only = ModelCard(default_temperature=temperature, max_model_len=length)
+        return self.models or {self.model: only}
 
     @property
     def max_requests(self) -> int:
@@ -200,21 +201,6 @@ class ApiConfig(Frozen):
                 """like [{"tenant": "acme", "sha256": "..."}] (`rapid hash-key`)"""
             )
         return found
-
-
-class IngressConfig(ApiConfig):
-    """The settings of the HTTP API with what follows from those of the models.
-
-    Attributes:
-        models: The models by name, in the order of the ingress's orchestrators.
-    """
-
-    models: dict[str, ModelCard] = Field(default_factory=dict)
-
-    @property
-    def cards(self) -> Mapping[str, ModelCard]:
-        """What is known of every model that requests may name."""
-        return self.models or super().cards
 
 
 _API_KEYS = TypeAdapter(tuple[ApiKey, ...])

@@ -9,15 +9,15 @@ them, and they share the one retriever. A model's own `retriever` or `speculatio
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
-from deployments.config.pools import EnginePoolConfig, RetrieverPoolConfig
 from deployments.config.serve_config import (
     ApplicationConfig,
     AppPart,
+    EnginePoolConfig,
+    RetrieverPoolConfig,
     ServeConfig,
     ServedModel,
 )
@@ -63,12 +63,6 @@ class ModelConfig(Frozen):
     speculation: SpeculationConfig | None = None
     default_temperature: Finite | None = Field(None, ge=0, le=2)
 
-    @property
-    def pool_names(self) -> set[str]:
-        """The names of the pools that it may share."""
-        drafter = None if self.drafter in _NO_POOL else self.drafter
-        return {each for each in (self.target, drafter) if isinstance(each, str)}
-
 
 class ModelsConfig(ApplicationConfig):
     """Settings of an application with several models.
@@ -101,13 +95,15 @@ class ModelsConfig(ApplicationConfig):
     def _every_pool_is_known_and_used(self) -> Self:
         unused = set(self.engine_pools)
         for name, model in self.models.items():
-            if missing := model.pool_names - self.engine_pools.keys():
+            drafter = None if model.drafter in _NO_POOL else model.drafter
+            named = {each for each in (model.target, drafter) if isinstance(each, str)}
+            if missing := named - self.engine_pools.keys():
                 known = ", ".join(self.engine_pools) or "nothing"
                 raise ValueError(
                     f"models.{name}: there is no pool {min(missing)!r}: engine_pools has {known}"
                 )
-            unused -= model.pool_names
-            if model.target == model.drafter and isinstance(model.target, str):
+            unused -= named
+            if model.target == drafter in named:
                 raise ValueError(
                     f"models.{name}: target and drafter are one pool: write drafter: target"
                 )
@@ -117,86 +113,51 @@ class ModelsConfig(ApplicationConfig):
 
     @model_validator(mode="after")
     def _each_model_is_valid_alone(self) -> Self:
-        for name in self.models:
+        for name, model in self.models.items():
             try:
-                self._config_of(name)
+                self._deploy(name, model)
             except ValidationError as error:
                 what = error.errors()[0]["msg"].removeprefix("Value error, ")
                 raise ValueError(f"models.{name}: {what}") from None
+        if "retriever" in self.model_fields_set and "retriever" not in self.parts:
+            raise ValueError("retriever: no model uses it: leave it out")
         return self
 
     @property
     def served(self) -> tuple[ServedModel, ...]:
         """The models and their deployments."""
-        found = []
-        for name, model in self.models.items():
-            config = self._config_of(name)
-            target = self._engines(name, "target", model.target)
-            drafter: AppPart[EnginePoolConfig] | None = target if config.drafts_with_model else None
-            if model.drafter not in _NO_POOL:
-                drafter = self._engines(name, "drafter", model.drafter)
-            retriever = None
-            if model.retriever is not None:
-                section = ("models", name, "retriever")
-                retriever = AppPart(f"Retriever-{name}", section, model.retriever)
-            elif drafter is not None:
-                retriever = AppPart("Retriever", ("retriever",), self.retriever)
-            orchestrator = AppPart(f"Orchestrator-{name}", ("orchestrator",), self.orchestrator)
-            found.append(ServedModel(config, target, drafter, retriever, orchestrator))
-        return tuple(found)
+        return tuple(map(self._deploy, self.models, self.models.values()))
 
-    def fill(
-        self,
-        pool: Callable[[str, EnginePoolConfig], EnginePoolConfig],
-        temperature: Callable[[str], float | None],
-    ) -> Self:
-        """Return the settings with what their checkpoints say; see `ApplicationConfig`."""
-        models = {}
-        for name, model in self.models.items():
-            filled: dict[str, object] = {
-                role: pool(f"models.{name}.{role}", each)
-                for role in ("target", "drafter")
-                if isinstance(each := getattr(model, role), EnginePoolConfig)
-            }
-            if model.default_temperature is None and self.api.default_temperature is None:
-                target = self._config_of(name).target
-                filled["default_temperature"] = temperature(target.engine.model)
-            models[name] = model.model_copy(update=filled)
-        shared = {
-            name: pool(f"engine_pools.{name}", each) for name, each in self.engine_pools.items()
-        }
-        return self.model_copy(update={"models": models, "engine_pools": shared})
+    def _deploy(self, name: str, model: ModelConfig) -> ServedModel:
+        own = ("models", name)
 
-    def _engines(
-        self, model: str, role: str, pool: EnginePoolConfig | str
-    ) -> AppPart[EnginePoolConfig]:
-        if isinstance(pool, str):
-            return AppPart(f"Engines-{pool}", ("engine_pools", pool), self.engine_pools[pool])
-        return AppPart(f"{role.capitalize()}-{model}", ("models", model, role), pool)
+        def engines(role: str, pool: EnginePoolConfig | str) -> AppPart[EnginePoolConfig]:
+            if isinstance(pool, str):
+                return AppPart(f"Engines-{pool}", ("engine_pools", pool), self.engine_pools[pool])
+            return AppPart(f"{role.capitalize()}-{name}", (*own, role), pool)
 
-    def _config_of(self, name: str) -> ServeConfig:
-        """Return a model's settings as those of an application without the others.
-
-        Raises:
-            ValidationError: They break a rule.
-        """
-        model = self.models[name]
+        target = engines("target", model.target)
+        drafter = target if model.drafter == "target" else None
+        if model.drafter not in _NO_POOL:
+            drafter = engines("drafter", model.drafter)
+        retriever = AppPart("Retriever", ("retriever",), self.retriever) if drafter else None
+        if model.retriever is not None:
+            retriever = AppPart(f"Retriever-{name}", (*own, "retriever"), model.retriever)
+        orchestrator = AppPart(f"Orchestrator-{name}", ("orchestrator",), self.orchestrator)
+        api: dict[str, object] = {"model": name}
+        if model.default_temperature is not None:
+            api["default_temperature"] = model.default_temperature
         settings: dict[str, object] = {
-            "target": self._resolve(model.target),
-            "drafter": self._resolve(model.drafter),
-            "orchestrator": self.orchestrator,
-            "api": self.api.model_copy(update={"model": name}),
+            "target": target.settings,
+            "drafter": drafter.settings if drafter and drafter is not target else model.drafter,
+            "orchestrator": orchestrator.settings,
+            "api": self.api.model_copy(update=api),
             "speculation": model.speculation or self.speculation,
         }
-        if model.default_temperature is not None:
-            api = {"model": name, "default_temperature": model.default_temperature}
-            settings["api"] = self.api.model_copy(update=api)
-        if model.retriever is not None or model.drafter != "prompt_lookup":
-            settings["retriever"] = model.retriever or self.retriever
-        return ServeConfig.model_validate(settings)
-
-    def _resolve(self, pool: EnginePoolConfig | str) -> EnginePoolConfig | str:
-        return self.engine_pools.get(pool, pool) if isinstance(pool, str) else pool
+        if retriever is not None:
+            settings["retriever"] = retriever.settings
+        config = ServeConfig.model_validate(settings)
+        return ServedModel(config, own, target, drafter, retriever, orchestrator)
 
 
 def read_application(args: object, prefix: str = "") -> ApplicationConfig:

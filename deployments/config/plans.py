@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 from cluster.placement import PoolConfig, deployment_options, engine_options
 from cluster.versions import version_of
-from deployments.config.pools import EnginePoolConfig
-from deployments.config.serve_config import ApplicationConfig
+from deployments.config.serve_config import ApplicationConfig, EnginePoolConfig
 
 Effect = Literal["starts", "ends", "rolls", "live"]
 
@@ -47,11 +46,8 @@ Plans = dict[str, DeploymentPlan]
 
 def deployment_plans(config: ApplicationConfig) -> Plans:
     """Return the plan of every deployment of the application, by its name."""
-    plans = {}
+    plans = {part.name: _engines(part.settings) for part in config.engine_parts.values()}
     for model in config.served:
-        for engines in (model.target, model.drafter):
-            if engines is not None:
-                plans[engines.name] = _engines(engines.settings)
         target, drafter = model.target.settings.engine, model.config.drafter_pool.engine
         if (retriever := model.retriever) is not None and retriever.name not in plans:
             # Each call says how much to retrieve.
@@ -59,12 +55,11 @@ def deployment_plans(config: ApplicationConfig) -> Plans:
             plans[retriever.name] = _plan(
                 retriever.settings.pool, retrieval, target.model, has_affinity=True
             )
-        kind = model.config.drafter
         plans[model.orchestrator.name] = _plan(
             model.orchestrator.settings.pool,
             target.model,
             drafter.model,
-            kind if isinstance(kind, str) or model.drafter is None else model.drafter.name,
+            model.drafter.name if model.drafter else "prompt_lookup",
             model.name,
             has_affinity=True,
             is_scaled_by_lag=True,

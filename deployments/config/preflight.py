@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cluster.placement import PoolConfig
-from deployments.config.pools import EnginePoolConfig
-from deployments.config.serve_config import ApplicationConfig, AppPart, ServedModel
+from deployments.config.serve_config import (
+    ApplicationConfig,
+    AppPart,
+    EnginePoolConfig,
+    ServedModel,
+)
 from rapid.catalogue import local_path
 from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.files import checkpoint_source, read_temperature
@@ -38,50 +41,69 @@ def preflight(config: Config, *, runs_here: bool = False) -> Config:
     Raises:
         ConfigurationError: If a check fails; one sentence that says what to change.
     """
-    filled = config.fill(_check_pool, lambda model: read_temperature(checkpoint_source(model)))
-    load = functools.cache(ChatText.load)
-    first_of: dict[str, ServedModel] = {}
+    filled = config
+    for part in config.engine_parts.values():
+        filled = _put(filled, part.section, _check_pool(part))
+    names = {part.settings.engine.model for part in config.engine_parts.values()}
+    texts = {name: ChatText.load(name) for name in sorted(names)}
+    first_with: dict[str, ServedModel] = {}
     for model in filled.served:
-        target = load(model.target.settings.engine.model)
-        if model.drafter is not None and model.drafter is not model.target:
-            drafter = load(model.drafter.settings.engine.model)
-            is_alone = model.drafter.key == "drafter"
-            _check_tokens(target, drafter, "" if is_alone else f"models.{model.name}: ")
+        if model.config.api.default_temperature is None:
+            source = checkpoint_source(model.target.settings.engine.model)
+            section = (*(model.section or ("api",)), "default_temperature")
+            filled = _put(filled, section, read_temperature(source))
+        retriever = model.retriever
+        first = first_with.setdefault(retriever.name, model) if retriever else model
+        _check_tokens(model, first, texts)
         _check_second_lease(model)
-        if (retriever := model.retriever) is not None:
-            first = first_of.setdefault(retriever.name, model)
-            try:
-                check_same_vocabulary(load(first.target.settings.engine.model), target)
-            except ConfigurationError:
-                raise ConfigurationError(
-                    f"models.{model.name}: the retriever counts in the tokens of "
-                    f"models.{first.name}, which are others: give it a retriever of its own"
-                ) from None
-            embedder = retriever.settings.retrieval.embedder
-            if not isinstance(embedder, LexicalEmbedderConfig):
-                local_path(embedder.model)  # refuses a model of the catalogue not yet fetched
+        embedder = model.config.retriever.retrieval.embedder
+        if not isinstance(embedder, LexicalEmbedderConfig):
+            local_path(embedder.model)  # refuses a model of the catalogue that has not been fetched
     if runs_here:
         _check_memory(filled.engine_parts.values())
     return filled
 
 
-def _check_tokens(target: ChatText, drafter: ChatText, prefix: str) -> None:
+def _put(settings: Any, section: Sequence[str], value: object) -> Any:
+    """Return settings with `value` in a section."""
+    if not section:
+        return value
+    key, *rest = section
+    if isinstance(settings, dict):
+        return settings | {key: _put(settings[key], rest, value)}
+    return settings.model_copy(update={key: _put(getattr(settings, key), rest, value)})
+
+
+def _check_tokens(model: ServedModel, first: ServedModel, texts: Mapping[str, ChatText]) -> None:
+    """Check that a model's tokens are its drafter's, and those of the first with its retriever."""
+    parts = model.target, model.drafter or model.target, first.target
+    target, drafter, counted = (texts[part.settings.engine.model] for part in parts)
     try:
-        check_same_vocabulary(target, drafter)
+        if drafter is not target:
+            check_same_vocabulary(target, drafter)
     except ConfigurationError as error:
+        prefix = f"{'.'.join(model.section)}: " if model.section else ""
         raise ConfigurationError(f"{prefix}{error}") from error
+    try:
+        if counted is not target:
+            check_same_vocabulary(counted, target)
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"models.{model.name}: the retriever counts in the tokens of models.{first.name}, "
+            "which are others: give it a retriever of its own"
+        ) from None
 
 
-def _check_pool(role: str, pool: EnginePoolConfig) -> EnginePoolConfig:
+def _check_pool(part: AppPart[EnginePoolConfig]) -> EnginePoolConfig:
     """Return the pool with `max_context` filled in, after checking its checkpoint and KV size."""
-    engine = pool.engine
+    engine = part.settings.engine
     try:
         _check_weights(engine)
         max_context, _ = plan_pages(engine, read_model_facts(engine).num_positions)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{role}.engine: {error}") from error
+        raise ConfigurationError(f"{part.key}.engine: {error}") from error
     filled = engine.model_copy(update={"max_context": max_context})
-    return pool.model_copy(update={"engine": filled})
+    return part.settings.model_copy(update={"engine": filled})
 
 
 def _check_second_lease(model: ServedModel) -> None:

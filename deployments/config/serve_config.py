@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Generic, Literal, Self, TypeVar
 
-from pydantic import Discriminator, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from cluster.placement import PoolConfig
-from deployments.config.api_config import ApiConfig, IngressConfig, ModelCard
-from deployments.config.pools import EnginePoolConfig, OrchestratorPoolConfig, RetrieverPoolConfig
-from rapid.config import Frozen, SpeculationConfig
+from cluster.placement import PoolConfig, RequestPoolConfig
+from deployments.config.api_config import ApiConfig, ModelCard
+from rapid.config import AnsweringConfig, EngineConfig, Finite, Frozen, SpeculationConfig
+from retrieval.settings import LexicalEmbedderConfig, RetrievalConfig
 
 _ROUNDS_OF_A_TENANT = 2  # of what the targets' pools answer at once: those and as many that wait
 _SHARE_OF_A_TENANT = 0.75  # of the places of one ingress, however much can be answered
@@ -25,16 +25,107 @@ _LEAST_OF_A_TENANT = 4  # requests that even a small server takes of a tenant
 _CHARACTERS_PER_TOKEN = 16  # of the target's context: four times those of usual text
 _LEAST_CHARACTERS = 2**20  # however short the context is
 
+
+class EnginePoolConfig(Frozen):
+    """Settings of a model's engine and of the replicas that run it."""
+
+    engine: EngineConfig
+    pool: PoolConfig = PoolConfig()
+
+    @model_validator(mode="after")
+    def _every_process_has_a_gpu(self) -> Self:
+        ranks, gpus = self.engine.tensor_parallel, self.pool.num_gpus
+        if ranks > 1 and gpus not in (0, ranks):
+            raise ValueError(
+                f"tensor_parallel ({ranks}) gives every process a GPU, and num_gpus ({gpus:g}) "
+                "reserves another number for the engine: make them equal"
+            )
+        if ranks % self.pool.nodes:
+            raise ValueError(
+                f"nodes ({self.pool.nodes}) have an equal part of an engine's processes each, and "
+                f"do not divide tensor_parallel ({ranks}): change one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _kv_pool_holds_one_sequence(self) -> Self:
+        engine = self.engine
+        if engine.max_context is not None and engine.kv_cache_tokens < engine.max_context:
+            raise ValueError(
+                f"kv_cache_tokens ({engine.kv_cache_tokens}) cannot hold one sequence of "
+                f"max_context ({engine.max_context}): raise kv_cache_tokens or lower max_context"
+            )
+        return self
+
+
+class RetrieverPoolConfig(Frozen):
+    """Settings of retrieval and of the replicas that run it."""
+
+    retrieval: RetrievalConfig = RetrievalConfig()
+    pool: PoolConfig = PoolConfig()
+
+    @property
+    def placed(self) -> RetrievalConfig:
+        """The settings of retrieval, with the device that the pool gives the embedder.
+
+        Without a GPU of its own a replica may see those of other pools, and must not take one.
+        """
+        embedder = self.retrieval.embedder
+        if isinstance(embedder, LexicalEmbedderConfig) or embedder.device != "auto":
+            return self.retrieval
+        device = "cuda" if self.pool.num_gpus else "cpu"
+        placed = embedder.model_copy(update={"device": device})
+        return self.retrieval.model_copy(update={"embedder": placed})
+
+    @model_validator(mode="after")
+    def _a_gpu_is_reserved_and_used(self) -> Self:
+        embedder = self.placed.embedder
+        device = "cpu" if isinstance(embedder, LexicalEmbedderConfig) else embedder.device
+        if device.startswith("cuda") and not self.pool.num_gpus:
+            raise ValueError(
+                f"the embedder's device is {device}, and the retriever's pool reserves no GPU: set "
+                "retriever.pool.num_gpus, a fraction will do"
+            )
+        if not device.startswith("cuda") and self.pool.num_gpus:
+            raise ValueError(
+                f"the retriever's pool reserves {self.pool.num_gpus:g} GPUs, and the embedder runs "
+                f"on the {device}: set retriever.pool.num_gpus to 0, or embedder.device to auto"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_local_store_has_one_owner(self) -> Self:
+        if not self.retrieval.store.is_shared and self.pool.max_replicas > 1:
+            raise ValueError(
+                "a local store lives in one retriever: set retriever.pool.max_replicas to 1, or "
+                "retrieval.store to a Qdrant server"
+            )
+        return self
+
+
+class OrchestratorPoolConfig(AnsweringConfig):
+    """Settings of the orchestrator deployment, which include those of `AnsweringConfig`.
+
+    Attributes:
+        acceptance_site: Where blocks are judged: beside the target's logits, or in the orchestrator
+            after moving them there (for audits; the tokens are the same).
+        retrieval_wait_s: The longest wait for the retriever, in seconds; then the answer goes on
+            without. What is embedded by then is there for a later question.
+        pool: Settings of the orchestrator's replicas.
+    """
+
+    acceptance_site: Literal["target", "orchestrator"] = "target"
+    retrieval_wait_s: Finite = Field(30.0, gt=0)
+    pool: RequestPoolConfig = RequestPoolConfig()
+
+
 Drafters = Annotated[
     Annotated[EnginePoolConfig, Tag("pool of its own")]
     | Annotated[Literal["target", "prompt_lookup"], Tag("no pool")],
     Discriminator(lambda drafter: "no pool" if isinstance(drafter, str) else "pool of its own"),
 ]
-Settings = TypeVar(
-    "Settings",
-    bound=EnginePoolConfig | RetrieverPoolConfig | OrchestratorPoolConfig | ApiConfig,
-    covariant=True,
-)
+AnySettings = EnginePoolConfig | RetrieverPoolConfig | OrchestratorPoolConfig | ApiConfig
+Settings = TypeVar("Settings", bound=AnySettings, covariant=True)
 
 
 @dataclass(frozen=True)
@@ -62,15 +153,13 @@ class AppPart(Generic[Settings]):
         return ".".join(self.section)
 
 
-AnyPart = AppPart[EnginePoolConfig | RetrieverPoolConfig | OrchestratorPoolConfig | ApiConfig]
-
-
 @dataclass(frozen=True)
 class ServedModel:
     """A model that requests may name, and the deployments that answer for it.
 
     Attributes:
         config: Its settings, as those of an application without other models.
+        section: Where they are under ``args``, as keys; empty for the only model.
         target: The target's engines.
         drafter: The engines that draft, perhaps the target's; None with prompt lookup.
         retriever: The retriever; None with prompt lookup.
@@ -78,6 +167,7 @@ class ServedModel:
     """
 
     config: ServeConfig
+    section: tuple[str, ...]
     target: AppPart[EnginePoolConfig]
     drafter: AppPart[EnginePoolConfig] | None
     retriever: AppPart[RetrieverPoolConfig] | None
@@ -132,23 +222,10 @@ class ApplicationConfig(Frozen, ABC):
     def served(self) -> tuple[ServedModel, ...]:
         """The models and their deployments."""
 
-    @abstractmethod
-    def fill(
-        self,
-        pool: Callable[[str, EnginePoolConfig], EnginePoolConfig],
-        temperature: Callable[[str], float | None],
-    ) -> Self:
-        """Return the settings with what their checkpoints say.
-
-        Args:
-            pool: Function from the section and the settings of a pool of engines to the filled.
-            temperature: Function from a target's name to the temperature of its generation config.
-        """
-
     @property
-    def parts(self) -> Mapping[str, AnyPart]:
+    def parts(self) -> Mapping[str, AppPart[AnySettings]]:
         """Every deployment, by the name of its pool."""
-        found: list[AnyPart | None] = []
+        found: list[AppPart[AnySettings] | None] = []
         for model in self.served:
             found += (model.target, model.drafter, model.retriever, model.orchestrator)
         found.append(AppPart("Ingress", ("api",), self.api))
@@ -166,13 +243,12 @@ class ApplicationConfig(Frozen, ABC):
         return {name: part.settings.pool for name, part in self.parts.items()}
 
     @property
-    def filled_api(self) -> IngressConfig:
+    def filled_api(self) -> ApiConfig:
         """The settings of the HTTP API with those that follow from the models."""
-        api, models = self.api, self.served
+        api, models, waits = self.api, self.served, self.orchestrator
         targets = {model.target.name: model for model in models}.values()
         engines = [model.target.settings.engine for model in targets]
         context = max(engine.max_context or engine.kv_cache_tokens for engine in engines)
-        waits = self.orchestrator
         longest_s = waits.target_wait_s + waits.retrieval_wait_s + waits.drafter_wait_s
         filled = {
             "max_characters": api.max_characters
@@ -186,11 +262,8 @@ class ApplicationConfig(Frozen, ABC):
                 room = max(_LEAST_OF_A_TENANT, int(_SHARE_OF_A_TENANT * api.max_requests))
                 filled["max_requests_per_tenant"] = min(_ROUNDS_OF_A_TENANT * at_once, room)
             if api.shared_requests is None:
-                calm = sum(model.num_answers(is_calm=True) for model in targets)
-                filled["shared_requests"] = calm
-        return IngressConfig.model_construct(
-            api.model_fields_set | filled.keys(), **(vars(api) | filled)
-        )
+                filled["shared_requests"] = sum(each.num_answers(is_calm=True) for each in targets)
+        return api.model_copy(update=filled)
 
     @model_validator(mode="after")
     def _engines_alone_have_several_nodes(self) -> Self:
@@ -199,6 +272,12 @@ class ApplicationConfig(Frozen, ABC):
                 raise ValueError(
                     f"{name}.pool.nodes: only an engine can be on several nodes: leave it out"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _cards_follow_from_the_models(self) -> Self:
+        if self.api.models:
+            raise ValueError("api.models follows from the other settings: leave it out")
         return self
 
     @model_validator(mode="after")
@@ -233,21 +312,7 @@ class ServeConfig(ApplicationConfig):
             drafter = AppPart("Drafter", ("drafter",), self.drafter)
         retriever = AppPart("Retriever", ("retriever",), self.retriever) if drafter else None
         orchestrator = AppPart("Orchestrator", ("orchestrator",), self.orchestrator)
-        return (ServedModel(self, target, drafter, retriever, orchestrator),)
-
-    def fill(
-        self,
-        pool: Callable[[str, EnginePoolConfig], EnginePoolConfig],
-        temperature: Callable[[str], float | None],
-    ) -> Self:
-        """Return the settings with what their checkpoints say; see `ApplicationConfig`."""
-        filled: dict[str, object] = {"target": pool("target", self.target)}
-        if self.api.default_temperature is None:
-            default = temperature(self.target.engine.model)
-            filled["api"] = self.api.model_copy(update={"default_temperature": default})
-        if not isinstance(self.drafter, str):
-            filled["drafter"] = pool("drafter", self.drafter)
-        return self.model_copy(update=filled)
+        return (ServedModel(self, (), target, drafter, retriever, orchestrator),)
 
     @property
     def drafter_pool(self) -> EnginePoolConfig:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ray.serve.handle import DeploymentHandle
 
 from cluster.placement import num_queued
-from deployments.config.pools import EnginePoolConfig, OrchestratorPoolConfig
-from deployments.config.serve_config import ServeConfig
+from deployments.config.serve_config import EnginePoolConfig, OrchestratorPoolConfig, ServeConfig
 from deployments.orchestrator.lease_queue import LeaseQueue
 from deployments.orchestrator.ray_pools import RayPool
 from deployments.orchestrator.ray_retrieval import RayRetrieval

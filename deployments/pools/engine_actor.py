@@ -247,6 +247,7 @@ def start_engine(
         group = get_current_placement_group()
         load = functools.partial(load, nodes=Nodes(pool.nodes, group, options))
         options = options | in_bundle(group, 0)
+    kind = replica.deployment.lower().partition("-")[0]  # "engines" of a pool that models share
     name = f"{replica.app_name}/{replica.deployment}/{uuid.uuid4().hex[:8]}"
     return (
         ray.remote(EngineActor)
@@ -256,13 +257,8 @@ def start_engine(
             max_concurrency=_CONCURRENT_CALLS,
             **options,
         )
-        .remote(config, load, _pool_label(replica.deployment), model_name, engine_logging())
+        .remote(config, load, kind, model_name, engine_logging())
     )
-
-
-def _pool_label(deployment: str) -> str:
-    """Return the label ``pool`` of an engine: ``target``, ``drafter`` or ``engines``, if shared."""
-    return deployment.partition("-")[0].lower()
 
 
 def engines_of(app: str) -> dict[str, ActorHandle]:

@@ -31,8 +31,6 @@ _SERVING = (
     ReplicaState.PENDING_MIGRATION,
 )
 
-NEEDED: Mapping[str, str] = {"orchestrator": "target"}  # by an application with one model
-
 Pools = dict[str, dict[str, Any]]
 
 
@@ -56,7 +54,7 @@ class Readiness:
     def __init__(
         self,
         app: str,
-        needed: Mapping[str, str] = NEEDED,
+        targets: Mapping[str, str],
         *,
         look_at_pools: Callable[[str], tuple[Pools, list[str]]] | None = None,
         signs: Signs | None = None,
@@ -66,18 +64,19 @@ class Readiness:
 
         Args:
             app: The application's name.
-            needed: The pool of targets that each pool of orchestrators needs.
+            targets: The pool of targets that each orchestrator needs, by its deployment.
             look_at_pools: Function from the name to the pools and the addresses of metrics.
             signs: The signs of life of its processes.
             clock: Monotonic seconds.
         """
         self._app = app
-        self._needed = needed
+        self._needed = {orchestrator.lower(): target for orchestrator, target in targets.items()}
+        needed = {*self._needed, *self._needed.values()}
         self._look_at_pools = look_at_pools or pools_of
-        self._signs = signs or Signs(lambda: processes_of(app, {*needed, *needed.values()}), clock)
+        self._signs = signs or Signs(lambda: processes_of(app, needed), clock)
         self._clock = clock
         self._seen_at = -math.inf
-        self._answered_at = dict.fromkeys({*needed, *needed.values()}, -math.inf)
+        self._answered_at = dict.fromkeys(needed, -math.inf)
         self._num_spared = 0
         self._pools: Pools = {}
         self._metrics: list[str] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -140,15 +140,14 @@ class _BeginsElsewhere(Exception):
     """A request that no orchestrator has taken in time, while another one has room."""
 
 
-def watch(application: str, deployment: str, target: str) -> RemoteOrchestrator:
-    """Return the orchestrator of another application, which need not run yet, and watch it.
+def watch(application: str, targets: Mapping[str, str]) -> list[RemoteOrchestrator]:
+    """Return the orchestrators of another application, which need not run yet, and watch it.
 
     Args:
         application: The application's name.
-        deployment: The orchestrator's.
-        target: The pool of its targets.
+        targets: The pool of targets that each orchestrator needs, by the orchestrator's deployment.
     """
-    readiness = Readiness(application, {deployment.lower(): target})
+    readiness = Readiness(application, targets)
     readiness.start()
-    handle = handle_before_start(deployment, application)
-    return RemoteOrchestrator(handle, readiness)
+    handles = [handle_before_start(deployment, application) for deployment in targets]
+    return [RemoteOrchestrator(handle, readiness) for handle in handles]

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from hashlib import blake2b
-from itertools import zip_longest
 from typing import Any, Protocol
 
 from deployments.api.backend.service import GenerationService
@@ -24,11 +23,8 @@ class WatchedService(GenerationService, Protocol):
         ...
 
 
-Watch = Callable[[str, int], WatchedService]
-"""Function from an application's name and a model's position to the model's service there.
-
-The application need not run.
-"""
+Watch = Callable[[str], Sequence[WatchedService]]
+"""Function from an application's name to its models' services; the application need not run."""
 
 
 class Routes:
@@ -50,12 +46,8 @@ class Routes:
         self._own, self._own_name, self._watch = own, own_name, watch
         self._canary: CanaryConfig | None = None
         self._others: Sequence[WatchedService] = ()
-        self._routes: dict[str, tuple[GenerationService, WatchedService | None]] = {}
-
-    @property
-    def num_models(self) -> int:
-        """The number of models."""
-        return len(self._own)
+        self._models: Sequence[str] = ()
+        self._at: dict[str, int] = {}
 
     def configure(self, models: Sequence[str], canary: CanaryConfig | None = None) -> None:
         """Take the models' names, in the order of their services, and another version or none."""
@@ -63,14 +55,15 @@ class Routes:
         if name != (self._canary.application if self._canary else None):
             for other in self._others:
                 other.close()
-            self._others = [self._watch(name, at) for at in range(len(self._own))] if name else ()
-        self._canary = canary
-        pairs = zip_longest(self._own, self._others)
-        self._routes = dict(zip(models, pairs, strict=True))
+            self._others = self._watch(name) if name else ()
+        self._canary, self._models = canary, models
+        # An earlier name stays that of answers that have begun, as they may begin again elsewhere.
+        self._at |= {model: at for at, model in enumerate(models)}
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
         """Yield the events of a request; closing the generator aborts it."""
-        canary, (own, other) = self._canary, self._routes[request.model]
+        canary, at = self._canary, self._at[request.model]
+        own, other = self._own[at], self._others[at] if canary else None
         if canary and other and position(request) < canary.share and (await other.ready())["ready"]:
             has_begun = False
             try:
@@ -96,7 +89,7 @@ class Routes:
         state = next((each for each in states if not each["ready"]), states[0])
         if len(states) == 1:
             return state
-        ready = {name: bool(each["ready"]) for name, each in zip(self._routes, states, strict=True)}
+        ready = {name: bool(each["ready"]) for name, each in zip(self._models, states, strict=True)}
         return state | {"models": ready}
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from cluster.placement import RequestPoolConfig
 from deployments.api.ingress import Ingress
-from deployments.config.api_config import ApiConfig, ApiKey, IngressConfig, ModelCard
+from deployments.config.api_config import ApiConfig, ApiKey, ModelCard
 from deployments.config.tenants import hash_key
 from rapid.errors import (
     BadRequest,
@@ -574,7 +574,7 @@ class TestRoutes:
     async def test_several_models(self):
         cards = {"small": ModelCard(default_temperature=0.0), "large": ModelCard(max_model_len=9)}
         orchestrator = ScriptedOrchestrator()
-        app = Ingress(orchestrator, IngressConfig(models=cards))
+        app = Ingress(orchestrator, ApiConfig(models=cards))
         async with client(app) as http:
             listed = (await http.get("/v1/models")).json()["data"]
             assert [card["id"] for card in listed] == ["small", "large"]

@@ -15,7 +15,7 @@ from click.testing import Result
 
 from deployments.api.ingress import Ingress
 from deployments.cli.citations import origin
-from deployments.config.api_config import ApiKey, IngressConfig, ModelCard
+from deployments.config.api_config import ApiConfig, ApiKey, ModelCard
 from deployments.config.tenants import hash_key
 from rapid.embedded.generator import generate_document
 from rapid.errors import EngineFailed, Overloaded, PromptTooLong, TargetUnavailable
@@ -41,7 +41,7 @@ class Server:
     ) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         card = ModelCard(is_embedded=is_embedded)
-        settings = IngressConfig(models={"served": card}, **config)  # type: ignore[arg-type]
+        settings = ApiConfig(models={"served": card}, **config)  # type: ignore[arg-type]
         ingress = Ingress(orchestrator, settings)
         options = uvicorn.Config(ingress, log_level="error", lifespan="off", ws="none")
         self.orchestrator = orchestrator

@@ -12,10 +12,10 @@ import yaml
 
 from deployments.app import compose
 from deployments.config.applying import update
-from deployments.config.kubernetes import manifests
+from deployments.config.kubernetes.pods import POOL_LABEL
+from deployments.config.kubernetes.ray_service import manifests
 from deployments.config.named_models import read_application
 from deployments.config.plans import deployment_plans, effects
-from deployments.config.pods import POOL_LABEL
 from deployments.config.preflight import preflight
 from deployments.config.serve_file import check, check_applications
 from rapid.errors import ConfigurationError

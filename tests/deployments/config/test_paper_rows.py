@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deployments.config.pools import EnginePoolConfig
-from deployments.config.serve_config import ServeConfig
+from deployments.config.serve_config import EnginePoolConfig, ServeConfig
 from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.memory import memory_needs, plan_pages
 from rapid.planning.plan import GPUS, USABLE

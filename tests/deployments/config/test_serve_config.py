@@ -11,8 +11,7 @@ from pydantic import ValidationError
 from deployments.api.ingress import Ingress
 from deployments.app import compose
 from deployments.config.api_config import ApiConfig, ApiKey
-from deployments.config.pools import RetrieverPoolConfig
-from deployments.config.serve_config import ServeConfig
+from deployments.config.serve_config import RetrieverPoolConfig, ServeConfig
 from deployments.config.serve_file import check
 from rapid.catalogue import CatalogueFile, find
 from rapid.errors import ConfigurationError

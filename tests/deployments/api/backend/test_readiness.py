@@ -12,6 +12,8 @@ from ray.serve.schema import ReplicaState
 from deployments.api.backend import readiness as module
 from deployments.api.backend.readiness import Readiness, pools_of
 
+NEEDED = {"orchestrator": "target"}
+
 
 class Parts:
     """Stands in for `Signs`, and for the clock: who lives is written by hand."""
@@ -39,6 +41,7 @@ def pools(status: str = "UNHEALTHY", **replicas: int) -> Any:
 def readiness_of(seen: Any, parts: Parts) -> Readiness:
     readiness = Readiness(
         "rapid",
+        NEEDED,
         look_at_pools=lambda app: (seen, ["http://a:9100/metrics"]),
         signs=parts,  # type: ignore[arg-type]
         clock=lambda: parts.now,
@@ -140,6 +143,7 @@ def test_a_whole_application_is_looked_at_less_often() -> None:
 
     readiness = Readiness(
         "rapid",
+        NEEDED,
         look_at_pools=look,
         signs=parts,  # type: ignore[arg-type]
         clock=lambda: parts.now,
@@ -162,11 +166,14 @@ def test_one_look_is_enough_to_be_ready_and_what_cannot_be_seen_is_no_error() ->
 
     signs: Any = Parts()
     ready = Readiness(
-        "rapid", look_at_pools=lambda app: (pools(target=1, orchestrator=1), []), signs=signs
+        "rapid",
+        NEEDED,
+        look_at_pools=lambda app: (pools(target=1, orchestrator=1), []),
+        signs=signs,
     )
     ready.look()
     assert ready.state("orchestrator")["ready"]
-    blind = Readiness("rapid", look_at_pools=broken, signs=signs)
+    blind = Readiness("rapid", NEEDED, look_at_pools=broken, signs=signs)
     blind.look()
     assert not blind.state("orchestrator")["ready"]
 
@@ -174,7 +181,7 @@ def test_one_look_is_enough_to_be_ready_and_what_cannot_be_seen_is_no_error() ->
 def test_nobody_looks_any_more_after_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_EVERY_S", 0.001)
     before = {*threading.enumerate()}
-    readiness = Readiness("rapid", look_at_pools=lambda app: ({}, []), signs=Parts())  # type: ignore[arg-type]
+    readiness = Readiness("rapid", NEEDED, look_at_pools=lambda app: ({}, []), signs=Parts())  # type: ignore[arg-type]
     readiness.start()
     looking = {*threading.enumerate()} - before
     assert len(looking) == 3

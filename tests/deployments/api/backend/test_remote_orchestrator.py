@@ -52,7 +52,7 @@ class ScriptedHandle:
 
 
 def remote(handle: Any) -> RemoteOrchestrator:
-    return RemoteOrchestrator(handle, Readiness("rapid"))
+    return RemoteOrchestrator(handle, Readiness("rapid", {"orchestrator": "target"}))
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ async def test_another_application_is_watched_like_this_one_until_it_is_closed(
     monkeypatch.setattr(Readiness, "start", lambda self: looks.append("start"))
     monkeypatch.setattr(Readiness, "stop", lambda self: looks.append("stop"))
     monkeypatch.setattr(module, "handle_before_start", lambda *_: ScriptedHandle())
-    other = module.watch("next", "Orchestrator", "target")
+    (other,) = module.watch("next", {"Orchestrator": "target"})
     assert looks == ["start"]
     assert not (await other.ready())["ready"]
     other.close()

@@ -16,7 +16,7 @@ import pytest
 
 from deployments.api.http.access_log import CAUSES, cause_of
 from deployments.api.ingress import Ingress
-from deployments.config.api_config import ApiConfig, ApiKey, IngressConfig, ModelCard
+from deployments.config.api_config import ApiConfig, ApiKey, ModelCard
 from deployments.config.tenants import hash_key
 from rapid import errors
 from rapid.messages import Finished, TextDelta
@@ -96,7 +96,7 @@ async def test_of_several_models_the_line_and_the_count_name_the_one_that_is_ask
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     models = {"m": ModelCard(), "other": ModelCard()}
-    door = Door(*ANSWER, config=IngressConfig(keys=CONFIG.keys, models=models))
+    door = Door(*ANSWER, config=ApiConfig(keys=CONFIG.keys, models=models))
     assert await door.ask(model="other") == 200
     assert await door.ask(model="unknown") == 404
     known, unknown = lines(caplog)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deployments.config.pods import APP_LABELS, HTTP_PORT
+from deployments.config.kubernetes.pods import APP_LABELS, HTTP_PORT
 from deployments.config.serve_config import ApplicationConfig
 
 _GROUP = "gateway.networking.k8s.io"

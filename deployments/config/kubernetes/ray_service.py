@@ -23,9 +23,8 @@ from typing import Any
 import yaml
 
 from cluster.placement import PoolConfig
-from deployments.config.gateways import GATEWAY_COMMENT, gateway
-from deployments.config.named_models import read_application
-from deployments.config.pods import (
+from deployments.config.kubernetes.gateways import GATEWAY_COMMENT, gateway
+from deployments.config.kubernetes.pods import (
     APP_LABELS,
     HTTP_PORT,
     KEYS_FILE,
@@ -36,8 +35,8 @@ from deployments.config.pods import (
     head_template,
     worker_template,
 )
-from deployments.config.pools import EnginePoolConfig
-from deployments.config.serve_config import ApplicationConfig
+from deployments.config.named_models import read_application
+from deployments.config.serve_config import ApplicationConfig, EnginePoolConfig
 from deployments.config.serve_file import applications_of
 from rapid.config_errors import read_yaml
 from rapid.errors import ConfigurationError

@@ -11,8 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.config.pools import RetrieverPoolConfig
-from deployments.config.serve_config import ApplicationConfig
+from deployments.config.serve_config import ApplicationConfig, RetrieverPoolConfig
 from rapid.errors import ConfigurationError
 from retrieval.settings import LexicalEmbedderConfig, ServerStoreConfig
 
