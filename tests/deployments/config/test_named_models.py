@@ -67,8 +67,9 @@ def test_each_model_has_an_orchestrator_and_they_share_what_they_name() -> None:
         assert settings.api.model == name
         of = [nodes[part] for part in (f"Target-{name}", "Engines-quick", "Retriever")]
         assert all(given is each for given, each in zip(handles, of, strict=True))
-    *_, label = nodes["Engines-quick"]._bound_deployment.init_args
-    assert label == "quick"
+    labels = {name: node._bound_deployment.init_args[-1] for name, node in nodes.items()}
+    assert (labels["Engines-quick"], labels["Target-small"]) == ("quick", "small")
+    assert labels["Retriever"] == ""
     settings, *orchestrators = nodes["Ingress"]._bound_deployment.init_args
     assert [*settings.cards] == ["small", "large"]
     names = [each._bound_deployment.name for each in orchestrators]
@@ -120,6 +121,7 @@ def test_the_limits_are_those_of_all_targets_together() -> None:
     [
         (lambda args: args.update(target=TARGET), "target belongs to one model: write it under"),
         (lambda args: args.update(api={"model": "m"}), "api.model names the only model: leave it"),
+        (lambda args: args.update(api={"models": {"m": {}}}), "api.models follows from the other"),
         (lambda args: args.update(models={}), "models: Dictionary should have at least 1 item"),
         (
             lambda args: args["models"].update({"Big/one": args["models"]["large"]}),
@@ -136,6 +138,13 @@ def test_the_limits_are_those_of_all_targets_together() -> None:
         (
             lambda args: args["engine_pools"].update(spare=DRAFTER),
             "engine_pools.spare: no model names it: leave it out",
+        ),
+        (
+            lambda args: (
+                [each.update(drafter="prompt_lookup") for each in args["models"].values()]
+                and args.pop("engine_pools")
+            ),
+            "retriever: no model uses it: leave it out",
         ),
         (
             lambda args: args["models"]["small"].update(target="quick"),
