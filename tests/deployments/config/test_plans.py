@@ -87,6 +87,7 @@ def leaves(settings: BaseModel, prefix: str = "") -> Iterator[str]:
 SETTINGS = [
     each
     for each in leaves(CONFIG)
+    if each != "api.models"  # which follows from the others
     if not each.endswith(("engine_cpus", "nodes")) or each.startswith(("target", "drafter"))
 ]
 
