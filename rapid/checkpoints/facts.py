@@ -19,21 +19,15 @@ from rapid.planning.shapes import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The facts that an engine needs about a model before it is loaded.
+    """The facts that an engine needs about a model before it is loaded."""
 
-    Attributes:
-        shape: shape of the weights and KV.
-        num_positions: positions that the model supports, after `rope_scaling` or the checkpoint's
-            own YaRN.
-        rope_override: parameters that replace those of the checkpoint's RoPE; None keeps them.
-        dtype: dtype of the stored weights; None where the checkpoint does not say.
-        quantization: quantization of the stored weights; None where there is none.
-    """
-
-    shape: ModelShape
+    shape: ModelShape  # shape of the weights and KV
+    # Positions that the model supports, after `rope_scaling` or the checkpoint's own YaRN.
     num_positions: int
+    # Parameters that replace those of the checkpoint's RoPE; None keeps them.
     rope_override: dict[str, Any] | None
-    dtype: str | None
+    dtype: str | None  # dtype of the stored weights; None where the checkpoint does not say
+    # Quantization of the stored weights; None where there is none.
     quantization: dict[str, Any] | None
 
 

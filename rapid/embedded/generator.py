@@ -25,16 +25,13 @@ record 2.35 and a ledger 2.2.
 
 @dataclass(frozen=True, slots=True)
 class GeneratedQuestion:
-    """One question about a document.
-
-    Attributes:
-        evidence: Character offsets `(start, end)`, in the document's text, of the sentences that
-            the answer is made of; empty for a question that the text does not answer.
-    """
+    """One question about a document."""
 
     question: str
     answer: str
     kind: QuestionKind
+    # Character offsets `(start, end)`, in the document's text, of the sentences that the answer is
+    # made of; empty for a question that the text does not answer.
     evidence: tuple[Span, ...]
 
 

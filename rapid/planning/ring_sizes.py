@@ -21,17 +21,11 @@ _TOKENS_PER_KEPT = 8  # least tokens of the pool for each token of a kept window
 
 @dataclass(frozen=True, slots=True)
 class RingPlan:
-    """Sizes of the rings and kept windows of an engine, in tokens.
+    """Sizes of the rings and kept windows of an engine, in tokens."""
 
-    Attributes:
-        window: last tokens that a row attends to, itself among them.
-        page_tokens: tokens of a page; reading begins at a multiple of it.
-        max_rows: most rows of a sequence in one step, unless they are speculation.
-    """
-
-    window: int
-    page_tokens: int
-    max_rows: int
+    window: int  # last tokens that a row attends to, itself among them
+    page_tokens: int  # tokens of a page; reading begins at a multiple of it
+    max_rows: int  # most rows of a sequence in one step, unless they are speculation
     num_rings: int
     num_kept: int
 

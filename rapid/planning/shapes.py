@@ -39,41 +39,25 @@ CHECK_SLOTS = 2**16
 
 
 class ModelShape(Frozen):
-    """The shape of a model of a supported family, from its `config.json`.
-
-    Attributes:
-        hidden: width of the hidden states.
-        heads: query heads of a layer.
-        kv_heads: key and value heads of a layer.
-        intermediate: width of the MLP.
-        vocabulary: rows of the embedding table.
-        tied_embeddings: whether the output matrix is the embedding table.
-        attention_biases: whether queries, keys and values have biases, as in Qwen2.
-        output_biases: whether attention's output has a bias, as in Llama and Qwen3 with the others.
-        mlp_biases: whether the three projections of the gated MLP have biases.
-        query_key_norms: whether queries and keys of each head have norms, as in Qwen3.
-        layer_norms: norms of a layer beside those.
-        sliding_layers: layers that attend to the last `window` tokens only.
-        window: see `sliding_layers`; 0 where there are none.
-        expert_layers: layers whose MLP is a mixture of experts.
-    """
+    """The shape of a model of a supported family, from its `config.json`."""
 
     layers: int = Field(ge=1)
-    hidden: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    kv_heads: int = Field(ge=1)
+    hidden: int = Field(ge=1)  # width of the hidden states
+    heads: int = Field(ge=1)  # query heads of a layer
+    kv_heads: int = Field(ge=1)  # key and value heads of a layer
     head_dim: int = Field(ge=1)
-    intermediate: int = Field(ge=1)
-    vocabulary: int = Field(ge=1)
-    tied_embeddings: bool = False
-    attention_biases: bool = False
+    intermediate: int = Field(ge=1)  # width of the MLP
+    vocabulary: int = Field(ge=1)  # rows of the embedding table
+    tied_embeddings: bool = False  # whether the output matrix is the embedding table
+    attention_biases: bool = False  # whether queries, keys and values have biases, as in Qwen2
+    # Whether attention's output has a bias, as in Llama and Qwen3 with the others.
     output_biases: bool = False
-    mlp_biases: bool = False
-    query_key_norms: bool = False
-    layer_norms: int = 2
-    sliding_layers: int = Field(0, ge=0)
-    window: int = Field(0, ge=0)
-    expert_layers: int = Field(0, ge=0)
+    mlp_biases: bool = False  # whether the three projections of the gated MLP have biases
+    query_key_norms: bool = False  # whether queries and keys of each head have norms, as in Qwen3
+    layer_norms: int = 2  # norms of a layer beside those
+    sliding_layers: int = Field(0, ge=0)  # layers that attend to the last `window` tokens only
+    window: int = Field(0, ge=0)  # see `sliding_layers`; 0 where there are none
+    expert_layers: int = Field(0, ge=0)  # layers whose MLP is a mixture of experts
     experts: int = Field(0, ge=0)
     experts_per_token: int = Field(0, ge=0)
     expert_intermediate: int = Field(0, ge=0)

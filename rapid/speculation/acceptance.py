@@ -74,20 +74,15 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class _Distributions:
-    """The distributions that one position is judged by, each [vocab].
+    """The distributions that one position is judged by, each [vocab]."""
 
-    Attributes:
-        draft: q, the proposal that the drafted token was drawn from.
-        fused: p_hat, which the acceptance test compares with q.
-        wanted: The distribution that the residual of a rejection is taken from: p_hat, and p under
-            the rule `paper`.
-        unfiltered: The distribution that log-probabilities describe: p_hat, and p under the rule
-            `paper`, before the request's filters.
-    """
-
-    draft: torch.Tensor
-    fused: torch.Tensor
+    draft: torch.Tensor  # q, the proposal that the drafted token was drawn from
+    fused: torch.Tensor  # p_hat, which the acceptance test compares with q
+    # The distribution that the residual of a rejection is taken from: p_hat, and p under the rule
+    # `paper`.
     wanted: torch.Tensor
+    # The distribution that log-probabilities describe: p_hat, and p under the rule `paper`, before
+    # the request's filters.
     unfiltered: torch.Tensor
 
 

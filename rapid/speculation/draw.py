@@ -19,19 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The settings and position with which one token is proposed, judged or decoded.
+    """The settings and position with which one token is proposed, judged or decoded."""
 
-    Attributes:
-        sampling: Temperature, filters and seed of the request.
-        speculation: Settings of the method.
-        choice: Index of the request's answer.
-        position: Generated position of the token.
-    """
-
-    sampling: SamplingConfig
-    speculation: SpeculationConfig
-    choice: int
-    position: int
+    sampling: SamplingConfig  # temperature, filters and seed of the request
+    speculation: SpeculationConfig  # settings of the method
+    choice: int  # index of the request's answer
+    position: int  # generated position of the token
 
     @property
     def is_greedy(self) -> bool:

@@ -25,14 +25,11 @@ SHARPNESS = 3.0  # scale of the checks' queries: a few keys carry each output, s
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One attention call over the longest layer of a cache.
-
-    Attributes:
-        expected: output in float32, [1, rows, heads, head_dim]; None in cases that are only timed.
-    """
+    """One attention call over the longest layer of a cache."""
 
     name: str
     inputs: AttentionInputs
+    # Output in float32, [1, rows, heads, head_dim]; None in cases that are only timed.
     expected: torch.Tensor | None = None
 
     def run(self, attend: Attend) -> torch.Tensor:
@@ -50,19 +47,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class CaseRows:
-    """The new rows of one sequence.
+    """The new rows of one sequence."""
 
-    Attributes:
-        past: number of positions before the rows.
-        num_rows: number of new rows.
-        unseen: past positions [a, b) that the rows do not attend to.
-        shared: first positions, of whole pages, that lie in the slots of the first sequence.
-    """
-
-    past: int
-    num_rows: int
-    unseen: tuple[int, int] = (0, 0)
-    shared: int = 0
+    past: int  # number of positions before the rows
+    num_rows: int  # number of new rows
+    unseen: tuple[int, int] = (0, 0)  # past positions [a, b) that the rows do not attend to
+    shared: int = 0  # first positions, of whole pages, that lie in the slots of the first sequence
 
 
 def step_checks(layout: KVLayout, num_heads: int, page_tokens: int) -> list[Case]:

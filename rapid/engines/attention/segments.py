@@ -14,21 +14,15 @@ Partial = tuple[torch.Tensor, torch.Tensor]  # output [b, h, rows, d] and log-su
 
 @dataclass(slots=True)
 class Segment:
-    """The rows of one sequence in a ragged batch.
+    """The rows of one sequence in a ragged batch."""
 
-    Attributes:
-        start: first row in the batch.
-        stop: row after the last.
-        past: slots [start, stop) of the earlier positions that the rows attend to, in order.
-        all_spans: the same with the slots of the rows themselves.
-        edge: slots before `past` that only the first rows attend to, in a layer with a sliding
-            window (`rapid.engines.attention.windows`).
-    """
-
-    start: int
-    stop: int
+    start: int  # first row in the batch
+    stop: int  # row after the last
+    # Slots [start, stop) of the earlier positions that the rows attend to, in order.
     past: list[tuple[int, int]]
-    all_spans: list[tuple[int, int]]
+    all_spans: list[tuple[int, int]]  # the same with the slots of the rows themselves
+    # Slots before `past` that only the first rows attend to, in a layer with a sliding window
+    # (`rapid.engines.attention.windows`).
     edge: list[tuple[int, int]] = field(default_factory=list)
 
     @property

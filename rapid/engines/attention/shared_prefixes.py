@@ -21,14 +21,10 @@ Spans = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """A prefix that several sequences share.
+    """A prefix that several sequences share."""
 
-    Attributes:
-        spans: slots [start, stop) of the prefix, in order.
-        rests: segments of the sequences without the prefix, by their index in the batch.
-    """
-
-    spans: Spans
+    spans: Spans  # slots [start, stop) of the prefix, in order
+    # Segments of the sequences without the prefix, by their index in the batch.
     rests: dict[int, Segment]
 
 

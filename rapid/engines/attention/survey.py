@@ -38,36 +38,25 @@ class Tunable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KernelCandidate:
-    """An attention kernel that an engine may choose.
-
-    Attributes:
-        load: function that returns the kernel; it raises where the kernel is not available.
-        is_for_chunks: whether it also takes sequences of more than `MAX_STEP_ROWS` rows.
-        is_capturable: whether it reads nothing from the host, so that a graph can capture it.
-    """
+    """An attention kernel that an engine may choose."""
 
     name: str
+    # Function that returns the kernel; it raises where the kernel is not available.
     load: Callable[[], Attend]
-    is_for_chunks: bool = True
+    is_for_chunks: bool = True  # whether it also takes sequences of more than `MAX_STEP_ROWS` rows
+    # Whether it reads nothing from the host, so that a graph can capture it.
     is_capturable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of the survey for one candidate.
-
-    Attributes:
-        attend: the loaded kernel; None when it may not be chosen.
-        error: largest difference to float32 over the cases; NaN when it did not run.
-        problem: reason why it may not be chosen, else empty.
-        ms: milliseconds of all timed cases together; NaN when it was not timed.
-    """
+    """The result of the survey for one candidate."""
 
     candidate: KernelCandidate
-    attend: Attend | None
-    error: float
-    problem: str
-    ms: float
+    attend: Attend | None  # the loaded kernel; None when it may not be chosen
+    error: float  # largest difference to float32 over the cases; NaN when it did not run
+    problem: str  # reason why it may not be chosen, else empty
+    ms: float  # milliseconds of all timed cases together; NaN when it was not timed
 
     def __str__(self) -> str:
         return f"{self.candidate.name} " + (

@@ -28,16 +28,11 @@ MAX_PARTS = 2048  # parts left to be merged: 34 MB with 32 heads of 128
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of the sections of a work table.
-
-    Attributes:
-        own_items: items for the keys of single sequences, at least one for each.
-        shared_items: items for the keys of shared prefixes; 0 if there is only one sequence.
-    """
+    """Sizes of the sections of a work table."""
 
     num_rows: int
-    own_items: int
-    shared_items: int
+    own_items: int  # items for the keys of single sequences, at least one for each
+    shared_items: int  # items for the keys of shared prefixes; 0 if there is only one sequence
 
     @classmethod
     def of(cls, num_rows: int, num_sequences: int, num_kv_heads: int, processors: int) -> Sizes:
@@ -68,17 +63,11 @@ class Sizes:
 
 
 class _SharedReading(NamedTuple):
-    """Neighbouring listed rows [first, stop) that read the same keys.
+    """Neighbouring listed rows [first, stop) that read the same keys."""
 
-    Attributes:
-        first: first listed row.
-        stop: listed row after the last.
-        blocks: blocks of keys, [blocks, BLOCK].
-    """
-
-    first: int
-    stop: int
-    blocks: np.ndarray
+    first: int  # first listed row
+    stop: int  # listed row after the last
+    blocks: np.ndarray  # blocks of keys, [blocks, BLOCK]
 
     @property
     def num_rows(self) -> int:

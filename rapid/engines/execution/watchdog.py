@@ -10,15 +10,10 @@ _TICK_S = 0.5  # between two looks at the step in progress
 
 
 class TakesTurns(Protocol):
-    """What a watchdog looks at.
+    """What a watchdog looks at."""
 
-    Attributes:
-        num_turns: Grows with every turn that the work takes, or in which there is none to do.
-        limit_s: Seconds that the turn in progress may take.
-    """
-
-    num_turns: int
-    limit_s: float
+    num_turns: int  # grows with every turn that the work takes, or in which there is none to do
+    limit_s: float  # seconds that the turn in progress may take
 
 
 class Watchdog:

@@ -17,16 +17,11 @@ MOST_ROWS = (1, 4, 16)  # of a bucket's longest sequence; the last is MAX_STEP_R
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A shape that steps are padded to.
-
-    Attributes:
-        rows: number of rows of all of them.
-        most_rows: rows of the longest sequence.
-    """
+    """A shape that steps are padded to."""
 
     sequences: int
-    rows: int
-    most_rows: int
+    rows: int  # number of rows of all of them
+    most_rows: int  # rows of the longest sequence
 
     def __str__(self) -> str:
         return f"({self.sequences} sequences, {self.rows} rows, at most {self.most_rows} each)"

@@ -41,19 +41,15 @@ Capture = Callable[[Callable[[], torch.Tensor]], Callable[[], torch.Tensor]]
 
 @dataclass(slots=True)
 class _Graph:
-    """A captured step.
+    """A captured step."""
 
-    Attributes:
-        inputs: ids, positions, slots and wanted rows, in the memory that the graph reads.
-        ring_tables: the same of the layers that have rings; None without rings.
-        replay: function that runs the graph and returns the logits of all rows.
-        is_trusted: whether the graph was found correct and faster than the ordinary forward.
-    """
-
+    # Ids, positions, slots and wanted rows, in the memory that the graph reads.
     inputs: torch.Tensor
     tables: KeyTables
-    ring_tables: KeyTables | None
+    ring_tables: KeyTables | None  # the same of the layers that have rings; None without rings
+    # Function that runs the graph and returns the logits of all rows.
     replay: Callable[[], torch.Tensor]
+    # Whether the graph was found correct and faster than the ordinary forward.
     is_trusted: bool = False
 
 

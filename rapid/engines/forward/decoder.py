@@ -28,41 +28,28 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """The weights of one layer.
+    """The weights of one layer."""
 
-    Attributes:
-        module: attention module of the model; its `layer_idx` selects the layer of the cache.
-        rope: name of the layer's rope; see `Decoder._angles`.
-        window: number of last keys that a row attends to; None for all.
-        qkv: projection to queries, keys and values, [(heads + 2 kv_heads) * head_dim, hidden].
-        qk_norm: copy of the norm weights of all heads, [heads + kv_heads, head_dim], or None.
-        after_attention: weight of the norm of attention's output, or None.
-        mlp: gated MLP or mixture of experts.
-        after_mlp: weight of the norm of the MLP's output, or None.
-    """
-
-    module: Any
-    rope: str
-    window: int | None
+    module: Any  # attention module of the model; its `layer_idx` selects the layer of the cache
+    rope: str  # name of the layer's rope; see `Decoder._angles`
+    window: int | None  # number of last keys that a row attends to; None for all
     before_attention: torch.Tensor
+    # Projection to queries, keys and values, [(heads + 2 kv_heads) * head_dim, hidden].
     qkv: Product
+    # Copy of the norm weights of all heads, [heads + kv_heads, head_dim], or None.
     qk_norm: torch.Tensor | None
     output: Product
-    after_attention: torch.Tensor | None
+    after_attention: torch.Tensor | None  # weight of the norm of attention's output, or None
     before_mlp: torch.Tensor
-    mlp: Callable[[torch.Tensor], torch.Tensor]
-    after_mlp: torch.Tensor | None
+    mlp: Callable[[torch.Tensor], torch.Tensor]  # gated MLP or mixture of experts
+    after_mlp: torch.Tensor | None  # weight of the norm of the MLP's output, or None
 
 
 @dataclass(frozen=True, slots=True)
 class _GatedMLP:
-    """The weights of one layer's gated MLP.
+    """The weights of one layer's gated MLP."""
 
-    Attributes:
-        gate_up: gate and up projections, [2 * intermediate, hidden].
-    """
-
-    gate_up: Product
+    gate_up: Product  # gate and up projections, [2 * intermediate, hidden]
     down: Product
     activation: Activation
 

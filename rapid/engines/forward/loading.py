@@ -54,34 +54,21 @@ class ModelParts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready for engines; several engines may share one.
-
-    Attributes:
-        model: the transformers model, with its attention set to `ragged_attention`.
-        tokenizer: the Hugging Face tokenizer.
-        eos_ids: ids of the tokens that end an answer.
-        vocab_size: number of ids that stand for a token; logits beyond are padding.
-        embedding_rows: number of ids that the model takes as input.
-        max_context: positions that the model supports, after `rope_scaling`.
-        device: device of the input ids.
-        dtype: dtype of the KV, and of weights that are not quantized.
-        kv_layout: shape, dtype and devices of the keys and values, as they are computed.
-        place: the rank, if this is one rank's part of a model that several processes compute.
-        followers: those that hold the other parts, for the first rank.
-    """
+    """A model ready for engines; several engines may share one."""
 
     config: EngineConfig
-    model: torch.nn.Module
-    tokenizer: Any
-    eos_ids: frozenset[int]
-    vocab_size: int
-    embedding_rows: int
-    max_context: int
-    device: torch.device
-    dtype: torch.dtype
-    kv_layout: KVLayout
+    model: torch.nn.Module  # the transformers model, with its attention set to `ragged_attention`
+    tokenizer: Any  # the Hugging Face tokenizer
+    eos_ids: frozenset[int]  # ids of the tokens that end an answer
+    vocab_size: int  # number of ids that stand for a token; logits beyond are padding
+    embedding_rows: int  # number of ids that the model takes as input
+    max_context: int  # positions that the model supports, after `rope_scaling`
+    device: torch.device  # device of the input ids
+    dtype: torch.dtype  # dtype of the KV, and of weights that are not quantized
+    kv_layout: KVLayout  # shape, dtype and devices of the keys and values, as they are computed
+    # The rank, if this is one rank's part of a model that several processes compute.
     place: RankPart | None = None
-    followers: ModelParts | None = None
+    followers: ModelParts | None = None  # those that hold the other parts, for the first rank
 
 
 def load_model(

@@ -28,18 +28,13 @@ _LEAST = 1e-12  # magnitude that a row of zeros is quantized for
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The product with one matrix of weights.
+    """The product with one matrix of weights."""
 
-    Attributes:
-        weight: [out, in], of the rows' dtype, or in eight bits; or packed in four bits.
-        scale: of each row of the weights in eight bits, [out]; scale and middle of each group of
-            those in four bits, [groups, out, 2]; None where they are not quantized.
-        bias: [out], or None.
-    """
-
-    weight: torch.Tensor
+    weight: torch.Tensor  # [out, in], of the rows' dtype, or in eight bits; or packed in four bits
+    # Of each row of the weights in eight bits, [out]; scale and middle of each group of those in
+    # four bits, [groups, out, 2]; None where they are not quantized.
     scale: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
+    bias: torch.Tensor | None = None  # [out], or None
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the product of `rows` [..., in] with the weights, with the bias, [..., out]."""

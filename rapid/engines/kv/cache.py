@@ -187,23 +187,17 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Shape and dtype of a model's keys and values, and the device of each layer's attention.
+    """Shape and dtype of a model's keys and values, and the device of each layer's attention."""
 
-    Attributes:
-        num_kv_heads: heads of keys and values.
-        devices: device of each layer.
-        is_fp8: whether they are kept in fp8 (see `rapid.engines.kv.fp8`) instead of in `dtype`.
-        window: last tokens that rows of sliding layers attend to; None without such layers.
-        sliding: whether each layer slides; empty where none does.
-    """
-
-    num_kv_heads: int
+    num_kv_heads: int  # heads of keys and values
     head_dim: int
     dtype: torch.dtype
-    devices: tuple[torch.device, ...]
+    devices: tuple[torch.device, ...]  # device of each layer
+    # Whether they are kept in fp8 (see `rapid.engines.kv.fp8`) instead of in `dtype`.
     is_fp8: bool = False
+    # Last tokens that rows of sliding layers attend to; None without such layers.
     window: int | None = None
-    sliding: tuple[bool, ...] = ()
+    sliding: tuple[bool, ...] = ()  # whether each layer slides; empty where none does
 
     @property
     def kept_dtype(self) -> torch.dtype:

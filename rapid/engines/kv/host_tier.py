@@ -25,18 +25,12 @@ _FADE = 0.999  # factor on the restoring estimate with every page not restored b
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Copy of one page between the engine's pool and host memory.
+    """Copy of one page between the engine's pool and host memory."""
 
-    Attributes:
-        name: Name of the page's content (see `rapid.engines.kv.prefix_cache`).
-        page: Page in the engine's pool.
-        is_restore: Whether the page is copied back into the pool instead of out of it.
-    """
-
-    name: bytes
-    page: int
+    name: bytes  # name of the page's content (see `rapid.engines.kv.prefix_cache`)
+    page: int  # page in the engine's pool
     host_page: int
-    is_restore: bool
+    is_restore: bool  # whether the page is copied back into the pool instead of out of it
 
 
 class HostTier:

@@ -35,29 +35,18 @@ from rapid.ports import Clock
 
 @dataclass
 class LeaseLedger:
-    """Open leases, and the queue of those that wait for pages or for one of `max_leases` places.
-
-    The ledger is not thread-safe: its methods are called with the engine's lock held.
-
-    Attributes:
-        max_leases: Number of leases that may be open at once.
-        max_context: Longest prompt plus answer of one sequence, in tokens.
-        ttl_s: Seconds after which an unused lease expires.
-        clock: Monotonic clock in seconds.
-        host: Second tier of the prefix cache, in host memory, if any.
-        disk: Third tier, below `host`, if any.
-        rings: The rings of layers with a sliding window, one for each choice of a lease; None where
-            all layers have pages.
-    """
+    """Open leases, and the queue of those that wait for pages or for one of `max_leases` places."""
 
     pool: PagePool
     page_tokens: int
-    max_leases: int
-    max_context: int
-    ttl_s: float
-    clock: Clock
-    host: HostTier | None = None
-    disk: DiskTier | None = None
+    max_leases: int  # number of leases that may be open at once
+    max_context: int  # longest prompt plus answer of one sequence, in tokens
+    ttl_s: float  # seconds after which an unused lease expires
+    clock: Clock  # monotonic clock in seconds
+    host: HostTier | None = None  # second tier of the prefix cache, in host memory, if any
+    disk: DiskTier | None = None  # third tier, below `host`, if any
+    # The rings of layers with a sliding window, one for each choice of a lease; None where all
+    # layers have pages.
     rings: RingPool | None = None
     prefixes: PrefixCache = field(init=False)
     _open: dict[str, Lease] = field(default_factory=dict)

@@ -19,18 +19,13 @@ _GROWTH = 8  # of the distances from a prompt's end at which its windows are kep
 
 @dataclass(eq=False, slots=True)
 class Ring:
-    """The slots of one sequence: the token at position p lies in slot ``first + p % num_tokens``.
-
-    Attributes:
-        start: First position that was written or copied here.
-        stop: Position after the last one; it stays where it is when tokens are discarded.
-    """
+    """The slots of one sequence: position p lies in slot ``first + p % num_tokens``."""
 
     first: int
     num_tokens: int
     plan: RingPlan
-    start: int = 0
-    stop: int = 0
+    start: int = 0  # first position that was written or copied here
+    stop: int = 0  # position after the last one; it stays where it is when tokens are discarded
 
     def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Return the slot ranges [a, b) of the tokens at positions [start, stop), in order."""

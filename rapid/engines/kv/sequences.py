@@ -175,14 +175,10 @@ def _remaining(limit: int | None, taken: list[int]) -> int | None:
 
 @dataclass
 class Gap:
-    """Time between handing out a block and the next call on the same choice.
+    """Time between handing out a block and the next call on the same choice."""
 
-    Attributes:
-        seconds: Running mean of the measured times.
-        handed_out_at: When the last block was handed out, in seconds; None after the next call.
-    """
-
-    seconds: RunningMean = field(default_factory=RunningMean)
+    seconds: RunningMean = field(default_factory=RunningMean)  # running mean of the measured times
+    # When the last block was handed out, in seconds; None after the next call.
     handed_out_at: float | None = None
 
     def hand_out(self, now: float) -> None:

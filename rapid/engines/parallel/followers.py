@@ -28,18 +28,12 @@ OnLost = Callable[[str], None]
 
 @dataclass(eq=False, slots=True)
 class _Member:
-    """A follower.
+    """A follower."""
 
-    Attributes:
-        process: Its process, or those of its machine.
-        pipe: What it reads orders from, and answers through.
-        num_silent: Beats since it was heard, counted once it has loaded.
-    """
-
-    process: Process
-    pipe: Connection
+    process: Process  # its process, or those of its machine
+    pipe: Connection  # what it reads orders from, and answers through
     loaded: Future[Loaded] = field(default_factory=Future)
-    num_silent: int = 0
+    num_silent: int = 0  # beats since it was heard, counted once it has loaded
 
 
 class Followers:

@@ -35,29 +35,19 @@ _KEY_BYTES = 32  # of the key that ranks of other nodes must know
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What a machine needs to know to have some of a model's ranks.
-
-    Attributes:
-        port: Port at which the first rank waits.
-        key: What those who connect must know.
-        ranks: The machine's ranks.
-    """
+    """What a machine needs to know to have some of a model's ranks."""
 
     host: str
-    port: int
-    key: bytes = field(repr=False)
-    ranks: range
+    port: int  # port at which the first rank waits
+    key: bytes = field(repr=False)  # what those who connect must know
+    ranks: range  # the machine's ranks
 
 
 class Machines(Protocol):
-    """The machines of one model, which have equally many of its ranks.
-
-    Attributes:
-        host: Address of the first, as the others reach it.
-    """
+    """The machines of one model, which have equally many of its ranks."""
 
     number: int
-    host: str
+    host: str  # address of the first, as the others reach it
 
     def start(self, machine: int, invitation: Invitation) -> Process:
         """Have `join` called on a machine, in a process that ends with this one.

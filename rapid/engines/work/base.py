@@ -29,19 +29,14 @@ MIN_CHUNK_TOKENS = 16  # smallest chunk of a prompt beside other rows
 
 @dataclass(slots=True)
 class Times:
-    """What a traced call has taken of the engine so far.
+    """What a traced call has taken of the engine so far."""
 
-    Attributes:
-        since: Time at which the call was handed in, in seconds of the performance counter.
-        num_steps: Forwards with rows of the call.
-        computed_s: Seconds of these forwards, with what follows on them, such as judging.
-        copied_s: Seconds for which the compute thread copied pages, or launched their copies,
-            meanwhile. What the call waits for copies on their way, or for a disk, is no part of it.
-    """
-
+    # Time at which the call was handed in, in seconds of the performance counter.
     since: float = field(default_factory=time.perf_counter)
-    num_steps: int = 0
-    computed_s: float = 0.0
+    num_steps: int = 0  # forwards with rows of the call
+    computed_s: float = 0.0  # seconds of these forwards, with what follows on them, such as judging
+    # Seconds for which the compute thread copied pages, or launched their copies, meanwhile. What
+    # the call waits for copies on their way, or for a disk, is no part of it.
     copied_s: float = 0.0
 
 

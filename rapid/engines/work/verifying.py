@@ -77,21 +77,13 @@ class Score(Judging):
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Result of `Weigh`: what judging a block on this engine needs of one lease.
+    """Result of `Weigh`: what judging a block on this engine needs of one lease."""
 
-    Attributes:
-        logits: One row for each position, on the engine's device [rows, vocab].
-        draw: Sampling settings, and the position of the block's first token.
-        log_odds: Those of the tokens before.
-        num_logprobs: Number of alternatives beside each committed token; None for none.
-        verify_ms: Milliseconds that the forward took.
-    """
-
-    logits: torch.Tensor
-    draw: Draw
-    log_odds: float
-    num_logprobs: int | None
-    verify_ms: float
+    logits: torch.Tensor  # one row for each position, on the engine's device [rows, vocab]
+    draw: Draw  # sampling settings, and the position of the block's first token
+    log_odds: float  # those of the tokens before
+    num_logprobs: int | None  # number of alternatives beside each committed token; None for none
+    verify_ms: float  # milliseconds that the forward took
 
 
 class Weigh(Judging):

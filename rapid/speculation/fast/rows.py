@@ -30,23 +30,14 @@ _memory = threading.local()
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The target's distribution p at one position, of which a token's probability is asked for.
+    """The target's distribution p at one position, of which a token's probability is asked for."""
 
-    Attributes:
-        logits: z [vocab].
-        temperature: T of p.
-        peak: The highest logit.
-        total: Sum of ``exp((z - peak) / T)``.
-        error: Bound of the relative error of p.
-        rounding: Bound of the relative error of quotients of two probabilities.
-    """
-
-    logits: Float32Array
-    temperature: float
-    peak: float
-    total: float
-    error: float
-    rounding: float
+    logits: Float32Array  # z [vocab]
+    temperature: float  # T of p
+    peak: float  # the highest logit
+    total: float  # sum of ``exp((z - peak) / T)``
+    error: float  # bound of the relative error of p
+    rounding: float  # bound of the relative error of quotients of two probabilities
 
     @classmethod
     def read(cls, logits: torch.Tensor, temperature: float, *, is_fine: bool) -> Row:

@@ -40,28 +40,16 @@ _LEAST_SORTED = 1024  # tokens among which the filters' borders are looked for
 
 @dataclass(frozen=True, slots=True)
 class BlockRows:
-    """Positions to judge, all with the same settings, on one device.
+    """Positions to judge, all with the same settings, on one device."""
 
-    Padding of `ids` and `draft` repeats the first candidate, so that it changes nothing.
-
-    Attributes:
-        logits: The target's [rows, vocab].
-        ids: Candidates of the proposals [rows, m].
-        draft: Their probabilities, float64 [rows, m].
-        is_real: False for padding [rows, m].
-        drafted: The drafted tokens [rows].
-        numbers: Uniform numbers that drafted tokens are accepted by [rows].
-        keys: Keys of the noise of the token that is drawn [rows, 3].
-        witness: The target's logits after the retrieved text [rows, vocab], if any.
-    """
-
-    logits: torch.Tensor
-    ids: torch.Tensor
-    draft: torch.Tensor
-    is_real: torch.Tensor
-    drafted: torch.Tensor
-    numbers: torch.Tensor
-    keys: torch.Tensor
+    logits: torch.Tensor  # the target's [rows, vocab]
+    ids: torch.Tensor  # candidates of the proposals [rows, m]
+    draft: torch.Tensor  # their probabilities, float64 [rows, m]
+    is_real: torch.Tensor  # false for padding [rows, m]
+    drafted: torch.Tensor  # the drafted tokens [rows]
+    numbers: torch.Tensor  # uniform numbers that drafted tokens are accepted by [rows]
+    keys: torch.Tensor  # keys of the noise of the token that is drawn [rows, 3]
+    # The target's logits after the retrieved text [rows, vocab], if any.
     witness: torch.Tensor | None = None
 
     def draft_of(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -84,19 +72,12 @@ class BlockRows:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Distributions up to a factor: ``p_hat = weights / total``.
+    """Distributions up to a factor: ``p_hat = weights / total``."""
 
-    Attributes:
-        weights: Not below zero, float32, or float64 for filters [rows, vocab].
-        total: Their sums, float64 [rows].
-        error: Bounds of the relative errors of p_hat [rows].
-        doubtful: Tokens at a filter's border, which it may keep or not [rows, vocab]; None without
-            filters.
-    """
-
-    weights: torch.Tensor
-    total: torch.Tensor
-    error: torch.Tensor
+    weights: torch.Tensor  # not below zero, float32, or float64 for filters [rows, vocab]
+    total: torch.Tensor  # their sums, float64 [rows]
+    error: torch.Tensor  # bounds of the relative errors of p_hat [rows]
+    # Tokens at a filter's border, which it may keep or not [rows, vocab]; None without filters.
     doubtful: torch.Tensor | None = None
 
     @classmethod
@@ -128,15 +109,11 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class RowReadings:
-    """What the two texts say about tokens, before filters; for the odds of `adaptive`.
+    """What the two texts say about tokens, before filters; for the odds of `adaptive`."""
 
-    Attributes:
-        target: p, float64 under `adaptive`, whose odds need every bit, else float32 [rows, vocab].
-        retrieved: The target's own distribution on the retrieved text, float64 [rows, vocab], if
-            any.
-    """
-
+    # p, float64 under `adaptive`, whose odds need every bit, else float32 [rows, vocab].
     target: torch.Tensor
+    # The target's own distribution on the retrieved text, float64 [rows, vocab], if any.
     retrieved: torch.Tensor | None
 
     def at(self, rows: torch.Tensor) -> RowReadings:

@@ -120,27 +120,18 @@ class Acceptance:
 
 @dataclass(slots=True)
 class LengthBucket:
-    """Round times at one context length and load, and the balance of drafting there.
+    """Round times at one context length and load, and the balance of drafting there."""
 
-    Attributes:
-        plain: Times of plain rounds.
-        drafted: Times of drafted rounds.
-        num_trials: Number of drafted rounds.
-        since_plain: Drafted rounds since the last plain one.
-        balance: Seconds that drafting owes (below zero) or that a trial may cost (above zero).
-        num_failures: Successive trials that lost time, up to `_MOST_FAILURES`.
-        is_barred: Whether drafting owed more than its grace and has not paid it back yet.
-        is_borrowed: Whether the times are those of the nearest bucket.
-    """
-
-    plain: Line = field(default_factory=Line)
-    drafted: Line = field(default_factory=Line)
-    num_trials: int = 0
-    since_plain: int = 0
+    plain: Line = field(default_factory=Line)  # times of plain rounds
+    drafted: Line = field(default_factory=Line)  # times of drafted rounds
+    num_trials: int = 0  # number of drafted rounds
+    since_plain: int = 0  # drafted rounds since the last plain one
+    # Seconds that drafting owes (below zero) or that a trial may cost (above zero).
     balance: float = 0.0
-    num_failures: int = 0
+    num_failures: int = 0  # successive trials that lost time, up to `_MOST_FAILURES`
+    # Whether drafting owed more than its grace and has not paid it back yet.
     is_barred: bool = False
-    is_borrowed: bool = False
+    is_borrowed: bool = False  # whether the times are those of the nearest bucket
 
     def book_plain(self, num_tokens: int, seconds: float) -> None:
         """Record a plain round, which pays debts back and pays for trials."""
