@@ -18,8 +18,6 @@ _SAMPLE_BYTES = 4096  # at the start and in the middle of every tensor
 def digest_of_files(paths: Sequence[Path], memo: Path) -> str:
     """Return a digest of files' contents, in order.
 
-    Names and sizes would not do: a checkpoint that was trained further has the same.
-
     Args:
         memo: File that remembers digests by place, size and time of change, as reading many GB
             takes a while. What it holds may be lost or broken.
@@ -43,12 +41,9 @@ def digest_of_files(paths: Sequence[Path], memo: Path) -> str:
 
 
 def digest_of_samples(path: Path) -> str:
-    """Return a digest of a weight file's name and size and of some bytes of every tensor.
+    """Return a digest of a GGUF or safetensors file's name, its size and some bytes of each tensor.
 
     It reads a few MB where the file has many GB, and differs between two trainings of one model.
-
-    Args:
-        path: A GGUF or safetensors file.
 
     Raises:
         OSError: The file cannot be read.

@@ -67,13 +67,11 @@ def read_model_facts(config: EngineConfig) -> ModelFacts:
 
 
 def text_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of the text model, where a Gemma 3 checkpoint reads images as well.
-
-    Such a file leaves most of them to the defaults of transformers.
-    """
+    """Return the settings of the text model, where a Gemma 3 checkpoint reads images as well."""
     if settings.get("model_type") != "gemma3":
         return settings
-    from transformers import AutoConfig  # imports torch
+    # Such a file leaves most settings to the defaults of transformers, which imports torch.
+    from transformers import AutoConfig
 
     given = dict(settings.get("text_config") or {}) | {"model_type": "gemma3_text"}
     try:

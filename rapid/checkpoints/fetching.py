@@ -45,13 +45,12 @@ def fetch(
     """Fetch a model where it is not here yet, and return where it lies.
 
     Args:
-        progress: is told how far unpacking and checking have come; sources that download show bars
-            of their own on standard error.
-        say: is told which source is tried, and why one failed.
+        progress: called with how far unpacking and checking have come; sources that download show
+            bars of their own on standard error.
+        say: called with the source that is tried, and why one failed.
 
     Raises:
-        FetchFailed: no source could give the file. One of another hash than the catalogue's is
-            deleted.
+        FetchFailed: no source could give the file; one of another hash is deleted.
         ConfigurationError: the models' folder cannot be written, or the disk is full.
     """
     if isinstance(entry, CatalogueRepository):

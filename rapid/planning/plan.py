@@ -102,7 +102,12 @@ PYTHON_TIME = HostTime(step_s=1.5e-4, sequence_s=3e-5)
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A model on one GPU or on several, of one machine or more."""
+    """A model on one GPU or on several, of one machine or more.
+
+    With ``tensor_parallel``, every layer is split over the GPUs, which read and compute at once and
+    add their results twice a layer; weights may have 16 bits, 8 (``quantization: fp8``) or 4
+    (``quantization: int4``, whose scales are counted too).
+    """
 
     shape: ModelShape
     gpu: GPU
@@ -225,13 +230,11 @@ class Replica:
         return self.host.of(batch, self.shape.layers) + self._num_sums * each
 
     def _sending_s(self, rows: float) -> float:
-        """Return the seconds that the sums of so many rows travel between machines.
-
-        Each of n machines sends and receives 2 (n - 1) / n of what is summed, through all its GPUs.
-        """
+        """Return the seconds that the sums of so many rows travel between machines."""
         if self.num_machines == 1:
             return 0.0
         num_bytes = self._num_sums * rows * self.shape.hidden * ACTIVATION_BYTES
+        # Each machine sends and receives so much of what is summed, through all its GPUs.
         share = 2 * (self.num_machines - 1) / self.num_machines
         return share * num_bytes / (self.machine_gpus * NETWORK_BANDWIDTH)
 

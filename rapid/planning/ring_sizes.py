@@ -61,11 +61,8 @@ class RingPlan:
 def ring_plan(config: EngineConfig, window: int | None) -> RingPlan | None:
     """Return the rings of an engine; None where its pages hold the KV of all layers.
 
-    That is so without sliding layers, where rings would take as much as pages, and with a cache in
-    host memory, which is of pages.
-
-    Args:
-        window: window of the model's sliding layers; None without such layers.
+    That is so without sliding layers (`window` is None), where rings would take as much as pages,
+    and with a cache in host memory, which is of pages.
     """
     if window is None or config.host_cache_tokens:
         return None
@@ -77,10 +74,7 @@ def ring_plan(config: EngineConfig, window: int | None) -> RingPlan | None:
 
 
 def tokens_in_rings(window: int, context: int, page_tokens: int, step_tokens: int) -> float | None:
-    """Return the slots of a sequence's ring, and its share of the kept windows.
-
-    It is None where the sequence's pages would hold as little.
-    """
+    """Return the slots of a sequence's ring and its share of the kept windows; None if pages do."""
     ring = _ring(window, page_tokens, step_tokens, 1)
     num_kept = min(_KEPT_PER_LEASE, context / (_TOKENS_PER_KEPT * ring.kept_tokens))
     in_rings = ring.ring_tokens + num_kept * ring.kept_tokens

@@ -53,8 +53,7 @@ def fastest(
 ) -> Operation:
     """Return the speed and cost of a schedule at its fastest draft length.
 
-    Args:
-        drafter: replica of the drafter, on GPUs of its own or, with `num_gpus` 0, on the target's.
+    The drafter has GPUs of its own or, with `num_gpus` 0, the target's.
     """
     times = {
         "target_s": target.step_s(how.batch),
@@ -78,13 +77,10 @@ def fastest(
 
 
 def cheapest(target: Replica, drafter: Replica, how: Speculating, schedule: Schedule) -> Operation:
-    """Choose the number of targets per drafter that needs the fewest GPU-seconds per token.
-
-    More targets share the drafter's GPUs but make its steps longer. Their number is limited by the
-    drafter's memory and by `MAX_TARGETS`.
-    """
+    """Choose the number of targets per drafter that needs the fewest GPU-seconds per token."""
     if not drafter.num_gpus:
         return fastest(target, drafter, how, schedule)
+    # More targets share the drafter's GPUs and memory, but make its steps longer.
     most = max(1, min(MAX_TARGETS, drafter.max_sequences // how.batch))
     operations = (fastest(target, drafter, how, schedule, n) for n in range(1, most + 1))
     return min(operations, key=lambda each: each.gpu_seconds)

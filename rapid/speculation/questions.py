@@ -1,8 +1,4 @@
-"""What the rows of a step are asked for, and the answers.
-
-A question holds the logits and everything else that its tokens are a function of, so it may be
-answered together with others, on any engine.
-"""
+"""Questions about the rows of a step, each with all that its tokens depend on, and the answers."""
 
 from __future__ import annotations
 

@@ -35,7 +35,10 @@ from rapid.ports import Clock
 
 @dataclass
 class LeaseLedger:
-    """Open leases, and the queue of those that wait for pages or for one of `max_leases` places."""
+    """Open leases, and the queue of those that wait for pages or for one of `max_leases` places.
+
+    The ledger is not thread-safe: its methods are called with the engine's lock held.
+    """
 
     pool: PagePool
     page_tokens: int

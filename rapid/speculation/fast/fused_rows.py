@@ -1,7 +1,6 @@
 """The fused distribution at one position, of which only a few tokens' weights are computed.
 
-The rules of `rapid.speculation.fusion` move the tokens that the drafter proposed, and `adaptive`
-those that a witness finds likely; the weight of any other token follows from its p alone.
+They are those of proposed tokens, and under `adaptive` of those that a witness finds likely.
 """
 
 from __future__ import annotations
@@ -69,17 +68,13 @@ class Fused:
 def read_proposal(
     ids: Ids, draft: Float64Array, plausibility: float, witness: Row | None
 ) -> Proposal:
-    """Return what the proposal says, and a witness where there is one.
-
-    A witness moves all tokens that are plausible by the mean of both readings. Where none of them
-    was proposed that is half of its own probability, so the others among them are likely ones.
-    """
+    """Return what the proposal says, and a witness where there is one."""
     if witness is None:
         return Proposal(ids, draft, draft, draft >= plausibility * draft.max())
     probs = (draft + witness.probs(ids)) / 2
     best = max(float(probs.max()), 1 / witness.total / 2)
     least = plausibility * best
-    likely = witness.at_least(2 * least)
+    likely = witness.at_least(2 * least)  # without a proposal, the mean is half of a witness's p
     likely = _without(likely, ids, len(witness.logits))
     probs = np.concatenate([probs, witness.probs(likely) / 2])
     is_close = abs(probs - least) < 4 * witness.error * least
@@ -130,11 +125,9 @@ def fuse_row(row: Row, told: Proposal, draw: Draw, log_odds: float) -> Fused:
 
 
 def _sum_weights(fused: Fused, probs: Float64Array, times: float) -> Fused:
-    """Return p_hat of `adaptive` with its total; `probs` are p of the candidates.
-
-    Tokens with at least `times` the mean probability are added one by one. Sharpening multiplies
-    the others by hardly more than one: at most by what it would for the likeliest of them.
-    """
+    """Return p_hat of `adaptive` with its total; `probs` are p of the candidates."""
+    # Tokens with at least `times` the mean probability are added one by one. Sharpening multiplies
+    # the others at most by what it would for the likeliest of them.
     most = min(times / len(fused.row.logits), 1.0)  # of few tokens, that is more than any has
     likely = fused.row.probs(fused.without_own(fused.row.at_least(most)))
     rest = fused.share * max(1 - float(probs.sum()) - float(likely.sum()), 0.0)

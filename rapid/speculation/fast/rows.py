@@ -41,13 +41,7 @@ class Row:
 
     @classmethod
     def read(cls, logits: torch.Tensor, temperature: float, *, is_fine: bool) -> Row:
-        """Read a row; if its logits are not numbers, its error is infinite.
-
-        Args:
-            logits: float32, on the CPU [vocab].
-            temperature: T.
-            is_fine: Whether p is wanted to the precision of float64.
-        """
+        """Read a row, float32 on the CPU [vocab]; of what is no number the error is infinite."""
         array: Float32Array = logits.numpy()
         best = int(array.argmax())
         peak = float(array[best])
