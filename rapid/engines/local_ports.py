@@ -20,7 +20,6 @@ def make_engine(loaded: LoadedModel, vocab_size: int | None, **room: Any) -> Eng
     """Return an engine of this process for a loaded model.
 
     Args:
-        loaded: The model with its settings.
         vocab_size: Number of tokens that all models share; None where there is one model.
         room: Fields of `rapid.config.EngineConfig` in place of the model's own.
     """

@@ -56,10 +56,7 @@ class CaseRows:
 
 
 def step_checks(layout: KVLayout, num_heads: int, page_tokens: int) -> list[Case]:
-    """Return step batches of 2 to 5 sequences with 1 to 16 rows each.
-
-    Lengths are odd, and in some batches one sequence is far longer than the others.
-    """
+    """Return step batches of 2 to 5 sequences with 1 to 16 rows each, at odd lengths."""
     shapes = {
         "decode": [CaseRows(5000, 1), CaseRows(37, 1), CaseRows(700, 1), CaseRows(0, 1)],
         "verify of unequal blocks": [
@@ -91,10 +88,7 @@ def chunk_checks(layout: KVLayout, num_heads: int, page_tokens: int) -> list[Cas
 def checks(
     shapes: dict[str, list[CaseRows]], layout: KVLayout, num_heads: int, page_tokens: int
 ) -> list[Case]:
-    """Return cases with their float32 outputs, in a small cache of one layer.
-
-    Slots that belong to no sequence hold NaN, so that a kernel that reads them returns NaN.
-    """
+    """Return cases with their float32 outputs, in a small cache of one layer."""
     tables: dict[str, list[PageTable]] = {}
     start = 1
     for name, batch in shapes.items():
@@ -109,7 +103,7 @@ def checks(
     layout = replace(layout, devices=layout.devices[:1], sliding=())
     cache = KVCache(layout, start, page_tokens)
     for tensor in cache.layers[0]:
-        tensor.fill_(math.nan)
+        tensor.fill_(math.nan)  # a kernel that reads slots of no sequence returns NaN
     cases = [
         make_case(name, cache, batch, tables[name], num_heads, SHARPNESS)
         for name, batch in shapes.items()
@@ -222,10 +216,7 @@ def make_case(
     num_heads: int,
     sharpness: float = 1.0,
 ) -> Case:
-    """Return a case with random queries, keys and values; the cache is not written.
-
-    The queries are scaled by `sharpness`.
-    """
+    """Return a case with random keys, values and queries, these scaled; no cache is written."""
     keys, values = cache.longest
     num_kv_heads, _, head_dim = keys.shape
     feeds = [
@@ -245,10 +236,7 @@ def make_case(
 
 
 def scatter_pages(num_tokens: int, page_tokens: int, start: int) -> PageTable:
-    """Return a table of runs of 3, 1, 4, 1, 5, 9, ... pages from page `start` on.
-
-    One page of other sequences lies between two runs, and the last run comes first.
-    """
+    """Return a table of runs of 3, 1, 4, 1, 5, ... pages from page `start` on, the last first."""
     runs: list[Run] = []
     missing, lengths = -(-num_tokens // page_tokens), [3, 1, 4, 1, 5, 9, 2, 6]
     while missing > 0:

@@ -1,8 +1,7 @@
 """Partial attention on a CPU: torch's fused flash kernel, called in the fastest of three forms.
 
-The forms pass different dimensions as heads and as the batch: `attend_packed` takes all rows of a
-KV head at once, `row_by_row` is for one or two rows, and `split` divides the keys where there are
-fewer KV heads than threads. `benchmarks/engine/cpu_attention.py` measures them and `form_for`.
+The forms pass different dimensions as heads and as the batch;
+`benchmarks/engine/cpu_attention.py` measures them and `form_for`.
 """
 
 from __future__ import annotations
@@ -36,11 +35,7 @@ def partial(
 def attend_single_rows(inputs: AttentionInputs, spans: Sequence[tuple[int, int]]) -> torch.Tensor:
     """Compute attention for sequences with one row and one run of keys, as in plain decoding.
 
-    Args:
-        spans: slots [start, stop) that each row attends to.
-
-    Returns:
-        [1, rows, heads, head_dim].
+    Of the slots [start, stop) that each row attends to, return [1, rows, heads, head_dim].
     """
     query, keys, values = inputs.query, inputs.keys[None], inputs.values[None]
     _, heads, rows, head_dim = query.shape
@@ -91,11 +86,8 @@ def row_by_row(
 
 
 def split(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> Partial:
-    """Compute attention over equal parts of the keys and merge them; query is [1, h, rows, d].
-
-    The number of parts gives every thread the same amount of work.
-    """
-    threads = torch.get_num_threads()
+    """Compute attention over equal parts of the keys and merge; query is [1, h, rows, d]."""
+    threads = torch.get_num_threads()  # of which each gets as much work
     num_parts = threads // math.gcd(threads, query.shape[1])
     length = key.shape[2] // num_parts
     whole = num_parts * length

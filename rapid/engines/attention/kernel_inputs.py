@@ -105,8 +105,7 @@ class RaggedRows:
     def stretches(self) -> list[tuple[slice, RaggedRows]]:
         """Split the batch into neighbouring sequences that are all steps or all prefill chunks.
 
-        Returns:
-            For each part, its rows in this batch and a `RaggedRows` of its own.
+        Return for each part its rows in this batch and a `RaggedRows` of its own.
         """
         if len({segment.is_step for segment in self.segments}) == 1:
             return [(slice(None), self)]
@@ -170,15 +169,12 @@ class AttentionInputs:
         if len(stretches) == 1:
             return [self]
         return [
-            AttentionInputs(
-                self.query[:, :, own],
-                self.key[:, :, own],
-                self.value[:, :, own],
-                self.keys,
-                self.values,
-                rows,
-                self.scale,
-                self.window,
+            replace(
+                self,
+                query=self.query[:, :, own],
+                key=self.key[:, :, own],
+                value=self.value[:, :, own],
+                rows=rows,
             )
             for own, rows in stretches
         ]

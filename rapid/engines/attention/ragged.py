@@ -1,8 +1,7 @@
 """Ragged attention over page runs: many sequences of any length in one forward, no padding.
 
-Every layer calls `attend_ragged` (registered with transformers as ``rapid_ragged``). It packs the
-rows of a KV group, so that keys are read once, and merges the parts by their log-sum-exp.
-`plain_partial` specifies all kernels.
+The rows of a KV group are packed, so that keys are read once, and the parts are merged by their
+log-sum-exp. `plain_partial` specifies all kernels.
 """
 
 from __future__ import annotations
@@ -76,8 +75,7 @@ def attend_ragged(
 def attend_by_runs(inputs: AttentionInputs, kernel: PartialKernel | None = None) -> torch.Tensor:
     """Compute `Attend` by sequence and by run of keys, reading each shared prefix once.
 
-    Args:
-        kernel: replaces `partial`; with it, shared prefixes are read by each sequence on its own.
+    With a `kernel` in place of `partial`, each sequence reads shared prefixes on its own.
     """
     inputs = inputs.within_window()
     outputs: dict[int, torch.Tensor] = {}
@@ -91,17 +89,12 @@ def attend_by_runs(inputs: AttentionInputs, kernel: PartialKernel | None = None)
 
 
 def _attend_together(inputs: AttentionInputs, prefix: SharedPrefix) -> dict[int, torch.Tensor]:
-    """Compute attention for the sequences that share a prefix.
-
-    Their rows are packed as if they were one sequence, so that the prefix is read once.
-
-    Returns:
-        The output of each sequence, [1, rows, heads, d], by the sequence's index.
-    """
+    """Return the outputs [1, rows, heads, d], by index, of the sequences that share a prefix."""
     query = inputs.query
     num_kv_heads, _, head_dim = inputs.keys.shape
     num_heads = query.shape[1]
     by_head = (num_kv_heads, num_heads // num_kv_heads, -1)
+    # Their rows are packed as if they were one sequence, so that the prefix is read once.
     rests = prefix.rests.values()
     rows = torch.cat([query[:, :, rest.start : rest.stop] for rest in rests], dim=2)
     packed = rows.reshape(1, num_kv_heads, -1, head_dim)
@@ -165,14 +158,12 @@ def attend_to_self(
     scale: float,
     kernel: PartialKernel,
 ) -> Partial:
-    """Attend causally among the new rows and return the result in the packed shape.
-
-    The heads of a group become the kernel's heads and the KV heads its batch: keys are expanded by
-    a zero stride, and the mask is [rows, rows], however many heads share it.
-    """
+    """Attend causally among the new rows and return the result in the packed shape."""
     _, num_heads, num_rows, head_dim = query.shape
     num_kv_heads = key.shape[1]
     group = num_heads // num_kv_heads
+    # A group's heads become the kernel's heads and the KV heads its batch: keys are expanded by
+    # a zero stride, and the mask is [rows, rows], however many heads share it.
     shape = (num_kv_heads, group, num_rows, head_dim)
     grouped = query[0].reshape(shape)
     output, lse = kernel(

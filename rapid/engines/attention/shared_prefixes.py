@@ -1,7 +1,6 @@
 """Prefixes that several sequences of a batch share, so that attention reads them once.
 
-The rows of all these sequences are one product, merged with the rest by log-sum-exp (Juravsky et
-al., "Hydragen", arXiv 2402.05099).
+Their rows are one product (Juravsky et al., "Hydragen", arXiv 2402.05099).
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ def find_shared_prefixes(segments: Sequence[Segment]) -> list[SharedPrefix]:
     """Return the longest prefixes that at least two decoding or verifying sequences share.
 
     A sequence belongs to one prefix at most: sequences that share a document are grouped by it, not
-    by the opening of the prompt that other sequences have as well. Lengths are compared at powers
-    of two only.
+    by the opening of the prompt that other sequences have as well.
     """
     alike: dict[int, list[int]] = {}
     for index, segment in enumerate(segments):
@@ -51,7 +49,7 @@ def find_shared_prefixes(segments: Sequence[Segment]) -> list[SharedPrefix]:
 def _by_longest(segments: Sequence[Segment], indices: list[int]) -> Iterator[list[int]]:
     """Yield groups of sequences with the same slot at a position, the farthest position first."""
     left = {index: num_keys(segments[index].past) for index in indices}
-    position = MIN_SHARED_KEYS
+    position = MIN_SHARED_KEYS  # lengths are compared at powers of two only
     while len(left) > 1 and 2 * position <= max(left.values()):
         position *= 2
     while len(left) > 1 and position >= MIN_SHARED_KEYS:

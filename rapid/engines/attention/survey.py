@@ -1,7 +1,6 @@
 """The survey of attention kernels: checked against float32, then timed, and the fastest taken.
 
-Fast kernels have been silently wrong at batch 2 or on some lengths (pytorch issue 194167). So a
-wrong kernel is refused with a warning, and one that is missing or fails is left out.
+Fast kernels have been silently wrong at batch 2 or on some lengths (pytorch issue 194167).
 """
 
 from __future__ import annotations
@@ -74,8 +73,7 @@ def survey(
 ) -> list[Finding]:
     """Check every candidate on all cases, and time those that are correct.
 
-    One of several forms first chooses among them on the cases `tuned`, so that the chosen ones are
-    those that are checked.
+    A kernel of several forms first chooses among them on the cases `tuned`.
     """
     found = []
     for candidate in candidates:

@@ -1,7 +1,7 @@
 """Sliding windows: layers in which a row attends to the last `window` keys up to itself.
 
-A sequence is cut into pieces of rows, and the keys of each piece into three parts: the edge, which
-only its first rows see and which needs a mask; the past that all rows see; and the rows themselves.
+The keys of a piece of rows are three parts: the edge, which only its first rows see and which needs
+a mask; the past that all see; and the rows themselves.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The work table of the Triton kernel: which rows read which keys, in shares of equal size.
 
 Every key is read once for all rows that attend to it (a *reading*); its blocks of keys are divided
-into *items*, one for each program. The table is one int32 tensor whose sections keep their places
-for a number of rows and sequences, so that a captured graph can read new ones.
+into *items*, one for each program. The table's sections keep their places for a number of rows and
+sequences, so that a captured graph can read new ones.
 """
 
 from __future__ import annotations
@@ -75,15 +75,10 @@ class _SharedReading(NamedTuple):
 
 
 def work_table(segments: Sequence[Segment], sizes: Sizes, window: int | None = None) -> np.ndarray:
-    """Return the work table of a batch.
+    """Return the work table of a batch: items of sequences and of prefixes, listed rows, blocks.
 
-    Args:
-        segments: sequences with their spans of slots; rows of none of them get zeros.
-        window: number of last keys, up to itself, that each row attends to; None for all. Blocks
-            outside the windows of all rows are left out, and prefixes are not shared.
-
-    Returns:
-        int32: the items of single sequences, those of prefixes, the listed rows and the blocks.
+    With a `window` of last keys, blocks outside those of all rows are left out, and prefixes are
+    not shared. Rows of no sequence get zeros.
     """
     rows, own, shared = _readings(segments, sizes, window)
     blocks = [reading.blocks for reading in own + shared]

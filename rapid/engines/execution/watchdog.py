@@ -19,17 +19,13 @@ class TakesTurns(Protocol):
 class Watchdog:
     """A thread that calls a function, once, when a turn takes longer than it may.
 
-    A kernel that never ends blocks the compute thread, while the process goes on to answer whether
-    it is well. The watchdog counts its own ticks of half a second, so that
-    a process that was stopped and goes on is not taken for a stuck one.
+    A kernel that never ends blocks the compute thread, while the process answers that it is well.
+    The watchdog counts its own ticks of half a second, so that a process that was stopped and goes
+    on is not taken for a stuck one.
     """
 
     def __init__(self, watched: TakesTurns, on_stuck: Callable[[], None]) -> None:
-        """Make the thread, which does not run before `start`.
-
-        Args:
-            on_stuck: Called on the watchdog's thread, which ends afterwards.
-        """
+        """Make the thread, which does not run before `start`; it ends after `on_stuck`."""
         self._watched = watched
         self._on_stuck = on_stuck
         self._num_turns = watched.num_turns

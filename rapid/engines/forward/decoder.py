@@ -1,8 +1,8 @@
 """A decoder with fused operations for the supported model families.
 
-Projections that read the same input are one product, and the fused weights replace the model's own,
-which become views of them. transformers' forward is the specification, and computes where a
-projection is anything else: weights that it quantizes, layers that accelerate moves.
+Projections that read the same input are one product, and the fused weights replace the model's own.
+transformers' forward is the specification, and computes where a projection is anything else:
+weights that it quantizes, layers that accelerate moves.
 """
 
 from __future__ import annotations
@@ -117,13 +117,7 @@ class Decoder:
     ) -> torch.Tensor:
         """Run all layers and the last norm.
 
-        Args:
-            input_ids: [1, rows].
-            position_ids: [1, rows].
-            rows: the same rows with the cache slots that attention reads and writes.
-
-        Returns:
-            [1, rows, hidden].
+        Ids and positions are [1, rows], the hidden states [1, rows, hidden].
         """
         hidden = self._embed(input_ids[0])
         if self._scale is not None:
@@ -192,13 +186,11 @@ class Decoder:
         return 1 + weight.float() if self._config.model_type == "gemma3_text" else weight
 
     def _angles(self, positions: torch.Tensor, dtype: torch.dtype, rope: str) -> Angles:
-        """Return cosines and sines [rows, 1, rotated]; the first half of the sines is negated.
-
-        With that sign, rotating half of the head is a roll multiplied by the sines.
-        """
+        """Return cosines and sines [rows, 1, rotated]; the first half of the sines is negated."""
         angles = positions[:, None, None] * getattr(self._rotary, f"{rope}inv_freq")
         cos, sin = angles.cos(), angles.sin()
         scaling = getattr(self._rotary, f"{rope}attention_scaling")
+        # With the negated half, rotating half of the head is a roll multiplied by the sines.
         cos, sin = torch.cat((cos, cos), -1) * scaling, torch.cat((-sin, sin), -1) * scaling
         return cos.to(dtype), sin.to(dtype)
 

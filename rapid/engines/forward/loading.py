@@ -1,6 +1,6 @@
-"""Loads models; device and dtype are decided here and nowhere else.
+"""Loads models from safetensors or GGUF files, and decides device and dtype.
 
-Weights come from safetensors or from a GGUF file. No code of a checkpoint is ever run.
+No code of a checkpoint is ever run.
 """
 
 from __future__ import annotations
@@ -175,11 +175,7 @@ def _check_own_method(
     device: torch.device,
     dtype: torch.dtype,
 ) -> None:
-    """Check that a model's weights can be quantized by `rapid.engines.forward.products`.
-
-    Raises:
-        ConfigurationError: They cannot; the sentence says what to change.
-    """
+    """Check that a model's weights can be quantized by `rapid.engines.forward.products`."""
     if facts.quantization is not None:
         raise ConfigurationError(
             f"model {config.model!r} is stored quantized: leave quantization out"
@@ -247,14 +243,8 @@ def _load_weights(
 
 
 def _check_on_gpus(config: EngineConfig, device_map: Mapping[str, int | str]) -> None:
-    """Check that accelerate put every layer on a GPU.
-
-    It would move what it put elsewhere to a GPU at each step, which makes an engine slower by
-    orders of magnitude without a word.
-
-    Raises:
-        ConfigurationError: A layer is in the host's memory or on disk.
-    """
+    """Check that accelerate put every layer on a GPU, and none in the host's memory or on disk."""
+    # It would move the others to a GPU at each step: slower by orders of magnitude without a word.
     elsewhere = [layer for layer, place in device_map.items() if str(place) in ("cpu", "disk")]
     if elsewhere:
         raise ConfigurationError(

@@ -1,8 +1,7 @@
 """Products of rows with a layer's weights, as they are or quantized.
 
-`quantize` replaces the linear layers of a loaded model; the head and the embeddings stay as they
-are. In eight bits each row has a scale, and the product is that with the numbers, which are exact
-in bfloat16, times the scales. ``int8`` on a CPU converts integers as it reads them, for few rows;
+In eight bits each row has a scale, and the product is that with the numbers, which are exact in
+bfloat16, times the scales. ``int8`` on a CPU converts integers as it reads them, for few rows;
 ``fp8`` on a GPU quantizes rows too, each with a scale of its own.
 """
 
@@ -97,13 +96,11 @@ def check_method(method: Method, device: torch.device, dtype: torch.dtype) -> No
 
 
 def quantize(model: torch.nn.Module, method: Method, device: torch.device) -> None:
-    """Replace the linear layers of the model's decoder layers, one at a time, by quantized ones.
-
-    The quantized weights are made on `device`, which so never holds those that they replace.
-    """
+    """Replace the linear layers of the model's decoder layers, one at a time, by quantized ones."""
     for parent in list(model.get_submodule("model").modules()):
         for name, layer in list(parent.named_children()):
             if type(layer) is torch.nn.Linear:
+                # Made on `device`, which so never holds the weights that they replace.
                 weight, scale = quantize_weight(layer.weight.detach().to(device), method)
                 bias = None if layer.bias is None else layer.bias.detach().to(device)
                 setattr(parent, name, QuantizedLinear(weight, scale, bias))

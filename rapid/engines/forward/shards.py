@@ -1,8 +1,6 @@
 """One rank's part of a checkpoint, of which nothing else is read from disk.
 
-Queries, keys, values, gate and up projections are split by rows, so that a rank has whole heads and
-whole columns of the MLP; output and down projections are split by columns; the embedding table and
-the output matrix by vocabulary.
+A rank has whole heads and whole columns of the MLP, and a part of the vocabulary.
 """
 
 from __future__ import annotations
@@ -132,11 +130,9 @@ def weight_files(source: str) -> list[Path]:
 
 
 def fingerprint(source: str) -> str:
-    """Return a digest of a checkpoint's settings and of a sample of its weights.
-
-    Ranks that have read different files would compute nonsense together, also where they are of one
-    model that was trained further in two ways.
-    """
+    """Return a digest of a checkpoint's settings and of a sample of its weights."""
+    # Ranks that have read different files would compute nonsense together, also those of one model
+    # that was trained further in two ways.
     digest = blake2b(json.dumps(read_json(source, "config.json"), sort_keys=True).encode())
     for path in [Path(source)] if Path(source).is_file() else weight_files(source):
         digest.update(digest_of_samples(path).encode())

@@ -2,7 +2,7 @@
 
 Every position is computed in the same place of a forward of one shape: one tile of `TILE_ROWS`
 positions of one sequence, padded. So draft lengths, budgets, other sequences and caches change no
-bit. Sequences are computed one after the other.
+bit.
 """
 
 from __future__ import annotations
@@ -124,8 +124,7 @@ def tiles(feed: Feed) -> Iterator[tuple[int, Sequence[int]]]:
 def tile_kernels(kernel: PartialKernel = partial) -> Kernels:
     """Return the attention kernels of a `TiledRunner`, of which none can be captured.
 
-    Args:
-        kernel: partial attention whose result depends on the values and shapes of its inputs only.
+    The numbers of `kernel` may depend on the values and shapes of its inputs only.
     """
     attend = functools.partial(attend_in_tile, kernel=kernel)
     return Kernels(attend, attend)
@@ -133,8 +132,6 @@ def tile_kernels(kernel: PartialKernel = partial) -> Kernels:
 
 def attend_in_tile(inputs: AttentionInputs, kernel: PartialKernel) -> torch.Tensor:
     """Attend from one tile to the tiles before it and, causally, to itself.
-
-    The shapes of all products depend on the position of the tile only.
 
     Args:
         inputs: those of one sequence, with TILE_ROWS rows; its segment covers the rows of the tile

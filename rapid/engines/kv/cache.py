@@ -1,8 +1,8 @@
 """The KV cache: tensors of slots, and the pool of pages.
 
 A page is `page_tokens` consecutive slots. A sequence's pages come in **runs** of consecutive pages,
-so that attention reads its keys in place, as few strided views of one tensor. Pages are
-reference-counted. Discarding tokens touches no page: the sequence stops counting them as computed.
+so that attention reads its keys in place, as few strided views of one tensor. Discarding tokens
+touches no page: the sequence stops counting them as computed.
 """
 
 from __future__ import annotations
@@ -41,11 +41,7 @@ class Run:
 
 
 class PagePool:
-    """Reference-counted ledger of pages: every page is free or has a number of holders.
-
-    `allocate` makes the caller the only holder, `share` adds a holder and `free` drops one; a page
-    without holders is free again.
-    """
+    """Reference-counted ledger of pages: every page is free or has a number of holders."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -74,7 +70,7 @@ class PagePool:
         return self.num_pages - self._num_free
 
     def allocate(self, num_pages: int) -> tuple[Run, ...]:
-        """Take pages from the tightest free run that fits, else from as few runs as possible.
+        """Take pages, held by the caller, from the tightest free run that fits, else from few runs.
 
         Raises:
             OutOfPages: Fewer pages are free than requested.
@@ -112,11 +108,7 @@ class PagePool:
                 self._return(Run(run.start + start, run.start + stop))
 
     def check_integrity(self, held: Iterable[Iterable[Run]] | None = None) -> None:
-        """Raise AssertionError unless the ledger is consistent.
-
-        Every page must be either free or held, and the counts of holders must be those of `held`,
-        if given: the runs that each holder has.
-        """
+        """Raise AssertionError unless every page is free or held, as often as `held` says."""
         free = np.zeros(self.num_pages, dtype=bool)
         for run in self._free:
             _require(len(run) > 0 and not free[run.start : run.stop].any(), "free runs overlap")
@@ -154,12 +146,7 @@ def _require(condition: bool, what: str) -> None:
 
 
 class PageTable:
-    """Map from the token positions of one sequence to slots of the KV tensors.
-
-    Attributes:
-        runs: The pages in the sequence's order, with adjacent runs joined.
-        num_tokens: Number of tokens that the pages can hold.
-    """
+    """Map from the token positions of one sequence to slots of the KV tensors."""
 
     def __init__(self, runs: Iterable[Run], page_tokens: int) -> None:
         joined: list[Run] = []
@@ -168,7 +155,7 @@ class PageTable:
                 joined[-1] = Run(joined[-1].start, run.stop)
             else:
                 joined.append(run)
-        self.runs = tuple(joined)
+        self.runs = tuple(joined)  # in the sequence's order, adjacent ones joined
         self.num_tokens = sum(map(len, joined)) * page_tokens
         self._page_tokens = page_tokens
 
@@ -222,17 +209,6 @@ class KVCache:
 
     With the slots in the middle dimension, a run of pages is a plain slice of every head. Sliding
     layers have slots of pages like the others, or slots of rings (`rapid.engines.kv.rings`).
-
-    Attributes:
-        layout: Shape and dtype of the keys and values.
-        num_slots: Slots of all pages.
-        num_ring_slots: Slots of all rings and kept windows; 0 where all layers have pages.
-        in_rings: Whether each layer's slots are those of rings.
-        stacks: Keys and values of neighbouring layers on one device with the same slots, each
-            [layers, 2, kv_heads, slots, head_dim].
-        layers: The keys and the values of each layer, both [kv_heads, slots, head_dim].
-        centres: Vector [kv_heads, head_dim] of each layer that is subtracted from keys in fp8, or
-            None (see `rapid.engines.kv.fp8`).
     """
 
     def __init__(
@@ -245,11 +221,16 @@ class KVCache:
     ) -> None:
         self.layout = layout
         self.page_tokens = page_tokens
+        # What is subtracted from keys in fp8, [kv_heads, head_dim] or None, by layer.
         self.centres = list(centres) or [None] * len(layout.devices)
         self.num_slots = num_pages * page_tokens
-        self.num_ring_slots = num_ring_slots
+        self.num_ring_slots = (
+            num_ring_slots  # of rings and kept windows; 0 if all layers have pages
+        )
         all_pages = (False,) * len(layout.devices)
         self.in_rings = layout.sliding if num_ring_slots else all_pages
+        # Neighbouring layers on one device with the same slots, each
+        # [layers, 2, kv_heads, slots, head_dim]; and keys and values by layer.
         self.stacks = []
         for (device, in_rings), group in groupby(zip(layout.devices, self.in_rings, strict=True)):
             num_slots = num_ring_slots if in_rings else self.num_slots
@@ -265,11 +246,9 @@ class KVCache:
     def store(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the keys and values of rows, and return them as they will be read.
+        """Write keys and values of rows, and return them as they will be read.
 
-        Args:
-            slots: Slot of each row, int64 [rows].
-            key: [1, kv_heads, rows, head_dim].
+        Both are [1, kv_heads, rows, head_dim]; `slots` are int64 [rows].
         """
         keys, values = self.layers[layer]
         if not self.layout.is_fp8:
@@ -289,10 +268,7 @@ class KVCache:
         return from_fp8(to_fp8(numbers), numbers.dtype) if self.layout.is_fp8 else numbers
 
     def blocks(self, pages: slice) -> list[torch.Tensor]:
-        """Return neighbouring pages as a view of each stack.
-
-        Its shape is [pages, layers, 2, kv_heads, page_tokens, head_dim].
-        """
+        """Return pages as views of stacks [pages, layers, 2, kv_heads, page_tokens, head_dim]."""
         slots = slice(pages.start * self.page_tokens, pages.stop * self.page_tokens)
         size = (pages.stop - pages.start, self.page_tokens)
         return [
@@ -309,8 +285,7 @@ class KVCache:
     ) -> None:
         """Copy the slots of `sources` into the leading slots of `destinations`.
 
-        Args:
-            of_rings: Whether to copy in all layers that have rings, instead of in all others.
+        It copies in all layers that have rings if `of_rings`, else in all others.
         """
         read = [slot for span in sources for slot in range(*span)]
         write = [slot for span in destinations for slot in range(*span)][: len(read)]

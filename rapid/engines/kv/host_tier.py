@@ -1,8 +1,7 @@
 """Second cache tier: KV pages in host memory, and the copies to and from the engine's pool.
 
 A copy is queued when a lease opens or ends, launched by the compute thread between two forwards,
-and landed when its bytes are there (`rapid.engines.kv.lanes`). Nothing else writes to a page while
-a copy of it is queued or on its way.
+and landed when its bytes are there (`rapid.engines.kv.lanes`).
 """
 
 from __future__ import annotations
@@ -37,28 +36,20 @@ class HostTier:
     """Least-recently-used cache, in host memory, of pages of the engine's pool.
 
     It has those that left the pool and, above a disk tier, all that pass through it to the disk.
-
-    Like those of `PrefixCache`, its methods are called with the engine's lock held, except for
-    `launch` and `take_landed`, which run on the compute thread between two forwards, so that a page
-    is copied out before its next holder writes into it.
-
-    Attributes:
-        blocks: All pages [pages, layers, 2, kv_heads, page_tokens, head_dim]: the KV of a page lies
-            together, so that neighbours are one transfer.
-        tags: Tag of every page, as it will be when all launched copies have landed.
-        pace: Measured pace of restoring and of computing pages.
-        num_restored: Pages copied back so far.
+    Its methods are called with the engine's lock held, except for `launch` and `take_landed`, which
+    run on the compute thread between two forwards.
     """
 
     def __init__(self, layout: KVLayout, num_pages: int, page_tokens: int) -> None:
         shape = (len(layout.devices), 2, layout.num_kv_heads, page_tokens, layout.head_dim)
+        # The KV of a page lies together, so that neighbours are one transfer.
         self.blocks = torch.empty((num_pages, *shape), dtype=layout.kept_dtype)
         if layout.devices[0].type == "cuda":
             pin(self.blocks, self)
         self._lane = lane_for(set(layout.devices), self.blocks[:1])
-        self.tags: Tags = [None] * num_pages
+        self.tags: Tags = [None] * num_pages  # as they will be when all launched copies have landed
         self.pace = RestorePace()
-        self.num_restored = 0
+        self.num_restored = 0  # pages
         self._num_pages = num_pages
         self._page_of: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         self._name_of: dict[int, bytes] = {}
@@ -104,23 +95,14 @@ class HostTier:
     # --- copies, as they are ordered --------------------------------------------------------------
 
     def keep(self, name: bytes, page: int) -> None:
-        """Queue the copy of a page that leaves the engine's pool, if there is room for it.
-
-        Pages named in the last `want` are not evicted for it.
-        """
+        """Queue the copy of a page that leaves the engine's pool, if there is room for it."""
         if name in self._page_of:
             self._page_of.move_to_end(name)
         elif (host_page := self._room(self._wanted)) is not None:
             self._queue(Move(name, page, self._add(name, host_page), is_restore=False))
 
     def restore(self, name: bytes, page: int) -> bool:
-        """Queue the copy of a page into the engine's pool, if it is held and copying is faster.
-
-        See `RestorePace.is_restoring_faster`.
-
-        Returns:
-            Whether the page is held.
-        """
+        """Queue the copy of a page into the pool, if that is faster; return whether it is here."""
         host_page = self._page_of.get(name)
         if host_page is None:
             return False
@@ -159,11 +141,7 @@ class HostTier:
     # --- copies, as they are made -----------------------------------------------------------------
 
     def launch(self, moves: Sequence[Move], cache: KVCache, tags: Tags) -> None:
-        """Begin copies, one run of neighbouring pages at a time.
-
-        Args:
-            moves: The copies, in order.
-            tags: Tags of the pages of `cache`; they are copied along with the pages.
+        """Begin copies, in order, one run of neighbouring pages at a time, and copy `cache`'s tags.
 
         Raises:
             AssertionError: A restored page does not hold the KV that its move names.
@@ -241,10 +219,7 @@ class HostTier:
             self._free.append(host_page)
 
     def borrow(self) -> int | None:
-        """Return a page, held and without a name, that no copy reads or writes; None without one.
-
-        The least recently used one is evicted for it.
-        """
+        """Return a page, held and unnamed, that no copy reads or writes; None if there is none."""
         host_page = self._room(frozenset(), is_quiet=True)
         if host_page is not None:
             self._held.add(host_page)
@@ -271,11 +246,9 @@ class HostTier:
         return host_page
 
     def _room(self, wanted: frozenset[bytes] | set[bytes], *, is_quiet: bool = False) -> int | None:
-        """Take a free page, or else that of the least recently used name, unless it is wanted.
-
-        What leaves the pool comes tail first and takes free pages from the end, what is borrowed
-        comes head first and takes them from the beginning: neighbours stay neighbours.
-        """
+        """Take a free page, or else that of the least recently used name, unless it is wanted."""
+        # What leaves the pool comes tail first and takes free pages from the end, what is borrowed
+        # comes head first and takes them from the beginning: neighbours stay neighbours.
         take, put_back = self._free.pop, self._free.appendleft
         if is_quiet:
             take, put_back = self._free.popleft, self._free.append
@@ -318,14 +291,10 @@ class _Counts:
 
 
 class RestorePace:
-    """Running means of the measured seconds per page of restoring and of computing.
-
-    Attributes:
-        computing: The mean of computing, which paces may share.
-    """
+    """Running means of the measured seconds per page of restoring and of computing."""
 
     def __init__(self, computing: RunningMean | None = None) -> None:
-        self.computing = computing or RunningMean(_WEIGHT)
+        self.computing = computing or RunningMean(_WEIGHT)  # which paces may share
         self._restoring = RunningMean(_WEIGHT)
 
     def observe_restored(self, num_pages: float, seconds: float) -> None:
@@ -349,10 +318,8 @@ class RestorePace:
 
 
 def _join(moves: Sequence[Move]) -> Iterator[list[Move]]:
-    """Join moves whose pages are neighbours in both tiers; yield them, the lowest page first.
-
-    Prompts come back head first and leave tail first, so neighbours may follow in either direction.
-    """
+    """Join moves whose pages are neighbours in both tiers; yield them, the lowest page first."""
+    # Prompts come back head first and leave tail first: neighbours follow in either direction.
     run: list[Move] = []
     step = 0
     for move in moves:

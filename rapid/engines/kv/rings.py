@@ -1,8 +1,7 @@
 """Rings of slots for layers with a sliding window, and the windows kept for later prompts.
 
-A ring belongs to one sequence; what it computes overwrites what it no longer reads
-(`rapid.planning.ring_sizes`). The window at some points of a prompt is **kept**: copied to a place
-of its own, under the name of the page that ends there, for later prompts that begin the same way.
+A ring belongs to one sequence (`rapid.planning.ring_sizes`). The window at some points of a prompt
+is **kept** under the name of the page that ends there, for prompts that begin the same way.
 """
 
 from __future__ import annotations
@@ -85,10 +84,7 @@ class RingPool:
 
 
 class KeptWindows:
-    """Windows of prompts, by the name of the page that each ends with; the least used leave first.
-
-    They lie behind the rings, and belong to the compute thread like these.
-    """
+    """Windows of prompts by the name of the page that each ends with, on the compute thread."""
 
     def __init__(self, plan: RingPlan, cache: KVCache) -> None:
         self.plan = plan
@@ -103,11 +99,9 @@ class KeptWindows:
         return self._cache.num_slots - 1
 
     def points(self, num_pages: int) -> set[int]:
-        """Return after how many of a prompt's pages its window is kept.
-
-        A later prompt has all of them, as the next turn of a conversation, or parts from this one
-        near its end, as another question on the same document.
-        """
+        """Return after how many of a prompt's pages its window is kept."""
+        # A later prompt has all of them, as the next turn of a conversation, or parts from this one
+        # near its end, as another question on the same document.
         points, distance = {num_pages}, -(-self.plan.window // self.plan.page_tokens)
         while distance < num_pages:
             points.add(num_pages - distance)
@@ -117,10 +111,7 @@ class KeptWindows:
     def last(self, indices: Mapping[bytes, int], start: int, stop: int) -> int:
         """Return after how many pages a prompt can go on: `start`, or up to `stop` where one is.
 
-        Args:
-            indices: Index of each of the prompt's pages, by its name.
-            start: Number of pages that were read.
-            stop: Number of pages that are cached.
+        The pages before `start` were read, those before `stop` are cached; `indices` are by name.
         """
         ends = (indices[name] + 1 for name in self._places if name in indices)
         return max((end for end in ends if start < end <= stop), default=start)

@@ -37,25 +37,12 @@ class _Member:
 
 
 class Followers:
-    """The followers of one model, and a thread that starts them and hears what they say.
-
-    A follower of this machine dies with the thread that started it, so that thread stays until all
-    have ended.
-
-    Attributes:
-        on_lost: Called with what happened when one is lost, by the number of the engine.
-        is_broken: Whether the ranks may no longer be in step, so that nothing more is computed.
-        most_silent: Beats that a follower may leave out.
-    """
+    """The followers of one model, and a thread that starts them and hears what they say."""
 
     def __init__(self, start: Callable[[], Iterable[Started]]) -> None:
-        """Start the processes.
-
-        Args:
-            start: Starts them, in the order of their ranks.
-        """
-        self.on_lost: dict[int, OnLost] = {}
-        self.is_broken = False
+        """Start the processes, as `start` does, in the order of their ranks."""
+        self.on_lost: dict[int, OnLost] = {}  # by the number of the engine
+        self.is_broken = False  # then ranks may be out of step, and nothing more is computed
         self.most_silent = _MOST_SILENT
         self._members: list[_Member] = []
         self._is_ending = False
@@ -63,6 +50,7 @@ class Followers:
         self._guard = threading.Lock()
         self._asked: dict[int, tuple[Future[bool], list[bool]]] = {}
         started: Future[None] = Future()
+        # A follower dies with the thread that started it, so this one stays until all have ended.
         threading.Thread(
             target=self._run, args=[start, started], name="rapid-followers", daemon=True
         ).start()
@@ -91,11 +79,7 @@ class Followers:
         self.tell([order] * len(self._members))
 
     def ask(self, number: int, order: Order) -> Future[bool]:
-        """Give all an order that each answers with `Done(number, ...)`.
-
-        Returns:
-            Whether it goes well on all of them; it does not where one is lost.
-        """
+        """Give all an order, to be answered by `Done(number, ...)`; return if all goes well."""
         answer: Future[bool] = Future()
         with self._guard:
             if self.is_broken or self._is_ending:
@@ -171,11 +155,9 @@ class Followers:
             answer.set_result(False)
 
     def _hear(self) -> str:
-        """Take what the followers say, until one is lost; return what happened.
-
-        Beats are counted by this thread's own ticks. So a process that was stopped and goes on, or
-        that gets no processor, does not take the others for silent.
-        """
+        """Take what the followers say, until one is lost; return what happened."""
+        # Beats are counted by this thread's own ticks, so a process that was stopped, or gets no
+        # processor, does not take the others for silent.
         members = {member.pipe: member for member in self._members}
         tick_at = time.monotonic() + BEAT_S
         while True:

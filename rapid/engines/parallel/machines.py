@@ -1,8 +1,7 @@
 """Ranks of one model on several machines.
 
-Whoever has reserved the machines starts a process on each of the others (`Machines`), which calls
-`join`: it connects once for every rank that it is to have, starts that rank's process as the first
-machine starts its own, and hands it the connection.
+A process on each of the others calls `join`: it connects once for every rank that it is to have,
+starts that rank's process as the first machine starts its own, and hands it the connection.
 """
 
 from __future__ import annotations
@@ -50,18 +49,11 @@ class Machines(Protocol):
     host: str  # address of the first, as the others reach it
 
     def start(self, machine: int, invitation: Invitation) -> Process:
-        """Have `join` called on a machine, in a process that ends with this one.
-
-        Returns:
-            The machine's ranks together.
-        """
+        """Have `join` called on a machine, in a process, returned, that ends with this one."""
 
 
 def start_ranks(machines: Machines, size: int) -> list[Started]:
-    """Start the ranks of all machines but the first; return them in the order of their ranks.
-
-    Args:
-        size: Number of ranks of the model.
+    """Start the ranks, of `size`, of all machines but the first; return them in their order.
 
     Raises:
         EngineFailed: They did not all come.

@@ -1,7 +1,4 @@
-"""Orders of the first rank to the others, their answers, and how a forward's inputs travel.
-
-Orders are forwards and copies of pages; a sequence that discards tokens needs none.
-"""
+"""Orders of the first rank to the others, their answers, and how a forward's inputs travel."""
 
 from __future__ import annotations
 

@@ -34,10 +34,7 @@ def start_here() -> Started:
 
 
 def start_process(pipe: Connection) -> subprocess.Popen[bytes]:
-    """Start a process that takes orders from a connection, which is then that process's alone.
-
-    The process ends with the thread that calls this.
-    """
+    """Start a process that takes orders from a connection, and ends with the calling thread."""
     paths: Sequence[str] = [path or os.getcwd() for path in sys.path]
     process = subprocess.Popen(
         [sys.executable, "-m", "rapid.engines.parallel.follower", str(pipe.fileno())],

@@ -1,9 +1,8 @@
 """Base classes of the calls on an engine.
 
-A call is a small state machine over one sequence (prefill: over all sequences of a lease). In every
-step the engine takes the next rows of the selected work (`feed`) and hands back their logits
-(`take`), until the work is done. Questions about draws are answered for all work of a step at once
-(`use`). All of this runs on the compute thread.
+A call is a small state machine over one sequence (prefill: over all sequences of a lease), on the
+compute thread. Every step takes rows of the selected work (`feed`) and hands back their logits
+(`take`); questions about draws are answered for all work of a step at once (`use`).
 """
 
 from __future__ import annotations
@@ -41,24 +40,14 @@ class Times:
 
 
 class Work(ABC):
-    """Call in progress on a lease.
+    """Call in progress on a lease."""
 
-    Attributes:
-        kind: The scheduler's class of work; ``step`` verifies or decodes.
-        next_page: Next page of a prompt to compute, which other prefills may wait for; None if
-            there is none.
-        choices: Choices whose sequences the work changes; no other call may be in progress on them.
-        result: The answer to the call, set when the work is done.
-        is_done: Whether the work is done.
-        times: What the call has taken so far; None unless its request is traced.
-    """
-
-    kind: Literal["step", "draft", "ahead", "prefill"] = "step"
-    next_page: int | None = None
+    kind: Literal["step", "draft", "ahead", "prefill"] = "step"  # which verifies or decodes
+    next_page: int | None = None  # of a prompt to compute, which other prefills may wait for
 
     def __init__(self, lease: Lease, choices: tuple[int, ...]) -> None:
         self.lease = lease
-        self.choices = choices
+        self.choices = choices  # whose sequences it changes; no other call may be in progress there
         self.result: object = None
         self.is_done = False
         self.times = Times() if lease.request.traceparent else None
@@ -70,16 +59,10 @@ class Work(ABC):
         self._began = time.perf_counter()
 
     def advance(self) -> None:  # noqa: B027 (most work does not depend on other work)
-        """Use KV that other work has computed; called for prefills before every forward.
-
-        The caller holds the engine's lock.
-        """
+        """Use KV that other work computed; called before every forward, with the engine's lock."""
 
     def share(self) -> None:  # noqa: B027 (most work computes nothing that others could use)
-        """Publish KV for other work to use; called after every forward that had rows of this work.
-
-        The caller holds the engine's lock.
-        """
+        """Publish KV for other work; called after its forwards, with the engine's lock."""
 
     @property
     def began(self) -> float:
@@ -92,11 +75,7 @@ class Work(ABC):
 
     @abstractmethod
     def take(self, logits: torch.Tensor) -> Question | None:
-        """Count the rows just computed; return what to draw from their logits, if anything.
-
-        Args:
-            logits: Those of the wanted rows [num_wanted, vocab].
-        """
+        """Count the rows just computed; return what to draw from logits [num_wanted, vocab]."""
 
     def use(self, answer: Answer) -> None:  # noqa: B027 (most work asks nothing)
         """Use the answer to what `take` returned."""

@@ -22,8 +22,8 @@ from rapid.speculation.questions import Answer, ToJudge
 class Judging(SequenceWork):
     """Forward over ``[last committed, d_1 .. d_{K-1}]``, for the logits of a block's positions.
 
-    For an empty block the only input is the last committed token, whose row decodes the next one.
-    Under the rule `paper`, ``d_K`` is among the inputs if the bonus token of its row fits.
+    For an empty block, the last committed token's row decodes the next one. Under the rule `paper`,
+    ``d_K`` is among the inputs if the bonus token of its row fits.
     """
 
     def __init__(self, lease: Lease, choice: int, block: DraftBlock, num_ids: int) -> None:
