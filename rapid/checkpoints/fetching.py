@@ -25,7 +25,7 @@ from rapid.catalogue import (
     models_folder,
     sha256_of,
 )
-from rapid.errors import ConfigurationError, RapidError
+from rapid.errors import ConfigurationError, RapidError, first_line
 
 _STDERR = 2  # the descriptor: pip shows its progress there
 
@@ -201,5 +201,4 @@ def _silence_retries() -> None:
 
 def _reason(error: BaseException) -> str:
     """Return the first sentence of an error's message."""
-    line = (str(error).strip().splitlines() or [error.__class__.__name__])[0]
-    return line.split(". ")[0]
+    return first_line(error).split(". ")[0]

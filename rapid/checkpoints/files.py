@@ -13,7 +13,7 @@ from transformers.utils.hub import cached_file
 from rapid.catalogue import find, local_path
 from rapid.checkpoints.gguf import SUFFIX, is_gguf, read_settings, read_tokenizer
 from rapid.embedded import DRAFTER, TARGET
-from rapid.errors import ConfigurationError
+from rapid.errors import ConfigurationError, first_line
 
 EMBEDDED = {"embedded:target": TARGET, "embedded:drafter": DRAFTER}
 
@@ -74,8 +74,9 @@ def load_tokenizer(model: str) -> Any:
             return read_tokenizer(source)
         return PreTrainedTokenizerFast.from_pretrained(source)
     except (OSError, ValueError, TypeError) as error:
-        reason = (str(error).strip().splitlines() or [error.__class__.__name__])[0]
-        raise ConfigurationError(f"model {model!r} has no usable tokenizer: {reason}") from error
+        raise ConfigurationError(
+            f"model {model!r} has no usable tokenizer: {first_line(error)}"
+        ) from error
 
 
 def read_eos_ids(source: str, tokenizer: Any) -> frozenset[int]:

@@ -75,9 +75,9 @@ class LocalLease:
         """Return a drafter of one choice on this lease."""
         return EngineDrafter(self.engine, self.lease_id, choice)
 
-    def window_drafter(self, choice: int, window: WindowDrafting) -> WindowDrafter:
+    def window_drafter(self, choice: int, window: WindowDrafting) -> EngineDrafter:
         """Return a drafter of one choice on a part of this lease's own KV."""
-        return WindowDrafter(self.engine, self.lease_id, choice, window)
+        return EngineDrafter(self.engine, self.lease_id, choice, window)
 
     def verifier(
         self,
@@ -90,29 +90,13 @@ class LocalLease:
 
 
 class EngineDrafter:
-    """Drafter of one choice; a block is handed out as the task that computes it."""
+    """Drafter of one choice; a block is handed out as the task that computes it.
 
-    def __init__(self, engine: Engine, lease_id: str, choice: int = 0) -> None:
-        self._engine = engine
-        self._lease_id = lease_id
-        self._choice = choice
-
-    def draft(self, verdict: Verdict | None, num_tokens: int) -> asyncio.Task[DraftBlock]:
-        """Start drafting; see `rapid.ports.Drafter`."""
-        return asyncio.create_task(
-            self._engine.draft(self._lease_id, self._choice, verdict, num_tokens)
-        )
-
-
-class WindowDrafter:
-    """Drafter of one choice on the verifier's own lease, where verdicts are already committed."""
+    With a window, it drafts on the verifier's own lease, where verdicts are already committed.
+    """
 
     def __init__(
-        self,
-        engine: Engine,
-        lease_id: str,
-        choice: int = 0,
-        window: WindowDrafting = WindowDrafting(),  # noqa: B008 (frozen)
+        self, engine: Engine, lease_id: str, choice: int = 0, window: WindowDrafting | None = None
     ) -> None:
         self._engine = engine
         self._lease_id = lease_id
@@ -121,9 +105,12 @@ class WindowDrafter:
 
     def draft(self, verdict: Verdict | None, num_tokens: int) -> asyncio.Task[DraftBlock]:
         """Start drafting; see `rapid.ports.Drafter`."""
-        return asyncio.create_task(
-            self._engine.draft_in_window(self._lease_id, self._choice, self._window, num_tokens)
-        )
+        engine, lease_id, choice = self._engine, self._lease_id, self._choice
+        if self._window is None:
+            drafting = engine.draft(lease_id, choice, verdict, num_tokens)
+        else:
+            drafting = engine.draft_in_window(lease_id, choice, self._window, num_tokens)
+        return asyncio.create_task(drafting)
 
 
 class EngineVerifier:

@@ -15,8 +15,7 @@ import torch
 from rapid.engines.attention.batch import Feed, assemble
 from rapid.engines.attention.kernel_inputs import Attend, AttentionInputs
 from rapid.engines.attention.ragged import attend_by_runs, plain_partial
-from rapid.engines.attention.segments import MAX_STEP_ROWS, Partial
-from rapid.engines.attention.shared_prefixes import num_keys
+from rapid.engines.attention.segments import MAX_STEP_ROWS, Partial, num_keys
 from rapid.engines.kv.cache import KVCache, KVLayout, PageTable, Run
 
 TILES = (16, 32, 64, 128)  # rows of a tile of queries, counted for every head of a KV group

@@ -28,7 +28,7 @@ def partial(
 ) -> Partial:
     """Compute `rapid.engines.attention.ragged.partial` in the fastest form for the shapes."""
     if is_causal:
-        return _flash(query, key, value, scale, is_causal=True)
+        return attend_packed(query, key, value, scale, is_causal=True)
     return form_for(query, key)(query, key, value, scale)
 
 
@@ -65,10 +65,17 @@ def form_for(query: torch.Tensor, key: torch.Tensor) -> Form:
 
 
 def attend_packed(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    is_causal: bool = False,
 ) -> Partial:
     """Compute attention in one call, on the tensors as they are."""
-    return _flash(query, key, value, scale)
+    output, lse = torch._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, is_causal, scale=scale
+    )
+    return output, lse
 
 
 def row_by_row(
@@ -76,7 +83,7 @@ def row_by_row(
 ) -> Partial:
     """Compute attention with rows as heads and KV heads as batch; query is [1, h, rows, d]."""
     rows = query.shape[2]
-    output, lse = _flash(
+    output, lse = attend_packed(
         query[0, :, :, None],
         key[0, :, None].expand(-1, rows, -1, -1),
         value[0, :, None].expand(-1, rows, -1, -1),
@@ -91,11 +98,11 @@ def split(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: fl
     num_parts = threads // math.gcd(threads, query.shape[1])
     length = key.shape[2] // num_parts
     whole = num_parts * length
-    output, lse = _flash(
+    output, lse = attend_packed(
         query.expand(num_parts, -1, -1, -1), _parts(key, length), _parts(value, length), scale
     )
     if whole < key.shape[2]:
-        rest = _flash(query, key[:, :, whole:], value[:, :, whole:], scale)
+        rest = attend_packed(query, key[:, :, whole:], value[:, :, whole:], scale)
         output, lse = torch.cat([output, rest[0]]), torch.cat([lse, rest[1]])
     total = lse.logsumexp(0, keepdim=True)
     return (output * (lse - total).exp()[..., None]).sum(0, keepdim=True), total
@@ -106,16 +113,3 @@ def _parts(tensor: torch.Tensor, length: int) -> torch.Tensor:
     heads, num_parts = tensor.shape[1], tensor.shape[2] // length
     whole = tensor[0, :, : num_parts * length]
     return whole.view(heads, num_parts, length, -1).transpose(0, 1)
-
-
-def _flash(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    is_causal: bool = False,
-) -> Partial:
-    output, lse = torch._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, 0.0, is_causal, scale=scale
-    )
-    return output, lse

@@ -97,10 +97,10 @@ class RaggedRows:
 
     def within(self, window: int) -> RaggedRows:
         """Return the same rows, each with the last `window` keys up to itself."""
-        return self.once(("within", window), lambda: self._within(window))
-
-    def _within(self, window: int) -> RaggedRows:
-        return RaggedRows(self.cache, within(self.segments, window), self.slots, self.kernels)
+        return self.once(
+            ("within", window),
+            lambda: RaggedRows(self.cache, within(self.segments, window), self.slots, self.kernels),
+        )
 
     def stretches(self) -> list[tuple[slice, RaggedRows]]:
         """Split the batch into neighbouring sequences that are all steps or all prefill chunks.

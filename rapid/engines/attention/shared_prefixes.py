@@ -8,14 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rapid.engines.attention.segments import Segment
+from rapid.engines.attention.segments import Segment, Spans, between, num_keys
 
 MIN_SHARED_KEYS = 1024  # fewer are read faster by each sequence on its own
-
-Spans = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +61,6 @@ def _by_longest(segments: Sequence[Segment], indices: list[int]) -> Iterator[lis
         position //= 2
 
 
-def num_keys(spans: Spans) -> int:
-    """Return the number of slots of spans."""
-    return sum(stop - start for start, stop in spans)
-
-
 def _slot(spans: Spans, position: int) -> int:
     for start, stop in spans:
         if position < stop - start:
@@ -92,16 +83,5 @@ def _common(some: Spans, others: Spans) -> Spans:
 
 def _rest(segment: Segment, shared: int) -> Segment:
     """Return a segment without its first `shared` keys."""
-    past, all_spans = without(segment.past, shared), without(segment.all_spans, shared)
+    past, all_spans = between(segment.past, shared), between(segment.all_spans, shared)
     return replace(segment, past=past, all_spans=all_spans)
-
-
-def without(spans: Spans, skipped: int) -> Spans:
-    """Return spans without their first `skipped` slots."""
-    left, kept = skipped, []
-    for start, stop in spans:
-        first = min(start + left, stop)
-        left -= first - start
-        if first < stop:
-            kept.append((first, stop))
-    return kept

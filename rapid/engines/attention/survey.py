@@ -17,7 +17,7 @@ import torch
 
 from rapid.engines.attention.cases import Case
 from rapid.engines.attention.kernel_inputs import Attend
-from rapid.errors import ConfigurationError
+from rapid.errors import ConfigurationError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ def _check(
 
 def _summarize(cause: Exception) -> str:
     """Return the first sentence of an error, since torch's may run to pages."""
-    return (str(cause).strip().splitlines() or [type(cause).__name__])[0].split(". ")[0][:160]
+    return first_line(cause).split(". ")[0][:160]
 
 
 def fastest(found: Sequence[Finding]) -> Finding:

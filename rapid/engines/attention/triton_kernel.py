@@ -75,9 +75,6 @@ class BlockAttention:
                 logger.info("tiles of %d rows: %s", packed, found)
 
 
-attend_by_blocks = BlockAttention()
-
-
 def attend_to_table(
     inputs: AttentionInputs,
     table: torch.Tensor,

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rapid.engines.attention.segments import Segment
-from rapid.engines.attention.shared_prefixes import Spans, find_shared_prefixes, num_keys, without
+from rapid.engines.attention.segments import Segment, Spans, between, num_keys
+from rapid.engines.attention.shared_prefixes import find_shared_prefixes
 
 BLOCK_KEYS = 64
 ITEM = 5  # columns of an item: first listed row, rows, first block, blocks, first part
@@ -128,7 +128,7 @@ def _readings(
         skipped = hidden.get(index, 0)
         if window is not None:
             skipped = max(0, total - num_rows + 1 - window)
-        blocks = _blocks(without(segment.all_spans, skipped), skipped)
+        blocks = _blocks(between(segment.all_spans, skipped), skipped)
         own.append(_SharedReading(listed, listed + num_rows, blocks))
         listed += num_rows
     if listed < sizes.num_rows:

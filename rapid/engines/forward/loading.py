@@ -30,12 +30,12 @@ from rapid.config import EngineConfig
 from rapid.engines.attention import ragged as attention
 from rapid.engines.forward.decoder import decoder_of
 from rapid.engines.forward.gguf_weights import read_weights
-from rapid.engines.forward.products import Method, check_method, quantize
+from rapid.engines.forward.products import check_method, quantize
 from rapid.engines.forward.quantization import quantization_config
 from rapid.engines.forward.shards import RankPart, Shard, read_shard, shard_weights
 from rapid.engines.kv.cache import KVLayout
 from rapid.engines.kv.fp8 import check_device
-from rapid.errors import ConfigurationError
+from rapid.errors import ConfigurationError, first_line
 from rapid.planning.families import sliding_layers, window_of
 from rapid.planning.plan import MemoryNeed
 from rapid.planning.ring_sizes import RingPlan, ring_plan
@@ -102,7 +102,11 @@ def load_model(
     own_method = quantization = None
     if isinstance(config.quantization, str):
         own_method = config.quantization
-        _check_own_method(config, own_method, facts, device, dtype)
+        if facts.quantization is not None:
+            raise ConfigurationError(
+                f"model {config.model!r} is stored quantized: leave quantization out"
+            )
+        check_method(own_method, device, dtype)
     elif isinstance(config.quantization, dict) and config.quantization:
         quantization = quantization_config(config.quantization)
     if config.kv_cache_dtype == "fp8":
@@ -168,21 +172,6 @@ def check_memory(*configs: EngineConfig, with_pools: bool = False, num_machines:
         check_fits(together, name, free_bytes(where))
 
 
-def _check_own_method(
-    config: EngineConfig,
-    method: Method,
-    facts: ModelFacts,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> None:
-    """Check that a model's weights can be quantized by `rapid.engines.forward.products`."""
-    if facts.quantization is not None:
-        raise ConfigurationError(
-            f"model {config.model!r} is stored quantized: leave quantization out"
-        )
-    check_method(method, device, dtype)
-
-
 def _load_weights(
     config: EngineConfig,
     source: str,
@@ -225,13 +214,13 @@ def _load_weights(
         )
     except OSError as error:
         raise ConfigurationError(
-            f"model {config.model!r}: no safetensors weights could be read ({_first_line(error)})"
+            f"model {config.model!r}: no safetensors weights could be read ({first_line(error)})"
         ) from error
     except (ImportError, ValueError, RuntimeError) as error:
         if not is_quantized:
             raise
         raise ConfigurationError(
-            f"model {config.model!r} cannot be loaded quantized: {_first_line(error)}"
+            f"model {config.model!r} cannot be loaded quantized: {first_line(error)}"
         ) from error
     if (weights is not None or "key_mapping" in settings) and read["missing_keys"]:
         raise ConfigurationError(
@@ -267,7 +256,7 @@ def _transformers_config(source: str, facts: ModelFacts) -> Any:
             model_config.validate_rope()
     except (OSError, KeyError, ValueError, TypeError) as error:
         raise ConfigurationError(
-            f"the configuration of {source} cannot be used: {_first_line(error)}"
+            f"the configuration of {source} cannot be used: {first_line(error)}"
         ) from error
     return model_config
 
@@ -312,10 +301,6 @@ def _layer_device(layer: torch.nn.Module) -> torch.device:
 def _head_dim(model_config: Any) -> int:
     explicit = getattr(model_config, "head_dim", None)
     return int(explicit or model_config.hidden_size // model_config.num_attention_heads)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [error.__class__.__name__])[0]
 
 
 def kv_layout_of(loaded: LoadedModel, config: EngineConfig) -> KVLayout:

@@ -72,9 +72,7 @@ def open_runner(
     if len(set(layout.devices)) == 1:
         runner.capture_steps(max_context, GraphCapture())
     num_host_pages = config.host_cache_tokens // config.page_tokens
-    host = None
-    if num_host_pages:
-        host = make_host(layout, num_host_pages, config.page_tokens)
+    host = make_host(layout, num_host_pages, config.page_tokens) if num_host_pages else None
     return runner, host
 
 

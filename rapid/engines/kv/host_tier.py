@@ -6,7 +6,7 @@ and landed when its bytes are there (`rapid.engines.kv.lanes`).
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -237,8 +237,8 @@ class HostTier:
 
     def _queue(self, move: Move) -> None:
         self._moves.append(move)
-        self._copies.add(move.page)
-        self._host_copies.add(move.host_page)
+        self._copies[move.page] += 1
+        self._host_copies[move.host_page] += 1
 
     def _add(self, name: bytes, host_page: int) -> int:
         self._page_of[name] = host_page
@@ -267,27 +267,12 @@ class HostTier:
         return None
 
 
-class _Counts:
+class _Counts(Counter[int]):
     """How often each number was added and not dropped."""
 
-    def __init__(self, numbers: Iterable[int] = ()) -> None:
-        self._counts: dict[int, int] = {}
-        for number in numbers:
-            self.add(number)
-
-    def add(self, number: int) -> None:
-        self._counts[number] = self._counts.get(number, 0) + 1
-
     def drop(self, number: int) -> None:
-        left = self._counts.pop(number) - 1
-        if left:
-            self._counts[number] = left
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._counts
-
-    def __bool__(self) -> bool:
-        return bool(self._counts)
+        if left := self.pop(number) - 1:
+            self[number] = left
 
 
 class RestorePace:

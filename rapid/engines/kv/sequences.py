@@ -109,7 +109,8 @@ class Sequence:
         start, num_committed = self.num_computed, len(self.token_ids)
         rest = self.token_ids[start : None if limit is None else start + limit]
         if limit is None or len(rest) < limit:
-            rest += self.draft_ids[max(start - num_committed, 0) :][: _remaining(limit, rest)]
+            left = None if limit is None else limit - len(rest)
+            rest += self.draft_ids[max(start - num_committed, 0) :][:left]
         return rest
 
     def commit(self, token_ids: TokenIds[int], *, keeps_ahead: bool = False) -> bool:
@@ -148,10 +149,6 @@ class Sequence:
 def digest_of(token_ids: TokenIds[int], before: int) -> int:
     """Return the digest of a text that had the digest `before` and continues with `token_ids`."""
     return zlib.crc32(array("i", token_ids), before)
-
-
-def _remaining(limit: int | None, taken: list[int]) -> int | None:
-    return None if limit is None else limit - len(taken)
 
 
 @dataclass
