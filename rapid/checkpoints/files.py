@@ -63,11 +63,7 @@ def read_json(source: str, filename: str) -> dict[str, Any] | None:
 
 
 def load_tokenizer(model: str) -> Any:
-    """Load a checkpoint's tokenizer, without its weights.
-
-    Raises:
-        ConfigurationError: the checkpoint has no usable tokenizer.
-    """
+    """Load a checkpoint's tokenizer, or raise ConfigurationError if it has no usable one."""
     source = checkpoint_source(model)
     try:
         if is_gguf(source):

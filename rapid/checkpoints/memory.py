@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rapid.checkpoints.digests import read_safetensors_header
 from rapid.checkpoints.facts import ModelFacts
 from rapid.checkpoints.files import checkpoint_source, read_json
 from rapid.config import EngineConfig
@@ -90,11 +90,7 @@ def memory_needs(
 
 
 def check_fits(needs: Sequence[tuple[str, MemoryNeed]], where: str, free: float) -> None:
-    """Check that a device, `where`, can hold all models together, each with its name and memory.
-
-    Raises:
-        ConfigurationError: they need more than `free` bytes; the message has all numbers.
-    """
+    """Raise ConfigurationError, with all numbers, if models need more than is `free` at a place."""
     total = sum(need.total for _, need in needs)
     if total <= free:
         return
@@ -163,17 +159,9 @@ def _bytes_in_headers(directory: Path, width: int) -> float:
     return sum(
         _tensor_bytes(tensor, width)
         for file in files
-        for name, tensor in _header(file).items()
+        for name, tensor in read_safetensors_header(file)[0].items()
         if name != "__metadata__"
     )
-
-
-def _header(file: Path) -> dict[str, Any]:
-    """Read the JSON at the start of a safetensors file, which follows its length in 8 bytes."""
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        header: dict[str, Any] = json.loads(stream.read(length))
-        return header
 
 
 def _tensor_bytes(tensor: Mapping[str, Any], width: int) -> float:

@@ -63,7 +63,6 @@ class Engine:
         """Allocate the KV pool and start the compute thread.
 
         Args:
-            loaded: The model, as `rapid.engines.forward.loading.load_model` returns it.
             vocab_size: Number of token ids shared with the other model; None uses this model's.
             clock: Monotonic clock in seconds, for the time-to-live of leases.
             is_watched: Whether the engine closes when a step takes far too long. It should not
@@ -149,11 +148,7 @@ class Engine:
             raise
 
     def renew(self, lease_id: str) -> None:
-        """Restart the time-to-live of a lease.
-
-        Raises:
-            LeaseNotFound: The lease is not open.
-        """
+        """Restart the time-to-live of a lease, or raise LeaseNotFound."""
         with self._state.guard:
             self._state.ledger.touch(self._state.ledger.get(lease_id))
 

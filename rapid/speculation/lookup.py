@@ -50,10 +50,6 @@ class PromptLookupDrafter:
     A block is shorter than requested where the text ends, and empty where nothing matches. Its one
     candidate a row has probability 1, so there is nothing to transfer: eta is 0. Under `maximal`
     coupling the text depends on how it is split into blocks; its distribution does not.
-
-    Args:
-        index: Index of the target's prompt.
-        committed: The answer so far, when it was begun elsewhere.
     """
 
     def __init__(self, index: PromptIndex, choice: int = 0, committed: Sequence[int] = ()) -> None:

@@ -35,7 +35,6 @@ async def speculate(
 
     Args:
         drafter: Source of draft blocks; None decodes plainly.
-        verifier: Judge of the blocks.
         max_tokens: Tokens that may still be generated; no block is longer.
         max_draft: Most tokens requested from the drafter per block (gamma).
         is_streamed: Whether an answer without a drafter begins with a round of one token.

@@ -57,10 +57,8 @@ def proposal(logits: torch.Tensor, draw: Draw) -> tuple[Int32Array, Float32Array
     """Return the drafter's distribution q, of a row of logits [vocab], as it is sampled and sent.
 
     It is the softmax at the request's temperature, after the request's own filters, cut to the
-    `draft_top_k` best tokens and renormalised in float32 (``docs/algorithm.md``, q).
-
-    Returns:
-        Token ids [m] and their probabilities [m], the best token of a cut proposal first.
+    `draft_top_k` best tokens and renormalised in float32 (``docs/algorithm.md``, q): token ids [m]
+    and their probabilities [m], the best token of a cut one first.
 
     Raises:
         EngineFailed: The logits contain NaN or +inf.
@@ -90,7 +88,7 @@ def as_sent(
     """Return one position's candidates without impossible tokens, renormalised in float32.
 
     Raises:
-        EngineFailed: There is no candidate, because the logits contain NaN or +inf.
+        EngineFailed: There is none, because the logits contain NaN or +inf.
     """
     kept = candidate_probs > 0
     if not kept.any():

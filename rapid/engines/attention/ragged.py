@@ -34,23 +34,17 @@ def attend_ragged(
     sliding_window: int | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """Store the new keys and values of a ragged batch and attend for all its rows.
+    """Store the keys and values of ragged rows and attend for them, [1, rows, heads, head_dim].
 
     The signature is that of transformers' attention functions.
 
     Args:
         module: attention layer; its `layer_idx` selects the layer of the cache.
         query: [1, heads, rows, head_dim].
-        key: [1, kv_heads, rows, head_dim].
-        value: [1, kv_heads, rows, head_dim].
+        key: [1, kv_heads, rows, head_dim], and `value` likewise.
         attention_mask: always None; the segments of `ragged` define what each row attends to.
         scaling: factor of the scores; None takes ``head_dim ** -0.5``.
-        dropout: ignored; inference has none.
-        ragged: rows of the batch.
         sliding_window: number of last keys, up to itself, that each row attends to; None for all.
-
-    Returns:
-        [1, rows, heads, head_dim].
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     keys, values = ragged.cache.layers[layer]
@@ -182,15 +176,14 @@ def attend_to_self(
 def partial(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
 ) -> Partial:
-    """Compute softmax attention over some of the keys, with its log-sum-exp for `merge`.
+    """Compute softmax attention [b, h, rows, d] over some of the keys, for `merge`.
+
+    With it, return the log-sum-exp of the scores [b, h, rows].
 
     Args:
         query: [b, h, rows, d].
         key: [b, h, keys, d], in any strides with d contiguous.
         is_causal: whether row i attends to keys [0, i] only; needs as many keys as rows.
-
-    Returns:
-        Output [b, h, rows, d] and log-sum-exp of the scores [b, h, rows].
     """
     if query.device.type == "cpu":
         return cpu_attention.partial(query, key, value, scale, is_causal=is_causal)

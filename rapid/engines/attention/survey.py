@@ -122,11 +122,7 @@ def _summarize(cause: Exception) -> str:
 
 
 def fastest(found: Sequence[Finding]) -> Finding:
-    """Return the finding of the fastest correct candidate.
-
-    Raises:
-        ConfigurationError: no candidate is correct.
-    """
+    """Return the finding of the fastest correct candidate, or raise ConfigurationError."""
     right = [finding for finding in found if finding.attend is not None]
     if not right:
         raise ConfigurationError(

@@ -85,11 +85,8 @@ def attend_to_table(
 
     Args:
         inputs: `query` is contiguous in its head_dim, `keys` and `values` in all dimensions.
-        table: from `work_table`, on the device.
+        table: from `work_table`, on the device; rows of no sequence get zeros.
         launches: launches by dtype and size of tile, where others than the first were found faster.
-
-    Returns:
-        [1, rows, heads, head_dim]; zeros for rows of no sequence.
     """
     query, keys, values = inputs.query, inputs.keys, inputs.values
     _, num_heads, num_rows, head_dim = query.shape

@@ -27,12 +27,10 @@ def wait_s(num_ready: int, due_s: Sequence[float], start_s: float, sequence_s: f
         sequence_s: Seconds that each sequence adds.
     """
 
+    # A step of n sequences takes ``start_s + n * sequence_s``. Those that it does not wait for are
+    # computed together once it has ended.
     def waiting(num_joined: int) -> float:
-        """Return the sum of the seconds until tokens if the step waits for so many.
-
-        A step of n sequences takes ``start_s + n * sequence_s``. Those that it does not wait for
-        are computed together once it has ended.
-        """
+        """Return the sum of the seconds until tokens if the step waits for so many."""
         joined_s = due_s[num_joined - 1] if num_joined else 0.0
         num_computed, later = num_ready + num_joined, due_s[num_joined:]
         end_s = joined_s + start_s + num_computed * sequence_s

@@ -46,12 +46,9 @@ class Scheduler:
         *,
         joins: bool = False,
     ) -> None:
-        """Start without any work.
+        """Start without any work; prefill may slow the other work by a factor.
 
-        Args:
-            step_tokens: Most rows of a step.
-            prefill_slowdown: Factor by which prefill may slow the other work.
-            joins: Whether steps may wait for sequences that are due.
+        A step has at most `step_tokens` rows and, with `joins`, may wait for others that are due.
         """
         self.costs = StepCosts()
         self.totals = StepTotals()

@@ -43,13 +43,7 @@ class EngineState:
     # --- for callers ------------------------------------------------------------------------------
 
     def submit(self, lease_id: str, make: Callable[[Lease], Work], reply: Reply) -> Work:
-        """Hand in the call that `make` returns for a lease, and return it.
-
-        Raises:
-            LeaseNotFound: The lease is not open.
-            OutOfStep: Another call on one of its choices is in progress.
-            EngineFailed: The engine is closed.
-        """
+        """Hand in and return a lease's call; raise OutOfStep if its choice has one in progress."""
         self.check_running()
         work = make(self.ledger.get(lease_id))
         if work.lease.busy.intersection(work.choices):
@@ -71,12 +65,7 @@ class EngineState:
         self.ledger.touch(work.lease)
 
     def await_ending(self, lease_id: str, reply: Reply) -> None:
-        """Settle `reply` with the ending of a lease, once it ends.
-
-        Raises:
-            LeaseNotFound: The lease is not open.
-            EngineFailed: The engine is closed.
-        """
+        """Settle `reply` with the ending of a lease, once it ends."""
         self.check_running()
         self._endings.setdefault(self.ledger.get(lease_id), []).append(reply)
 

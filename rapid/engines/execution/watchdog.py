@@ -20,8 +20,6 @@ class Watchdog:
     """A thread that calls a function, once, when a turn takes longer than it may.
 
     A kernel that never ends blocks the compute thread, while the process answers that it is well.
-    The watchdog counts its own ticks of half a second, so that a process that was stopped and goes
-    on is not taken for a stuck one.
     """
 
     def __init__(self, watched: TakesTurns, on_stuck: Callable[[], None]) -> None:
@@ -48,7 +46,7 @@ class Watchdog:
         if num_turns != self._num_turns:
             self._num_turns, self._waited_s = num_turns, 0.0
             return False
-        self._waited_s += _TICK_S
+        self._waited_s += _TICK_S  # of its own, so that a process that was stopped is not stuck
         return self._waited_s > self._watched.limit_s
 
     def _loop(self) -> None:

@@ -60,8 +60,7 @@ class Group:
         """Return whether every rank claims it, such as that a graph is correct and faster.
 
         Raises:
-            EngineFailed: The ranks have not launched the same sums, as where one has failed alone:
-                what they would compute from now on is not the model's.
+            EngineFailed: The ranks are out of step: one has failed alone.
         """
         # What is found by timing may differ between ranks, and those that then take different ways
         # would wait for each other for ever.

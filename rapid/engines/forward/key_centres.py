@@ -1,8 +1,7 @@
 """Centres of the keys of models whose keys have a bias, for keys that are kept in fp8.
 
-Biases of Qwen2 are so large that fp8 would keep little else of a key. Subtracting one vector from
-all keys of a head changes all scores of a query equally, which the softmax cancels: here, the mean
-over positions of the rotated bias.
+Biases of Qwen2 are so large that fp8 would keep little else. Subtracting one vector, the mean over
+positions of the rotated bias, changes all scores of a query equally, which the softmax cancels.
 """
 
 from __future__ import annotations

@@ -81,8 +81,7 @@ def load_model(
     """Load weights and tokenizer.
 
     Args:
-        with_pools: whether an engine of these settings will be made, so that its KV must fit beside
-            the weights.
+        with_pools: whether an engine of these settings will be made, whose KV must fit, too.
         shard: the part of the model to load; None loads the whole. A part cannot compute before it
             has a `RankPart` (`rapid.engines.parallel`).
         num_machines: machines that have equally many of the model's parts.
@@ -150,11 +149,7 @@ def load_model(
 
 
 def check_memory(*configs: EngineConfig, with_pools: bool = False, num_machines: int = 1) -> None:
-    """Check that the devices can hold all models together, before any is loaded.
-
-    Raises:
-        ConfigurationError: a device lacks the memory; the message has the numbers.
-    """
+    """Raise ConfigurationError, with numbers, unless the devices can hold all models together."""
     needs: dict[str, list[tuple[str, MemoryNeed]]] = {}
     for config in configs:
         device = _device(config.device)
@@ -304,11 +299,7 @@ def _head_dim(model_config: Any) -> int:
 
 
 def kv_layout_of(loaded: LoadedModel, config: EngineConfig) -> KVLayout:
-    """Return the layout of an engine's KV.
-
-    Raises:
-        ConfigurationError: The device does not read KV in fp8.
-    """
+    """Return the layout of an engine's KV, or raise ConfigurationError if fp8 cannot be read."""
     if config.kv_cache_dtype == "auto":
         return loaded.kv_layout
     check_device(loaded.device)

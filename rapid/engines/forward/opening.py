@@ -44,10 +44,8 @@ def open_runner(
 ) -> tuple[Runner, HostTier | None]:
     """Allocate an engine's KV and choose its kernels; return the runner and, if any, the host tier.
 
-    Args:
-        loaded: The model, or this rank's part of it.
-        vocab_size: Number of token ids that logits are returned for.
-        make_host: Makes the second tier, from its layout, its pages and the tokens of each.
+    `make_host` makes that, from its layout, its pages and the tokens of each. Logits are those of
+    `vocab_size` ids.
 
     Raises:
         ConfigurationError: The KV pool cannot hold one sequence.

@@ -67,11 +67,7 @@ class QuantizedLinear(torch.nn.Module):
 
 
 def check_method(method: Method, device: torch.device, dtype: torch.dtype) -> None:
-    """Check that weights of this kind can be computed with on a device.
-
-    Raises:
-        ConfigurationError: they cannot; the sentence says what to change.
-    """
+    """Raise ConfigurationError unless a device can compute with weights of this kind."""
     if method == "int8" and device.type != "cpu":
         raise ConfigurationError(
             "quantization: int8 is for a CPU: set quantization to fp8, or load_in_8bit: true"

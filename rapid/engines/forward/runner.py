@@ -27,12 +27,9 @@ class Runner:
         kernels: Kernels | None = None,
         place: RankPart | None = None,
     ) -> None:
-        """Fuse the model's weights.
+        """Fuse the weights of a transformers model, or of one rank's part of it.
 
         Args:
-            model: The transformers model, or one rank's part of it.
-            cache: The KV cache, of the same heads.
-            device: Device of the inputs and the logits.
             vocab_size: Number of token ids that logits are returned for.
             kernels: Attention kernels; None takes those of the cache's device.
             place: The rank, if the model is computed by several; they must run the same feeds.

@@ -51,11 +51,9 @@ class Shard:
         return -(-vocab_size // self.size)
 
     def part(self, name: str, tensor: Any) -> torch.Tensor:
-        """Return this rank's part of a weight.
+        """Return this rank's part of a weight by its name in the checkpoint.
 
-        Args:
-            name: Its name in the checkpoint, such as ``model.layers.0.self_attn.q_proj.weight``.
-            tensor: A tensor, or a slice of a safetensors file, of which only this part is read.
+        `tensor` may be a slice of a safetensors file, of which only this part is read.
         """
         module, kind = name.split(".")[-2:]
         shape = _shape(tensor)
@@ -91,11 +89,7 @@ class RankPart:
 
 
 def read_shard(source: str, shard: Shard, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Read one rank's part of a checkpoint's safetensors files, by transformers' names.
-
-    Raises:
-        ConfigurationError: The checkpoint has no such files.
-    """
+    """Read one rank's part of a checkpoint's safetensors files, by transformers' names."""
     from safetensors import safe_open
 
     weights = {}
@@ -112,11 +106,7 @@ def shard_weights(weights: Mapping[str, torch.Tensor], shard: Shard) -> dict[str
 
 
 def weight_files(source: str) -> list[Path]:
-    """Return the safetensors files of a checkpoint directory or hub name, in order.
-
-    Raises:
-        ConfigurationError: The checkpoint has no such files.
-    """
+    """Return a checkpoint's safetensors files in order, or raise ConfigurationError."""
     from transformers.utils.hub import cached_file
 
     index = read_json(source, _INDEX)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from rapid.engines.kv.fp8 import FP8, from_fp8, to_fp8
@@ -46,13 +45,8 @@ class PagePool:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._free = [Run(0, num_pages)]  # by start, never adjacent to each other
-        self._num_holders = np.zeros(num_pages, dtype=np.int32)
-        self._num_free = num_pages
-
-    @property
-    def num_free(self) -> int:
-        """Number of pages without a holder."""
-        return self._num_free
+        self.num_holders = np.zeros(num_pages, dtype=np.int32)  # of every page; for reading only
+        self.num_free = num_pages  # pages without a holder
 
     @property
     def num_free_together(self) -> int:
@@ -60,23 +54,14 @@ class PagePool:
         return max(map(len, self._free), default=0)
 
     @property
-    def num_holders(self) -> npt.NDArray[np.int32]:
-        """Number of holders of every page [num_pages]; callers must not write to it."""
-        return self._num_holders
-
-    @property
     def num_in_use(self) -> int:
         """Number of pages with at least one holder."""
-        return self.num_pages - self._num_free
+        return self.num_pages - self.num_free
 
     def allocate(self, num_pages: int) -> tuple[Run, ...]:
-        """Take pages, held by the caller, from the tightest free run that fits, else from few runs.
-
-        Raises:
-            OutOfPages: Fewer pages are free than requested.
-        """
-        if num_pages > self._num_free:
-            raise OutOfPages(f"{num_pages} pages asked, {self._num_free} free")
+        """Take pages from the tightest free run that fits, or else few runs, or raise OutOfPages."""
+        if num_pages > self.num_free:
+            raise OutOfPages(f"{num_pages} pages asked, {self.num_free} free")
         by_length = sorted(self._free, key=len)
         taken: list[Run] = []
         rests: dict[Run, Run] = {}
@@ -90,19 +75,19 @@ class PagePool:
             missing -= len(run)
         self._free = [rest for run in self._free if (rest := rests.get(run, run))]
         for run in taken:
-            self._num_holders[run.start : run.stop] = 1
-        self._num_free -= num_pages
+            self.num_holders[run.start : run.stop] = 1
+        self.num_free -= num_pages
         return tuple(sorted(taken))
 
     def share(self, runs: Iterable[Run]) -> None:
         """Add a holder to each page of runs that are in use."""
         for run in runs:
-            self._num_holders[run.start : run.stop] += 1
+            self.num_holders[run.start : run.stop] += 1
 
     def free(self, runs: Iterable[Run]) -> None:
         """Drop a holder of each page; pages without a holder become free."""
         for run in runs:
-            holders = self._num_holders[run.start : run.stop]
+            holders = self.num_holders[run.start : run.stop]
             holders -= 1
             for start, stop in _ranges(holders == 0):
                 self._return(Run(run.start + start, run.start + stop))
@@ -113,8 +98,8 @@ class PagePool:
         for run in self._free:
             _require(len(run) > 0 and not free[run.start : run.stop].any(), "free runs overlap")
             free[run.start : run.stop] = True
-        _require(int(free.sum()) == self._num_free, "the count of free pages is wrong")
-        _require(bool((free == (self._num_holders == 0)).all()), "a page is neither free nor held")
+        _require(int(free.sum()) == self.num_free, "the count of free pages is wrong")
+        _require(bool((free == (self.num_holders == 0)).all()), "a page is neither free nor held")
         _require(all(a.stop < b.start for a, b in zip(self._free, self._free[1:], strict=False)),
                  "adjacent free runs")  # fmt: skip
         if held is not None:
@@ -122,7 +107,7 @@ class PagePool:
             for runs in held:
                 for run in runs:
                     counted[run.start : run.stop] += 1
-            _require(bool((counted == self._num_holders).all()), "holders and counts differ")
+            _require(bool((counted == self.num_holders).all()), "holders and counts differ")
 
     def _return(self, run: Run) -> None:
         index = bisect_left(self._free, run)
@@ -132,7 +117,7 @@ class PagePool:
         if index < len(self._free) and self._free[index].start == stop:
             stop, last = self._free[index].stop, index + 1
         self._free[first:last] = [Run(start, stop)]
-        self._num_free += len(run)
+        self.num_free += len(run)
 
 
 def _ranges(mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[tuple[int, int]]:

@@ -20,11 +20,7 @@ _EXPONENT = 2.0**120  # what an exponent of fp8 lacks in the place of one of flo
 
 
 def check_device(device: torch.device) -> None:
-    """Check that KV in fp8 can be read on a device.
-
-    Raises:
-        ConfigurationError: It cannot; the sentence says what to change.
-    """
+    """Raise ConfigurationError unless KV in fp8 can be read on a device."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < CAPABILITY:
         raise ConfigurationError(
             "kv_cache_dtype: fp8 needs a GPU of compute capability 8.9 or later (L4, H100): leave "

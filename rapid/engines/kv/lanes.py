@@ -9,6 +9,7 @@ import logging
 import time
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -50,11 +51,11 @@ class Lane:
         """Wait until everything launched has landed, also what `launch` could not finish."""
 
 
+@dataclass(eq=False, slots=True)
 class Landed:
     """The mark of copies that are made."""
 
-    def __init__(self, seconds: float = 0.0) -> None:
-        self.seconds = seconds
+    seconds: float = 0.0
 
     def is_reached(self) -> bool:
         """Return True."""

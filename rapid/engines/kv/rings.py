@@ -35,11 +35,7 @@ class Ring:
         return [(low, high)] if high <= end else [(low, end), (self.first, high - self.num_tokens)]
 
     def write(self, start: int, stop: int) -> None:
-        """Count the rows at [start, stop) as written.
-
-        Raises:
-            AssertionError: Tokens that these rows read are not here, or are written over.
-        """
+        """Count rows [start, stop) as written; raise AssertionError if what they read is gone."""
         self.stop = max(self.stop, stop)
         if not self.holds(self.plan.first_seen(start)):
             raise AssertionError(f"a ring was left behind: rows {start} to {stop}, {self}")
@@ -62,11 +58,7 @@ class RingPool:
         return self._rings.num_free
 
     def take(self) -> Ring:
-        """Take a free ring, whose content is of no use.
-
-        Raises:
-            OutOfPages: There is none.
-        """
+        """Take a free ring, whose content is of no use, or raise OutOfPages."""
         (run,) = self._rings.allocate(1)
         return Ring(run.start * self.plan.ring_tokens, self.plan.ring_tokens, self.plan)
 

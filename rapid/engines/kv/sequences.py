@@ -116,11 +116,8 @@ class Sequence:
     def commit(self, token_ids: TokenIds[int], *, keeps_ahead: bool = False) -> bool:
         """Append tokens to the answer, and keep the speculation's KV where it agrees with them.
 
-        With `keeps_ahead`, what was drafted after them is kept if all of them, and the whole block
-        that was handed out, are as drafted.
-
-        Returns:
-            Whether the rest of the speculation was kept; False without `keeps_ahead`.
+        With `keeps_ahead`, what was drafted after them is kept, and True is returned, if all of
+        them, and the whole block that was handed out, are as drafted.
         """
         num_right = 0
         for committed, drafted in zip(token_ids, self.draft_ids, strict=False):

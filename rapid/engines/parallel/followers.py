@@ -62,11 +62,7 @@ class Followers:
         return [member.loaded for member in self._members]
 
     def tell(self, orders: Sequence[Order]) -> None:
-        """Give each follower an order.
-
-        Raises:
-            EngineFailed: One is gone.
-        """
+        """Give each follower an order, or raise EngineFailed if one is gone."""
         try:
             with self._sending:
                 for member, order in zip(self._members, orders, strict=True):

@@ -121,11 +121,7 @@ class Gang:
         return self._followers.ask(number, order(number))
 
     def note(self, order: Order) -> None:
-        """Give every follower an order that needs no answer, on any thread.
-
-        Raises:
-            EngineFailed: A follower is gone.
-        """
+        """Give every follower an order without an answer, on any thread, or raise EngineFailed."""
         self._followers.tell_all(order)
 
     def close(self) -> None:

@@ -53,11 +53,7 @@ class Machines(Protocol):
 
 
 def start_ranks(machines: Machines, size: int) -> list[Started]:
-    """Start the ranks, of `size`, of all machines but the first; return them in their order.
-
-    Raises:
-        EngineFailed: They did not all come.
-    """
+    """Start the ranks of all machines but the first, and return them, or raise EngineFailed."""
     each = size // machines.number
     key = secrets.token_bytes(_KEY_BYTES)
     processes: dict[int, Process] = {}

@@ -14,11 +14,7 @@ class Process(Protocol):
     """What holds a part of a model, or several of them: they end together."""
 
     def wait(self, timeout: float | None = None) -> object:
-        """Wait for its end.
-
-        Raises:
-            subprocess.TimeoutExpired: It lives on after so many seconds.
-        """
+        """Wait for its end, or raise subprocess.TimeoutExpired after so many seconds."""
 
     def kill(self) -> None:
         """End it, whatever it does."""

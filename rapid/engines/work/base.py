@@ -51,23 +51,18 @@ class Work(ABC):
         self.result: object = None
         self.is_done = False
         self.times = Times() if lease.request.traceparent else None
-        self._began = 0.0
+        self.began = 0.0  # in seconds of the performance counter
         self._num_fed = 0
 
     def begin(self) -> None:
         """Check the call and prepare the sequence; may already finish the work."""
-        self._began = time.perf_counter()
+        self.began = time.perf_counter()
 
     def advance(self) -> None:  # noqa: B027 (most work does not depend on other work)
         """Use KV that other work computed; called before every forward, with the engine's lock."""
 
     def share(self) -> None:  # noqa: B027 (most work computes nothing that others could use)
         """Publish KV for other work; called after its forwards, with the engine's lock."""
-
-    @property
-    def began(self) -> float:
-        """Time at which the work began, in seconds of the performance counter."""
-        return self._began
 
     @abstractmethod
     def feed(self, limit: int) -> Feed:
@@ -93,7 +88,7 @@ class Work(ABC):
     @property
     def elapsed_ms(self) -> float:
         """Milliseconds since the work began."""
-        return (time.perf_counter() - self._began) * 1e3
+        return (time.perf_counter() - self.began) * 1e3
 
 
 class SequenceWork(Work):

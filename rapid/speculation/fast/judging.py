@@ -192,10 +192,9 @@ def _decide(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Decide all positions of some blocks, each as if the drafts before it were accepted.
 
-    Returns:
-        Token, whether it was accepted, whether that is sure, p and q of the token [5, rows]. And
-        likewise the token in place of the first rejected one of each block [5, blocks], without
-        meaning where nothing is drawn from a residual.
+    Return token, whether it was accepted, whether that is sure, p and q of the token [5, rows]; and
+    likewise the token in place of the first rejected one of each block [5, blocks], without meaning
+    where nothing is drawn from a residual.
     """
     is_witnessed = draw.speculation.is_witnessed
     probs = rows.draft.new_zeros((2, len(rows.drafted)))

@@ -93,11 +93,7 @@ def _batches(questions: Sequence[Question]) -> list[list[int]]:
 
 
 def judge_block(question: ToJudge) -> Judgement:
-    """Return the judgement of one block, as `answer_questions` does.
-
-    Raises:
-        EngineFailed: The logits contain NaN or +inf.
-    """
+    """Return the judgement of one block, or raise EngineFailed if it contains NaN or +inf."""
     (answer,) = answer_questions([question])
     if isinstance(answer, Exception):
         raise answer

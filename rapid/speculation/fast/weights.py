@@ -287,15 +287,10 @@ def best_logit(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, 
 def race_rows(
     weights: Weights, keys: torch.Tensor, tolerance: torch.Tensor | float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw a token of each row by the race of `rapid.speculation.noise.race`.
+    """Draw a token of each row by the race of `rapid.speculation.noise.race`, by keys [rows, 3].
 
-    Args:
-        keys: Of the noise, on the same device [rows, 3].
-        tolerance: Relative distance of two ratios within which a race is not sure, beside what the
-            weights' errors ask for.
-
-    Returns:
-        The tokens, and whether they are sure [rows].
+    Return the tokens, and whether they are sure [rows]: not where two ratios are as close as the
+    relative `tolerance`, beside what the weights' errors ask for.
     """
     times = uniforms_on_device(keys, weights.weights.shape[-1]).log_().neg_()
     times = times.to(weights.weights.dtype)

@@ -1,28 +1,20 @@
 """Choice of draft lengths from measured times: the length that yields the most tokens a second.
 
 A round that drafts k tokens commits ``E(k) = 1 + a + ... + a^(k-1)`` tokens on average, where `a`
-is the share of judged draft tokens that were accepted: there is no bonus token
-(``docs/algorithm.md``). The round takes ``R(k)`` seconds, a line through the measured rounds. Plain
-decoding takes ``P`` seconds a token. The chosen length maximises ``E(k) / R(k)``, and where the
-contract does not need a drafter, the controller rests (nothing is drafted) unless that beats
-``1 / P``. Times are measured in the loop and include everything between it and the engines.
+is the share of judged draft tokens that were accepted (there is no bonus token), and takes ``R(k)``
+seconds, a line through the measured rounds. Plain decoding takes ``P`` seconds a token. The chosen
+length maximises ``E(k) / R(k)``. Where the contract does not need a drafter, the controller rests,
+which *is* plain decoding, unless that beats ``1 / P``.
 
-**Never slower than plain.** A balance books what drafting costs beyond resting, which *is* plain
-decoding. A drafted round of n tokens and s seconds adds ``n * P - s``, never above zero, and a
-plain round adds `_SHARE` of its time (`rapid.speculation.pace.round_costs`).
+A balance books what drafting costs beyond resting: a drafted round of n tokens and s seconds adds
+``n * P - s``, never above zero, and a plain round `_SHARE` of its time. Drafting that looks
+profitable may owe `_GRACE_TOKENS` plain tokens, and then pauses until they are paid back, whatever
+``E`` predicts. Drafting that looks unprofitable is tried once its expected cost is paid for. So in
+``T`` seconds drafting costs at most ``_SHARE * T`` plus, once, the grace, the round that overdraws
+it, and the first `_TRIALS` rounds of a process without measurements.
 
-- Drafting that looks profitable continues until it owes the time of `_GRACE_TOKENS` plain tokens,
-  then pauses until plain rounds have paid that back: acceptance that does not follow ``E`` (all or
-  nothing, for example) cannot cost more.
-- Drafting that looks unprofitable is tried once plain rounds have paid for the expected cost of the
-  trial. Each trial that loses halves the pay, down to an eighth.
-
-So over ``T`` seconds drafting costs at most ``_SHARE * T`` plus, once, the grace, the round that
-overdraws it, and the first `_TRIALS` rounds of a process without measurements.
-
-**Exactness.** A length is a function of earlier text, acceptance and times, never of the tokens of
-its own block, so every token follows its contract. Under `maximal`, resting preserves the
-distribution but not the text, so a reproducible text needs a fixed length.
+A length never depends on the tokens of its own block, so every token follows its contract. Under
+`maximal`, resting keeps the distribution but not the text: for that, fix the length.
 """
 
 from __future__ import annotations
