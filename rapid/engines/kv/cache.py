@@ -59,7 +59,7 @@ class PagePool:
         return self.num_pages - self.num_free
 
     def allocate(self, num_pages: int) -> tuple[Run, ...]:
-        """Take pages from the tightest free run that fits, or else few runs, or raise OutOfPages."""
+        """Take pages from the tightest free run that fits, else few runs, or raise OutOfPages."""
         if num_pages > self.num_free:
             raise OutOfPages(f"{num_pages} pages asked, {self.num_free} free")
         by_length = sorted(self._free, key=len)
