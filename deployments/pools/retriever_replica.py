@@ -22,8 +22,7 @@ from retrieval import (
 
 logger = logging.getLogger(__name__)
 
-SIGN_EVERY_S = 1.0
-"""Seconds between two signs of life in the stream of a call, where nothing else is said."""
+SIGN_EVERY_S = 1.0  # between two signs of life in a call's stream, where nothing else is said
 
 
 class RetrieverReplica:
