@@ -9,12 +9,11 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -32,6 +31,7 @@ from deployments.api.chat.chat_dialect import ChatDialect
 from deployments.api.chat.wire import model_card
 from deployments.api.dialect import Dialect, Events, Question
 from deployments.api.gate.admission import Admission
+from deployments.api.gate.authentication import Authentication
 from deployments.api.gate.key_file import KeyFile
 from deployments.api.gate.limits import Limits
 from deployments.api.gate.shares import Shares
@@ -61,9 +61,6 @@ _log = logging.getLogger(__name__)
 
 _CLIENT_LEFT_STATUS = 499  # as proxies log it; it is never delivered
 _READY_S = 2.0  # less than the proxy's patience (`proxy.ready_in_time.DEADLINE_S`)
-_FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
-
-Caller = TypeVar("Caller")
 
 DIALECTS: dict[str, Dialect] = {"/v1/chat/completions": ChatDialect()}
 """The dialect of each path that takes questions."""
@@ -103,15 +100,17 @@ class Ingress:
         self._bodies = Bodies(self._admission, clock=clock, pace=pace)
         self._access = AccessLog(clock, metrics)
         self.configure(config)
+        of_tenants = [Middleware(Authentication, self._tenants_now, Tenants.identify)]
+        of_operators = [Middleware(Authentication, self._tenants_now, Tenants.is_operator)]
         routes = [
             *(
-                self._route(path, partial(self._answer, dialect), "POST", self._identify)
-                for path, dialect in DIALECTS.items()
+                Route(path, partial(self._answer, each), methods=["POST"], middleware=of_tenants)
+                for path, each in DIALECTS.items()
             ),
-            self._route("/v1/models", self._models, "GET", self._identify),
-            self._route("/v1/models/{model:path}", self._model, "GET", self._identify),
-            self._route("/ready", self._ready, "GET", self._is_operator),
-            Route("/health", _health, methods=["GET"]),
+            Route("/v1/models", self._models, middleware=of_tenants),
+            Route("/v1/models/{model:path}", self._model, middleware=of_tenants),
+            Route("/ready", self._ready, middleware=of_operators),
+            Route("/health", _health),
         ]
         self._app = Starlette(
             routes=routes,
@@ -158,33 +157,17 @@ class Ingress:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection; its response has the request's id and the time that it took."""
+        began = self._clock()
 
         async def tag_and_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                request, headers = Request(scope), MutableHeaders(scope=message)
+                headers = MutableHeaders(scope=message)
                 if self._sends_request_id:
-                    headers["x-request-id"] = _request_id(request)
-                if (began := getattr(request.state, "began", None)) is not None:
-                    headers["openai-processing-ms"] = str(round(1000 * (self._clock() - began)))
+                    headers["x-request-id"] = _request_id(Request(scope))
+                headers["openai-processing-ms"] = str(round(1000 * (self._clock() - began)))
             await send(message)
 
         await self._app(scope, receive, tag_and_send)
-
-    def _route(
-        self,
-        path: str,
-        handler: Callable[[Request, Caller], Awaitable[Response]],
-        method: str,
-        authenticate: Callable[[Request], Caller],
-    ) -> Route:
-        """Return a route whose handler is given what `authenticate` says of the caller."""
-
-        async def endpoint(request: Request) -> Response:
-            request.state.began = self._clock()
-            request.state.caller = caller = authenticate(request)
-            return await handler(request, caller)
-
-        return Route(path, endpoint, methods=[method])
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         """Return the response to a request that ended with `error`."""
@@ -196,23 +179,18 @@ class Ingress:
         await self._leave_unread(request, getattr(request.state, "caller", None), response)
         return response
 
-    def _take_new_keys(self) -> None:
+    def _tenants_now(self) -> Tenants:
+        """Return the keys in force, those of a file that has changed among them."""
         if self._key_file.has_changed():
             try:
                 self.configure(self._config)
             except ConfigurationError as error:
                 _log.error("new keys are refused, those in force stay: %s", error)
+        return self._tenants
 
-    def _identify(self, request: Request) -> str:
-        self._take_new_keys()
-        return self._tenants.identify(*_origin(request), is_forwarded=_is_forwarded(request))
-
-    def _is_operator(self, request: Request) -> bool:
-        self._take_new_keys()
-        return self._tenants.is_operator(*_origin(request), is_forwarded=_is_forwarded(request))
-
-    async def _answer(self, dialect: Dialect, request: Request, tenant: str) -> Response:
+    async def _answer(self, dialect: Dialect, request: Request) -> Response:
         request_id, model = _request_id(request), self._config.model
+        tenant: str = request.state.caller
         async with AsyncExitStack() as stack:
             record = stack.enter_context(self._access.request(request_id, tenant, model))
             async with self._bodies.body(request, tenant) as body:
@@ -271,14 +249,14 @@ class Ingress:
                 raise type(error)(str(error), self._admission.next_place_s()) from error
             raise
 
-    async def _models(self, request: Request, tenant: str) -> Response:
+    async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._card]})
 
-    async def _model(self, request: Request, tenant: str) -> Response:
+    async def _model(self, request: Request) -> Response:
         self._check_model(request.path_params["model"])
         return JSONResponse(self._card)
 
-    async def _ready(self, request: Request, is_operator: bool) -> Response:
+    async def _ready(self, request: Request) -> Response:
         try:
             async with asyncio.timeout(_READY_S):
                 state = await self._service.ready()
@@ -286,7 +264,7 @@ class Ingress:
             raise TargetUnavailable("The state of the application is not known.") from error
         is_ready = bool(state["ready"])
         of_all = {name: state[name] for name in ("ready", "reason") if name in state}
-        shown = state if is_operator else of_all
+        shown = state if request.state.caller else of_all
         if is_ready:
             return JSONResponse(shown)
         return JSONResponse(shown, 503, headers={"retry-after": "1"})
@@ -332,17 +310,6 @@ def _failure(error: Exception, request_id: str) -> HttpError:
         # Without the error's message, which may quote the request.
         _log.info("request %s: %d %s", request_id, failure.status, type(error).__name__)
     return failure
-
-
-def _origin(request: Request) -> tuple[str | None, str | None, str | None]:
-    """Return the Authorization header, the peer's address and the Host header."""
-    headers = request.headers
-    client = request.client.host if request.client else None
-    return headers.get("authorization"), client, headers.get("host")
-
-
-def _is_forwarded(request: Request) -> bool:
-    return any(name in request.headers for name in _FORWARDED)
 
 
 def _request_id(request: Request) -> str:
