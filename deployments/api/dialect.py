@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from deployments.api.backend.continuing import Cursor
@@ -60,7 +60,14 @@ class AnswerRenderer(Protocol):
 
 
 class Dialect(Protocol):
-    """A way to ask and to be answered: a folder here and an entry in the ingress's table."""
+    """A way to ask and to be answered: a folder here and an entry in the ingress's table.
+
+    Attributes:
+        media_types: The types that a body may have, in lower case and without parameters.
+    """
+
+    @property
+    def media_types(self) -> Sequence[str]: ...
 
     async def parse(self, body: bytes, limits: Limits) -> Question:
         """Return the question.

@@ -193,7 +193,7 @@ class Ingress:
         tenant: str = request.state.caller
         async with AsyncExitStack() as stack:
             record = stack.enter_context(self._access.request(request_id, tenant, model))
-            async with self._bodies.body(request, tenant) as body:
+            async with self._bodies.body(request, tenant, dialect.media_types) as body:
                 with record.admission():
                     ticket = await stack.enter_async_context(self._admission.place(tenant))
             asked = await dialect.parse(body, self._limits)

@@ -24,6 +24,8 @@ from rapid.ports import Clock
 class ChatDialect:
     """The dialect of ``/v1/chat/completions``."""
 
+    media_types = ("application/json",)
+
     async def parse(self, body: bytes, limits: Limits) -> ChatRequest:
         """Return the question; a long body is parsed in a thread."""
         return await parse_beside(body, limits)

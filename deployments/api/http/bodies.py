@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
@@ -82,18 +82,20 @@ class Bodies:
         self._max_bytes, self._max_slow = max_bytes, max_slow
 
     @asynccontextmanager
-    async def body(self, request: Request, tenant: str) -> AsyncIterator[bytes]:
-        """Read a body of JSON; within the context it counts as one that waits.
+    async def body(
+        self, request: Request, tenant: str, media_types: Sequence[str]
+    ) -> AsyncIterator[bytes]:
+        """Read a body; within the context it counts as one that waits.
 
         Raises:
-            BadRequest: The media type is not JSON.
+            BadRequest: The body is of none of the media types.
             UnsupportedEncoding: The body is compressed.
             BodyTooLarge: The body is too long.
             BodyTooSlow: The body did not come in time.
             Overloaded: There is no room to read it.
             TooManyRequests: The same, because of other bodies of the tenant.
         """
-        _check_type(request.headers)
+        _check_type(request.headers, media_types)
         declared = request.headers.get("content-length", "")
         parts: list[bytes] = []
         num_bytes = 0
@@ -176,10 +178,10 @@ class Bodies:
         return _has_ended(request)
 
 
-def _check_type(headers: Headers) -> None:
-    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise BadRequest("Send the body with 'Content-Type: application/json'.")
+def _check_type(headers: Headers, media_types: Sequence[str]) -> None:
+    if headers.get("content-type", "").partition(";")[0].strip().lower() not in media_types:
+        wanted = " or ".join(f"'Content-Type: {each}'" for each in media_types)
+        raise BadRequest(f"Send the body with {wanted}.")
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
         raise UnsupportedEncoding(

@@ -48,6 +48,8 @@ class PlainReply:
 class PlainText:
     """A string of JSON is answered by plain text."""
 
+    media_types = ("application/json",)
+
     async def parse(self, body: bytes, limits: Any) -> PlainQuestion:
         text = json.loads(body)
         if not isinstance(text, str):
