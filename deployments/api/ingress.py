@@ -45,13 +45,12 @@ from deployments.config.tenants import Tenants
 from rapid.errors import (
     BadRequest,
     ConfigurationError,
-    EngineFailed,
     Overloaded,
     TargetUnavailable,
     Unauthorized,
     UnknownModel,
 )
-from rapid.messages import Finished, GenerationEvent, Reading, Started
+from rapid.messages import Finished, GenerationEvent
 from rapid.ports import Clock
 
 if TYPE_CHECKING:  # which loads Ray
@@ -208,9 +207,7 @@ class Ingress:
             reply = dialect.reply(asked, cursor, self._fingerprint, record.began, self._clock)
             _log.info("request %s is answered as %s", request_id, reply.id)
             feed = await stack.enter_async_context(EventFeed(following, request.receive))
-            first = await self._next(feed, asked)
-            if not isinstance(first, Started | Reading):  # documents are embedded before the mode
-                raise EngineFailed("The answer began without a mode.")
+            first = await self._next(feed, asked)  # until which a refusal is a status
             events = self._events(first, feed, asked)
             if not sent.is_streamed:
                 return JSONResponse(await reply.render_whole(events))

@@ -28,7 +28,6 @@ from rapid.messages import (
     Finished,
     GenerateRequest,
     GenerationEvent,
-    Started,
     TextDelta,
 )
 
@@ -191,8 +190,8 @@ async def continue_events(
 ) -> AsyncGenerator[GenerationEvent]:
     """Yield the events of a request that come after `marks`, also when its orchestrator is lost.
 
-    If it is lost, the request goes to another orchestrator, once. A streamed answer continues where
-    it was; of an answer that is not streamed, a second `Started` begins a new copy.
+    If it is lost, the request goes to another orchestrator, once, and a second `Started` comes. A
+    streamed answer continues where it was; one that is not streamed begins anew.
 
     Raises:
         OrchestratorLost: Two orchestrators were lost.
@@ -201,15 +200,11 @@ async def continue_events(
     """
     has = list(marks)
     num_losses = 0
-    has_started = False
     while True:
         rest = _Rest(has)
         try:
             async with aclosing(service.generate(request)) as events:
                 async for event in events:
-                    if isinstance(event, Started) and has_started and request.is_streamed:
-                        continue
-                    has_started = has_started or isinstance(event, Started)
                     if isinstance(event, TextDelta) and request.is_streamed:
                         new = rest.of(event)
                         if new is None:
