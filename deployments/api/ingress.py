@@ -200,7 +200,7 @@ class Ingress:
             default = self._config.default_temperature
             sent = asked.as_generate_request(request_id, tenant, default)
             event_id = request.headers.get("last-event-id")
-            cursor = Cursor.of_event(event_id, sent, body) if event_id else Cursor.first(sent, body)
+            cursor = Cursor.of_event(event_id, sent) if event_id else Cursor.first(sent)
             following = record.follow(
                 continue_events(self._service, cursor.as_asked(sent), cursor.marks), ticket
             )

@@ -77,7 +77,7 @@ class Cursor:
 
     Attributes:
         unique: The stream's own part of its completion id.
-        asked: Digest of the tenant and the body.
+        asked: Digest of the tenant and what it asks.
         seed: The seed that was drawn when the request came; it holds unless the body has one.
         created: Time of the request, in seconds since 1970.
         date: Day of the request.
@@ -96,11 +96,11 @@ class Cursor:
     marks: tuple[ChoiceCursor, ...]
 
     @classmethod
-    def first(cls, request: GenerateRequest, body: bytes) -> Self:
+    def first(cls, request: GenerateRequest) -> Self:
         """Return the place before the first event of the answer to a new request."""
         return cls(
             unique=secrets.token_bytes(16),
-            asked=_digest(request.tenant, body),
+            asked=_digest(request),
             seed=draw_seed(),
             created=int(time.time()),
             date=request.date,
@@ -110,7 +110,7 @@ class Cursor:
         )
 
     @classmethod
-    def of_event(cls, event_id: str, request: GenerateRequest, body: bytes) -> Self:
+    def of_event(cls, event_id: str, request: GenerateRequest) -> Self:
         """Return the place that the id of an event names.
 
         Raises:
@@ -133,7 +133,7 @@ class Cursor:
             form = None
         if form != _FORMAT:
             raise _refuse("is not an id that this server gave to an event", "invalid_event_id")
-        if asked != _digest(request.tenant, body) or len(marks) != request.num_choices:
+        if asked != _digest(request) or len(marks) != request.num_choices:
             raise _refuse(
                 "belongs to another request: send the very body and key of the stream that broke",
                 "foreign_event_id",
@@ -175,10 +175,14 @@ class Cursor:
         return replace(self, marks=tuple(marks))
 
 
-def _digest(tenant: str, body: bytes) -> bytes:
-    digest = blake2b(tenant.encode() + b"\0", digest_size=8)
-    digest.update(body)
-    return digest.digest()
+def _digest(request: GenerateRequest) -> bytes:
+    """Return the digest of all that an answer depends on; a document's text has one already.
+
+    The day is not in it: that of the first request holds for all that continue its stream.
+    """
+    documents = [(each.name, each.digest) for each in request.documents]
+    rest = replace(request, documents=(), request_id="", call_id="", date=datetime.date.min)
+    return blake2b(repr((documents, rest)).encode(), digest_size=8).digest()
 
 
 def _refuse(why: str, code: str) -> BadRequest:

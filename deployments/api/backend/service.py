@@ -13,7 +13,7 @@ class GenerationService(Protocol):
     """The application behind the HTTP API: what runs its requests."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
-        """Yield the events of a request, first those of `begin`; closing this aborts the request."""
+        """Yield the events of a request, first those of `begin`; closing this aborts it."""
         ...
 
     async def ready(self) -> dict[str, Any]:
