@@ -77,6 +77,10 @@ class Dialect(Protocol):
         """
         ...
 
+    def render_refusal(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the body of a refusal, given OpenAI's."""
+        ...
+
     def reply(
         self, asked: Any, cursor: Cursor, fingerprint: str, began: float, clock: Clock
     ) -> AnswerRenderer:

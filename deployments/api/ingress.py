@@ -9,11 +9,12 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -28,10 +29,10 @@ from starlette.types import Message, Receive, Scope, Send
 from deployments.api.backend.continuing import Cursor, continue_events
 from deployments.api.backend.service import GenerationService
 from deployments.api.chat.chat_dialect import ChatDialect
-from deployments.api.chat.wire import model_card
+from deployments.api.chat.wire import Json, model_card
 from deployments.api.dialect import Dialect, Events, Question
 from deployments.api.gate.admission import Admission
-from deployments.api.gate.authentication import Authentication
+from deployments.api.gate.authentication import Authentication, Identify
 from deployments.api.gate.key_file import KeyFile
 from deployments.api.gate.limits import Limits
 from deployments.api.gate.shares import Shares
@@ -99,27 +100,18 @@ class Ingress:
         self._bodies = Bodies(self._admission, clock=clock, pace=pace)
         self._access = AccessLog(clock, metrics)
         self.configure(config)
-        of_tenants = [Middleware(Authentication, self._tenants_now, Tenants.identify)]
-        of_operators = [Middleware(Authentication, self._tenants_now, Tenants.is_operator)]
-        routes = [
-            *(
-                Route(path, partial(self._answer, each), methods=["POST"], middleware=of_tenants)
-                for path, each in DIALECTS.items()
-            ),
-            Route("/v1/models", self._models, middleware=of_tenants),
-            Route("/v1/models/{model:path}", self._model, middleware=of_tenants),
-            Route("/ready", self._ready, middleware=of_operators),
-            Route("/health", _health),
-        ]
         self._app = Starlette(
-            routes=routes,
-            exception_handlers={
-                HTTPException: self._no_route,
-                ClientDisconnect: _note_leaving,
-                ClientLeft: _note_leaving,
-            },
-            # An `Exception` among the handlers above would be raised again after its response.
-            middleware=[Middleware(ExceptionMiddleware, handlers={Exception: self._refuse})],
+            routes=[
+                *(
+                    self._route(path, partial(self._answer, each), "POST", each.render_refusal)
+                    for path, each in DIALECTS.items()
+                ),
+                self._route("/v1/models", self._models),
+                self._route("/v1/models/{model:path}", self._model),
+                self._route("/ready", self._ready, identify=Tenants.is_operator),
+                Route("/health", _health),
+            ],
+            exception_handlers={HTTPException: self._no_route},
         )
         self._app.router.redirect_slashes = False
 
@@ -168,13 +160,32 @@ class Ingress:
 
         await self._app(scope, receive, tag_and_send)
 
-    async def _refuse(self, request: Request, error: Exception) -> Response:
+    def _route(
+        self,
+        path: str,
+        handler: Callable[[Request], Awaitable[Response]],
+        method: str = "GET",
+        render: Callable[[Json], Json] = dict,
+        identify: Identify = Tenants.identify,
+    ) -> Route:
+        """Return a route whose middleware identifies callers and renders errors."""
+        errors: dict[Any, Any] = {Exception: partial(self._refuse, render)}
+        errors |= dict.fromkeys((ClientDisconnect, ClientLeft), _note_leaving)
+        middleware = [
+            Middleware(ExceptionMiddleware, handlers=errors),
+            Middleware(Authentication, self._tenants_now, identify),
+        ]
+        return Route(path, handler, methods=[method], middleware=middleware)
+
+    async def _refuse(
+        self, render: Callable[[Json], Json], request: Request, error: Exception
+    ) -> Response:
         """Return the response to a request that ended with `error`."""
         request_id = _request_id(request)
         if isinstance(error, Unauthorized):
             self._access.refuse(request_id, error)
         failure = _failure(error, request_id)
-        response = JSONResponse(failure.body, failure.status, headers=failure.headers)
+        response = JSONResponse(render(failure.body), failure.status, headers=failure.headers)
         await self._leave_unread(request, getattr(request.state, "caller", None), response)
         return response
 

@@ -30,6 +30,10 @@ class ChatDialect:
         """Return the question; a long body is parsed in a thread."""
         return await parse_beside(body, limits)
 
+    def render_refusal(self, body: Json) -> Json:
+        """Return OpenAI's body as it is."""
+        return body
+
     def reply(
         self, asked: ChatRequest, cursor: Cursor, fingerprint: str, began: float, clock: Clock
     ) -> ChatReply:
