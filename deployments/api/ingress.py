@@ -222,13 +222,17 @@ class Ingress:
             events = self._events(first, feed, asked)
             if not sent.is_streamed:
                 return JSONResponse(await reply.render_whole(events))
-            failure = record.noting(_failure)
+
+            def render_error(error: Exception) -> bytes:
+                record.error = error
+                return reply.render_error(_failure(error, request_id).body)
+
             return EventStream(
                 reply.render(events),
                 reply.media_type,
                 stack.pop_all(),
                 request_id,
-                lambda error: reply.render_error(failure(error, request_id).body),
+                render_error,
             )
 
     async def _events(

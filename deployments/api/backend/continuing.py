@@ -24,12 +24,7 @@ from typing import Self
 from deployments.api.backend.service import GenerationService
 from rapid.answering.request_plan import draw_seed
 from rapid.errors import BadRequest, CannotContinue, OrchestratorLost
-from rapid.messages import (
-    Finished,
-    GenerateRequest,
-    GenerationEvent,
-    TextDelta,
-)
+from rapid.messages import Finished, GenerateRequest, GenerationEvent, TextDelta
 
 _log = logging.getLogger(__name__)
 
@@ -147,16 +142,8 @@ class Cursor:
     @property
     def event_id(self) -> str:
         """The id of the event after which a client is at this place."""
-        head = _HEAD.pack(
-            _FORMAT,
-            self.unique,
-            self.asked,
-            self.seed,
-            self.created,
-            self.date.toordinal(),
-            self.num_roles,
-            self.has_usage,
-        )
+        stream = self.unique, self.asked, self.seed, self.created, self.date.toordinal()
+        head = _HEAD.pack(_FORMAT, *stream, self.num_roles, self.has_usage)
         marks = [_MARK.pack(*astuple(mark)) for mark in self.marks]
         return base64.urlsafe_b64encode(b"".join((head, *marks))).decode()
 

@@ -19,13 +19,7 @@ class Authentication:
     """Middleware that lets a handler find in ``request.state.caller`` who calls."""
 
     def __init__(self, app: ASGIApp, tenants: Callable[[], Tenants], identify: Identify) -> None:
-        """Wrap a handler.
-
-        Args:
-            app: The handler.
-            tenants: Returns the keys that are accepted now.
-            identify: What is asked of them; it may raise `Unauthorized`.
-        """
+        """Wrap a handler, before which the tenants of the moment are asked to identify."""
         self._app, self._tenants, self._identify = app, tenants, identify
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
