@@ -228,11 +228,7 @@ class Ingress:
                 return reply.render_error(_failure(error, request_id).body)
 
             return EventStream(
-                reply.render(events),
-                reply.media_type,
-                stack.pop_all(),
-                request_id,
-                render_error,
+                reply.render(events), reply.media_type, stack.pop_all(), request_id, render_error
             )
 
     async def _events(

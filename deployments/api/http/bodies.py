@@ -13,13 +13,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from deployments.api.gate.admission import Admission
-from rapid.errors import (
-    BadRequest,
-    BodyTooLarge,
-    BodyTooSlow,
-    TooManyRequests,
-    UnsupportedEncoding,
-)
+from rapid.errors import BadRequest, BodyTooLarge, BodyTooSlow, TooManyRequests, UnsupportedEncoding
 from rapid.ports import Clock
 
 _WAITING_BODIES = 4  # body limits that one tenant's bodies may take at one ingress
@@ -185,8 +179,7 @@ def _check_type(headers: Headers, media_types: Sequence[str]) -> None:
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
         raise UnsupportedEncoding(
-            "Content-Encoding must be left out: compressed bodies are not read.",
-            "Content-Encoding",
+            "Content-Encoding must be left out: compressed bodies are not read.", "Content-Encoding"
         )
 
 
