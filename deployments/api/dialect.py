@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from deployments.api.backend.continuing import Cursor
@@ -34,17 +34,15 @@ class Question(Protocol):
 
 
 class AnswerRenderer(Protocol):
-    """The renderer of one answer."""
+    """The renderer of one answer.
 
-    @property
-    def id(self) -> str:
-        """The answer's name, for the log."""
-        ...
+    Attributes:
+        id: The answer's name, for the log.
+        media_type: The type of a streamed response.
+    """
 
-    @property
-    def media_type(self) -> str:
-        """The type of a streamed response."""
-        ...
+    id: str
+    media_type: str
 
     async def render_whole(self, events: Events) -> dict[str, Any]:
         """Return the body of a response that is not streamed."""
@@ -60,7 +58,14 @@ class AnswerRenderer(Protocol):
 
 
 class Dialect(Protocol):
-    """A way to ask and to be answered: a folder here and an entry in the ingress's table."""
+    """A way to ask and to be answered: a folder here and an entry in the ingress's table.
+
+    Attributes:
+        media_types: The types that a body may have, in lower case and without parameters.
+    """
+
+    @property
+    def media_types(self) -> Sequence[str]: ...
 
     async def parse(self, body: bytes, limits: Limits) -> Question:
         """Return the question.
@@ -70,16 +75,16 @@ class Dialect(Protocol):
         """
         ...
 
+    def render_refusal(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the body of a refusal, given OpenAI's."""
+        ...
+
     def reply(
         self, asked: Any, cursor: Cursor, fingerprint: str, began: float, clock: Clock
     ) -> AnswerRenderer:
-        """Return the renderer of the answer to `asked`, which `parse` returned.
+        """Return the renderer of what the client has not of the answer to `asked`, by `cursor`.
 
-        Args:
-            asked: The question.
-            cursor: What of the answer the client has.
-            fingerprint: Names the server's release and model.
-            began: When the request came, in seconds of `clock`.
-            clock: Monotonic seconds.
+        `fingerprint` names the server's release and model; the request came at `began`, in seconds
+        of `clock`.
         """
         ...

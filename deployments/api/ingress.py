@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from functools import cache, partial
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -29,9 +29,10 @@ from starlette.types import Message, Receive, Scope, Send
 from deployments.api.backend.continuing import Cursor, continue_events
 from deployments.api.backend.service import GenerationService
 from deployments.api.chat.chat_dialect import ChatDialect
-from deployments.api.chat.wire import model_card
+from deployments.api.chat.wire import Json, model_card
 from deployments.api.dialect import Dialect, Events, Question
 from deployments.api.gate.admission import Admission
+from deployments.api.gate.authentication import Authentication, Identify
 from deployments.api.gate.key_file import KeyFile
 from deployments.api.gate.limits import Limits
 from deployments.api.gate.shares import Shares
@@ -45,13 +46,12 @@ from deployments.config.tenants import Tenants
 from rapid.errors import (
     BadRequest,
     ConfigurationError,
-    EngineFailed,
     Overloaded,
     TargetUnavailable,
     Unauthorized,
     UnknownModel,
 )
-from rapid.messages import Finished, GenerationEvent, Reading, Started
+from rapid.messages import Finished, GenerationEvent
 from rapid.ports import Clock
 
 if TYPE_CHECKING:  # which loads Ray
@@ -61,9 +61,6 @@ _log = logging.getLogger(__name__)
 
 _CLIENT_LEFT_STATUS = 499  # as proxies log it; it is never delivered
 _READY_S = 2.0  # less than the proxy's patience (`proxy.ready_in_time.DEADLINE_S`)
-_FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
-
-Caller = TypeVar("Caller")
 
 DIALECTS: dict[str, Dialect] = {"/v1/chat/completions": ChatDialect()}
 """The dialect of each path that takes questions."""
@@ -100,25 +97,18 @@ class Ingress:
         self._bodies = Bodies(self._admission, clock=clock, pace=pace)
         self._access = AccessLog(clock, metrics)
         self.configure(config)
-        routes = [
-            *(
-                self._route(path, partial(self._answer, dialect), "POST", self._identify)
-                for path, dialect in DIALECTS.items()
-            ),
-            self._route("/v1/models", self._models, "GET", self._identify),
-            self._route("/v1/models/{model:path}", self._model, "GET", self._identify),
-            self._route("/ready", self._ready, "GET", self._is_operator),
-            Route("/health", _health, methods=["GET"]),
-        ]
         self._app = Starlette(
-            routes=routes,
-            exception_handlers={
-                HTTPException: self._no_route,
-                ClientDisconnect: _note_leaving,
-                ClientLeft: _note_leaving,
-            },
-            # An `Exception` among the handlers above would be raised again after its response.
-            middleware=[Middleware(ExceptionMiddleware, handlers={Exception: self._refuse})],
+            routes=[
+                *(
+                    self._route(path, partial(self._answer, each), "POST", each.render_refusal)
+                    for path, each in DIALECTS.items()
+                ),
+                self._route("/v1/models", self._models),
+                self._route("/v1/models/{model:path}", self._model),
+                self._route("/ready", self._ready, identify=Tenants.is_operator),
+                Route("/health", _health),
+            ],
+            exception_handlers={HTTPException: self._no_route},
         )
         self._app.router.redirect_slashes = False
 
@@ -152,14 +142,14 @@ class Ingress:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection; its response has the request's id and the time that it took."""
+        began = self._clock()
 
         async def tag_and_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                request, headers = Request(scope), MutableHeaders(scope=message)
+                headers = MutableHeaders(scope=message)
                 if self._sends_request_id:
-                    headers["x-request-id"] = _request_id(request)
-                if (began := getattr(request.state, "began", None)) is not None:
-                    headers["openai-processing-ms"] = str(round(1000 * (self._clock() - began)))
+                    headers["x-request-id"] = _request_id(Request(scope))
+                headers["openai-processing-ms"] = str(round(1000 * (self._clock() - began)))
             await send(message)
 
         await self._app(scope, receive, tag_and_send)
@@ -167,50 +157,48 @@ class Ingress:
     def _route(
         self,
         path: str,
-        handler: Callable[[Request, Caller], Awaitable[Response]],
-        method: str,
-        authenticate: Callable[[Request], Caller],
+        handler: Callable[[Request], Awaitable[Response]],
+        method: str = "GET",
+        render: Callable[[Json], Json] = dict,
+        identify: Identify = Tenants.identify,
     ) -> Route:
-        """Return a route whose handler is given what `authenticate` says of the caller."""
+        """Return a route whose middleware identifies callers and renders errors."""
+        errors: dict[Any, Any] = {Exception: partial(self._refuse, render)}
+        errors |= dict.fromkeys((ClientDisconnect, ClientLeft), _note_leaving)
+        middleware = [
+            Middleware(ExceptionMiddleware, handlers=errors),
+            Middleware(Authentication, self._tenants_now, identify),
+        ]
+        return Route(path, handler, methods=[method], middleware=middleware)
 
-        async def endpoint(request: Request) -> Response:
-            request.state.began = self._clock()
-            request.state.caller = caller = authenticate(request)
-            return await handler(request, caller)
-
-        return Route(path, endpoint, methods=[method])
-
-    async def _refuse(self, request: Request, error: Exception) -> Response:
+    async def _refuse(
+        self, render: Callable[[Json], Json], request: Request, error: Exception
+    ) -> Response:
         """Return the response to a request that ended with `error`."""
         request_id = _request_id(request)
         if isinstance(error, Unauthorized):
             self._access.refuse(request_id, error)
         failure = _failure(error, request_id)
-        response = JSONResponse(failure.body, failure.status, headers=failure.headers)
+        response = JSONResponse(render(failure.body), failure.status, headers=failure.headers)
         await self._leave_unread(request, getattr(request.state, "caller", None), response)
         return response
 
-    def _take_new_keys(self) -> None:
+    def _tenants_now(self) -> Tenants:
+        """Return the keys in force, those of a file that has changed among them."""
         if self._key_file.has_changed():
             try:
                 self.configure(self._config)
             except ConfigurationError as error:
                 _log.error("new keys are refused, those in force stay: %s", error)
+        return self._tenants
 
-    def _identify(self, request: Request) -> str:
-        self._take_new_keys()
-        return self._tenants.identify(*_origin(request), is_forwarded=_is_forwarded(request))
-
-    def _is_operator(self, request: Request) -> bool:
-        self._take_new_keys()
-        return self._tenants.is_operator(*_origin(request), is_forwarded=_is_forwarded(request))
-
-    async def _answer(self, dialect: Dialect, request: Request, tenant: str) -> Response:
+    async def _answer(self, dialect: Dialect, request: Request) -> Response:
         request_id = _request_id(request)
+        tenant: str = request.state.caller
         async with AsyncExitStack() as stack:
             only = next(iter(self._cards)) if len(self._cards) == 1 else None
             record = stack.enter_context(self._access.request(request_id, tenant, only))
-            async with self._bodies.body(request, tenant) as body:
+            async with self._bodies.body(request, tenant, dialect.media_types) as body:
                 with record.admission():
                     ticket = await stack.enter_async_context(self._admission.place(tenant))
             asked = await dialect.parse(body, self._limits)
@@ -219,7 +207,7 @@ class Ingress:
             default = self._config.cards[asked.model].default_temperature
             sent = asked.as_generate_request(request_id, tenant, default)
             event_id = request.headers.get("last-event-id")
-            cursor = Cursor.of_event(event_id, sent, body) if event_id else Cursor.first(sent, body)
+            cursor = Cursor.of_event(event_id, sent) if event_id else Cursor.first(sent)
             following = record.follow(
                 continue_events(self._service, cursor.as_asked(sent), cursor.marks), ticket
             )
@@ -227,19 +215,17 @@ class Ingress:
             reply = dialect.reply(asked, cursor, fingerprint, record.began, self._clock)
             _log.info("request %s is answered as %s", request_id, reply.id)
             feed = await stack.enter_async_context(EventFeed(following, request.receive))
-            first = await self._next(feed, asked)
-            if not isinstance(first, Started | Reading):  # documents are embedded before the mode
-                raise EngineFailed("The answer began without a mode.")
+            first = await self._next(feed, asked)  # until which a refusal is a status
             events = self._events(first, feed, asked)
             if not sent.is_streamed:
                 return JSONResponse(await reply.render_whole(events))
-            failure = record.noting(_failure)
+
+            def render_error(error: Exception) -> bytes:
+                record.error = error
+                return reply.render_error(_failure(error, request_id).body)
+
             return EventStream(
-                reply.render(events),
-                reply.media_type,
-                stack.pop_all(),
-                request_id,
-                lambda error: reply.render_error(failure(error, request_id).body),
+                reply.render(events), reply.media_type, stack.pop_all(), request_id, render_error
             )
 
     async def _events(
@@ -268,15 +254,15 @@ class Ingress:
                 raise type(error)(str(error), self._admission.next_place_s()) from error
             raise
 
-    async def _models(self, request: Request, tenant: str) -> Response:
+    async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [*self._cards.values()]})
 
-    async def _model(self, request: Request, tenant: str) -> Response:
+    async def _model(self, request: Request) -> Response:
         model = request.path_params["model"]
         self._check_model(model)
         return JSONResponse(self._cards[model])
 
-    async def _ready(self, request: Request, is_operator: bool) -> Response:
+    async def _ready(self, request: Request) -> Response:
         try:
             async with asyncio.timeout(_READY_S):
                 state = await self._service.ready()
@@ -284,7 +270,7 @@ class Ingress:
             raise TargetUnavailable("The state of the application is not known.") from error
         is_ready = bool(state["ready"])
         of_all = {name: state[name] for name in ("ready", "reason") if name in state}
-        shown = state if is_operator else of_all
+        shown = state if request.state.caller else of_all
         if is_ready:
             return JSONResponse(shown)
         return JSONResponse(shown, 503, headers={"retry-after": "1"})
@@ -329,17 +315,6 @@ def _failure(error: Exception, request_id: str) -> HttpError:
         # Without the error's message, which may quote the request.
         _log.info("request %s: %d %s", request_id, failure.status, type(error).__name__)
     return failure
-
-
-def _origin(request: Request) -> tuple[str | None, str | None, str | None]:
-    """Return the Authorization header, the peer's address and the Host header."""
-    headers = request.headers
-    client = request.client.host if request.client else None
-    return headers.get("authorization"), client, headers.get("host")
-
-
-def _is_forwarded(request: Request) -> bool:
-    return any(name in request.headers for name in _FORWARDED)
 
 
 def _request_id(request: Request) -> str:

@@ -24,13 +24,7 @@ from typing import Self
 from deployments.api.backend.service import GenerationService
 from rapid.answering.request_plan import draw_seed
 from rapid.errors import BadRequest, CannotContinue, OrchestratorLost
-from rapid.messages import (
-    Finished,
-    GenerateRequest,
-    GenerationEvent,
-    Started,
-    TextDelta,
-)
+from rapid.messages import Finished, GenerateRequest, GenerationEvent, TextDelta
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +72,7 @@ class Cursor:
 
     Attributes:
         unique: The stream's own part of its completion id.
-        asked: Digest of the tenant and the body.
+        asked: Digest of the tenant and what it asks.
         seed: The seed that was drawn when the request came; it holds unless the body has one.
         created: Time of the request, in seconds since 1970.
         date: Day of the request.
@@ -97,11 +91,11 @@ class Cursor:
     marks: tuple[ChoiceCursor, ...]
 
     @classmethod
-    def first(cls, request: GenerateRequest, body: bytes) -> Self:
+    def first(cls, request: GenerateRequest) -> Self:
         """Return the place before the first event of the answer to a new request."""
         return cls(
             unique=secrets.token_bytes(16),
-            asked=_digest(request.tenant, body),
+            asked=_digest(request),
             seed=draw_seed(),
             created=int(time.time()),
             date=request.date,
@@ -111,7 +105,7 @@ class Cursor:
         )
 
     @classmethod
-    def of_event(cls, event_id: str, request: GenerateRequest, body: bytes) -> Self:
+    def of_event(cls, event_id: str, request: GenerateRequest) -> Self:
         """Return the place that the id of an event names.
 
         Raises:
@@ -134,7 +128,7 @@ class Cursor:
             form = None
         if form != _FORMAT:
             raise _refuse("is not an id that this server gave to an event", "invalid_event_id")
-        if asked != _digest(request.tenant, body) or len(marks) != request.num_choices:
+        if asked != _digest(request) or len(marks) != request.num_choices:
             raise _refuse(
                 "belongs to another request: send the very body and key of the stream that broke",
                 "foreign_event_id",
@@ -148,16 +142,8 @@ class Cursor:
     @property
     def event_id(self) -> str:
         """The id of the event after which a client is at this place."""
-        head = _HEAD.pack(
-            _FORMAT,
-            self.unique,
-            self.asked,
-            self.seed,
-            self.created,
-            self.date.toordinal(),
-            self.num_roles,
-            self.has_usage,
-        )
+        stream = self.unique, self.asked, self.seed, self.created, self.date.toordinal()
+        head = _HEAD.pack(_FORMAT, *stream, self.num_roles, self.has_usage)
         marks = [_MARK.pack(*astuple(mark)) for mark in self.marks]
         return base64.urlsafe_b64encode(b"".join((head, *marks))).decode()
 
@@ -176,10 +162,14 @@ class Cursor:
         return replace(self, marks=tuple(marks))
 
 
-def _digest(tenant: str, body: bytes) -> bytes:
-    digest = blake2b(tenant.encode() + b"\0", digest_size=8)
-    digest.update(body)
-    return digest.digest()
+def _digest(request: GenerateRequest) -> bytes:
+    """Return the digest of all that an answer depends on; a document's text has one already.
+
+    The day is not in it: that of the first request holds for all that continue its stream.
+    """
+    documents = [(each.name, each.digest) for each in request.documents]
+    rest = replace(request, documents=(), request_id="", call_id="", date=datetime.date.min)
+    return blake2b(repr((documents, rest)).encode(), digest_size=8).digest()
 
 
 def _refuse(why: str, code: str) -> BadRequest:
@@ -191,8 +181,8 @@ async def continue_events(
 ) -> AsyncGenerator[GenerationEvent]:
     """Yield the events of a request that come after `marks`, also when its orchestrator is lost.
 
-    If it is lost, the request goes to another orchestrator, once. A streamed answer continues where
-    it was; of an answer that is not streamed, a second `Started` begins a new copy.
+    If it is lost, the request goes to another orchestrator, once, and a second `Started` comes. A
+    streamed answer continues where it was; one that is not streamed begins anew.
 
     Raises:
         OrchestratorLost: Two orchestrators were lost.
@@ -201,15 +191,11 @@ async def continue_events(
     """
     has = list(marks)
     num_losses = 0
-    has_started = False
     while True:
         rest = _Rest(has)
         try:
             async with aclosing(service.generate(request)) as events:
                 async for event in events:
-                    if isinstance(event, Started) and has_started and request.is_streamed:
-                        continue
-                    has_started = has_started or isinstance(event, Started)
                     if isinstance(event, TextDelta) and request.is_streamed:
                         new = rest.of(event)
                         if new is None:

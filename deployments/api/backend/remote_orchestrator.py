@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -53,17 +52,17 @@ class RemoteOrchestrator:
         try:
             for num_left in reversed(range(_MOST_MOVES + 1)):
                 stream = generate.remote(request)
-                watched = self._watch(request, stream, may_move=num_left > 0)
                 try:
-                    async with aclosing(watched) as events:
-                        async for event in events:
-                            self._readiness.note_progress(self._pool)
-                            if isinstance(event, RapidError):  # a refusal
-                                raise event
-                            yield event
-                    return
+                    event = await self._next(request, stream, can_move=num_left > 0)
+                    break
                 except _BeginsElsewhere:
                     self._give_up(request, stream)
+            while event is not None:
+                self._readiness.note_progress(self._pool)
+                if isinstance(event, RapidError):  # a refusal
+                    raise event
+                yield event
+                event = await self._next(request, stream)
         except Exception as error:
             failure = failure_of(error)
             if failure.kind is FailureKind.SATURATED:
@@ -82,40 +81,37 @@ class RemoteOrchestrator:
         if (router := routers.find(self._handle.deployment_id)) is not None:
             router.forget(request)
 
-    async def _watch(
-        self, request: GenerateRequest, stream: Any, *, may_move: bool
-    ) -> AsyncGenerator[Any]:
-        """Yield the items of a stream, whose orchestrator is looked at while none comes.
+    async def _next(self, request: GenerateRequest, stream: Any, *, can_move: bool = False) -> Any:
+        """Return the next item of a stream, whose orchestrator is looked at while none comes.
+
+        At the end None is returned. Only the first item may come from elsewhere, as an answer that
+        has begun must not begin again.
 
         Raises:
             _BeginsElsewhere: No orchestrator has taken the request in time, and another one may.
             OrchestratorLost: The orchestrator that took it has fallen silent.
         """
         num_silent = 0
-        while True:
-            coming = asyncio.ensure_future(anext(stream))
-            coming.add_done_callback(lambda done: done.cancelled() or done.exception())
-            try:
-                while not (await asyncio.wait({coming}, timeout=_LOOK_S))[0]:
-                    router = routers.find(self._handle.deployment_id)
-                    if router is None:
-                        continue
-                    if may_move and router.can_move(request):
-                        raise _BeginsElsewhere
-                    replica = router.replica_of(request)
-                    is_silent = replica and self._readiness.is_silent(self._pool, replica)
-                    num_silent = num_silent + 1 if is_silent else 0
-                    if replica is not None and num_silent == _SILENT_LOOKS:
-                        CIRCUITS.put(replica)
-                        raise OrchestratorLost("The orchestrator is silent: ask again.")
-                try:
-                    item = coming.result()
-                except StopAsyncIteration:
-                    return
-            finally:
-                coming.cancel()
-            may_move = False  # an answer that has begun must not begin again
-            yield item
+        coming = asyncio.ensure_future(anext(stream))
+        coming.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            while not (await asyncio.wait({coming}, timeout=_LOOK_S))[0]:
+                router = routers.find(self._handle.deployment_id)
+                if router is None:
+                    continue
+                if can_move and router.can_move(request):
+                    raise _BeginsElsewhere
+                replica = router.replica_of(request)
+                is_silent = replica and self._readiness.is_silent(self._pool, replica)
+                num_silent = num_silent + 1 if is_silent else 0
+                if replica is not None and num_silent == _SILENT_LOOKS:
+                    CIRCUITS.put(replica)
+                    raise OrchestratorLost("The orchestrator is silent: ask again.")
+            return coming.result()
+        except StopAsyncIteration:
+            return None
+        finally:
+            coming.cancel()
 
     async def ready(self) -> dict[str, Any]:
         """Return the state of pools and engines, as this process last saw it."""

@@ -8,11 +8,11 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from deployments.api.backend.service import GenerationService
+from deployments.api.backend.service import GenerationService, begin
 from deployments.config.api_config import CanaryConfig
 from rapid.answering.document_keys import affinity_of
 from rapid.errors import OrchestratorLost, Overloaded, TargetUnavailable
-from rapid.messages import Finished, GenerateRequest, GenerationEvent, Reading
+from rapid.messages import Finished, GenerateRequest, GenerationEvent
 
 
 class WatchedService(GenerationService, Protocol):
@@ -65,17 +65,16 @@ class Routes:
         canary, at = self._canary, self._at[request.model]
         own, other = self._own[at], self._others[at] if canary else None
         if canary and other and position(request) < canary.share and (await other.ready())["ready"]:
-            has_begun = False
-            try:
-                async with aclosing(other.generate(request)) as events:
+            async with aclosing(other.generate(request)) as events:
+                try:
+                    async for event in begin(events):
+                        yield event
+                except (Overloaded, TargetUnavailable, OrchestratorLost):
+                    pass
+                else:
                     async for event in events:
-                        # Documents may be embedded before it is known whether there is room.
-                        has_begun = has_begun or not isinstance(event, Reading)
                         yield _name(event, canary.application)
-                return
-            except (Overloaded, TargetUnavailable, OrchestratorLost):
-                if has_begun:
-                    raise
+                    return
         async with aclosing(own.generate(request)) as events:
             async for event in events:
                 yield _name(event, self._own_name) if canary else event

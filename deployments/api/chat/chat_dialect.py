@@ -7,12 +7,13 @@ JSON, and what fills silence is an empty block, unless the client asks for comme
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 
 from deployments.api.backend.continuing import Cursor
+from deployments.api.chat import parsing
 from deployments.api.chat.chat_request import ChatRequest
-from deployments.api.chat.parsing import parse_beside
 from deployments.api.chat.wire import GrowingChoice, Json, ReplyFrame, Timing, rapid_receipt
 from deployments.api.dialect import Events
 from deployments.api.gate.limits import Limits
@@ -20,13 +21,23 @@ from rapid.errors import EngineFailed
 from rapid.messages import ChoiceDelta, Finished, Reading, Started, TextDelta
 from rapid.ports import Clock
 
+_SHORT_BODY = 256 * 1024  # about a millisecond
+
 
 class ChatDialect:
     """The dialect of ``/v1/chat/completions``."""
 
+    media_types = ("application/json",)
+
     async def parse(self, body: bytes, limits: Limits) -> ChatRequest:
         """Return the question; a long body is parsed in a thread."""
-        return await parse_beside(body, limits)
+        if len(body) <= _SHORT_BODY:
+            return parsing.parse_chat_request(body, limits)
+        return await asyncio.to_thread(parsing.parse_chat_request, body, limits)
+
+    def render_refusal(self, body: Json) -> Json:
+        """Return OpenAI's body as it is."""
+        return body
 
     def reply(
         self, asked: ChatRequest, cursor: Cursor, fingerprint: str, began: float, clock: Clock

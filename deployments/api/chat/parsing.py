@@ -6,7 +6,6 @@ are refused, since an answer that silently ignores an option is worse than an er
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -16,8 +15,6 @@ from deployments.api.chat.chat_request import ChatRequest, RapidOptions
 from deployments.api.gate.limits import USUAL_LIMITS, Limits
 from rapid.errors import BadRequest
 from rapid.requests import bad_request
-
-_SHORT_BODY = 256 * 1024  # about a millisecond
 
 # Fields of OpenAI, vLLM, SGLang and llama.cpp that change the answer and are not supported, each
 # with its values that have no effect.
@@ -103,17 +100,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-async def parse_beside(body: bytes, limits: Limits) -> ChatRequest:
-    """Parse a body as `parse_chat_request` does, a long one beside the event loop.
-
-    Raises:
-        BadRequest: As there.
-    """
-    if len(body) <= _SHORT_BODY:
-        return parse_chat_request(body, limits)
-    return await asyncio.to_thread(parse_chat_request, body, limits)
-
-
 def parse_chat_request(body: bytes, limits: Limits = USUAL_LIMITS) -> ChatRequest:
     """Parse and validate a request body; what can be counted is counted before it is looked at.
 
@@ -183,9 +169,7 @@ def _asks_for_nothing(value: object, usual: tuple[Any, ...]) -> bool:
 def _parse_json(body: bytes) -> object:
     """Decode the body; NaN and Infinity are left to validation, whose errors name the field."""
     try:
-        return json.loads(
-            body.decode("utf-8-sig")
-        )  # some systems begin texts with a byte order mark
+        return json.loads(body.decode("utf-8-sig"))  # some texts begin with a byte order mark
     except UnicodeDecodeError as error:
         raise BadRequest(
             f"The request body is not UTF-8 (byte {error.start}): encode it before sending."

@@ -20,7 +20,6 @@ from rapid.receipt import ChoiceStatistics, Receipt
 Json = dict[str, Any]
 
 _LEAST_LOGPROB = -9999.0  # for minus infinity, which JSON lacks, as in the API of OpenAI
-"""Stands for minus infinity, which JSON lacks."""
 
 
 @dataclass(slots=True)

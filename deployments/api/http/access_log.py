@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect
 
 from deployments.api.gate.admission import Ticket, Usage
-from deployments.api.http.error_responses import HttpError, http_error
+from deployments.api.http.error_responses import http_error
 from deployments.api.http.event_feed import ClientLeft
 from rapid import errors
 from rapid.messages import Finished, GenerationEvent, Started, TextDelta
@@ -52,8 +52,6 @@ _CAUSES: dict[type[BaseException], str] = {
 _OTHER = "other"
 CAUSES = frozenset({*_CAUSES.values(), _OTHER})
 _LEFT = (ClientLeft, ClientDisconnect, asyncio.CancelledError)
-
-Failure = Callable[[Exception, str], HttpError]
 
 
 class RequestRecord:
@@ -94,15 +92,6 @@ class RequestRecord:
                     self.receipt = event.receipt
                     ticket.settle(_usage(event.receipt))
                 yield event
-
-    def noting(self, failure: Failure) -> Failure:
-        """Return `failure`, which says how a stream's client is told of an error, with a note."""
-
-        def note_and_tell(error: Exception, request_id: str) -> HttpError:
-            self.error = error
-            return failure(error, request_id)
-
-        return note_and_tell
 
     def ending(self) -> tuple[str, str]:
         """Return the outcome, ``ok``, ``refused``, ``failed`` or ``left``, and its cause."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
@@ -13,13 +13,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from deployments.api.gate.admission import Admission
-from rapid.errors import (
-    BadRequest,
-    BodyTooLarge,
-    BodyTooSlow,
-    TooManyRequests,
-    UnsupportedEncoding,
-)
+from rapid.errors import BadRequest, BodyTooLarge, BodyTooSlow, TooManyRequests, UnsupportedEncoding
 from rapid.ports import Clock
 
 _WAITING_BODIES = 4  # body limits that one tenant's bodies may take at one ingress
@@ -82,18 +76,20 @@ class Bodies:
         self._max_bytes, self._max_slow = max_bytes, max_slow
 
     @asynccontextmanager
-    async def body(self, request: Request, tenant: str) -> AsyncIterator[bytes]:
-        """Read a body of JSON; within the context it counts as one that waits.
+    async def body(
+        self, request: Request, tenant: str, media_types: Sequence[str]
+    ) -> AsyncIterator[bytes]:
+        """Read a body; within the context it counts as one that waits.
 
         Raises:
-            BadRequest: The media type is not JSON.
+            BadRequest: The body is of none of the media types.
             UnsupportedEncoding: The body is compressed.
             BodyTooLarge: The body is too long.
             BodyTooSlow: The body did not come in time.
             Overloaded: There is no room to read it.
             TooManyRequests: The same, because of other bodies of the tenant.
         """
-        _check_type(request.headers)
+        _check_type(request.headers, media_types)
         declared = request.headers.get("content-length", "")
         parts: list[bytes] = []
         num_bytes = 0
@@ -176,15 +172,14 @@ class Bodies:
         return _has_ended(request)
 
 
-def _check_type(headers: Headers) -> None:
-    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise BadRequest("Send the body with 'Content-Type: application/json'.")
+def _check_type(headers: Headers, media_types: Sequence[str]) -> None:
+    if headers.get("content-type", "").partition(";")[0].strip().lower() not in media_types:
+        wanted = " or ".join(f"'Content-Type: {each}'" for each in media_types)
+        raise BadRequest(f"Send the body with {wanted}.")
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
         raise UnsupportedEncoding(
-            "Content-Encoding must be left out: compressed bodies are not read.",
-            "Content-Encoding",
+            "Content-Encoding must be left out: compressed bodies are not read.", "Content-Encoding"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from deployments.api.ingress import DIALECTS, Ingress
 from deployments.config.api_config import ApiConfig
-from rapid.errors import BadRequest, OrchestratorLost
+from rapid.errors import BadRequest, OrchestratorLost, Overloaded
 from rapid.messages import GenerateRequest, Message, TextDelta
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator
 
@@ -20,11 +19,12 @@ from tests.deployments.scripted import STARTED, ScriptedOrchestrator
 @dataclass
 class PlainQuestion:
     text: str
+    is_streamed: bool
     model: str = "rapid"
 
     def as_generate_request(self, request_id: str, tenant: str, _: Any) -> GenerateRequest:
         messages = (Message("user", self.text),)
-        return GenerateRequest(request_id, tenant, messages, is_streamed=True)
+        return GenerateRequest(request_id, tenant, messages, is_streamed=self.is_streamed)
 
     def field_of(self, param: str | None) -> str | None:
         return param
@@ -34,7 +34,7 @@ class PlainReply:
     id, media_type = "plain", "text/plain"
 
     async def render_whole(self, events: Any) -> dict[str, Any]:
-        raise NotImplementedError
+        return {"said": b"".join([part async for part in self.render(events)]).decode()}
 
     async def render(self, events: Any) -> AsyncIterator[bytes]:
         async for event in events:
@@ -46,25 +46,32 @@ class PlainReply:
 
 
 class PlainText:
-    """A string of JSON is answered by plain text."""
+    """Plain text is answered by plain text, or by an object where it asks for a whole answer."""
+
+    media_types = ("text/plain",)
 
     async def parse(self, body: bytes, limits: Any) -> PlainQuestion:
-        text = json.loads(body)
-        if not isinstance(text, str):
-            raise BadRequest("The question is no string.", "body")
-        return PlainQuestion(text)
+        text = body.decode()
+        if not text:
+            raise BadRequest("There is no question.", "body")
+        return PlainQuestion(text, is_streamed=not text.startswith("Whole: "))
+
+    def render_refusal(self, body: dict[str, Any]) -> dict[str, Any]:
+        return {"problem": body["error"]["message"]}
 
     def reply(self, *_: Any) -> PlainReply:
         return PlainReply()
 
 
-async def ask(monkeypatch: pytest.MonkeyPatch, body: Any, *steps: Any) -> httpx.Response:
+async def ask(
+    monkeypatch: pytest.MonkeyPatch, body: str, *steps: Any, media_type: str = "text/plain"
+) -> httpx.Response:
     monkeypatch.setitem(DIALECTS, "/plain", PlainText())
     app = Ingress(ScriptedOrchestrator(*steps), ApiConfig(model="rapid"))
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://127.0.0.1"
     ) as http:
-        return await http.post("/plain", json=body)
+        return await http.post("/plain", content=body, headers={"content-type": media_type})
 
 
 async def test_another_dialect_is_answered_in_its_own_form(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,11 +81,32 @@ async def test_another_dialect_is_answered_in_its_own_form(monkeypatch: pytest.M
     assert response.headers["x-request-id"].startswith("req_")
 
 
-async def test_its_refusals_have_the_form_and_the_status_of_all(
+async def test_its_whole_answers_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    response = await ask(monkeypatch, 5)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "body")
+    assert (await ask(monkeypatch, "Whole: Hi")).json() == {"said": "Hello, wörld!"}
+
+
+@pytest.mark.parametrize(
+    ("body", "media_type", "step", "status", "problem"),
+    [
+        ("", "text/plain; charset=utf-8", None, 400, "There is no question."),
+        ("Hi", "application/json", None, 400, "Send the body with 'Content-Type: text/plain'."),
+        ("Hi", "text/plain", Overloaded("Full."), 503, "Full."),
+        ("Whole: Hi", "text/plain", Overloaded("Full."), 503, "Full."),
+    ],
+)
+async def test_its_refusals_have_its_form_and_the_status_of_all(
+    body: str,
+    media_type: str,
+    step: Any,
+    status: int,
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = () if step is None else (step,)
+    response = await ask(monkeypatch, body, *steps, media_type=media_type)
+    assert (response.status_code, response.json()) == (status, {"problem": problem})
 
 
 async def test_an_error_in_its_stream_is_rendered_by_it(monkeypatch: pytest.MonkeyPatch) -> None:

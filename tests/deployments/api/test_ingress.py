@@ -658,6 +658,7 @@ class TestRoutes:
         assert response.status_code == status
         assert response.json()["error"]["type"] == "invalid_request_error"
         assert "x-request-id" in response.headers
+        assert int(response.headers["openai-processing-ms"]) >= 0
         assert ("allow" in response.headers) == (status == 405)
 
 

@@ -262,6 +262,17 @@ class TestLastEventId:
         assert response.status_code == 400
         assert response.json()["error"]["code"] == "foreign_event_id"
 
+    async def test_a_document_of_another_text_makes_it_another_request(self):
+        app = ingress(ScriptedOrchestrator())
+
+        def about(text: str) -> dict[str, Any]:
+            return STREAM | {"rapid": {"documents": [{"name": "notes", "text": text}]}}
+
+        events = events_of(await post(app, about("one")))
+        for text, status in (("one", 200), ("two", 400)):
+            response = await post(app, about(text), last_event_id=events[1][0])
+            assert response.status_code == status
+
     async def test_the_id_of_another_tenant_is_refused(self):
         keys = [ApiKey(tenant=name, sha256=hash_key(f"sk-{name}")) for name in ("a", "b")]
         app = ingress(ScriptedOrchestrator(), keys=tuple(keys))

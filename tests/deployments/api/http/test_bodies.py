@@ -21,6 +21,7 @@ from rapid.errors import (
     UnsupportedEncoding,
 )
 
+JSON = ("application/json",)
 MAX_BYTES = 30
 MAX_SLOW = 2
 IMPATIENT = BodyPace(quick_s=0.01, patience_s=0.02, drain_s=0.01)
@@ -82,7 +83,7 @@ def bodies(
 
 
 async def read(reading: Bodies, sender: Sender, tenant: str = "acme") -> bytes:
-    async with reading.body(sender.request, tenant) as body:
+    async with reading.body(sender.request, tenant, JSON) as body:
         return body
 
 
@@ -118,7 +119,7 @@ class TestSizes:
 
     async def test_another_media_type_is_not_read(self) -> None:
         sender = Sender(5, **{"content-type": "text/plain"})
-        with pytest.raises(BadRequest, match="Content-Type"):
+        with pytest.raises(BadRequest, match="Send the body with 'Content-Type: application/json'"):
             await read(bodies(), sender)
         assert sender.taken == 0
 
@@ -136,7 +137,7 @@ class TestSizes:
         reading = bodies()
         async with AsyncExitStack() as waiting:
             for _ in range(4):
-                await waiting.enter_async_context(reading.body(Sender(3).request, "crowd"))
+                await waiting.enter_async_context(reading.body(Sender(3).request, "crowd", JSON))
             refused = Sender(1, **headers)
             with pytest.raises(TooManyRequests, match="120 bytes"):
                 await read(reading, refused, "crowd")
