@@ -25,7 +25,6 @@ from contextlib import aclosing
 
 from rapid.answering.answers import GrowingAnswer
 from rapid.answering.decisions import Evidence, decide, decide_lookup
-from rapid.answering.document_keys import affinity_of
 from rapid.answering.progress import Progress
 from rapid.answering.readings import Readings
 from rapid.answering.receipts import receipt_of
@@ -33,7 +32,7 @@ from rapid.answering.request_leases import Leases
 from rapid.answering.request_plan import RequestPlan
 from rapid.answering.rounds import Rounds, cause_of
 from rapid.answering.services import Services
-from rapid.answering.session import Holding, Session, Terms
+from rapid.answering.session import Holding, Session
 from rapid.answering.sources import LookupSource
 from rapid.errors import (
     DrafterHangs,
@@ -43,7 +42,7 @@ from rapid.errors import (
     TargetHangs,
     TargetUnavailable,
 )
-from rapid.messages import Finished, GenerateRequest, GenerationEvent, Started
+from rapid.messages import Finished, GenerateRequest, GenerationEvent, Started, Terms
 from rapid.receipt import Failover
 from rapid.tracing import span
 
@@ -156,16 +155,15 @@ class RequestRun:
         request = self._request
         num_prompt = len(self._progress.prompts[self._plan.role])
         return Terms(
-            request.request_id,
             request.tenant,
             self._plan.sampling,
             self._plan.speculation,
             self._plan.fit(self._plan.role, num_prompt, request.max_tokens),
             request.num_choices,
             request.num_logprobs,
-            affinity_of(request),
-            request.is_streamed,
             request.cache_salt,
+            request.is_streamed,
+            request.request_id,
         )
 
     def _begin_answers(self, max_tokens: int) -> None:

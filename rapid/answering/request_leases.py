@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from rapid.answering.answerable import read_log_odds, terms_of
 from rapid.answering.decisions import FUSING, Decision, decide, decide_by_reading, without_drafter
+from rapid.answering.document_keys import affinity_of
 from rapid.answering.progress import Progress
 from rapid.answering.prompting import DrafterPrompt
 from rapid.answering.readings import Readings
@@ -104,6 +105,7 @@ class Leases:
             committed=committed,
             log_odds=[each.statistics.log_odds for each in progress.answers if committed],
             companion_tokens=progress.source.companion_tokens if progress.source else 0,
+            affinity=affinity_of(self._request) if role == "target" else "",
         )
 
     async def take_drafter(self, verifier: Holding) -> None:

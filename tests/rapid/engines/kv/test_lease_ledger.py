@@ -39,9 +39,7 @@ class Ledger(LeaseLedger):
     def ask(self, lease_id: str, num_tokens: int, **settings: object) -> Waiter:
         """A lease of `num_tokens`, 10 of them for the longest block; no two begin alike."""
         prompt = random_prompt(num_tokens - 4 - 10, seed=sum(map(ord, lease_id)))
-        tenant = str(settings.pop("tenant", "local"))
-        request = lease_request(lease_id, prompt, max_tokens=4, **settings)
-        return self.request(replace(request, tenant=tenant))
+        return self.request(lease_request(lease_id, prompt, max_tokens=4, **settings))
 
     def request(self, request: LeaseRequest) -> Waiter:
         waiter = self.prepare(request, self._remember)
@@ -209,9 +207,9 @@ def test_no_lease_opens_out_of_order_and_every_lease_opens() -> None:
         before = len(ledger.admitted)
         # Who holds nothing and is due, of the tenants that wait.
         due = {
-            head.request.tenant: head.number
+            head.request.terms.tenant: head.number
             for head in ledger._lines.heads()
-            if head.is_due and not held[head.request.tenant]
+            if head.is_due and not held[head.request.terms.tenant]
         }
         step = walk.random()
         if step < 0.5 and len(waiting) < 20:
@@ -233,7 +231,9 @@ def test_no_lease_opens_out_of_order_and_every_lease_opens() -> None:
             earlier = [n for tenant, n in due.items() if tenant != lease_id[0]]
             assert all(opened.number < n for n in earlier), "a later one opened before who is due"
             due.pop(lease_id[0], None)
-            own = [each.number for each in waiting.values() if each.request.tenant == lease_id[0]]
+            own = [
+                each.number for each in waiting.values() if each.request.terms.tenant == lease_id[0]
+            ]
             assert all(opened.number < n for n in own), "a tenant's own leases change places"
             num_passed += any(each.number < opened.number for each in waiting.values())
     assert len(ledger.admitted) > 500
