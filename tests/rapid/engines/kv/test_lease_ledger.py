@@ -118,12 +118,12 @@ def test_a_tenant_that_holds_less_comes_before_one_that_holds_more() -> None:
 def test_shared_pages_are_held_once() -> None:
     """Four questions about one document hold 23 pages, and not 56; two others hold 32."""
     ledger = Ledger(num_pages=80, max_leases=6)
-    asked = lease_request("reader-0", random_prompt(96, seed=1), max_tokens=4)
+    asked = lease_request("reader-0", random_prompt(96, seed=1), max_tokens=4, tenant="reader")
     for number in range(4):
-        ledger.request(replace(asked, lease_id=f"reader-{number}", tenant="reader"))
+        ledger.request(replace(asked, lease_id=f"reader-{number}"))
     for number in range(3):
         ledger.ask(f"writer-{number}", 128, tenant="writer")
-    ledger.request(replace(asked, lease_id="reader-4", tenant="reader"))
+    ledger.request(replace(asked, lease_id="reader-4"))
     ledger.release("reader-0")
     assert ledger.admitted[-1] == "reader-4"
 
@@ -163,10 +163,10 @@ def test_what_is_due_does_not_keep_back_who_holds_less() -> None:
 def test_a_question_about_a_document_that_is_here_overtakes_one_that_must_be_read() -> None:
     ledger = Ledger(num_pages=20, max_leases=16)
     document = random_prompt(96, seed=1)
-    ask = lease_request("reader-0", document, max_tokens=4)  # 14 pages
-    ledger.request(replace(ask, tenant="reader"))
+    ask = lease_request("reader-0", document, max_tokens=4, tenant="reader")  # 14 pages
+    ledger.request(ask)
     ledger.ask("other", 64, tenant="other")  # 8 pages, of which 6 are free
-    ledger.request(replace(ask, lease_id="reader-1", tenant="reader"))
+    ledger.request(replace(ask, lease_id="reader-1"))
     assert ledger.admitted == ["reader-0", "reader-1"]
     ledger.check_integrity()
 
@@ -174,12 +174,12 @@ def test_a_question_about_a_document_that_is_here_overtakes_one_that_must_be_rea
 def test_only_requests_with_the_same_salt_share_pages() -> None:
     ledger = Ledger(num_pages=40)
     document = random_prompt(96, seed=1)
-    asked = lease_request("a", document, max_tokens=4)
-    ledger.request(replace(asked, cache_salt="mine"))
+    asked = lease_request("a", document, max_tokens=4, cache_salt="mine")
+    ledger.request(asked)
     alone = ledger.status().kv_pages_in_use
-    ledger.request(replace(asked, lease_id="b", cache_salt="mine"))
+    ledger.request(replace(asked, lease_id="b"))
     shared = ledger.status().kv_pages_in_use - alone
-    ledger.request(replace(asked, lease_id="c"))
+    ledger.request(lease_request("c", document, max_tokens=4))
     assert ledger.status().kv_pages_in_use - alone - shared == alone
     assert shared < 4
 
