@@ -54,8 +54,8 @@ class Need:
         return cls(
             document_name(request.affinity) if request.affinity else "",
             len(request.prompt_ids),
-            request.max_tokens + request.speculation.max_draft,
-            request.num_choices,
+            request.terms.max_tokens + request.terms.speculation.max_draft,
+            request.terms.num_choices,
             request.companion_tokens,
         )
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rapid.answering.session import DraftNeeds, Session, Terms
+from rapid.answering.session import DraftNeeds, Session
 from rapid.answering.sources import PoolSource, Rereading, WitnessedSource, choose
 from rapid.checkpoints.vocabulary import check_same_vocabulary
 from rapid.config import EngineConfig, OwnDrafting, SamplingConfig, SpeculationConfig
@@ -23,7 +23,7 @@ from rapid.engines.forward.loading import LoadedModel
 from rapid.engines.local_ports import LocalPool, make_engine
 from rapid.engines.parallel.leading import load_replica
 from rapid.errors import ConfigurationError, DrafterUnavailable
-from rapid.messages import Int32Array, TokenLogprobs, as_prompt
+from rapid.messages import Int32Array, Terms, TokenLogprobs, as_prompt
 from rapid.speculation.statistics import RoundStatistics
 
 Result = TypeVar("Result")
@@ -128,7 +128,7 @@ def generate(
         raise ConfigurationError(
             "refresh gives a drafter model something else to read, under rule 'exact': leave it out"
         )
-    terms = Terms("generate", "local", sampling, speculation, max_tokens, num_logprobs=num_logprobs)
+    terms = Terms("local", sampling, speculation, max_tokens, num_logprobs=num_logprobs)
     generation = _run(_generate(target, drafter, terms, input_ids, draft_input_ids, refresh))
     counted = generation.statistics
     if counted.plain_from is not None:

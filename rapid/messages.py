@@ -170,17 +170,40 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """Settings that all leases of one request share.
+
+    Attributes:
+        max_tokens: Longest answer, in tokens. Pages for it are reserved at once, so that no lease
+            is ever preempted.
+        num_choices: Number of answers to the prompt.
+        num_logprobs: Number of alternatives beside each committed token; None for no
+            log-probabilities.
+        cache_salt: Part of the names of the prompts' pages, beside the tenant.
+        is_streamed: Whether the answer is read while it grows.
+        request_id: Id of the request in log lines; several requests may have the same.
+        answer_id: Id that no other request has: blocks are drafted and judged under the same one.
+    """
+
+    tenant: str
+    sampling: SamplingConfig
+    speculation: SpeculationConfig
+    max_tokens: int
+    num_choices: int = 1
+    num_logprobs: int | None = None
+    cache_salt: str = ""
+    is_streamed: bool = False
+    request_id: str = ""
+    answer_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseRequest:
     """A request for a lease: room on one engine for all choices, which share the prompt's KV.
 
     Attributes:
         lease_id: Unique id, ``request id/role-suffix``, so that an engine's log names the request.
         prompt_ids: Token ids of the prompt, one row.
-        max_tokens: Longest answer, in tokens. Pages for it are reserved at once, so that no lease
-            is ever preempted.
-        num_choices: Number of answers to the prompt.
-        num_logprobs: Number of alternatives beside each committed token; None for no
-            log-probabilities.
         committed: Per choice, tokens already generated elsewhere, when this lease replaces a failed
             one.
         log_odds: Per choice, the last verdict's log odds, where `committed` is given.
@@ -189,28 +212,18 @@ class LeaseRequest:
             will be none. With `beside`, another one will follow this lease, in the same room.
         beside: Id of the request's first lease on this engine, which keeps room for this one.
         affinity: Name of what the prompt is about; a pool prefers the replica that has read it.
-        cache_salt: Part of the names of the prompt's pages, beside the tenant.
-        answer_id: Id that all leases of one request share, and no others: blocks are drafted and
-            judged under the same one.
         traceparent: Place in the request's trace (W3C) below which the engine records its calls on
             this lease; empty for a request that is not traced.
     """
 
     lease_id: str
-    tenant: str
+    terms: Terms
     prompt_ids: Int32Array
-    max_tokens: int
-    sampling: SamplingConfig
-    speculation: SpeculationConfig
-    num_choices: int = 1
-    num_logprobs: int | None = None
     committed: tuple[tuple[int, ...], ...] = ()
     log_odds: tuple[float, ...] = ()
     companion_tokens: int = 0
     beside: str | None = None
     affinity: str = ""
-    cache_salt: str = ""
-    answer_id: str = ""
     traceparent: str = ""
 
 

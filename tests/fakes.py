@@ -92,10 +92,10 @@ class FakeEngine:
     async def open(self, request: LeaseRequest) -> None:
         self.check_running()
         context = self.config.max_context or self.config.kv_cache_tokens
-        num_tokens = len(request.prompt_ids) + request.max_tokens
+        num_tokens = len(request.prompt_ids) + request.terms.max_tokens
         if num_tokens > context:
             raise PromptTooLong(f"{num_tokens - context} tokens too long for this engine")
-        num_pages = -(-num_tokens // self.config.page_tokens) * request.num_choices
+        num_pages = -(-num_tokens // self.config.page_tokens) * request.terms.num_choices
         self.num_waiting += 1
         try:
             async with self._room:
@@ -103,7 +103,7 @@ class FakeEngine:
                 self.pages_in_use += num_pages
         finally:
             self.num_waiting -= 1
-        committed = request.committed or ((),) * request.num_choices
+        committed = request.committed or ((),) * request.terms.num_choices
         self.leases[request.lease_id] = FakeLease(request, num_pages, [list(c) for c in committed])
 
     async def prefill(self, lease_id: str) -> PrefillReceipt:
@@ -248,7 +248,7 @@ class FakeEngine:
             self._room.notify_all()
 
     async def _compute(self, lease: FakeLease) -> None:
-        milliseconds, _ = divmod(lease.request.sampling.seed, 1000)
+        milliseconds, _ = divmod(lease.request.terms.sampling.seed, 1000)
         if 0 < milliseconds < 1000:  # a drawn seed is larger
             await asyncio.sleep(milliseconds / 1000)
 
@@ -262,7 +262,7 @@ class FakeEngine:
     def _answer(self, lease: FakeLease, choice: int, position: int) -> int:
         if position == self.eos_at:
             return self.eos_id
-        return scripted_token(lease.request.sampling.seed % 1000, choice, position)
+        return scripted_token(lease.request.terms.sampling.seed % 1000, choice, position)
 
     def _drafted(self, lease: FakeLease, choice: int, position: int) -> int:
         answer = self._answer(lease, choice, position)
@@ -270,7 +270,7 @@ class FakeEngine:
         return answer + 1 if is_wrong else answer
 
     def _digest(self, lease: FakeLease, choice: int) -> int:
-        name = f"{lease.request.answer_id}/{choice}"
+        name = f"{lease.request.terms.answer_id}/{choice}"
         return Sequence((), lease.committed[choice], PageTable((), 1), 0, name=name).digest
 
     def _commit(self, lease: FakeLease, verdict: Verdict) -> None:
@@ -289,7 +289,7 @@ class FakeEngine:
         num_accepted: int,
     ) -> Verdict:
         logprobs: tuple[TokenLogprobs, ...] = ()
-        if (count := lease.request.num_logprobs) is not None:
+        if (count := lease.request.terms.num_logprobs) is not None:
             logprobs = tuple(TokenLogprobs(t, 0.0, ((t, 0.0),) * count) for t in token_ids)
         return Verdict(
             lease_id=lease.request.lease_id,

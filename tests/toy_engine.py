@@ -130,14 +130,14 @@ class ToyEngine:
             raise lease
         lease.expires = expires
         reader = ToyReader(self.name, request.prompt_ids.tolist())
-        settings = reader, request.sampling, request.speculation
-        choices = range(request.num_choices)
+        settings = reader, request.terms.sampling, request.terms.speculation
+        choices = range(request.terms.num_choices)
         toy = ToyLease(
             request,
             lease,
             [ToyDrafter(*settings, each) for each in choices],  # type: ignore[arg-type]
             [
-                ToyVerifier(*settings, each, frozenset({EOS}), request.max_tokens)  # type: ignore[arg-type]
+                ToyVerifier(*settings, each, frozenset({EOS}), request.terms.max_tokens)  # type: ignore[arg-type]
                 for each in choices
             ],
             asyncio.Event(),
@@ -234,8 +234,8 @@ class ToyEngine:
             self._check(block.position, toy, choice)
             tokens = [*toy.committed(choice), *block.token_ids.tolist()]
             model = toy.verifiers[choice].model
-            num_left = toy.request.max_tokens - block.position
-            count = num_rows(len(block), num_left, toy.request.speculation)
+            num_left = toy.request.terms.max_tokens - block.position
+            count = num_rows(len(block), num_left, toy.request.terms.speculation)
             stops = range(block.position, block.position + count)
             rows = np.stack([model.logits(tokens[:stop]).numpy() for stop in stops])
             return TargetLogits(lease_id, choice, block.position, rows)

@@ -27,7 +27,7 @@ from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import load_model
 from rapid.engines.local_ports import EngineDrafter, EngineVerifier
-from rapid.messages import LeaseRequest, as_prompt
+from rapid.messages import LeaseRequest, Terms, as_prompt
 from rapid.speculation.loop import speculate
 
 DOCUMENT_TOKENS, MAX_TOKENS = 300, 27
@@ -103,7 +103,9 @@ class Place:
             for engine, prompt in zip(
                 (target, self._drafter)[: 1 + bool(block)], asked, strict=False
             ):
-                request = LeaseRequest(lease_id, tenant, as_prompt(prompt), MAX_TOKENS, *settings)
+                request = LeaseRequest(
+                    lease_id, Terms(tenant, *settings, MAX_TOKENS), as_prompt(prompt)
+                )
                 await engine.open(request)
                 held.callback(engine.release, lease_id)
                 began = time.process_time()

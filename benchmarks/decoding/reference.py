@@ -48,7 +48,7 @@ from rapid.embedded import DRAFTER, TARGET
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.local_ports import EngineDrafter, EngineVerifier
-from rapid.messages import LeaseRequest, as_prompt
+from rapid.messages import LeaseRequest, Terms, as_prompt
 from rapid.speculation.loop import speculate
 from rapid.speculation.statistics import RoundStatistics
 
@@ -118,7 +118,9 @@ class Ours:
         prompts = (case["prompt"], case["short"])
         for engine, prompt in zip(self._engines, prompts, strict=True):
             ids = as_prompt(prompt)
-            await engine.open(LeaseRequest("one", "one", ids, case["max_tokens"], sampling, rule))
+            await engine.open(
+                LeaseRequest("one", Terms("one", sampling, rule, case["max_tokens"]), ids)
+            )
             await engine.prefill("one")
         statistics = RoundStatistics()
         target, drafter = self._engines

@@ -26,7 +26,7 @@ from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.kv.cache import KVLayout
 from rapid.engines.kv.lease import Lease
 from rapid.engines.work.base import Work
-from rapid.messages import LeaseRequest, as_prompt
+from rapid.messages import LeaseRequest, Terms, as_prompt
 
 CPU = torch.device("cpu")
 AnyCache = TypeVar("AnyCache", bound=Cache)
@@ -146,11 +146,13 @@ class FilledEngine:
         for lease_id, prompt in zip(self.lease_ids, self.prompts, strict=True):
             request = LeaseRequest(
                 lease_id,
-                "local",
+                Terms(
+                    "local",
+                    SamplingConfig(temperature=0),
+                    SpeculationConfig(eta=0, max_draft=self._max_draft),
+                    self._room,
+                ),
                 as_prompt(prompt.tolist()),
-                self._room,
-                SamplingConfig(temperature=0),
-                SpeculationConfig(eta=0, max_draft=self._max_draft),
             )
             await self.engine.open(request)
         ledger = self.engine._state.ledger

@@ -41,7 +41,7 @@ from benchmarks.reporting import keep, ratios, shown, spread, table
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel, load_model
-from rapid.messages import LeaseRequest, as_prompt
+from rapid.messages import LeaseRequest, Terms, as_prompt
 
 QUESTION_TOKENS, MAX_TOKENS, PAGE_TOKENS = 64, 4, 16
 EMBEDDED_LENGTH = 4000
@@ -51,7 +51,7 @@ ASKED = ("cold", "warm", "restored", "restarted")
 async def ask(engine: Engine, prompt: list[int]) -> dict[str, float]:
     """Return milliseconds until the prompt is read and until the first token, and cached tokens."""
     request = LeaseRequest(
-        "one", "one", as_prompt(prompt), MAX_TOKENS, SamplingConfig(), SpeculationConfig()
+        "one", Terms("one", SamplingConfig(), SpeculationConfig(), MAX_TOKENS), as_prompt(prompt)
     )
     began = time.perf_counter()
     await engine.open(request)  # from now on, pages are being restored

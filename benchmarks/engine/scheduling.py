@@ -28,7 +28,7 @@ from benchmarks.reporting import keep, ratios, shown, spread, table
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import load_model
-from rapid.messages import LeaseRequest, as_prompt
+from rapid.messages import LeaseRequest, Terms, as_prompt
 
 VOCAB, STEP_TOKENS = 1024, 512
 OTHERS, OTHERS_PROMPT, OTHERS_TOKENS, TOKENS_ALONE = ("one", "two"), 256, 4000, 200
@@ -39,11 +39,8 @@ RANDOM = np.random.default_rng(0)  # prompts differ, so that none is found in th
 def lease(lease_id: str, num_prompt: int, max_tokens: int) -> LeaseRequest:
     return LeaseRequest(
         lease_id,
-        lease_id,
+        Terms(lease_id, SamplingConfig(temperature=0), SpeculationConfig(), max_tokens),
         as_prompt(RANDOM.integers(4, VOCAB, num_prompt).tolist()),
-        max_tokens,
-        SamplingConfig(temperature=0),
-        SpeculationConfig(),
     )
 
 

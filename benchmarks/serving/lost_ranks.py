@@ -37,7 +37,7 @@ from benchmarks.reporting import ROOT, keep, settings, shown, spread, table
 from deployments.cli.server_process import LOCAL_RAY
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.embedded.generator import generate_document
-from rapid.messages import LeaseRequest, as_prompt
+from rapid.messages import LeaseRequest, Terms, as_prompt
 from tests.ray_cluster import free_port, wait_until
 
 APP = "rapid"
@@ -82,10 +82,8 @@ class Target:
         """Open a lease, and return what is resolved when it ends."""
         import ray
 
-        request = LeaseRequest(
-            f"held-{next(NAMES)}", "local", as_prompt(range(30, 50)), 8, SamplingConfig(),
-            SpeculationConfig(),
-        )  # fmt: skip
+        terms = Terms("local", SamplingConfig(), SpeculationConfig(), 8)
+        request = LeaseRequest(f"held-{next(NAMES)}", terms, as_prompt(range(30, 50)))
         ray.get(self.engine.open.remote(request))
         return self.engine.wait_closed.remote(request.lease_id)
 

@@ -23,6 +23,7 @@ from rapid.messages import (
     LeaseRequest,
     Message,
     SpeculationRequest,
+    Terms,
     Verdict,
     as_prompt,
 )
@@ -97,12 +98,9 @@ class Loops:
 
         async def loop(index: int) -> None:
             request = LeaseRequest(
-                lease_id=f"{time.time_ns()}-{index}",
-                tenant="local",
-                prompt_ids=np.arange(100, dtype=np.int32),
-                max_tokens=BLOCK * rounds,
-                sampling=SamplingConfig(seed=1),
-                speculation=SpeculationConfig(),
+                f"{time.time_ns()}-{index}",
+                Terms("local", SamplingConfig(seed=1), SpeculationConfig(), BLOCK * rounds),
+                np.arange(100, dtype=np.int32),
             )
             take = functools.partial(hold, request=request, timeout_s=30, renew_every_s=5)
             async with take(self._pools[0]) as target, take(self._pools[1]) as drafter:
@@ -147,12 +145,9 @@ class Loops:
         for long, short in asked:
             requests = [
                 LeaseRequest(
-                    lease_id=f"{time.time_ns()}",
-                    tenant="local",
-                    prompt_ids=as_prompt(ids),
-                    max_tokens=64,
-                    sampling=SamplingConfig(seed=1),
-                    speculation=speculation,
+                    f"{time.time_ns()}",
+                    Terms("local", SamplingConfig(seed=1), speculation, 64),
+                    as_prompt(ids),
                 )
                 for ids in (long, short)
             ]
@@ -212,11 +207,8 @@ async def fake_engine_ms(rounds: int) -> float:
         await engine.open(
             LeaseRequest(
                 role,
-                "local",
+                Terms("local", SamplingConfig(seed=1), SpeculationConfig(), BLOCK * rounds),
                 np.arange(100, dtype=np.int32),
-                BLOCK * rounds,
-                SamplingConfig(seed=1),
-                SpeculationConfig(),
             )
         )
     verdict = None

@@ -37,7 +37,7 @@ class LeaseQueue:
             TooManyRequests: Others of the tenant wait, and there is no more room for it.
             Overloaded: There is no room for anybody.
         """
-        refusal = self._turns.refusal(request.tenant)
+        refusal = self._turns.refusal(request.terms.tenant)
         if request.committed or refusal is None:
             return
         if refusal == "tenant":
@@ -46,7 +46,7 @@ class LeaseQueue:
 
     def turn(self, request: LeaseRequest) -> AbstractAsyncContextManager[None]:
         """Return the context in which a request may stand in Serve's queue."""
-        return self._turns.turn(request.tenant, is_first=bool(request.committed))
+        return self._turns.turn(request.terms.tenant, is_first=bool(request.committed))
 
     def hold(self) -> AbstractContextManager[None]:
         """Return the context in which a lease is held, for the pace of the queue."""

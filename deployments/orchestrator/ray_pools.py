@@ -166,7 +166,7 @@ class RayLease:
     @property
     def _has_small_blocks(self) -> bool:
         """Whether several blocks go into one of Ray's messages."""
-        speculation = self._request.speculation
+        speculation = self._request.terms.speculation
         if speculation.draft_top_k is None:
             return False
         return speculation.max_draft * speculation.draft_top_k * _CANDIDATE_BYTES <= MOST_BYTES

@@ -260,14 +260,14 @@ class JudgingVerifier(RayVerifier):
         from rapid.speculation.acceptance import judge
         from rapid.speculation.draw import Draw
 
-        request = self._request
-        draw = Draw(request.sampling, request.speculation, block.choice, block.position)
+        terms = self._request.terms
+        draw = Draw(terms.sampling, terms.speculation, block.choice, block.position)
         logits, told = (  # Ray's arrays are read-only
             None if each is None else torch.from_numpy(each.logits.copy())
             for each in (scored, witness)
         )
         assert logits is not None
         judgement = judge(
-            block, logits, draw, self._eos_ids, request.num_logprobs, self._log_odds, told
+            block, logits, draw, self._eos_ids, terms.num_logprobs, self._log_odds, told
         )
         return judgement.verdict(block, scored.verify_ms)

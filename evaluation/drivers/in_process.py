@@ -17,7 +17,7 @@ from evaluation.items import Item
 from evaluation.results import Result
 from evaluation.systems import System
 from evaluation.tasks import Condition, Task
-from rapid.answering.session import DraftNeeds, DraftSource, Holding, Role, Session, Terms
+from rapid.answering.session import DraftNeeds, DraftSource, Holding, Role, Session
 from rapid.answering.sources import Drafts, Rereading, choose
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary
@@ -26,7 +26,7 @@ from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel, check_memory, load_model
 from rapid.engines.local_ports import LocalPool, make_engine
 from rapid.errors import EngineFailed, RapidError
-from rapid.messages import Int32Array
+from rapid.messages import Int32Array, Terms
 from rapid.ports import Drafter, Refresh
 from rapid.speculation.statistics import RoundStatistics
 from retrieval import RetrievalConfig
@@ -229,12 +229,12 @@ class InProcess:
             seed=seed_of(self._task, trial.item),
         )
         return Terms(
-            "/".join((trial.item.id, trial.system.name, trial.condition.name)),
             # A tenant reuses nothing of what another has read.
             tenant="local" if self._task.reuses_prefill else trial.system.name,
             sampling=sampling,
             speculation=trial.system.speculation(trial.condition.eta),
             max_tokens=max_tokens or self._task.max_tokens,
+            request_id="/".join((trial.item.id, trial.system.name, trial.condition.name)),
         )
 
     def _own(self, system: System) -> LocalPool:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import exp, inf, log
 
-from rapid.answering.session import Holding, Terms
+from rapid.answering.session import Holding
 from rapid.config import SamplingConfig
-from rapid.messages import Message, TokenLogprobs
+from rapid.messages import Message, Terms, TokenLogprobs
 
 ALTERNATIVES = 20  # tokens among which yes and no are looked for
 _ASKED = (

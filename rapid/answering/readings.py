@@ -7,27 +7,21 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from rapid.answering.progress import Progress
 from rapid.answering.prompting import DrafterPrompt
-from rapid.answering.request_plan import RequestPlan
-from rapid.answering.services import Services
+from rapid.answering.run import Run
 from rapid.errors import PromptTooLong
-from rapid.messages import GenerateRequest, Reading
+from rapid.messages import Reading
 from rapid.tracing import span
 
 _SAY_S = 0.5  # between two looks at how far retrieval is
 
 
 class Readings:
-    """The prompts of target, drafter and witness, kept in the request's progress."""
+    """The prompts of target, drafter and witness, kept in the request's run."""
 
-    def __init__(
-        self, services: Services, request: GenerateRequest, plan: RequestPlan, progress: Progress
-    ) -> None:
-        self._prompts = services.prompts
-        self.plan = plan
-        self._request = request
-        self._progress = progress
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._request, self._prompts = run.request, run.services.prompts
         self._news: Reading | None = None
 
     async def render_chat(self) -> None:
@@ -39,23 +33,23 @@ class Readings:
         with span("tokenize"):
             try:
                 prompt_ids = await self._prompts.target_prompt(
-                    self._request, self.plan.max_context["target"]
+                    self._request, self._run.plan.max_context["target"]
                 )
             except PromptTooLong as error:
-                raise PromptTooLong(f"{error}{self.plan.hint('target')}") from None
-        self._progress.prompts["target"] = prompt_ids
+                raise PromptTooLong(f"{error}{self._run.plan.hint('target')}") from None
+        self._run.prompts["target"] = prompt_ids
 
     async def find(self, answer: str = "") -> DrafterPrompt:
         """Retrieve what the drafter is to read, for the question and the answer so far."""
         began = time.monotonic()
         with span("retrieval") as recorded:
-            read = self._progress.prompts.get("target")
+            read = self._run.prompts.get("target")
             num_tokens = None if read is None else len(read)
             found = await self._prompts.drafter_prompt(
                 self._request, answer, num_tokens=num_tokens, tell=self._note
             )
             recorded.set_attribute("rapid.chunks", len(found.chunks))
-        self._progress.retrieval_ms += 1e3 * (time.monotonic() - began)
+        self._run.retrieval_ms += 1e3 * (time.monotonic() - began)
         return found
 
     def _note(self, news: Reading) -> None:
@@ -84,8 +78,8 @@ class Readings:
 
     async def use(self, found: DrafterPrompt, *, has_witness: bool = False) -> None:
         """Make what was found the prompt of the drafter and, if there is one, of the witness."""
-        self._progress.prompts["drafter"] = found.prompt_ids
-        self._progress.chunks = found.chunks
+        self._run.prompts["drafter"] = found.prompt_ids
+        self._run.chunks = found.chunks
         if has_witness:
             witness_ids = await self._prompts.witness_prompt(self._request, found)
-            self._progress.prompts["witness"] = witness_ids
+            self._run.prompts["witness"] = witness_ids

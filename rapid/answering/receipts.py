@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rapid.answering.decisions import FUSING
-from rapid.answering.progress import Progress
-from rapid.answering.session import Role, Session
-from rapid.messages import GenerateRequest, Int32Array
+from rapid.answering.run import Run
+from rapid.answering.session import Role
+from rapid.messages import Int32Array
 from rapid.receipt import ChunkUsed, Explanation, Receipt
 from rapid.speculation.statistics import RoundStatistics
 
 
-def receipt_of(request: GenerateRequest, progress: Progress, session: Session) -> Receipt:
+def receipt_of(run: Run) -> Receipt:
     """Build the receipt of a complete request; its eta is 0 if nothing was fused."""
-    decision, terms = progress.outcome, session.terms
-    counters = [answer.statistics for answer in progress.answers]
-    speculation, prefill = terms.speculation, progress.prefill
+    request, session = run.request, run.session
+    decision, terms = run.outcome, session.terms
+    counters = [answer.statistics for answer in run.answers]
+    speculation, prefill = terms.speculation, run.prefill
     timings = {
         **session.timings_ms,
-        "retrieval": progress.retrieval_ms,
+        "retrieval": run.retrieval_ms,
         "draft": sum(each.draft_ms for each in counters),
         "verify": sum(each.verify_ms for each in counters),
     }
@@ -40,14 +41,14 @@ def receipt_of(request: GenerateRequest, progress: Progress, session: Session) -
         prompt_tokens=prefill.num_tokens if prefill else 0,
         cached_tokens=prefill.num_cached_tokens if prefill else 0,
         choices=tuple(each.of_choice() for each in counters),
-        chunks=tuple(ChunkUsed(c.id, c.document, c.score, c.start, c.end) for c in progress.chunks),
+        chunks=tuple(ChunkUsed(c.id, c.document, c.score, c.start, c.end) for c in run.chunks),
         timings_ms={name: round(ms, 3) for name, ms in timings.items()},
         plain_from=tuple(each.plain_from if decision.is_drafted else None for each in counters),
-        failovers=tuple(progress.failovers),
+        failovers=tuple(run.failovers),
         is_fallback=decision.is_fallback,
-        witness_tokens=len(progress.prompts.get("witness", ())),
+        witness_tokens=len(run.prompts.get("witness", ())),
         kv_cache_dtype=dict(session.kv_cache_dtype),
-        explanation=_explanation(progress.prompts, counters) if request.explain else None,
+        explanation=_explanation(run.prompts, counters) if request.explain else None,
     )
 
 

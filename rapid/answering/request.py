@@ -25,15 +25,14 @@ from contextlib import aclosing
 
 from rapid.answering.answers import GrowingAnswer
 from rapid.answering.decisions import Evidence, decide, decide_lookup
-from rapid.answering.document_keys import affinity_of
-from rapid.answering.progress import Progress
 from rapid.answering.readings import Readings
 from rapid.answering.receipts import receipt_of
 from rapid.answering.request_leases import Leases
 from rapid.answering.request_plan import RequestPlan
 from rapid.answering.rounds import Rounds, cause_of
+from rapid.answering.run import Run
 from rapid.answering.services import Services
-from rapid.answering.session import Holding, Session, Terms
+from rapid.answering.session import Holding, Session
 from rapid.answering.sources import LookupSource
 from rapid.errors import (
     DrafterHangs,
@@ -43,7 +42,7 @@ from rapid.errors import (
     TargetHangs,
     TargetUnavailable,
 )
-from rapid.messages import Finished, GenerateRequest, GenerationEvent, Started
+from rapid.messages import Finished, GenerateRequest, GenerationEvent, Started, Terms
 from rapid.receipt import Failover
 from rapid.tracing import span
 
@@ -55,7 +54,7 @@ _LOSSES = (TargetUnavailable, EngineFailed, LeaseNotFound)
 
 
 class RequestRun:
-    """One request in progress, from its chat to its receipt."""
+    """One request in run, from its chat to its receipt."""
 
     def __init__(self, services: Services, request: GenerateRequest) -> None:
         """Settle what does not depend on the text, and refuse what can never be answered.
@@ -68,8 +67,7 @@ class RequestRun:
             BadRequest: The settings cannot be served.
             PromptTooLong: The answer alone would fill the context.
         """
-        self._services, self._request = services, request
-        self._plan = RequestPlan.of(
+        plan = RequestPlan.of(
             request,
             services.speculation,
             services.pools.max_context,
@@ -77,8 +75,8 @@ class RequestRun:
             looks_up=services.pools.drafter is None,
             vocab_size=services.prompts.vocab_size,
         )
-        self._progress = Progress(request.request_id, self._plan.mode)
-        self._readings = Readings(services, request, self._plan, self._progress)
+        self._run = Run(services, request, plan)
+        self._readings = Readings(self._run)
 
     async def events(self) -> AsyncGenerator[GenerationEvent]:
         """Yield `Started`, then the deltas, then `Finished`.
@@ -90,7 +88,7 @@ class RequestRun:
         Raises:
             RapidError: The request was refused (before `Started`) or could not be completed.
         """
-        progress = self._progress
+        run = self._run
         reads_first = asyncio.Event()  # the mode is an explicit `rag`
         reading = asyncio.create_task(self._read(reads_first))
         async with aclosing(self._readings.say_until(reading, reads_first)) as said:
@@ -98,18 +96,19 @@ class RequestRun:
                 yield news
         await reading
         async with Session(self._terms()) as session:
-            leases = Leases(self._services, self._request, session, self._readings, progress)
-            rounds = Rounds(self._services, self._request, leases)
+            run.session = session
+            leases = Leases(run, self._readings)
+            rounds = Rounds(run, leases, self._readings)
             self._begin_answers(session.terms.max_tokens)
             has_room = asyncio.Event()
-            taking = asyncio.create_task(self._take(session, leases, has_room))
+            taking = asyncio.create_task(self._take(leases, has_room))
             async with aclosing(self._readings.say_until(taking, has_room)) as said:
                 async for news in said:
                     yield news
             verifier = await taking
-            assert progress.decision is not None
-            decision = progress.decision
-            progress.is_started = True
+            assert run.decision is not None
+            decision = run.decision
+            run.is_started = True
             yield Started(decision.mode, decision.reason, decision.contract, decision.cause)
             while True:
                 try:
@@ -118,33 +117,33 @@ class RequestRun:
                             yield delta
                     break
                 except DrafterHangs as error:  # at most once: no drafter is left afterwards
-                    progress.lose_drafter("drafter hung", error)
+                    run.lose_drafter("drafter hung", error)
                     self._log_new_leases(error)
                 except _LOSSES as error:
                     self._lose_target(error)
                 await session.release_all()
                 with span("failover"):
-                    verifier = await self._take(session, leases)
-            yield Finished(receipt_of(self._request, progress, session))
+                    verifier = await self._take(leases)
+            yield Finished(receipt_of(run))
 
     async def _read(self, begins: asyncio.Event) -> None:
         """Build the prompt of the model that answers, and resolve the mode where that needs it.
 
         `begins` is set before retrieval, if the mode needs it first.
         """
-        progress, readings, asked = self._progress, self._readings, self._plan.mode
-        if self._plan.looks_up:
-            progress.decision = decide_lookup(asked)
-            if progress.decision.is_drafted:
-                progress.source = LookupSource()
+        run, readings, asked = self._run, self._readings, self._run.plan.mode
+        if self._run.plan.looks_up:
+            run.decision = decide_lookup(asked)
+            if run.decision.is_drafted:
+                run.source = LookupSource()
         elif asked == "plain":
-            progress.decision = decide(asked, Evidence(0))
+            run.decision = decide(asked, Evidence(0))
         elif asked == "rag":
             begins.set()
             found = await readings.find()
             await readings.use(found)
-            progress.decision = decide(asked, found.evidence)
-        if self._plan.role == "target":
+            run.decision = decide(asked, found.evidence)
+        if self._run.plan.role == "target":
             await readings.render_chat()
 
     def _terms(self) -> Terms:
@@ -153,31 +152,28 @@ class RequestRun:
         Raises:
             PromptTooLong: The prompt with its answer does not fit the context.
         """
-        request = self._request
-        num_prompt = len(self._progress.prompts[self._plan.role])
+        request, plan = self._run.request, self._run.plan
+        num_prompt = len(self._run.prompts[plan.role])
         return Terms(
-            request.request_id,
             request.tenant,
-            self._plan.sampling,
-            self._plan.speculation,
-            self._plan.fit(self._plan.role, num_prompt, request.max_tokens),
+            plan.sampling,
+            plan.speculation,
+            plan.fit(plan.role, num_prompt, request.max_tokens),
             request.num_choices,
             request.num_logprobs,
-            affinity_of(request),
-            request.is_streamed,
             request.cache_salt,
+            request.is_streamed,
+            request.request_id,
         )
 
     def _begin_answers(self, max_tokens: int) -> None:
-        request, text = self._request, self._services.prompts.target
-        self._progress.answers = [
+        request, text = self._run.request, self._run.services.prompts.target
+        self._run.answers = [
             GrowingAnswer(choice, text, request.stop, max_tokens)
             for choice in range(request.num_choices)
         ]
 
-    async def _take(
-        self, session: Session, leases: Leases, has_room: asyncio.Event | None = None
-    ) -> Holding:
+    async def _take(self, leases: Leases, has_room: asyncio.Event | None = None) -> Holding:
         """Take the leases; a target that is lost before the drafter's is held is replaced.
 
         `has_room` is set when the target's lease is held, and retrieval is waited for.
@@ -191,16 +187,16 @@ class RequestRun:
                 return verifier
             except _LOSSES as error:
                 self._lose_target(error)
-            await session.release_all()
+            await self._run.session.release_all()
 
     def _lose_target(self, error: RapidError) -> None:
         """Note that the target is lost, and why; raise `error` if it was not the first ones."""
-        failovers = self._progress.failovers
+        failovers = self._run.failovers
         if sum(how in _TARGETS_FAILOVERS for how in failovers) == _MAX_FAILOVERS:
             raise error
         failovers.append("target hung" if isinstance(error, TargetHangs) else "target lost")
         self._log_new_leases(error)
 
     def _log_new_leases(self, error: RapidError) -> None:
-        request_id = self._request.request_id
+        request_id = self._run.request.request_id
         logger.warning("request %s: new leases: %s", request_id, cause_of(error))

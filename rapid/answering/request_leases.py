@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 
 from rapid.answering.answerable import read_log_odds, terms_of
 from rapid.answering.decisions import FUSING, Decision, decide, decide_by_reading, without_drafter
-from rapid.answering.progress import Progress
+from rapid.answering.document_keys import affinity_of
 from rapid.answering.prompting import DrafterPrompt
 from rapid.answering.readings import Readings
-from rapid.answering.services import Services
-from rapid.answering.session import DraftNeeds, DraftSource, Holding, Session
+from rapid.answering.run import Run
+from rapid.answering.session import DraftNeeds, DraftSource, Holding
 from rapid.answering.sources import WitnessedSource, choose
 from rapid.errors import (
     DrafterUnavailable,
@@ -32,7 +32,6 @@ from rapid.errors import (
     RapidError,
     TargetUnavailable,
 )
-from rapid.messages import GenerateRequest
 from rapid.receipt import Cause
 
 logger = logging.getLogger(__name__)
@@ -46,31 +45,18 @@ _BEGUN_WAIT_S = 600.0  # of an answer that has begun, for another target: its mo
 class Leases:
     """Taking of the leases of one request, on which its answers are generated."""
 
-    def __init__(
-        self,
-        services: Services,
-        request: GenerateRequest,
-        session: Session,
-        readings: Readings,
-        progress: Progress,
-    ) -> None:
-        """Store what the leases need; the prompt of the model that answers is rendered.
+    def __init__(self, run: Run, readings: Readings) -> None:
+        """Store the run, whose session is open and whose prompt of the model that answers is there.
 
         Args:
-            services: The pools, with how long to wait for them.
-            request: The request.
-            session: The session that holds the leases.
-            readings: The request's prompts.
-            progress: The request's state; its mode is resolved when the drafter's lease is taken.
+            run: The request's run; its mode is resolved when the drafter's lease is taken.
+            readings: Its prompts.
         """
+        services = run.services
         self._config, self._pools = services.config, services.pools
-        self._patience = services.patience
-        self._prompts = services.prompts
-        self._request = request
-        self._plan = readings.plan
-        self.session = session
-        self.readings = readings
-        self.progress = progress
+        self._patience, self._prompts = services.patience, services.prompts
+        self._request, self._plan = run.request, run.plan
+        self._run, self._session, self._readings = run, run.session, readings
         self._finding: asyncio.Task[DrafterPrompt] | None = None
 
     async def take_verifier(self) -> Holding:
@@ -85,25 +71,26 @@ class Leases:
             Overloaded: There was no room in time.
             RapidError: The pool cannot be reached, or it refused the prompt.
         """
-        progress, session = self.progress, self.session
-        if progress.has_lost_drafter:  # for one answer, and so for all: they share it
-            progress.lose_drafter("drafter lost", "it was lost for another choice")
-        if progress.decision is None and self._finding is None:
-            progress.source = self._model_source()
-            self._finding = session.begin(self.readings.find())
+        run, session = self._run, self._session
+        if run.has_lost_drafter:  # for one answer, and so for all: they share it
+            run.lose_drafter("drafter lost", "it was lost for another choice")
+        if run.decision is None and self._finding is None:
+            run.source = self._model_source()
+            self._finding = session.begin(self._readings.find())
         role = self._plan.role
         pool = self._pools.target if role == "target" else self._pools.alone
         assert pool is not None
-        committed = progress.committed
+        committed = run.committed
         wait_s = self._config.target_wait_s
         return await session.take(
             pool,
             role,
-            progress.prompts[role],
-            timeout_s=max(wait_s, _BEGUN_WAIT_S) if progress.has_held_leases else wait_s,
+            run.prompts[role],
+            timeout_s=max(wait_s, _BEGUN_WAIT_S) if run.has_begun else wait_s,
             committed=committed,
-            log_odds=[each.statistics.log_odds for each in progress.answers if committed],
-            companion_tokens=progress.source.companion_tokens if progress.source else 0,
+            log_odds=[each.statistics.log_odds for each in run.answers if committed],
+            companion_tokens=run.source.companion_tokens if run.source else 0,
+            affinity=affinity_of(self._request) if role == "target" else "",
         )
 
     async def take_drafter(self, verifier: Holding) -> None:
@@ -118,21 +105,21 @@ class Leases:
             Overloaded: The mode is an explicit `fused` or `paper`, and drafters have no room.
             RapidError: The verifier's lease was lost.
         """
-        progress = self.progress
-        if progress.decision is None:
+        run = self._run
+        if run.decision is None:
             assert self._finding is not None
-            progress.decision = await self._decide(verifier, await self._finding)
-            if not progress.decision.is_drafted:
+            run.decision = await self._decide(verifier, await self._finding)
+            if not run.decision.is_drafted:
                 self._forgo_drafter(verifier)
-        elif progress.source is not None:
+        elif run.source is not None:
             try:
                 await self.hold_drafter(verifier)
             except (DrafterUnavailable, Overloaded, PromptTooLong) as error:
-                if progress.needs_drafter:
+                if run.needs_drafter:
                     raise
-                logger.warning("request %s: no drafter again: %s", progress.request_id, error)
+                logger.warning("request %s: no drafter again: %s", self._request.request_id, error)
                 self._forgo_drafter(verifier)
-                progress.lose_drafter("drafter lost", error)
+                run.lose_drafter("drafter lost", error)
 
     async def hold_drafter(self, verifier: Holding) -> None:
         """Take the leases that drafting needs, and look meanwhile whether the verifier's lives.
@@ -143,18 +130,18 @@ class Leases:
             Overloaded: Drafters have no room; the error says when to try again.
             RapidError: The verifier's lease was lost.
         """
-        progress = self.progress
-        assert progress.source is not None
-        prompts = progress.prompts
+        run = self._run
+        assert run.source is not None
+        prompts = run.prompts
         needs = DraftNeeds(
-            self.session,
+            self._session,
             verifier,
             prompts.get("drafter"),
             self._config.drafter_wait_s,
-            progress.committed,
+            run.committed,
             prompts.get("witness"),
         )
-        await self._await_beside(verifier, progress.source.hold(needs))
+        await self._await_beside(verifier, run.source.hold(needs))
 
     async def _await_beside(self, verifier: Holding, work: Coroutine[Any, Any, Result]) -> Result:
         """Await work on a drafter, and look meanwhile whether the verifier's lease lives.
@@ -162,7 +149,7 @@ class Leases:
         Raises:
             RapidError: As for `hold_drafter`.
         """
-        task = self.session.begin(work)
+        task = self._session.begin(work)
         while not (await asyncio.wait({task}, timeout=_LOOK_EVERY_S))[0]:
             await verifier.check()
         try:
@@ -182,16 +169,16 @@ class Leases:
         decision = decide(self._plan.mode, found.evidence)
         if not decision.is_drafted:
             return decision
-        has_witness = isinstance(self.progress.source, WitnessedSource)
+        has_witness = isinstance(self._run.source, WitnessedSource)
         try:
-            self._plan.fit("drafter", len(found.prompt_ids), self.session.terms.max_tokens)
+            self._plan.fit("drafter", len(found.prompt_ids), self._session.terms.max_tokens)
             least = self._config.answerable_log_odds
             if self._plan.mode == "auto" and least is not None:
                 log_odds = await self._await_beside(verifier, self._answerable(verifier, found))
                 decision = decide_by_reading(log_odds, least)
                 if not decision.is_drafted:
                     return decision
-            await self.readings.use(found, has_witness=has_witness)
+            await self._readings.use(found, has_witness=has_witness)
             await self.hold_drafter(verifier)
         except PromptTooLong:
             if self._plan.mode in FUSING:
@@ -200,11 +187,11 @@ class Leases:
         except (DrafterUnavailable, Overloaded) as error:
             if self._plan.mode in FUSING:
                 raise
-            logger.info("request %s: %s", self.progress.request_id, error)
+            logger.info("request %s: %s", self._request.request_id, error)
             cause = "no drafter"
         else:
             return decision
-        self.progress.drop_drafter()
+        self._run.drop_drafter()
         return without_drafter(cause)
 
     async def _answerable(self, verifier: Holding, found: DrafterPrompt) -> float:
@@ -216,7 +203,7 @@ class Leases:
             DrafterUnavailable: It cannot be reached, or gave no word in time.
             RapidError: It has no room, or the verifier's engine, which drafts, was lost.
         """
-        pools, session, source = self._pools, self.session, self.progress.source
+        pools, session, source = self._pools, self._session, self._run.source
         assert pools.drafter is not None
         assert source is not None
         held = await session.take(
@@ -243,20 +230,20 @@ class Leases:
 
     def _forgo_drafter(self, verifier: Holding) -> None:
         """Remove the draft source and free the room that was kept for its lease."""
-        source = self.progress.source
+        source = self._run.source
         if source is not None and source.companion_tokens:
             verifier.lease.forgo_companion()
-        self.progress.source = None
+        self._run.source = None
 
     def _model_source(self) -> DraftSource:
         """Return the source of drafts for a drafter model: its own pool or the target's engine."""
         assert self._pools.drafter is not None
-        num_target = len(self.progress.prompts["target"])
+        num_target = len(self._run.prompts["target"])
         return choose(
             self._pools.drafter,
             self._pools.target,
             short_tokens=self._prompts.longest_drafter_prompt(self._request, num_target),
-            is_witnessed=self.session.terms.speculation.is_witnessed,
+            is_witnessed=self._session.terms.speculation.is_witnessed,
         )
 
 

@@ -10,12 +10,13 @@ from contextlib import aclosing
 
 from rapid.answering.answers import GrowingAnswer, merge_answers
 from rapid.answering.prompting import DrafterPrompt
+from rapid.answering.readings import Readings
 from rapid.answering.request_leases import Leases
-from rapid.answering.services import Services
+from rapid.answering.run import Run
 from rapid.answering.session import DraftSource, Holding
 from rapid.answering.sources import PoolSource, Rereading, WitnessedSource
 from rapid.errors import DrafterHangs, DrafterUnavailable, RapidError, TargetUnavailable
-from rapid.messages import GenerateRequest, Reading, TextDelta, Verdict
+from rapid.messages import Reading, TextDelta, Verdict
 from rapid.ports import Refresh
 from rapid.receipt import Failover
 from rapid.speculation.pace.controller import Controller
@@ -29,12 +30,12 @@ _READING_S = 1.0  # between two reports of how far a streamed answer's document 
 class Rounds:
     """The rounds of all choices of one request, on the leases that it holds now."""
 
-    def __init__(self, services: Services, request: GenerateRequest, leases: Leases) -> None:
+    def __init__(self, run: Run, leases: Leases, readings: Readings) -> None:
+        services = run.services
         self._config, self._prompts = services.config, services.prompts
         self._patience, self._costs = services.patience, services.costs
-        self._request, self._leases = request, leases
-        self._session, self._readings = leases.session, leases.readings
-        self._progress = leases.progress
+        self._request, self._session = run.request, run.session
+        self._run, self._leases, self._readings = run, leases, readings
         self._resting: set[int] = set()  # choices whose rounds need the drafter no more
         self._trigger = RefreshTrigger()
 
@@ -48,21 +49,21 @@ class Rounds:
             DrafterHangs: A block has not come in time; both leases are to be given up.
             RapidError: The verifier's lease or engine is lost, or there is a bug.
         """
-        progress = self._progress
+        run = self._run
         if self._request.is_streamed:
             async with aclosing(self._progress_of_reading(verifier)) as readings:
                 async for reading in readings:
                     yield reading
-        progress.prefill = await verifier.prefill
+        run.prefill = await verifier.prefill
         drafter_reads: asyncio.Task[None] | None = None
-        if progress.source is not None:
-            drafter_reads = self._session.begin(self._read_by_drafter(progress.source, verifier))
+        if run.source is not None:
+            drafter_reads = self._session.begin(self._read_by_drafter(run.source, verifier))
             if not self._can_rest:
                 await drafter_reads
         self._resting.clear()
         rounds = [
             answer.follow(self._verdicts(verifier, answer, drafter_reads))
-            for answer in progress.answers
+            for answer in run.answers
             if not answer.is_finished
         ]
         with self._costs.growing(len(rounds)):
@@ -100,7 +101,7 @@ class Rounds:
             cause = cause_of(error)
         await verifier.check()
         logger.warning("request %s: no drafter: %s", self._request.request_id, cause)
-        self._progress.lose_drafter(how, cause)
+        self._run.lose_drafter(how, cause)
         await source.release()
 
     async def _read(self, source: DraftSource) -> None:
@@ -128,7 +129,7 @@ class Rounds:
         """Run the rounds of one choice, after the tokens that its answer has committed."""
         return self._session.rounds(
             verifier,
-            self._progress.source,
+            self._run.source,
             answer.choice,
             answer.statistics.token_ids,
             pace=self._pace(answer, drafter_reads) if drafter_reads else None,
@@ -140,13 +141,13 @@ class Rounds:
     def _note_loss(self, answer: GrowingAnswer, error: DrafterUnavailable) -> None:
         """Log the loss of one answer's drafter and continue without it."""
         logger.warning("request %s: no drafter any more: %s", self._request.request_id, error)
-        self._progress.lose_drafter_of(answer, "drafter lost", error)
+        self._run.lose_drafter_of(answer, "drafter lost", error)
 
     # --- retrieving again -------------------------------------------------------------------------
 
     def _refresh(self, verifier: Holding, answer: GrowingAnswer) -> Refresh | None:
         """Return the function that retrieves again for the drafter, or None if that is off."""
-        source = self._progress.source
+        source = self._run.source
         if not self._request.speculation.refresh or not isinstance(source, PoolSource):
             return None
         use = functools.partial(self._use, verifier, source)
@@ -172,12 +173,10 @@ class Rounds:
             DrafterUnavailable: No lease is available for the new prompt, or it does not fit.
             RapidError: The verifier's lease or engine is lost.
         """
-        progress = self._progress
-        before = progress.chunks, dict(progress.prompts)
+        run = self._run
+        before = run.chunks, dict(run.prompts)
         try:
-            self._readings.plan.fit(
-                "drafter", len(found.prompt_ids), self._session.terms.max_tokens
-            )
+            self._run.plan.fit("drafter", len(found.prompt_ids), self._session.terms.max_tokens)
             await self._readings.use(found, has_witness=isinstance(source, WitnessedSource))
             await self._leases.hold_drafter(verifier)
             await self._read(source)
@@ -185,15 +184,15 @@ class Rounds:
             raise
         except RapidError as error:
             await verifier.check()
-            progress.chunks, progress.prompts = before  # what was drafted was drafted from these
+            run.chunks, run.prompts = before  # what was drafted was drafted from these
             raise DrafterUnavailable(f"The drafter cannot go on reading: {error}") from error
 
     # --- draft lengths ----------------------------------------------------------------------------
 
     @property
     def _contract(self) -> str:
-        assert self._progress.decision is not None
-        return self._progress.decision.contract
+        assert self._run.decision is not None
+        return self._run.decision.contract
 
     @property
     def _is_paced(self) -> bool:
@@ -216,26 +215,26 @@ class Rounds:
         """Return the controller of an answer's draft lengths; None always drafts `max_draft`."""
         if not self._is_paced:
             return None
-        progress, terms = self._progress, self._session.terms
+        run, terms = self._run, self._session.terms
         num_committed = len(answer.statistics.token_ids)
         return Controller(
             self._costs,
-            len(progress.prompts["target"]) + num_committed,
+            len(run.prompts["target"]) + num_committed,
             terms.speculation.max_draft,
             can_rest=self._can_rest,
             num_left=terms.max_tokens - num_committed,
-            is_read=lambda: drafter_reads.done() and progress.source is not None,
+            is_read=lambda: drafter_reads.done() and run.source is not None,
             on_rest=functools.partial(self._rest, answer),
         )
 
     def _rest(self, answer: GrowingAnswer) -> None:
         """Note that an answer rests for good; when all do, give the drafter's lease back."""
-        progress = self._progress
+        run = self._run
         self._resting.add(answer.choice)
-        growing = {each.choice for each in progress.answers if not each.is_finished}
-        if progress.source is not None and growing <= self._resting:
-            self._session.begin(progress.source.release())
-            progress.source = None
+        growing = {each.choice for each in run.answers if not each.is_finished}
+        if run.source is not None and growing <= self._resting:
+            self._session.begin(run.source.release())
+            run.source = None
 
 
 def cause_of(error: BaseException) -> str:

@@ -18,48 +18,23 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from rapid.answering.round_spans import TracedVerifier
 from rapid.errors import DrafterUnavailable
-from rapid.messages import Int32Array, LeaseRequest, PrefillReceipt, Verdict
+from rapid.messages import Int32Array, LeaseRequest, PrefillReceipt, Terms, Verdict
 from rapid.ports import Drafter, EngineLease, EnginePool, Pace, Refresh
 from rapid.speculation.loop import speculate
 from rapid.speculation.pace.refreshing import RefreshTrigger
 from rapid.tracing import current_traceparent, span
 
 if TYPE_CHECKING:
-    from rapid.config import KVCacheDtype, SamplingConfig, SpeculationConfig
+    from rapid.config import KVCacheDtype
 
 Result = TypeVar("Result")
 Role = Literal["target", "drafter", "witness"]
 Committed = Sequence[Sequence[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """Settings that all leases of one request share.
-
-    Attributes:
-        max_tokens: Longest answer, in tokens.
-        num_logprobs: Number of alternatives beside each committed token; None for no
-            log-probabilities.
-        affinity: Routing key of the text that the target reads (`rapid.messages.LeaseRequest`).
-        is_streamed: Whether the answer is read while it grows.
-        cache_salt: Part of the names of the prompts' pages.
-    """
-
-    request_id: str
-    tenant: str
-    sampling: SamplingConfig
-    speculation: SpeculationConfig
-    max_tokens: int
-    num_choices: int = 1
-    num_logprobs: int | None = None
-    affinity: str = ""
-    is_streamed: bool = False
-    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +159,10 @@ class Session:
     """
 
     def __init__(self, terms: Terms) -> None:
-        self.terms = terms
+        self.terms = replace(terms, answer_id=secrets.token_hex(8))
         self.kv_cache_dtype: dict[str, KVCacheDtype] = {}
         self.timings_ms = {"queue": 0.0, "target_prefill": 0.0, "drafter_prefill": 0.0}
         self._held = AsyncExitStack()
-        self._answer_id = secrets.token_hex(8)  # several requests may have the same id
 
     async def __aenter__(self) -> Self:
         return self
@@ -212,6 +186,7 @@ class Session:
         log_odds: Sequence[float] = (),
         companion_tokens: int = 0,
         beside: Holding | None = None,
+        affinity: str = "",
         terms: Terms | None = None,
     ) -> Holding:
         """Take a lease and begin its prefill.
@@ -226,6 +201,7 @@ class Session:
             companion_tokens: Approximate length, in tokens, of the prompt of a second lease on this
                 engine.
             beside: The request's first lease on this engine.
+            affinity: Name of what the prompt is about; see `LeaseRequest`.
             terms: Settings of this lease alone; None takes the session's.
 
         Raises:
@@ -236,20 +212,13 @@ class Session:
         request = LeaseRequest(
             # The suffix is unique, so that a late call never reaches another lease of the request.
             lease_id=f"{terms.request_id}/{role}-{secrets.token_hex(6)}",
-            tenant=terms.tenant,
+            terms=terms,
             prompt_ids=prompt_ids,
-            max_tokens=terms.max_tokens,
-            sampling=terms.sampling,
-            speculation=terms.speculation,
-            num_choices=terms.num_choices,
-            num_logprobs=terms.num_logprobs,
             committed=tuple(tuple(each) for each in committed),
             log_odds=tuple(log_odds),
             companion_tokens=companion_tokens,
             beside=beside.lease.lease_id if beside else None,
-            affinity=terms.affinity if role == "target" else "",
-            cache_salt=terms.cache_salt,
-            answer_id=self._answer_id,
+            affinity=affinity,
             traceparent=current_traceparent(),
         )
         held = await self._held.enter_async_context(AsyncExitStack())

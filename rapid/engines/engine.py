@@ -120,7 +120,7 @@ class Engine:
         for token_ids in (request.prompt_ids, *map(np.asarray, request.committed)):
             if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < self._num_rows:
                 raise BadRequest("the prompt holds a token id beyond the vocabulary", "messages")
-        if any(token >= self._vocab_size for token, _ in request.sampling.logit_bias):
+        if any(token >= self._vocab_size for token, _ in request.terms.sampling.logit_bias):
             raise BadRequest("logit_bias names a token id beyond the vocabulary", "logit_bias")
         reply = Reply()
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
-from rapid.messages import LeaseRequest, as_prompt
+from rapid.messages import LeaseRequest, Terms, as_prompt
 
 _NUM_DECODED = 8  # the first of them are slower than the rest
 
@@ -33,7 +33,7 @@ async def _warm_up(engine: Engine, step_tokens: int) -> None:
 async def _run(engine: Engine, lease_id: str, num_tokens: int) -> None:
     prompt = as_prompt([0] * num_tokens)
     sampling, method = SamplingConfig(temperature=0.0), SpeculationConfig(max_draft=1)
-    await engine.open(LeaseRequest(lease_id, "", prompt, _NUM_DECODED, sampling, method))
+    await engine.open(LeaseRequest(lease_id, Terms("", sampling, method, _NUM_DECODED), prompt))
     try:
         await engine.prefill(lease_id)
         await engine.decode(lease_id, 0, _NUM_DECODED)

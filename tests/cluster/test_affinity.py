@@ -26,7 +26,7 @@ from cluster.reports import EngineReport, document_name
 from cluster.routing import weight
 from deployments.pools.leasing_replica import EngineReplica
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
-from rapid.messages import GenerateRequest, LeaseRequest, as_prompt
+from rapid.messages import GenerateRequest, LeaseRequest, Terms, as_prompt
 from tests.fakes import FakeEngine
 
 EMPTY = EngineReport(0.0, 256, 256, 16, 16)
@@ -75,11 +75,8 @@ def pending(request_id: str, argument: Any = None, name: str = "") -> Any:
 def lease(num_tokens: int, affinity: str = "") -> LeaseRequest:
     return LeaseRequest(
         "lease",
-        "local",
+        Terms("local", SamplingConfig(), SpeculationConfig(max_draft=10), 50),
         as_prompt(range(num_tokens)),
-        max_tokens=50,
-        sampling=SamplingConfig(),
-        speculation=SpeculationConfig(max_draft=10),
         affinity=affinity,
     )
 

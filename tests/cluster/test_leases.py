@@ -12,7 +12,7 @@ import ray
 from cluster.leases import HeldLease, hold, hold_beside
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import DrafterUnavailable, LeaseNotFound, Overloaded, PromptTooLong
-from rapid.messages import LeaseRequest
+from rapid.messages import LeaseRequest, Terms
 from tests.ray_cluster import BEFORE_EXPIRY_S, Fakes, wait_until
 
 pytestmark = pytest.mark.ray
@@ -20,12 +20,9 @@ pytestmark = pytest.mark.ray
 
 def room(lease_id: str, num_tokens: int = 100) -> LeaseRequest:
     return LeaseRequest(
-        lease_id=lease_id,
-        tenant="local",
-        prompt_ids=np.arange(num_tokens, dtype=np.int32),
-        max_tokens=20,
-        sampling=SamplingConfig(),
-        speculation=SpeculationConfig(),
+        lease_id,
+        Terms("local", SamplingConfig(), SpeculationConfig(), 20),
+        np.arange(num_tokens, dtype=np.int32),
     )
 
 

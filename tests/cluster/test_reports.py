@@ -11,7 +11,7 @@ import pytest
 from cluster.reports import EngineReport, EngineWatch, document_name, list_held_documents
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.engine_status import EngineStatus
-from rapid.messages import LeaseRequest, as_prompt
+from rapid.messages import LeaseRequest, Terms, as_prompt
 
 STATUS = EngineStatus(
     leases_open=3,
@@ -60,11 +60,8 @@ class ManualClock:
 def about(affinity: str, num_tokens: int = 100) -> LeaseRequest:
     return LeaseRequest(
         "lease",
-        "local",
+        Terms("local", SamplingConfig(), SpeculationConfig(), 50),
         as_prompt(range(num_tokens)),
-        max_tokens=50,
-        sampling=SamplingConfig(),
-        speculation=SpeculationConfig(),
         affinity=affinity,
     )
 

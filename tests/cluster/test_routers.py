@@ -13,16 +13,11 @@ from cluster import routers
 from cluster.leases import Granted, hold
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import DrafterUnavailable, Overloaded
-from rapid.messages import LeaseRequest, as_prompt
+from rapid.messages import LeaseRequest, Terms, as_prompt
 from tests.local_pools import LocalActor, LocalStream
 
 REQUEST = LeaseRequest(
-    "asked",
-    "local",
-    as_prompt(range(100)),
-    max_tokens=50,
-    sampling=SamplingConfig(),
-    speculation=SpeculationConfig(),
+    "asked", Terms("local", SamplingConfig(), SpeculationConfig(), 50), as_prompt(range(100))
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 from cluster.reports import EngineReport, document_name
 from cluster.routing import Candidate, Need, has_room, rank_candidates, weight
 from rapid.config import SamplingConfig, SpeculationConfig
-from rapid.messages import LeaseRequest, as_prompt
+from rapid.messages import LeaseRequest, Terms, as_prompt
 
 EMPTY = EngineReport(0.0, 256, 256, 16, 16, prefill_tokens_per_s=1000)
 FULL = replace(EMPTY, pages_free=5, leases_free=15, num_requests=1)  # one lease has 251 of 256
@@ -190,12 +190,8 @@ def test_a_stale_report_is_replaced_by_the_number_of_requests() -> None:
 def test_a_request_needs_what_the_engine_would_reserve() -> None:
     request = LeaseRequest(
         "lease",
-        "tenant",
+        Terms("tenant", SamplingConfig(), SpeculationConfig(max_draft=10), 50, num_choices=3),
         as_prompt(range(100)),
-        max_tokens=50,
-        sampling=SamplingConfig(),
-        speculation=SpeculationConfig(max_draft=10),
-        num_choices=3,
         companion_tokens=30,
         affinity="a document",
     )

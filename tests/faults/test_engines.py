@@ -13,14 +13,14 @@ import pytest
 
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.errors import EngineFailed
-from rapid.messages import LeaseRequest, as_prompt
+from rapid.messages import LeaseRequest, Terms, as_prompt
 from tests.faults.engines import STICKY, WEDGED, left_alone_s, load_breakable
 
 CONFIG = EngineConfig(
     model="embedded:drafter", max_context=128, kv_cache_tokens=256, max_leases=2, threads=1
 )
 REQUEST = LeaseRequest(
-    "a", "local", as_prompt(range(30, 50)), 8, SamplingConfig(), SpeculationConfig()
+    "a", Terms("local", SamplingConfig(), SpeculationConfig(), 8), as_prompt(range(30, 50))
 )
 
 

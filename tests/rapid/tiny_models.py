@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -28,7 +29,7 @@ from transformers import (
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel, load_model
-from rapid.messages import Int32Array, LeaseRequest, as_prompt
+from rapid.messages import Int32Array, LeaseRequest, Terms, as_prompt
 
 VOCAB = 96
 EOS = 3
@@ -155,15 +156,19 @@ def lease_request(
     max_tokens: int = 32,
     temperature: float = 0.0,
     seed: int = 7,
+    speculation: SpeculationConfig | None = None,
+    tenant: str = "local",
     **settings: object,
 ) -> LeaseRequest:
-    speculation = settings.pop("speculation", None) or SpeculationConfig(eta=0.0)
-    return LeaseRequest(
-        lease_id=lease_id,
-        tenant="local",
-        prompt_ids=random_prompt(20) if prompt is None else prompt,
-        max_tokens=max_tokens,
-        sampling=SamplingConfig(temperature=temperature, seed=seed),
-        speculation=speculation,
-        **settings,
+    """Return a request for a lease; `settings` are of the lease or of its terms."""
+    of_lease = {each.name for each in fields(LeaseRequest)}
+    terms = Terms(
+        tenant,
+        SamplingConfig(temperature=temperature, seed=seed),
+        speculation or SpeculationConfig(eta=0.0),
+        max_tokens,
+        **{name: value for name, value in settings.items() if name not in of_lease},
     )
+    prompt = random_prompt(20) if prompt is None else prompt
+    own = {name: value for name, value in settings.items() if name in of_lease}
+    return LeaseRequest(lease_id, terms, prompt, **own)

@@ -78,7 +78,7 @@ class Scheduler:
         if work in queue:
             queue.remove(work)
         if work.kind == "prefill" and not queue:
-            del self._prefills[work.lease.request.tenant]
+            del self._prefills[work.lease.request.terms.tenant]
         if self._joining and work.kind == "step" and work.is_done:
             self._joining.leave(work)
 
@@ -238,7 +238,7 @@ class Scheduler:
 
     def _queue(self, work: Work) -> deque[Work]:
         if work.kind == "prefill":
-            return self._prefills.setdefault(work.lease.request.tenant, deque())
+            return self._prefills.setdefault(work.lease.request.terms.tenant, deque())
         return self._ahead if work.kind == "ahead" else self._steps
 
 

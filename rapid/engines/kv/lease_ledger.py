@@ -62,7 +62,8 @@ class LeaseLedger:
         self, request: LeaseRequest, on_open: Callable[[Lease | Exception], None]
     ) -> Waiter:
         """Return a waiter for a request, with its prompt's pages named; it needs no lock."""
-        owner = f"{request.tenant}\0{request.cache_salt}" if request.cache_salt else request.tenant
+        tenant, salt = request.terms.tenant, request.terms.cache_salt
+        owner = f"{tenant}\0{salt}" if salt else tenant
         names = page_names(request.prompt_ids, self.page_tokens, owner)
         return Waiter(request, on_open, names)
 
@@ -201,7 +202,7 @@ class LeaseLedger:
         if companion is not None:
             return companion if self._fits(companion) else None
         heads = self._lines.heads()
-        held = {head: self._num_held(head.request.tenant) for head in heads}
+        held = {head: self._num_held(head.request.terms.tenant) for head in heads}
         heads.sort(key=lambda head: (not head.is_due, head.number if head.is_due else held[head]))
         least_kept_back = self.pool.num_pages + 1
         for head in heads:
@@ -216,57 +217,57 @@ class LeaseLedger:
         """Return the number of pages that a tenant's open leases hold, shared ones counted once."""
         is_held = np.zeros(self.pool.num_pages, dtype=bool)
         for lease in self._open.values():
-            if lease.request.tenant == tenant:
+            if lease.request.terms.tenant == tenant:
                 for run in itertools.chain.from_iterable(lease.runs):
                     is_held[run.start : run.stop] = True
         return int(is_held.sum())
 
     def _check(self, request: LeaseRequest) -> None:
-        lease_id = request.lease_id
+        lease_id, terms = request.lease_id, request.terms
         if lease_id in self._open or any(w.request.lease_id == lease_id for w in self._lines):
             raise OutOfStep(f"lease {lease_id!r} is open already")
         first = None if request.beside is None else self.get(request.beside).request
         num_prompt = len(request.prompt_ids)
         if num_prompt == 0:
             raise BadRequest("the prompt is empty", "messages")
-        if request.num_choices < 1 or request.max_tokens < 1:
+        if terms.num_choices < 1 or terms.max_tokens < 1:
             raise BadRequest("a lease needs at least one choice and one token", "max_tokens")
-        if request.speculation.rule == "paper" and request.sampling.temperature == 0:
+        if terms.speculation.rule == "paper" and terms.sampling.temperature == 0:
             raise BadRequest(
                 "the paper's rule draws at random also where a request is greedy: set a "
                 "temperature (the paper used 0.1 and 1.0)",
                 "temperature",
             )
-        if request.committed and len(request.committed) != request.num_choices:
+        if request.committed and len(request.committed) != terms.num_choices:
             raise BadRequest("`committed` needs one entry per choice", "n")
-        if request.log_odds and len(request.log_odds) != request.num_choices:
+        if request.log_odds and len(request.log_odds) != terms.num_choices:
             raise BadRequest("`log_odds` needs one entry per choice", "n")
-        if self.rings is not None and request.num_choices > self.rings.plan.num_rings:
+        if self.rings is not None and terms.num_choices > self.rings.plan.num_rings:
             raise BadRequest(
-                f"{request.num_choices} answers are asked; this model's layers with a sliding "
+                f"{terms.num_choices} answers are asked; this model's layers with a sliding "
                 f"window have room for {self.rings.plan.num_rings} at once (max_leases)",
                 "n",
             )
-        num_rings = request.num_choices + (first.num_choices if first is not None else 0)
+        num_rings = terms.num_choices + (first.terms.num_choices if first is not None else 0)
         if self.rings is not None and num_rings > self.rings.plan.num_rings:
             raise PromptTooLong(
                 f"{num_rings} sequences, of an answer and of what drafts or witnesses it on this "
                 f"engine, need as many rings of sliding layers; it has "
                 f"{self.rings.plan.num_rings} (max_leases)"
             )
-        if any(len(ids) > request.max_tokens for ids in request.committed):
+        if any(len(ids) > terms.max_tokens for ids in request.committed):
             raise BadRequest("more tokens are committed than max_tokens allows", "max_tokens")
-        over = num_prompt + request.max_tokens - self.max_context
+        over = num_prompt + terms.max_tokens - self.max_context
         if over > 0:
             raise PromptTooLong(
-                f"the prompt has {num_prompt} tokens and the answer may have {request.max_tokens}: "
+                f"the prompt has {num_prompt} tokens and the answer may have {terms.max_tokens}: "
                 f"{over} more than this model's context of {self.max_context}"
             )
         pages = self._num_pages(request, num_prompt)
         if pages > self.pool.num_pages:
             raise PromptTooLong(
-                f"{num_prompt} prompt tokens with {request.num_choices} answers of up to "
-                f"{request.max_tokens} tokens need {pages * self.page_tokens} tokens of KV; "
+                f"{num_prompt} prompt tokens with {terms.num_choices} answers of up to "
+                f"{terms.max_tokens} tokens need {pages * self.page_tokens} tokens of KV; "
                 f"the engine has {self.pool.num_pages * self.page_tokens}"
             )
 
@@ -290,13 +291,13 @@ class LeaseLedger:
     def _fits(self, waiter: Waiter) -> bool:
         """Return whether a lease fits, beside the room kept for expected companions."""
         request = waiter.request
-        num_leases, num_kept, num_choices = 1, 0, request.num_choices
+        num_leases, num_kept, num_choices = 1, 0, request.terms.num_choices
         if request.beside is None and self._open:  # an empty engine opens any lease that can fit
             kept = [each.request for each in self._open.values() if each.expects_companion]
             for each in (request, *kept):
                 if each.companion_tokens:
                     num_leases += 1
-                    num_choices += each.num_choices
+                    num_choices += each.terms.num_choices
                     num_kept += self._num_pages(each, each.companion_tokens)
         is_place_left = len(self._open) + num_leases <= self.max_leases
         if self.rings is not None and num_choices > self.rings.num_free:
@@ -306,17 +307,18 @@ class LeaseLedger:
 
     def _capacity(self, request: LeaseRequest, num_prompt: int) -> int:
         """Return the most tokens of one choice: prompt, answer and a last block beyond its end."""
-        longest = num_prompt + request.max_tokens + request.speculation.max_draft
+        terms = request.terms
+        longest = num_prompt + terms.max_tokens + terms.speculation.max_draft
         return min(longest, self.max_context)
 
     def _num_shared(self, request: LeaseRequest, num_prompt: int) -> int:
         """Return the number of full prompt pages, without the last token, that choices share."""
-        return (num_prompt - 1) // self.page_tokens if request.num_choices > 1 else 0
+        return (num_prompt - 1) // self.page_tokens if request.terms.num_choices > 1 else 0
 
     def _num_pages(self, request: LeaseRequest, num_prompt: int) -> int:
         shared = self._num_shared(request, num_prompt)
         each = -(-self._capacity(request, num_prompt) // self.page_tokens)
-        return shared + request.num_choices * (each - shared)
+        return shared + request.terms.num_choices * (each - shared)
 
     def _reserve(self, waiter: Waiter) -> Lease:
         """Return a lease with all it can ever need; where that fails, nothing stays taken."""
@@ -326,7 +328,7 @@ class LeaseLedger:
         return lease
 
     def _reserve_for(self, waiter: Waiter, undoing: ExitStack) -> Lease:
-        request = waiter.request
+        request, terms = waiter.request, waiter.request.terms
         num_prompt = len(request.prompt_ids)
         capacity = self._capacity(request, num_prompt)
         num_pages = -(-capacity // self.page_tokens)
@@ -335,7 +337,7 @@ class LeaseLedger:
         undoing.callback(self.prefixes.free, first)
         held = [first]
         shared = as_runs(pages_of(first, num_shared))
-        for _ in range(request.num_choices - 1):
+        for _ in range(terms.num_choices - 1):
             own = self.prefixes.take((), num_pages - num_shared)
             self.pool.share(shared)
             held.append((*shared, *own))
@@ -345,9 +347,9 @@ class LeaseLedger:
             for index in range(len(held)):
                 rings[index] = ring = self.rings.take()
                 undoing.callback(self.rings.free, ring)
-        committed = request.committed or ((),) * request.num_choices
-        log_odds = request.log_odds or (0.0,) * request.num_choices
-        names = [f"{request.answer_id}/{choice}" for choice in range(request.num_choices)]
+        committed = request.committed or ((),) * terms.num_choices
+        log_odds = request.log_odds or (0.0,) * terms.num_choices
+        names = [f"{terms.answer_id}/{choice}" for choice in range(terms.num_choices)]
         sequences = [
             Sequence(
                 request.prompt_ids,
@@ -357,7 +359,7 @@ class LeaseLedger:
                 odds,
                 ring,
                 name,
-                open_shaping(request.sampling),
+                open_shaping(terms.sampling),
             )
             for runs, ids, odds, ring, name in zip(
                 held, committed, log_odds, rings, names, strict=True

@@ -81,4 +81,4 @@ class Lines:
 
 def _line_of(waiter: Waiter) -> str | None:
     """Return the key of a waiter's line: its tenant, or None for the line of all companions."""
-    return waiter.request.tenant if waiter.request.beside is None else None
+    return waiter.request.terms.tenant if waiter.request.beside is None else None

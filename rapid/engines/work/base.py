@@ -160,8 +160,8 @@ class SequenceWork(Work):
 
     def _draw_after(self, num_tokens: int) -> Draw:
         """Return the draw of the token that follows `num_tokens` uncommitted ones."""
-        request, position = self.lease.request, self.sequence.num_generated + num_tokens
-        return Draw(request.sampling, request.speculation, self.choice, position)
+        terms, position = self.lease.request.terms, self.sequence.num_generated + num_tokens
+        return Draw(terms.sampling, terms.speculation, self.choice, position)
 
     def _check_position(self, what: str, position: int, choice: int) -> None:
         here = self.sequence.num_generated

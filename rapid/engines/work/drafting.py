@@ -53,7 +53,7 @@ class Drafting(SequenceWork):
         # after one that is not, so no token after it could ever be judged.
         token, proposed = self.sequence.draft_ids[-1], self.sequence.proposals[-1]
         return token in self._eos_ids or ends_block(
-            token, *proposed, self.lease.request.speculation
+            token, *proposed, self.lease.request.terms.speculation
         )
 
 
@@ -107,11 +107,11 @@ class Draft(Drafting):
 
     def ahead(self, step_s: float | None) -> DraftAhead | None:
         """Return the work of drafting ahead, in steps of `step_s`, while the block is judged."""
-        sequence, request = self.sequence, self.lease.request
+        sequence, terms = self.sequence, self.lease.request.terms
         if sequence.draft_ids[-1] in self._eos_ids:
             return None
         num_more = sequence.gap.num_steps(step_s, at_most=self._num_asked)
-        num_left = request.max_tokens - sequence.num_generated
+        num_left = terms.max_tokens - sequence.num_generated
         num_tokens = min(sequence.num_offered + num_more, num_left, sequence.room)
         work = DraftAhead(self.lease, self.choice, num_tokens, self._eos_ids)
         return None if work.is_far_enough() else work
@@ -179,7 +179,7 @@ class Decode(SequenceWork):
     def begin(self) -> None:
         super().begin()
         self.sequence.drop_speculation()
-        left = self.lease.request.max_tokens - self.sequence.num_generated
+        left = self.lease.request.terms.max_tokens - self.sequence.num_generated
         self._num_tokens = min(self._num_tokens, left, self.sequence.room)
         if self._num_tokens < 1:
             raise OutOfStep(f"lease {self.lease.lease_id!r} has no token left to decode")
@@ -187,7 +187,7 @@ class Decode(SequenceWork):
     @override
     def _ask(self, logits: torch.Tensor) -> ToDecode:
         draw = self._draw_after(len(self.sequence.draft_ids))
-        return ToDecode(logits[0], draw, self.lease.request.num_logprobs)
+        return ToDecode(logits[0], draw, self.lease.request.terms.num_logprobs)
 
     @override
     def use(self, answer: Answer) -> None:

@@ -63,7 +63,7 @@ class Prefill(Work):
     def share(self) -> None:
         num_pages = self.lease.sequences[0].num_computed // self._page_tokens
         pages = self.lease.prompt_pages[:num_pages]
-        self._prefixes.note_computed(pages, self.lease.request.tenant)
+        self._prefixes.note_computed(pages, self.lease.request.terms.tenant)
 
     @override
     def advance(self) -> None:

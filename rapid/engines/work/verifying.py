@@ -54,9 +54,9 @@ class Judging(SequenceWork):
 
     @override
     def _num_wanted(self) -> int:
-        request = self.lease.request
-        num_left = request.max_tokens - self.sequence.num_generated
-        return num_rows(len(self._block), num_left, request.speculation)
+        terms = self.lease.request.terms
+        num_left = terms.max_tokens - self.sequence.num_generated
+        return num_rows(len(self._block), num_left, terms.speculation)
 
 
 class Score(Judging):
@@ -97,7 +97,7 @@ class Weigh(Judging):
                 logits.clone(),
                 self._draw_after(0),
                 self.sequence.log_odds,
-                self.lease.request.num_logprobs,
+                self.lease.request.terms.num_logprobs,
                 self.elapsed_ms,
             )
         )
@@ -114,7 +114,7 @@ class Verify(Judging):
 
     @override
     def _ask(self, logits: torch.Tensor) -> ToJudge:
-        draw, num_logprobs = self._draw_after(0), self.lease.request.num_logprobs
+        draw, num_logprobs = self._draw_after(0), self.lease.request.terms.num_logprobs
         log_odds = self.sequence.log_odds
         return ToJudge(self._block, logits, draw, self._eos_ids, num_logprobs, log_odds)
 

@@ -38,7 +38,7 @@ class FullPool:
         async with self._slots:
             self.entered.append(request.lease_id.partition(".")[0])
             yield None
-            if request.max_tokens > 100:
+            if request.terms.max_tokens > 100:
                 await self.has_pages.wait()
             yield Granted(ENGINE, "r1")
             await asyncio.Event().wait()

@@ -13,7 +13,7 @@ from deployments.orchestrator.ray_verifiers import VerifierSettings
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import Overloaded, TargetUnavailable, TooManyRequests
 from rapid.estimators import Patience
-from rapid.messages import LeaseRequest, as_prompt
+from rapid.messages import LeaseRequest, Terms, as_prompt
 from tests.deployments.orchestrator.full_pool import FullPool, settled
 
 
@@ -52,11 +52,8 @@ class Callers:
         timeout_s = settings.get("timeout_s", 60.0)
         request = LeaseRequest(
             name,
-            name[0],
+            Terms(name[0], SamplingConfig(), SpeculationConfig(), settings.get("max_tokens", 8)),
             as_prompt([1]),
-            settings.get("max_tokens", 8),
-            SamplingConfig(),
-            SpeculationConfig(),
             committed=settings.get("committed", ()),
         )
         async with self.pool.lease(request, timeout_s=timeout_s, beside=None):

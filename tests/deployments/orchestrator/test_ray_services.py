@@ -14,7 +14,7 @@ from deployments.orchestrator.ray_services import RayServices
 from rapid.checkpoints.text import ChatText
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import Overloaded, TooManyRequests
-from rapid.messages import LeaseRequest, as_prompt
+from rapid.messages import LeaseRequest, Terms, as_prompt
 from tests.deployments.orchestrator.full_pool import FullPool, settled
 from tests.ray_cluster import FAKE_CONFIG, question
 
@@ -32,7 +32,7 @@ def over(target: FullPool) -> RayServices:
 
 
 def request(name: str) -> LeaseRequest:
-    return LeaseRequest(name, "a", as_prompt([1]), 8, SamplingConfig(), SpeculationConfig())
+    return LeaseRequest(name, Terms("a", SamplingConfig(), SpeculationConfig(), 8), as_prompt([1]))
 
 
 async def hold(pool: Any, name: str, until: asyncio.Event) -> None:

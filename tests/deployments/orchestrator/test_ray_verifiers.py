@@ -29,6 +29,7 @@ from rapid.messages import (
     DraftBlock,
     LeaseRequest,
     TargetLogits,
+    Terms,
     TokenLogprobs,
     Verdict,
     as_prompt,
@@ -110,7 +111,7 @@ async def test_a_block_that_is_lost_on_its_way_here_is_a_lost_drafter(failure: E
         drafting,
         Patience(30),
         0,
-        LeaseRequest("t", "acme", as_prompt([1]), 8, SamplingConfig(), SpeculationConfig()),
+        LeaseRequest("t", Terms("acme", SamplingConfig(), SpeculationConfig(), 8), as_prompt([1])),
         {2},
     )
     with pytest.raises(DrafterUnavailable):
@@ -125,7 +126,10 @@ async def test_judged_in_the_orchestrator_too_a_block_meets_the_log_odds_of_the_
     target.score = target.commit = target
     adaptive = SpeculationConfig(transfer="adaptive")
     request = LeaseRequest(
-        "t", "acme", as_prompt([1]), 8, SamplingConfig(temperature=0), adaptive, log_odds=(10.0,)
+        "t",
+        Terms("acme", SamplingConfig(temperature=0), adaptive, 8),
+        as_prompt([1]),
+        log_odds=(10.0,),
     )
     judging = JudgingVerifier(
         HeldLease("t", target, 0.0), drafting, Patience(30), 0, request, set()
@@ -173,7 +177,10 @@ async def test_judged_in_the_orchestrator_a_witness_is_scored_and_told_the_verdi
     target.commit = told = ScriptedEngine(TARGET, "done")
     adaptive = SpeculationConfig(transfer="adaptive")
     request = LeaseRequest(
-        "t", "acme", as_prompt([1]), 8, SamplingConfig(temperature=0), adaptive, log_odds=(10.0,)
+        "t",
+        Terms("acme", SamplingConfig(temperature=0), adaptive, 8),
+        as_prompt([1]),
+        log_odds=(10.0,),
     )
     held, witness = HeldLease("t", target, 0.0), HeldLease("w", target, 0.0)
     judging = JudgingVerifier(held, drafting, Patience(30), 0, request, set(), lambda: witness)

@@ -15,7 +15,7 @@ from rapid.errors import (
     LeaseNotFound,
     OutOfStep,
 )
-from rapid.messages import LeaseRequest, Verdict, as_prompt
+from rapid.messages import LeaseRequest, Terms, Verdict, as_prompt
 from tests.fakes import FakeEngine
 
 ROOM = EngineConfig(model="none", max_context=64, kv_cache_tokens=64, max_leases=2)
@@ -23,9 +23,8 @@ ROOM = EngineConfig(model="none", max_context=64, kv_cache_tokens=64, max_leases
 
 def room(lease_id: str, num_tokens: int = 8, **fields: object) -> LeaseRequest:
     prompt = as_prompt(range(num_tokens))
-    return LeaseRequest(
-        lease_id, "local", prompt, 8, SamplingConfig(), SpeculationConfig(), **fields
-    )
+    terms = Terms("local", SamplingConfig(), SpeculationConfig(), 8)
+    return LeaseRequest(lease_id, terms, prompt, **fields)
 
 
 @pytest.fixture

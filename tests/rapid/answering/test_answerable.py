@@ -74,7 +74,7 @@ class Says(FakeEngine):
 
     async def decode(self, lease_id: str, choice: int, num_tokens: int) -> Verdict:
         lease = self._lease(lease_id)
-        if lease.request.num_logprobs != ALTERNATIVES:
+        if lease.request.terms.num_logprobs != ALTERNATIVES:
             return await super().decode(lease_id, choice, num_tokens)
         self.asked.append(tuple(lease.request.prompt_ids.tolist()))
         if self.word == "fails":
@@ -116,7 +116,7 @@ async def test_auto_fuses_when_the_drafter_finds_the_answer(word, mode, drafter)
     assert (end.mode, len(engine.asked)) == (mode, 1)
     assert "drafter" in end.reason
     assert bool(end.chunks) is (mode == "fused")
-    asks = [each for each in engine.opened if each.num_logprobs == ALTERNATIVES]
+    asks = [each for each in engine.opened if each.terms.num_logprobs == ALTERNATIVES]
     assert [each.companion_tokens > 0 for each in asks] == [drafter == "target"]
     drafts = app.target if drafter == "target" else app.drafter
     most = 1 + (drafter == "target")  # the lease of the word is given back before the drafting one

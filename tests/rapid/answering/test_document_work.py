@@ -11,10 +11,10 @@ import pytest
 from deployments.orchestrator.ray_retrieval import affinity
 from rapid import messages
 from rapid.answering.document_keys import affinity_of
-from rapid.answering.progress import Progress
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.readings import Readings
 from rapid.answering.request_plan import RequestPlan
+from rapid.answering.run import Run
 from rapid.answering.session import Role
 from rapid.checkpoints.text import ChatText
 from rapid.config import AnsweringConfig, SpeculationConfig
@@ -92,7 +92,7 @@ async def test_a_question_tokenizes_and_hashes_its_document_once(
         plan = RequestPlan.of(
             ask, SpeculationConfig(), LENGTHS, 64, looks_up=False, vocab_size=prompts.vocab_size
         )
-        readings = Readings(Shared(prompts), ask, plan, Progress("r", plan.mode))  # type: ignore[arg-type]
+        readings = Readings(Run(Shared(prompts), ask, plan))  # type: ignore[arg-type]
         await readings.render_chat()
         assert affinity_of(ask)
         assert affinity("acme", ask.documents)

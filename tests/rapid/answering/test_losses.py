@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from rapid.answering.answers import GrowingAnswer
-from rapid.answering.progress import Progress
+from rapid.answering.run import Run
 from rapid.checkpoints.text import ChatText
 from rapid.errors import EngineFailed
 from rapid.messages import LeaseRequest, PrefillReceipt
@@ -96,11 +96,11 @@ async def test_so_it_is_where_the_drafters_lease_was_not_taken_yet() -> None:
 
 async def test_only_a_requests_first_leases_may_be_refused_for_want_of_room() -> None:
     """Others say what is committed, be it nothing; a pool tells them apart by that."""
-    progress = Progress("r")
-    progress.answers = [GrowingAnswer(0, ChatText.load("embedded:target"), (), 10)]
-    assert progress.committed == []
-    progress.failovers.append("target lost")
-    assert progress.committed == [[]]
+    run = Run(None, None, None)  # type: ignore[arg-type]
+    run.answers = [GrowingAnswer(0, ChatText.load("embedded:target"), (), 10)]
+    assert run.committed == []
+    run.failovers.append("target lost")
+    assert run.committed == [[]]
 
 
 class MustRead(FakeEngine):

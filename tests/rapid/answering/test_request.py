@@ -255,7 +255,7 @@ class JudgesWithoutTransfer(FakeEngine):
     """Refuses a lease whose blocks would move the target."""
 
     async def open(self, request: LeaseRequest) -> None:
-        assert request.speculation.eta == 0
+        assert request.terms.speculation.eta == 0
         await super().open(request)
 
 

@@ -161,7 +161,7 @@ async def test_the_salt_of_a_request_reaches_all_of_its_leases() -> None:
 
     class Recording(FakeEngine):
         async def open(self, request: LeaseRequest) -> None:
-            salts.append(request.cache_salt)
+            salts.append(request.terms.cache_salt)
             await super().open(request)
 
     app = LocalApplication(load=Recording)

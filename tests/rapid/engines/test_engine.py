@@ -127,7 +127,7 @@ async def test_drafts_are_drawn_from_the_softmax_of_the_reference(engine: Engine
     block = await engine.draft("a", 0, None, 6)
     logits = reference_logits([*PROMPT.tolist(), *block.token_ids.tolist()])
     for row in range(6):
-        draw = Draw(request.sampling, speculation, 0, row)
+        draw = Draw(request.terms.sampling, speculation, 0, row)
         ids, probs = proposal(logits[len(PROMPT) - 1 + row], draw)
         assert block.candidate_ids[row].tolist() == ids.tolist()
         np.testing.assert_allclose(block.candidate_probs[row], probs, atol=1e-5)

@@ -268,7 +268,7 @@ def test_they_take_turns_when_there_is_no_room_for_all() -> None:
     for _ in range(1600):
         machine.step()
     of_tenants = {
-        tenant: [work.num_fed for work in works if work.lease.request.tenant == tenant]
+        tenant: [work.num_fed for work in works if work.lease.request.terms.tenant == tenant]
         for tenant in "abc"
     }
     served = [sum(fed) for fed in of_tenants.values()]

@@ -7,7 +7,6 @@ import logging
 import shutil
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ def tiny_engine(folder: Path, **settings: Any) -> Engine:
 
 async def ask(engine: Engine, prompt: Int32Array, tenant: str = "local") -> tuple[list[int], int]:
     """The answer, and how many tokens of the prompt were found in place."""
-    await engine.open(replace(lease_request("a", prompt, max_tokens=4), tenant=tenant))
+    await engine.open(lease_request("a", prompt, max_tokens=4, tenant=tenant))
     receipt = await engine.prefill("a")
     verdict = await engine.decode("a", 0, 4)
     engine.release("a")

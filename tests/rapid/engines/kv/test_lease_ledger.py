@@ -39,9 +39,7 @@ class Ledger(LeaseLedger):
     def ask(self, lease_id: str, num_tokens: int, **settings: object) -> Waiter:
         """A lease of `num_tokens`, 10 of them for the longest block; no two begin alike."""
         prompt = random_prompt(num_tokens - 4 - 10, seed=sum(map(ord, lease_id)))
-        tenant = str(settings.pop("tenant", "local"))
-        request = lease_request(lease_id, prompt, max_tokens=4, **settings)
-        return self.request(replace(request, tenant=tenant))
+        return self.request(lease_request(lease_id, prompt, max_tokens=4, **settings))
 
     def request(self, request: LeaseRequest) -> Waiter:
         waiter = self.prepare(request, self._remember)
@@ -120,12 +118,12 @@ def test_a_tenant_that_holds_less_comes_before_one_that_holds_more() -> None:
 def test_shared_pages_are_held_once() -> None:
     """Four questions about one document hold 23 pages, and not 56; two others hold 32."""
     ledger = Ledger(num_pages=80, max_leases=6)
-    asked = lease_request("reader-0", random_prompt(96, seed=1), max_tokens=4)
+    asked = lease_request("reader-0", random_prompt(96, seed=1), max_tokens=4, tenant="reader")
     for number in range(4):
-        ledger.request(replace(asked, lease_id=f"reader-{number}", tenant="reader"))
+        ledger.request(replace(asked, lease_id=f"reader-{number}"))
     for number in range(3):
         ledger.ask(f"writer-{number}", 128, tenant="writer")
-    ledger.request(replace(asked, lease_id="reader-4", tenant="reader"))
+    ledger.request(replace(asked, lease_id="reader-4"))
     ledger.release("reader-0")
     assert ledger.admitted[-1] == "reader-4"
 
@@ -165,10 +163,10 @@ def test_what_is_due_does_not_keep_back_who_holds_less() -> None:
 def test_a_question_about_a_document_that_is_here_overtakes_one_that_must_be_read() -> None:
     ledger = Ledger(num_pages=20, max_leases=16)
     document = random_prompt(96, seed=1)
-    ask = lease_request("reader-0", document, max_tokens=4)  # 14 pages
-    ledger.request(replace(ask, tenant="reader"))
+    ask = lease_request("reader-0", document, max_tokens=4, tenant="reader")  # 14 pages
+    ledger.request(ask)
     ledger.ask("other", 64, tenant="other")  # 8 pages, of which 6 are free
-    ledger.request(replace(ask, lease_id="reader-1", tenant="reader"))
+    ledger.request(replace(ask, lease_id="reader-1"))
     assert ledger.admitted == ["reader-0", "reader-1"]
     ledger.check_integrity()
 
@@ -176,12 +174,12 @@ def test_a_question_about_a_document_that_is_here_overtakes_one_that_must_be_rea
 def test_only_requests_with_the_same_salt_share_pages() -> None:
     ledger = Ledger(num_pages=40)
     document = random_prompt(96, seed=1)
-    asked = lease_request("a", document, max_tokens=4)
-    ledger.request(replace(asked, cache_salt="mine"))
+    asked = lease_request("a", document, max_tokens=4, cache_salt="mine")
+    ledger.request(asked)
     alone = ledger.status().kv_pages_in_use
-    ledger.request(replace(asked, lease_id="b", cache_salt="mine"))
+    ledger.request(replace(asked, lease_id="b"))
     shared = ledger.status().kv_pages_in_use - alone
-    ledger.request(replace(asked, lease_id="c"))
+    ledger.request(lease_request("c", document, max_tokens=4))
     assert ledger.status().kv_pages_in_use - alone - shared == alone
     assert shared < 4
 
@@ -209,9 +207,9 @@ def test_no_lease_opens_out_of_order_and_every_lease_opens() -> None:
         before = len(ledger.admitted)
         # Who holds nothing and is due, of the tenants that wait.
         due = {
-            head.request.tenant: head.number
+            head.request.terms.tenant: head.number
             for head in ledger._lines.heads()
-            if head.is_due and not held[head.request.tenant]
+            if head.is_due and not held[head.request.terms.tenant]
         }
         step = walk.random()
         if step < 0.5 and len(waiting) < 20:
@@ -233,7 +231,9 @@ def test_no_lease_opens_out_of_order_and_every_lease_opens() -> None:
             earlier = [n for tenant, n in due.items() if tenant != lease_id[0]]
             assert all(opened.number < n for n in earlier), "a later one opened before who is due"
             due.pop(lease_id[0], None)
-            own = [each.number for each in waiting.values() if each.request.tenant == lease_id[0]]
+            own = [
+                each.number for each in waiting.values() if each.request.terms.tenant == lease_id[0]
+            ]
             assert all(opened.number < n for n in own), "a tenant's own leases change places"
             num_passed += any(each.number < opened.number for each in waiting.values())
     assert len(ledger.admitted) > 500

@@ -206,12 +206,12 @@ class Walk:
             (host.tags, host.blocks[:, 0, 0, 0, :, 0].numpy(), "_host_copies"),
         ]
         self._content = {
-            name: kv(request.tenant, tuple(request.prompt_ids.tolist()))[
+            name: kv(request.terms.tenant, tuple(request.prompt_ids.tolist()))[
                 start : start + PAGE_TOKENS
             ]
             for request in self._requests
             for name, start in zip(
-                page_names(request.prompt_ids, PAGE_TOKENS, request.tenant),
+                page_names(request.prompt_ids, PAGE_TOKENS, request.terms.tenant),
                 range(0, len(request.prompt_ids), PAGE_TOKENS),
                 strict=False,
             )
@@ -317,7 +317,7 @@ class Walk:
         written = []
         for work, feed in scheduled:
             sequence = next(one for one in work.lease.sequences if one.table is feed.table)
-            expected = kv(work.lease.request.tenant, tuple(sequence.token_ids))
+            expected = kv(work.lease.request.terms.tenant, tuple(sequence.token_ids))
             self._check(feed.table, expected[: feed.position])
             stop = feed.position + len(feed.token_ids)
             written.append((slots(feed.table, feed.position, stop), expected[feed.position : stop]))
@@ -344,7 +344,7 @@ class Walk:
         """
         for lease in self.engine._state.ledger.leases():
             for sequence in lease.sequences:
-                expected = kv(lease.request.tenant, tuple(sequence.token_ids))
+                expected = kv(lease.request.terms.tenant, tuple(sequence.token_ids))
                 is_begun = 0 if sequence.holds_prompt else sequence.num_computed % PAGE_TOKENS
                 self._check(sequence.table, expected[: sequence.num_computed - is_begun])
 
@@ -392,14 +392,14 @@ def requests(random: Random) -> Generator[LeaseRequest, None, None]:
             for length in (5, 9, 13):
                 num_choices = random.choice((1, 1, 2))
                 committed = [[random.randrange(4, 90)] * (1 + i) for i in range(num_choices)]
-                request = lease_request(
+                yield lease_request(
                     prompt=as_prompt(document[:length]),
                     max_tokens=4,
                     num_choices=num_choices,
                     committed=tuple(map(tuple, committed)),
                     speculation=SpeculationConfig(eta=0.0, max_draft=1),
+                    tenant=tenant,
                 )
-                yield replace(request, tenant=tenant)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

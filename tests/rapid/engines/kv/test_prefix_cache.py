@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from threading import Event
 
 import numpy as np
@@ -52,7 +51,7 @@ async def ask(
     engine: Engine, lease_id: str, prompt: Int32Array, tenant: str = "local"
 ) -> tuple[list[int], int]:
     """The answer, and how many tokens of the prompt were found in place."""
-    await engine.open(replace(lease_request(lease_id, prompt, max_tokens=4), tenant=tenant))
+    await engine.open(lease_request(lease_id, prompt, max_tokens=4, tenant=tenant))
     receipt = await engine.prefill(lease_id)
     verdict = await engine.decode(lease_id, 0, 4)
     engine.release(lease_id)
@@ -309,7 +308,7 @@ async def test_prompts_that_took_turns_on_a_page_during_a_forward_keep_their_own
     ours, theirs, other = (random_prompt(25, seed=seed) for seed in (1, 2, 3))  # of three pages
 
     async def come_and_go(prompt: Int32Array, tenant: str) -> None:
-        await engine.open(replace(lease_request("short", prompt, max_tokens=4), tenant=tenant))
+        await engine.open(lease_request("short", prompt, max_tokens=4, tenant=tenant))
         engine.release("short")
 
     await ask(engine, "1", ours, "one")
@@ -332,7 +331,7 @@ async def test_prompts_that_took_turns_on_a_page_during_a_forward_keep_their_own
     await come_and_go(ours, "one")
     await come_and_go(theirs, "two")
     await come_and_go(random_prompt(90), "three")  # the other document pushes ours out of the host
-    await engine.open(replace(lease_request("again", ours, max_tokens=4), tenant="one"))
+    await engine.open(lease_request("again", ours, max_tokens=4, tenant="one"))
     may_end.set()
     await forward
     receipt = await engine.prefill("again")

@@ -1,4 +1,4 @@
-"""What one request has come to: its mode, its answers, its draft source and what it has lost."""
+"""One request while it runs: what it has held, read, answered and lost so far."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from dataclasses import dataclass, field
 
 from rapid.answering.answers import GrowingAnswer
 from rapid.answering.decisions import FUSING, Decision, without_drafter
-from rapid.answering.session import DraftSource, Role
-from rapid.config import Mode
+from rapid.answering.request_plan import RequestPlan
+from rapid.answering.services import Services
+from rapid.answering.session import DraftSource, Role, Session
 from rapid.errors import DrafterUnavailable
-from rapid.messages import Int32Array, PrefillReceipt
+from rapid.messages import GenerateRequest, Int32Array, PrefillReceipt
 from rapid.ports import Passage
 from rapid.receipt import Failover
 
 
 @dataclass(slots=True)
-class Progress:
-    """The state of one request, which the parts of its processing share.
+class Run:
+    """The state of one request: its fixed plan, and all that changes while it is answered.
 
     Attributes:
-        request_id: Id of the request, for log lines.
-        asked: The mode that the request names.
+        session: The leases that it holds; set once the prompt of the model that answers is known.
         decision: The resolved mode; None while it is open.
         source: Source of the drafts; None if the answers are not drafted, or no longer.
         answers: The answers, one for each choice.
-        is_started: Whether the first leases are held, after which nothing is refused any more.
+        is_started: Whether the first leases were held and the response may have begun.
         prompts: Prompts of target, drafter and witness, by role.
         chunks: Retrieved chunks in the drafter's prompt.
         prefill: Prefill receipt of the model that answers.
@@ -32,8 +32,10 @@ class Progress:
         retrieval_ms: Milliseconds spent on retrieval.
     """
 
-    request_id: str
-    asked: Mode = "auto"
+    services: Services
+    request: GenerateRequest
+    plan: RequestPlan
+    session: Session = field(init=False, repr=False)
     decision: Decision | None = None
     source: DraftSource | None = None
     answers: list[GrowingAnswer] = field(default_factory=list)
@@ -45,7 +47,7 @@ class Progress:
     retrieval_ms: float = 0.0
 
     @property
-    def has_held_leases(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether the request held leases before: it is not refused for want of room any more."""
         return self.is_started or bool(self.failovers)
 
@@ -56,7 +58,7 @@ class Progress:
         The list is empty for a request's first leases. A pool may refuse those for want of room,
         and no others.
         """
-        if not self.has_held_leases:
+        if not self.has_begun:
             return []
         return [answer.statistics.token_ids for answer in self.answers]
 
@@ -68,8 +70,8 @@ class Progress:
     @property
     def needs_drafter(self) -> bool:
         """Whether an answer without the drafter would have nothing of what was asked for."""
-        is_begun = any(answer.statistics.token_ids for answer in self.answers)
-        return self.asked in FUSING and not is_begun
+        has_tokens = any(answer.statistics.token_ids for answer in self.answers)
+        return self.plan.mode in FUSING and not has_tokens
 
     @property
     def outcome(self) -> Decision:
@@ -112,8 +114,8 @@ class Progress:
         """
         if self.needs_drafter:
             raise DrafterUnavailable(
-                f"The drafter was lost before the first token, and mode {self.asked!r} cannot do "
-                f"without one: {cause}"
+                "The drafter was lost before the first token, and mode "
+                f"{self.plan.mode!r} cannot do without one: {cause}"
             )
         if not self.has_lost_drafter:
             self.failovers.append(how)
