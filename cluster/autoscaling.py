@@ -8,8 +8,9 @@ afterwards, and copies the policies into its controller with all that they use o
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from cluster.reports import REPORTS_STALE_S
@@ -26,9 +27,7 @@ class EngineLoad:
     """The load of one engine replica, or of several together.
 
     Attributes:
-        num_requests: Requests at the replica.
         pages_used: KV pages that a new lease cannot have.
-        pages_total: All pages.
         waiting_s: Seconds that reading what waits takes; 0 while the speed is not known.
     """
 
@@ -38,12 +37,7 @@ class EngineLoad:
     waiting_s: float = 0.0
 
     def __add__(self, other: EngineLoad) -> EngineLoad:
-        return EngineLoad(
-            self.num_requests + other.num_requests,
-            self.pages_used + other.pages_used,
-            self.pages_total + other.pages_total,
-            self.waiting_s + other.waiting_s,
-        )
+        return EngineLoad(*map(operator.add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True)
@@ -192,9 +186,8 @@ def latest(
 ) -> dict[str, dict[str, float]]:
     """Return the latest numbers of replicas, by their unique ids, without those that are stale.
 
-    Args:
-        metrics: Serve's time series by the name of the number and the replica.
-        now: Seconds since the epoch.
+    `metrics` has Serve's time series by the name of the number and the replica; `now` is in seconds
+    since the epoch.
     """
     stats: dict[str, dict[str, float]] = {}
     for name, by_replica in metrics.items():

@@ -63,10 +63,8 @@ class HeldLease:
     async def is_over(self, call: asyncio.Future[Any], *, after_s: float, silent_s: float) -> bool:
         """Wait for a call of the engine; return whether it is over, or else the engine gave a sign.
 
-        Args:
-            call: A call in progress; it may take as long as it needs while its engine lives.
-            after_s: Seconds after which the engine is asked for a sign of life.
-            silent_s: Longest wait for that, in seconds.
+        The call may take as long as it needs while its engine lives. After `after_s` seconds the
+        engine is asked for a sign of life, which is waited for `silent_s` seconds at most.
 
         Raises:
             TimeoutError: The engine gave no sign of life.
@@ -75,10 +73,9 @@ class HeldLease:
             return True
         sign = asyncio.ensure_future(self.engine.ping.remote())
         sign.add_done_callback(lambda done: done.cancelled() or done.exception())
-        both = {call, sign}
         try:
             first, _ = await asyncio.wait(
-                both, timeout=silent_s, return_when=asyncio.FIRST_COMPLETED
+                {call, sign}, timeout=silent_s, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             sign.cancel()

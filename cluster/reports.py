@@ -41,8 +41,6 @@ class EngineReport:
         at: When the engine was asked, in seconds since the epoch.
         pages_free: Pages that a new lease could have, idle prefixes included; without those kept
             for second leases that are still expected.
-        pages_total: All pages.
-        page_tokens: Tokens per page.
         leases_free: Leases that could still open, by number.
         num_requests: Requests at the replica, those that wait for their lease included.
         leases_waiting: Requests in the engine's queue.
@@ -197,11 +195,9 @@ class LoopWatch:
 
 
 def list_held_documents(used: OrderedDict[str, int], num_tokens: int) -> dict[str, int]:
-    """Return the documents used last that fit into `num_tokens`, the last perhaps in part.
+    """Return the documents used last that fit into a KV pool of `num_tokens`, the last in part.
 
-    Args:
-        used: Tokens of each document, the least recently used first.
-        num_tokens: Tokens that the KV pool holds.
+    `used` has the tokens of each document, the least recently used first.
     """
     held: dict[str, int] = {}
     for name in reversed(used):
