@@ -75,13 +75,11 @@ def chunk_text(
     into one chunk is not cut.
 
     Args:
-        text: The document.
         token_offsets: Returns the tokens' character ranges, such as `hf_token_offsets(tokenizer)`.
         max_tokens: The most tokens that start in one chunk. Only a single character made of more
             tokens exceeds it.
         max_chars: The most characters in one chunk. Defaults to 16 for each token.
         document_id: The prefix of the chunk ids.
-        name: The document's name, which every chunk carries.
 
     Raises:
         ValueError: If a bound is below one.

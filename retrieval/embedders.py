@@ -30,7 +30,7 @@ def make_embedder(config: EmbedderConfig) -> Embedder:
     """Build the configured embedder, and load its model where it has one.
 
     Raises:
-        EmbedderFailed: If the model cannot be loaded.
+        EmbedderFailed: The model cannot be loaded.
     """
     if isinstance(config, BGEM3EmbedderConfig):
         return BGEM3Embedder(config)
@@ -114,7 +114,7 @@ class SentenceEmbedder:
         """Load the model; importing sentence-transformers alone takes seconds.
 
         Raises:
-            EmbedderFailed: If the model is missing, has not been fetched, or cannot be loaded.
+            EmbedderFailed: The model is missing, has not been fetched, or cannot be loaded.
         """
         self._config = config
         self._turns = PriorityLock()
@@ -143,7 +143,7 @@ class SentenceEmbedder:
         """Embed passages, `batch_size` of them in a forward pass.
 
         Raises:
-            EmbedderFailed: If the model raises.
+            EmbedderFailed: The model raised.
         """
         words = self._words.embed_passages(texts)
         step = self._config.batch_size
@@ -154,11 +154,7 @@ class SentenceEmbedder:
                 yield Embedding(vector, next(words).sparse)
 
     def embed_query(self, text: str) -> Embedding:
-        """Embed a query, before any batch that waits.
-
-        Raises:
-            EmbedderFailed: If the model raises.
-        """
+        """Embed a query, before any batch that waits; errors are those of `embed_passages`."""
         with self._turns.question():
             (dense,) = self._dense([text])
         return Embedding(dense, self._words.embed_query(text).sparse)

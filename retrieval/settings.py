@@ -37,10 +37,8 @@ class BGEM3EmbedderConfig(_Config):
     batch_tokens: int = Field(
         8192,
         ge=1,
-        description=(
-            "Tokens of the embedder in one forward pass, padding included, unless one chunk has "
-            "more. A question waits for one such pass at most."
-        ),
+        description="Tokens of the embedder in one forward pass, padding included, unless one "
+        "chunk has more. A question waits for one such pass at most.",
     )
 
 
@@ -111,7 +109,7 @@ class ServerStoreConfig(_Config):
         """Return the API key, read from the environment where `api_key_env` is set.
 
         Raises:
-            ValueError: If `api_key_env` names a variable that is not set.
+            ValueError: `api_key_env` names a variable that is not set.
         """
         if self.api_key_env is None:
             return None if self.api_key is None else self.api_key.get_secret_value()
@@ -144,40 +142,29 @@ class RetrievalConfig(_Config):
     )
     floor: float | None = Field(
         None,
-        description=(
-            "The least score of a chunk worth showing, in the embedder's units; set here, it also "
-            "decides what 'auto' relies on. By default the embedder's own: cosine 0.3 for bge-m3, "
-            "any likeness for the others, which have rules of their own for 'auto'."
-        ),
+        description="The least score of a chunk worth showing, in the embedder's units; set here, "
+        "it also decides what 'auto' relies on. By default the embedder's own: cosine 0.3 for "
+        "bge-m3, any likeness for the others, which have rules of their own for 'auto'.",
     )
     max_cached_chunks: int | None = Field(
         None,
         ge=1,
-        description=(
-            "Chunks of attached documents kept for the next question; by default 8,192 in the "
-            "local store. A document with more than half of them counts as half. Of a server's "
-            "chunks a retriever knows so many by name, by default 65,536; they stay for "
-            "store.ttl_s."
-        ),
+        description="Chunks of attached documents kept for the next question; by default 8,192 in "
+        "the local store. A document with more than half of them counts as half. Of a server's "
+        "chunks a retriever knows so many by name, by default 65,536; they stay for store.ttl_s.",
     )
 
     @model_validator(mode="after")
-    def _budget_holds_a_chunk(self) -> Self:
+    def _chunks_fit(self) -> Self:
         if self.budget_tokens is not None and self.budget_tokens < self.chunk_tokens:
             raise ValueError(
                 f"a budget of {self.budget_tokens} tokens holds no chunk of {self.chunk_tokens}: "
                 "raise budget_tokens or lower chunk_tokens"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _embedder_reads_whole_chunks(self) -> Self:
-        embedder = self.embedder
-        if isinstance(embedder, LexicalEmbedderConfig):
-            return self
-        if embedder.max_length < self.chunk_tokens:
+        most = getattr(self.embedder, "max_length", self.chunk_tokens)
+        if most < self.chunk_tokens:
             raise ValueError(
-                f"chunks of {self.chunk_tokens} tokens would be cut at {embedder.max_length}: "
+                f"chunks of {self.chunk_tokens} tokens would be cut at {most}: "
                 "raise embedder.max_length or lower chunk_tokens"
             )
         return self

@@ -47,10 +47,9 @@ class SharedChunkStore:
         ttl_s: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Store the settings; `keep` opens the collection.
+        """Store the settings; `keep` opens the collection, which need not exist yet.
 
         Args:
-            collection: The collection, which need not exist yet.
             index: The name of everything beside a text that decides its chunks and vectors.
             ttl_s: How long a document stays after its last use, in seconds.
             clock: Returns the seconds since the epoch.
@@ -72,8 +71,7 @@ class SharedChunkStore:
         """Connect, and create the collection if it does not exist; the server may be away.
 
         Raises:
-            CollectionMismatch: If the collection was made for other vectors, or the server is too
-                old.
+            CollectionMismatch: The collection was made for other vectors, or the server is too old.
         """
         key = config.key()
         client = AsyncQdrantClient(
