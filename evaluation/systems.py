@@ -156,11 +156,9 @@ class System(Frozen):
 
     def speculation(self, eta: float | None = None) -> SpeculationConfig:
         """Return the speculation settings; `eta` overrides that of a system that fuses."""
-        given = {"transfer": self.transfer, "max_draft": self.max_draft, "eta": self.eta_in(eta)}
-        settings: dict[str, object] = {key: each for key, each in given.items() if each is not None}
-        if self.method == "paper":
-            settings["rule"] = "paper"
-        return SpeculationConfig.model_validate(settings)
+        given = self.model_dump(include={"transfer", "max_draft"}, exclude_none=True)
+        rule = "paper" if self.method == "paper" else "exact"
+        return SpeculationConfig(eta=self.eta_in(eta), rule=rule, **given)
 
 
 BASELINES: dict[str, System] = {

@@ -52,9 +52,6 @@ class InProcess:
         """Create a backend; the caller closes the engines.
 
         Args:
-            task: Sets the templates and the lengths of answers.
-            prompter: Makes the prompts of both models.
-            target: The target's engine.
             drafter: The drafter's engine; the target's own where there is no other.
             text: Decodes token ids into text.
             kept_prompts: Number of prompts to cache for the systems that share them.
@@ -130,10 +127,7 @@ class InProcess:
         found: ShortContext | None,
         ms: dict[str, float],
     ) -> RoundStatistics:
-        """Answer by drafting with the system's draft source and verifying with the target.
-
-        The target's prompt is `read`.
-        """
+        """Answer with the system's drafts, verified by the target, whose prompt is `read`."""
         short = read if trial.system.drafts == "naive" else retrieved
         witness = self._witness_prompt(trial, found)
         source = choose(
