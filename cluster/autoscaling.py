@@ -65,7 +65,6 @@ def engines_wanted(state: PoolState, *, target_ongoing: float, first_token_goal_
     replica without a report is taken for an average one; as long as there is one, none is removed.
 
     Args:
-        state: The pool.
         target_ongoing: Requests that a replica should have.
         first_token_goal_s: Seconds in which waiting prompts should be read.
     """
@@ -110,7 +109,6 @@ def orchestrators_wanted(
         lags_s: How late the event loop of each running replica is, in seconds; None if unknown.
         num_requests: Requests at all of them and before them.
         target_ongoing: Requests that one should have.
-        lag_goal_s: Lag that is aimed at.
     """
     known = [lag for lag in lags_s if lag is not None]
     by_requests = math.ceil(num_requests / target_ongoing)

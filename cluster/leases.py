@@ -166,8 +166,6 @@ async def hold(
     """Hold a lease for the duration of the context: renew it, and always release it.
 
     Args:
-        pool: Deployment of leasing replicas.
-        request: The request for a lease.
         timeout_s: Longest wait for room, in seconds.
         renew_every_s: Seconds between renewals, well below the engine's time-to-live.
         lost: Error class for replicas that died or cannot be reached.
@@ -290,9 +288,7 @@ async def _next(
 ) -> Granted | None:
     """Return the next item of a lease's stream: None from a replica, then what it grants.
 
-    Raises:
-        _OpensElsewhere: The lease waits, and would open on another replica at once.
-        RapidError: `resting`, if that is given and the pool has no replica.
+    Raises `_OpensElsewhere`, or `resting` if that is given and the pool has no replica.
     """
     coming = asyncio.ensure_future(anext(stream))
     coming.add_done_callback(lambda done: done.cancelled() or done.exception())

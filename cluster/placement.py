@@ -137,7 +137,6 @@ def deployment_options(
     """Return the keyword arguments of ``serve.deployment(...)`` for a pool.
 
     Args:
-        pool: Settings of the pool.
         max_leases: Leases of the engine that each replica starts; None for a pool without engines.
         has_affinity: Whether `cluster.affinity` chooses the replica: the one that owns a request's
             name, and none that has just failed. For a lease it always does.

@@ -35,7 +35,7 @@ _NOT_NUMBERS = ("at", "documents", "in_use")
 
 @dataclass(frozen=True)
 class EngineReport:
-    """An engine's status at one moment, as routers and autoscaling policies get it.
+    """An engine's `EngineStatus` at one moment, as routers and autoscaling policies get it.
 
     Attributes:
         at: When the engine was asked, in seconds since the epoch.
@@ -43,10 +43,6 @@ class EngineReport:
             for second leases that are still expected.
         leases_free: Leases that could still open, by number.
         num_requests: Requests at the replica, those that wait for their lease included.
-        leases_waiting: Requests in the engine's queue.
-        tokens_waiting: Prompt tokens that are still to be read.
-        prefill_tokens_per_s: Measured speed of reading; 0 if nothing was read yet.
-        step_s: Usual seconds of a step that reads no prompt; 0 if there was none yet.
         documents: Tokens of the longest prompt about each document that the engine probably still
             holds, by its name (`document_name`).
         in_use: Names of those that open leases read; the pages of the others count as free.

@@ -129,8 +129,6 @@ def rank_candidates(
     """Return the replicas in the order in which to try them; full ones only if all are.
 
     Args:
-        need: What the request needs.
-        candidates: The running replicas.
         target_ongoing: Requests from which a replica counts as crowded.
         first_token_goal_s: Seconds to the first token from which a replica that holds the document
             is given up for a faster one.

@@ -57,7 +57,7 @@ def load_recipe(name: str) -> Recipe:
     """Return the recipe `name`.
 
     Raises:
-        ConfigurationError: There is no recipe of that name.
+        ConfigurationError: There is none of that name.
     """
     recipes = _recipes()
     if name not in recipes:

@@ -88,8 +88,7 @@ class Log:
         """Begin a run, resume it, or extend it by further systems and conditions.
 
         Raises:
-            ConfigurationError: The file has another configuration; the message lists every
-                difference.
+            ConfigurationError: The file has another configuration; the message says which.
         """
         results: list[Result] = []
         self._path = path

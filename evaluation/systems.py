@@ -31,8 +31,6 @@ class System(Frozen):
             `naive` with `plain` is the drafter alone.
         transfer: Transfer rule. None takes the default of `rapid.config.SpeculationConfig`, as it
             does for `eta` and `max_draft`.
-        eta: How strongly the drafter moves the target's distribution.
-        max_draft: Maximum length of a draft block, in tokens.
         temperature: Sampling temperature; None takes the task's. The method `paper`, which cannot
             be greedy, then takes 0.1 for a greedy task's 0, as the paper does on LongBench v2.
         window: Tokens of the window for `drafts: window`; None takes the default of

@@ -98,7 +98,6 @@ class Condition(Frozen):
             memory; all are from an unrelated document; a share of them is replaced by such chunks;
             chunks that contradict the evidence are added; or chunks that hold evidence are passed
             over, as if the search had missed them.
-        share: Share of the chunks that is replaced.
         context_tokens: Length to which the context is cut in its middle, in tokens, for the target
             and for retrieval.
         retrieval_tokens: Overrides the budget of retrieved tokens.

@@ -49,7 +49,6 @@ class CatalogueFile:
 
     Attributes:
         file: The name of the file; a zip archive is unpacked into a folder.
-        sha256: The hash of the file, in hex.
         licence: An SPDX identifier.
         context_tokens: The longest text that it reads.
         sources: Where it comes from, tried in this order.

@@ -21,9 +21,8 @@ Refusal = Literal["tenant", "all"]
 class FairQueue:
     """Places for one event loop's tasks. A task that is cancelled leaves its line at once.
 
-    Attributes:
-        max_waiting: Number of tasks that may wait; None does not limit it. It may be set at any
-            time, and those that wait then stay.
+    `max_waiting` tasks may wait, or any number if it is None. It may be set at any time, and those
+    that wait then stay.
     """
 
     def __init__(self, num_places: int, max_waiting: int | None = None) -> None:

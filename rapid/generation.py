@@ -96,8 +96,6 @@ def generate(
         input_ids: Token ids of the long context.
         draft_input_ids: Token ids of the retrieved context.
         max_tokens: Longest answer, in tokens.
-        sampling: Temperature, filters and seed of the answer.
-        speculation: Settings of the method.
         num_logprobs: Number of alternatives beside each token's log-probability; None for no
             log-probabilities.
         refresh: Function from the answer's tokens so far to the token ids that the drafter reads

@@ -2,11 +2,8 @@
 
 Both are chats, before templating and tokenizing. The target's is the chat as given, with the
 attached documents at the start of its first user message, so that questions on one document share a
-prefix. The drafter's is the same chat with its long parts replaced, in place, by retrieved chunks::
-
-    plan = plan_drafter_chat(messages, documents, budget_tokens=..., count_tokens=...)
-    chunks = ...  # retrieved from plan.documents
-    drafter_messages(plan, chunks)
+prefix. The drafter's is the same chat with its long parts replaced, in place, by chunks that are
+retrieved between `plan_drafter_chat` and `drafter_messages`.
 
 The models in `rapid.embedded` were trained on this exact wording; changing it lowers their
 accuracy.
@@ -97,7 +94,6 @@ def plan_drafter_chat(
 
     Args:
         messages: The chat, with at least one user message.
-        documents: The attachments.
         budget_tokens: Tokens that retrieval may fill.
         count_tokens: Token count of the target's tokenizer.
         question: The end of the last user message to keep, from `rapid.answering.query`;

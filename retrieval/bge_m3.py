@@ -14,14 +14,9 @@ from retrieval.settings import BGEM3EmbedderConfig
 
 
 class BGEM3Embedder:
-    """A BGE-M3 embedder: dense vectors (cosine) and learned term weights from one forward pass.
+    """A BGE-M3 embedder: dense vectors (cosine) and learned term weights from one forward pass."""
 
-    Attributes:
-        floor: The least dense cosine, 0.3, which is the paper's threshold.
-        space: Dense vectors of the model's hidden size and term weights without IDF.
-    """
-
-    floor = 0.3
+    floor = 0.3  # of the dense cosine: the paper's threshold
 
     def __init__(self, config: BGEM3EmbedderConfig) -> None:
         """Load the model; importing FlagEmbedding alone takes seconds.
@@ -109,17 +104,13 @@ def batches(lengths: Sequence[int], most_tokens: int) -> list[range]:
 
 
 def _checkpoint(model: str) -> str:
-    """Return the folder of a model, downloaded from the hub if `model` is no local folder.
-
-    Raises:
-        FileNotFoundError: The folder lacks one of BGE-M3's two extra weight files, for which
-            FlagEmbedding would silently use random term weights.
-    """
+    """Return the folder of a model, downloaded from the hub if `model` is no local folder."""
     if not os.path.isdir(model):
         from huggingface_hub import snapshot_download
 
         others = ["onnx/*", "imgs/*", "*.h5", "*.msgpack", "*.ot"]
         model = snapshot_download(model, ignore_patterns=others)
+    # Without either of BGE-M3's extra weight files FlagEmbedding would use random term weights.
     for name in ("sparse_linear.pt", "colbert_linear.pt"):
         if not os.path.exists(os.path.join(model, name)):
             raise FileNotFoundError(f"{model} has no {name}")

@@ -29,7 +29,6 @@ class Chunk:
 
     Attributes:
         id: ``{document_id}:{index}``, the same whenever the same document is cut the same way.
-        document: The document's name.
         num_tokens: Its number of tokens in the tokenization of the whole document.
     """
 
@@ -82,7 +81,7 @@ def chunk_text(
         document_id: The prefix of the chunk ids.
 
     Raises:
-        ValueError: If a bound is below one.
+        ValueError: A bound is below one.
     """
     max_chars = 16 * max_tokens if max_chars is None else max_chars
     if max_tokens < 1 or max_chars < 1:
@@ -107,7 +106,7 @@ def hf_token_offsets(tokenizer: Any) -> TokenOffsets:
     """Return the token offsets function of a Hugging Face tokenizer.
 
     Raises:
-        ValueError: If it is a slow tokenizer, which does not report offsets.
+        ValueError: It is a slow tokenizer, which does not report offsets.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(

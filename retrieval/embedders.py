@@ -43,14 +43,10 @@ class LexicalEmbedder:
     """A BM25 embedder; the store supplies the IDF factor (see `VectorSpace.idf`).
 
     Terms are those of `retrieval.terms`, numbered by a hash.
-
-    Attributes:
-        space: Term weights with IDF, no dense vectors.
-        floor: Zero: a chunk with one content word of the query is shown.
     """
 
     space = VectorSpace(dense_size=None, sparse=True, idf=True)
-    floor = 0.0
+    floor = 0.0  # a chunk with one content word of the query is shown
 
     _SATURATION = 1.2  # k1
     _LENGTH_WEIGHT = 0.75  # b
@@ -102,13 +98,9 @@ class SentenceEmbedder:
     """A sentence-transformers embedder: dense vectors (cosine), and BM25 term weights beside them.
 
     Weight and least cosine are those of all-MiniLM-L6-v2 (`benchmarks/results/recall-dev.md`).
-
-    Attributes:
-        floor: The least dense cosine, 0.
-        space: Dense vectors of the model's size, and term weights with IDF.
     """
 
-    floor = 0.0
+    floor = 0.0  # of the dense cosine
 
     def __init__(self, config: SentenceEmbedderConfig) -> None:
         """Load the model; importing sentence-transformers alone takes seconds.

@@ -60,7 +60,7 @@ def check_space(embedding: Embedding, space: VectorSpace, holder: str) -> None:
     """Check that a holder of vectors of `space` can hold these.
 
     Raises:
-        CollectionMismatch: If it cannot.
+        CollectionMismatch: It cannot.
     """
     size = None if embedding.dense is None else len(embedding.dense)
     given = VectorSpace(size, embedding.sparse is not None)

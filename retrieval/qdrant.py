@@ -68,7 +68,7 @@ class QdrantCollection:
         A chunk without vectors could not be found, and gets none.
 
         Raises:
-            CollectionMismatch: If the vectors are not of the collection's space.
+            CollectionMismatch: The vectors are not of the collection's space.
         """
         for embedding in embeddings:
             check_space(embedding, self._space, f"the collection {self.name!r}")
@@ -220,8 +220,8 @@ class QdrantCollection:
         """Raise errors of the client within the block as errors of the store.
 
         Raises:
-            ChunksMissing: If the collection is gone.
-            StoreUnavailable: If Qdrant does not answer, or refuses.
+            ChunksMissing: The collection is gone.
+            StoreUnavailable: Qdrant does not answer, or refuses.
         """
         try:
             yield

@@ -231,11 +231,7 @@ class SharedChunkStore:
 
     @asynccontextmanager
     async def _server(self, *, is_probe: bool = False) -> AsyncIterator[None]:
-        """Enclose calls of the server, and note whether it is away.
-
-        Raises:
-            StoreUnavailable: At once if the server is known to be away and this is no probe.
-        """
+        """Enclose calls of the server, and note whether it is away; then only probes reach it."""
         if self._outage is not None and not is_probe:
             raise StoreUnavailable(self._outage)
         try:

@@ -62,14 +62,10 @@ class ServerProcess:
 
     This process locks the lock file and the child inherits the lock: the file stays locked while
     either lives. It holds the ids of both; `rapid stop` signals the first that is alive.
-
-    Attributes:
-        url: The base URL of the HTTP API.
-        log_path: The file with its output and that of Ray.
     """
 
     url: str
-    log_path: Path
+    log_path: Path  # of its output and that of Ray
     _config: Path
     _process: subprocess.Popen[bytes]
     _lock: IO[str]

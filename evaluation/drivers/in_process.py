@@ -268,10 +268,9 @@ async def open_in_process(
 
     Args:
         task: The task, whose systems and conditions determine the room that each engine needs.
-        models: The models; the drafter is None where no system needs one other than the target.
+        models: The drafter is None where no system needs one other than the target.
         items: All items of the run, from which unrelated chunks are taken.
         mine: The items to answer.
-        batch: Number of answers at once.
 
     Raises:
         ConfigurationError: A checkpoint cannot be used, the two models do not share a vocabulary,

@@ -46,7 +46,6 @@ class Plan:
     """The items, systems and conditions of a run, and how it is executed.
 
     Attributes:
-        models: Models of a run in process, else None.
         server: Server of a run over HTTP; `models` is then None.
         batch: Number of answers at once, in each worker.
         recipe: Name of the recipe that the run repeats; the report shows its published numbers.

@@ -245,11 +245,8 @@ async def _greet(client: httpx.AsyncClient) -> tuple[str, DraftKind]:
 async def _post(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Json:
     """Post a request and return the reply.
 
-    A server that is full, restarting or unreachable is asked again, after its Retry-After if it
-    sends one.
-
-    Raises:
-        ServerRefused: The server refused the request, or gave no answer after `_RETRIES` retries.
+    A server that is full, restarting or unreachable is asked again, `_RETRIES` times, after its
+    Retry-After if it sends one.
     """
     for attempt in range(_RETRIES + 1):
         pause = min(2.0**attempt, _MOST_PATIENCE_S)
@@ -303,11 +300,7 @@ def _times(receipt: Json, metrics: Json) -> dict[str, float]:
 
 
 def _check_kept(receipt: Json, system: System) -> None:
-    """Refuse an answer that the server gave in another mode, or partly without its drafter.
-
-    Raises:
-        ServerRefused: The answer is refused; the message says what the server did instead.
-    """
+    """Refuse an answer that the server gave in another mode, or partly without its drafter."""
     if receipt["mode"] != system.method:
         raise ServerRefused(
             f"the server answered as {receipt['mode']}, not {system.method}: {receipt['reason']}"

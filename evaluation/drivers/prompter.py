@@ -65,12 +65,9 @@ class Prompter:
         drafter: ChatText,
         retriever: Retriever,
     ) -> None:
-        """Create a prompter for one run.
+        """Create a prompter for a run of `items`, from which unrelated chunks are taken.
 
-        Args:
-            items: All items of the run, from which unrelated chunks are taken.
-            target: Counts tokens and renders the target's prompts.
-            retriever: A retriever made for the task's retrieval settings.
+        The target's text counts tokens; the retriever has the task's retrieval settings.
         """
         self._task = task
         self._items = items
@@ -255,12 +252,9 @@ def target_chat(
     template: str | None = None,
     more: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Message, ...]:
-    """Return the chat that the target answers, with its whole context.
+    """Return the chat that the target answers, with the item's document as far as it may be read.
 
-    Args:
-        task: The task; without templates the chat is the item's own.
-        document: The item's document, as far as it may be read.
-        template: A template to use instead of the task's for the target.
+    Without templates of the task the chat is the item's own; `template` goes before the task's.
     """
     if task.templates is None:
         return target_messages(item.messages, () if document is None else (document,))
