@@ -1,14 +1,40 @@
-"""The exceptions of RAPID Serve; ``str(error)`` is the message for the user.
+"""The exceptions of RAPID Serve, as one tree.
+
+::
+
+    RapidError
+    ├── BadRequest              the request is invalid; names the field            400
+    │   ├── PromptTooLong       the prompt exceeds the context, by how many tokens 400
+    │   ├── BodyTooLarge        the request body is over the limit                 413
+    │   ├── BodyTooSlow         the request body did not come in time              408
+    │   ├── UnsupportedEncoding the request body is compressed                     415
+    │   └── UnknownModel        the endpoint does not serve this model             404
+    ├── Unauthorized            the API key is missing or unknown                  401
+    ├── Overloaded              the pools are full; says when to retry             503
+    │   └── TooManyRequests     the tenant has too many requests; says when        429
+    ├── LeaseNotFound           the lease was released, expired or never existed   503
+    ├── OutOfStep               a message is for another position of the sequence  500
+    ├── DrafterUnavailable      `auto` and `lossless` continue without a drafter   503
+    ├── DrafterHangs            no draft block came in time                        503
+    ├── TargetUnavailable       no target replica answered                         503
+    │   └── TargetHangs         a target's engine gives no sign of life            503
+    ├── OrchestratorLost        the process that ran the request died              503
+    ├── CannotContinue          an answer came out differently the second time     503
+    ├── RetrievalPending        documents are still being indexed for retrieval    503
+    ├── RetrievalUnavailable    an explicit mode needs what retrieval did not give 503
+    ├── EngineFailed            an engine failed at a step, or is closed           500
+    └── ConfigurationError      the configuration is rejected before startup
 
 Every class passes all its arguments to ``super().__init__``, so that it survives pickling between
-processes. `deployments.api.http.error_responses` gives each its HTTP status.
+processes. ``str(error)`` is the message for the user. `deployments.api.http.error_responses` maps
+the tree to HTTP.
 """
 
 from __future__ import annotations
 
 
 class RapidError(Exception):
-    """Base of all errors."""
+    """Base of all errors; ``str()`` is a sentence for the user."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else self.__class__.__name__

@@ -18,10 +18,10 @@ out = Console()
 err = Console(stderr=True)
 
 
-def fail(message: str) -> NoReturn:
-    """Print an error that says what to do, and end the command with exit status 1."""
+def fail(message: str, status: int = 1) -> NoReturn:
+    """Print an error that says what to do, and end the command with this exit status."""
     err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True, highlight=False)
-    raise typer.Exit(1)
+    raise typer.Exit(status)
 
 
 def note(message: str) -> None:
