@@ -62,32 +62,6 @@ class EngineReport:
     in_use: Sequence[str] = ()
 
     @classmethod
-    def of(
-        cls,
-        status: EngineStatus,
-        *,
-        at: float,
-        num_requests: int,
-        documents: Mapping[str, int],
-        in_use: Sequence[str],
-    ) -> Self:
-        """Return the report of a status that an engine had at `at`."""
-        return cls(
-            at=at,
-            pages_free=status.kv_pages_total - status.kv_pages_in_use - status.kv_pages_kept,
-            pages_total=status.kv_pages_total,
-            page_tokens=status.page_tokens,
-            leases_free=status.max_leases - status.leases_open - status.leases_kept,
-            num_requests=num_requests,
-            leases_waiting=status.leases_waiting,
-            tokens_waiting=status.tokens_waiting,
-            prefill_tokens_per_s=round(status.prefill_tokens_per_s, 1),
-            step_s=round(status.step_s, 6),
-            documents=documents,
-            in_use=in_use,
-        )
-
-    @classmethod
     def from_stats(cls, stats: Mapping[str, Any], now: float) -> Self | None:
         """Return the report in a replica's routing stats; None if there is none or it is stale."""
         if not stats or now - stats["at"] > REPORTS_STALE_S:
@@ -159,10 +133,17 @@ class EngineWatch:
             return
         num_tokens = status.kv_pages_total * status.page_tokens
         documents = list_held_documents(self._documents, num_tokens)
-        self._report = EngineReport.of(
-            status,
+        self._report = EngineReport(
             at=asked_at,
+            pages_free=status.kv_pages_total - status.kv_pages_in_use - status.kv_pages_kept,
+            pages_total=status.kv_pages_total,
+            page_tokens=status.page_tokens,
+            leases_free=status.max_leases - status.leases_open - status.leases_kept,
             num_requests=self._num_requests,
+            leases_waiting=status.leases_waiting,
+            tokens_waiting=status.tokens_waiting,
+            prefill_tokens_per_s=round(status.prefill_tokens_per_s, 1),
+            step_s=round(status.step_s, 6),
             documents=documents,
             in_use=[name for name in documents if self._readers[name]],
         )
