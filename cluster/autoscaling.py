@@ -95,12 +95,7 @@ def engines_wanted(state: PoolState, *, target_ongoing: float, first_token_goal_
 
 
 def orchestrators_wanted(
-    target: int,
-    lags_s: Sequence[float | None],
-    num_requests: float,
-    *,
-    target_ongoing: float,
-    lag_goal_s: float = _LAG_GOAL_S,
+    target: int, lags_s: Sequence[float | None], num_requests: float, *, target_ongoing: float
 ) -> int:
     """Return how many orchestrators there should be; Serve applies limits and delays.
 
@@ -115,11 +110,11 @@ def orchestrators_wanted(
     if not known:
         return max(by_requests, target)
     lag_s = sum(known) / len(known)
-    if lag_s > lag_goal_s and num_requests:  # without requests a late loop is the machine's doing
-        return max(by_requests, math.ceil(len(lags_s) * min(lag_s / lag_goal_s, _MOST_GROWTH)))
+    if lag_s > _LAG_GOAL_S and num_requests:  # without requests a late loop is the machine's doing
+        return max(by_requests, math.ceil(len(lags_s) * min(lag_s / _LAG_GOAL_S, _MOST_GROWTH)))
     if by_requests >= target:
         return by_requests
-    is_calm = len(known) == len(lags_s) and lag_s < lag_goal_s / 4
+    is_calm = len(known) == len(lags_s) and lag_s < _LAG_GOAL_S / 4
     fewer = math.ceil(_SPARE * num_requests / target_ongoing)
     return min(fewer, target) if is_calm else target
 

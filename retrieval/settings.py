@@ -8,24 +8,21 @@ import os
 from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, model_validator
+
+from rapid.config import Finite, Frozen
 
 _INDEX_FORMAT = "1"  # another one when code changes chunks or vectors
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-class _Config(BaseModel):
-    # Validation errors would otherwise show their input, and with it an API key.
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-class LexicalEmbedderConfig(_Config):
+class LexicalEmbedderConfig(Frozen):
     """Settings of the BM25 embedder, which needs no weights and no download."""
 
     kind: Literal["lexical"] = "lexical"
 
 
-class BGEM3EmbedderConfig(_Config):
+class BGEM3EmbedderConfig(Frozen):
     """Settings of BGE-M3, which gives each chunk a dense vector and learned term weights."""
 
     kind: Literal["bge-m3"]
@@ -42,7 +39,7 @@ class BGEM3EmbedderConfig(_Config):
     )
 
 
-class SentenceEmbedderConfig(_Config):
+class SentenceEmbedderConfig(Frozen):
     """Settings of a small sentence-transformers model with BM25 beside it, which a CPU can run."""
 
     kind: Literal["sentence-transformers"]
@@ -57,14 +54,14 @@ class SentenceEmbedderConfig(_Config):
     batch_size: int = Field(16, ge=1, description="Chunks in one forward pass.")
 
 
-class LocalStoreConfig(_Config):
+class LocalStoreConfig(Frozen):
     """Settings of the store inside this process, for thousands of chunks."""
 
     is_shared: ClassVar[bool] = False  # by several retrievers
     kind: Literal["local"] = "local"
 
 
-class ServerStoreConfig(_Config):
+class ServerStoreConfig(Frozen):
     """Connection settings of a Qdrant server, 1.19 or later."""
 
     is_shared: ClassVar[bool] = True
@@ -76,11 +73,8 @@ class ServerStoreConfig(_Config):
         False, description="Send the key unencrypted, on a network that nobody else reads."
     )
     timeout_s: float = Field(30.0, gt=0)
-    ttl_s: float = Field(
-        86_400.0,
-        ge=60,
-        allow_inf_nan=False,
-        description="Seconds that a document stays after its last use.",
+    ttl_s: Finite = Field(
+        86_400.0, ge=60, description="Seconds that a document stays after its last use."
     )
 
     @model_validator(mode="after")
@@ -127,7 +121,7 @@ EmbedderConfig = Annotated[
 StoreConfig = Annotated[LocalStoreConfig | ServerStoreConfig, Field(discriminator="kind")]
 
 
-class RetrievalConfig(_Config):
+class RetrievalConfig(Frozen):
     """Settings of a `Retriever`; the defaults are the paper's."""
 
     embedder: EmbedderConfig = LexicalEmbedderConfig()

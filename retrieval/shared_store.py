@@ -184,9 +184,9 @@ class SharedChunkStore:
         # The manifest goes last, and only if nobody has claimed the document: several may sweep.
         num_swept = 0
         while expired := await self._manifests.find_expired():
-            for each in expired:
-                await self._collection.delete(each.tenant, each.document_id)
-                await self._manifests.delete(each.tenant, each.document_id, if_expired=True)
+            for tenant, document_id in expired:
+                await self._collection.delete(tenant, document_id)
+                await self._manifests.delete(tenant, document_id, if_expired=True)
             num_swept += len(expired)
         return num_swept
 

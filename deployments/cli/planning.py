@@ -14,7 +14,7 @@ from deployments.cli.plan_tables import beside, show_memory, show_shared_memory,
 from deployments.cli.terminal import fail, note, say
 
 if TYPE_CHECKING:
-    from rapid.planning.plan import GPU, Replica
+    from rapid.planning.plan import Replica
     from rapid.planning.shapes import ModelShape
 
 # arXiv 2502.20330: the share of drafts accepted, in blocks of ten, in its multi-turn task where
@@ -134,10 +134,11 @@ def plan(
     length, how many targets one drafter should serve, and the cost of a million tokens against
     plain decoding.
     """
-    from rapid.planning.plan import GROUP_SIZES, PYTHON_TIME, HostTime, Replica, group_sizes
+    from rapid.planning.plan import GPUS, GROUP_SIZES, PYTHON_TIME, HostTime, Replica, group_sizes
     from rapid.planning.schedules import Speculating
 
-    device = _gpu(gpu)
+    if (device := GPUS.get(gpu.lower())) is None:
+        fail(f"no GPU {gpu!r} is known: take one of {', '.join(GPUS)}")
     if drafter_context is None:
         from retrieval.settings import RetrievalConfig
 
@@ -256,14 +257,6 @@ def _check_pair(target: str, drafter: str) -> None:
         raise different_vocabularies(
             f"that of {target} has {sizes[0]:,} tokens, that of {drafter} {sizes[1]:,}"
         )
-
-
-def _gpu(name: str) -> GPU:
-    from rapid.planning.plan import GPUS
-
-    if name.lower() not in GPUS:
-        fail(f"no GPU {name!r} is known: take one of {', '.join(GPUS)}")
-    return GPUS[name.lower()]
 
 
 def _shape(model: str) -> ModelShape:

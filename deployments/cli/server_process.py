@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -156,9 +155,9 @@ class ServerProcess:
         reasons = [found[1] for line in log.splitlines() if (found := _OUR_ERROR.search(line))]
         return reasons[-1] if reasons else f"{given_up}\n{self.tail()}"
 
-    def tail(self, num_lines: int = 15) -> str:
-        """Return the last `num_lines` lines of the log."""
-        return "\n".join(deque(self._log().splitlines(), maxlen=num_lines))
+    def tail(self) -> str:
+        """Return the last 15 lines of the log."""
+        return "\n".join(self._log().splitlines()[-15:])
 
     def stop(self) -> None:
         """End the process with SIGINT, as Ctrl-C does, then with SIGTERM, then with SIGKILL.
