@@ -14,29 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Protocol
 
 from rapid.errors import BadRequest
 from rapid.messages import Document, Message
+from rapid.ports import Passage
 
 CountTokens = Callable[[str], int]
 
 VERBATIM_SHARE = 4
 """System text and recent turns are kept verbatim within ``1 / VERBATIM_SHARE`` of the budget."""
-
-
-class ChunkText(Protocol):
-    """The part of a retrieved chunk that a prompt needs."""
-
-    @property
-    def document(self) -> str:
-        """The name of the document that the chunk was cut from."""
-        ...
-
-    @property
-    def text(self) -> str:
-        """The text of the chunk."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +136,7 @@ def plan_drafter_chat(
     return DrafterPlan(tuple(turns), tuple(searched), question)
 
 
-def drafter_messages(plan: DrafterPlan, chunks: Iterable[ChunkText]) -> tuple[Message, ...]:
+def drafter_messages(plan: DrafterPlan, chunks: Iterable[Passage]) -> tuple[Message, ...]:
     """Return the drafter's chat, with `chunks` (in document order) in place of the long parts.
 
     A document without a chunk is left out, and so is a system message that consisted of it alone.
