@@ -82,5 +82,3 @@ app.command("eval")(evaluating.evaluate)
 app.command("hash-key")(keys.hash_key)
 app.command("drain")(draining.drain)
 app.command("manifests")(manifests_command.manifests)
-
-__all__ = ["app"]

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Fetch models, and use them by their short names.")
 
-Name = Annotated[str, typer.Argument(help="A name of 'rapid models list'.", show_default=False)]
-
 
 @app.command("list")
 def list_models() -> None:
@@ -69,7 +67,7 @@ def get(
 
 
 @app.command("path")
-def path(name: Name) -> None:
+def path(name: Annotated[str, typer.Argument(help="A name of 'rapid models list'.")]) -> None:
     """Print where a fetched model lies."""
     from rapid.catalogue import find
     from rapid.checkpoints.fetching import find_fetched
