@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from deployments.cli.citations import origin, passages
-from deployments.cli.terminal import DEFAULT_URL, Waiting, fail, note, out, titled_rows
+from deployments.cli.terminal import DEFAULT_URL, Waiting, fail, make_title_table, note, out
 
 if TYPE_CHECKING:
     import httpx
@@ -320,7 +320,7 @@ def _parse(content: bytes) -> _Json:
 
 
 def _table(receipt: _Json, final: _Json) -> Table:
-    table = titled_rows()
+    table = make_title_table()
     for name in ("mode", "reason", "contract"):
         table.add_row(name, str(receipt[name]))
     table.add_row("settings", "  ".join(f"{name} {receipt[name]}" for name in _SETTINGS.split()))

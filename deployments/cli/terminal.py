@@ -34,7 +34,7 @@ def say(message: str) -> None:
     out.print(message, highlight=False, soft_wrap=True)
 
 
-def titled_rows() -> Table:
+def make_title_table() -> Table:
     """Return an empty table for rows of a title and a text."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
