@@ -8,8 +8,9 @@ afterwards, and copies the policies into its controller with all that they use o
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from cluster.reports import REPORTS_STALE_S
@@ -26,9 +27,7 @@ class EngineLoad:
     """The load of one engine replica, or of several together.
 
     Attributes:
-        num_requests: Requests at the replica.
         pages_used: KV pages that a new lease cannot have.
-        pages_total: All pages.
         waiting_s: Seconds that reading what waits takes; 0 while the speed is not known.
     """
 
@@ -38,12 +37,7 @@ class EngineLoad:
     waiting_s: float = 0.0
 
     def __add__(self, other: EngineLoad) -> EngineLoad:
-        return EngineLoad(
-            self.num_requests + other.num_requests,
-            self.pages_used + other.pages_used,
-            self.pages_total + other.pages_total,
-            self.waiting_s + other.waiting_s,
-        )
+        return EngineLoad(*map(operator.add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True)
@@ -71,7 +65,6 @@ def engines_wanted(state: PoolState, *, target_ongoing: float, first_token_goal_
     replica without a report is taken for an average one; as long as there is one, none is removed.
 
     Args:
-        state: The pool.
         target_ongoing: Requests that a replica should have.
         first_token_goal_s: Seconds in which waiting prompts should be read.
     """
@@ -102,12 +95,7 @@ def engines_wanted(state: PoolState, *, target_ongoing: float, first_token_goal_
 
 
 def orchestrators_wanted(
-    target: int,
-    lags_s: Sequence[float | None],
-    num_requests: float,
-    *,
-    target_ongoing: float,
-    lag_goal_s: float = _LAG_GOAL_S,
+    target: int, lags_s: Sequence[float | None], num_requests: float, *, target_ongoing: float
 ) -> int:
     """Return how many orchestrators there should be; Serve applies limits and delays.
 
@@ -116,18 +104,17 @@ def orchestrators_wanted(
         lags_s: How late the event loop of each running replica is, in seconds; None if unknown.
         num_requests: Requests at all of them and before them.
         target_ongoing: Requests that one should have.
-        lag_goal_s: Lag that is aimed at.
     """
     known = [lag for lag in lags_s if lag is not None]
     by_requests = math.ceil(num_requests / target_ongoing)
     if not known:
         return max(by_requests, target)
     lag_s = sum(known) / len(known)
-    if lag_s > lag_goal_s and num_requests:  # without requests a late loop is the machine's doing
-        return max(by_requests, math.ceil(len(lags_s) * min(lag_s / lag_goal_s, _MOST_GROWTH)))
+    if lag_s > _LAG_GOAL_S and num_requests:  # without requests a late loop is the machine's doing
+        return max(by_requests, math.ceil(len(lags_s) * min(lag_s / _LAG_GOAL_S, _MOST_GROWTH)))
     if by_requests >= target:
         return by_requests
-    is_calm = len(known) == len(lags_s) and lag_s < lag_goal_s / 4
+    is_calm = len(known) == len(lags_s) and lag_s < _LAG_GOAL_S / 4
     fewer = math.ceil(_SPARE * num_requests / target_ongoing)
     return min(fewer, target) if is_calm else target
 
@@ -192,9 +179,8 @@ def latest(
 ) -> dict[str, dict[str, float]]:
     """Return the latest numbers of replicas, by their unique ids, without those that are stale.
 
-    Args:
-        metrics: Serve's time series by the name of the number and the replica.
-        now: Seconds since the epoch.
+    `metrics` has Serve's time series by the name of the number and the replica; `now` is in seconds
+    since the epoch.
     """
     stats: dict[str, dict[str, float]] = {}
     for name, by_replica in metrics.items():

@@ -63,10 +63,8 @@ class HeldLease:
     async def is_over(self, call: asyncio.Future[Any], *, after_s: float, silent_s: float) -> bool:
         """Wait for a call of the engine; return whether it is over, or else the engine gave a sign.
 
-        Args:
-            call: A call in progress; it may take as long as it needs while its engine lives.
-            after_s: Seconds after which the engine is asked for a sign of life.
-            silent_s: Longest wait for that, in seconds.
+        The call may take as long as it needs while its engine lives. After `after_s` seconds the
+        engine is asked for a sign of life, which is waited for `silent_s` seconds at most.
 
         Raises:
             TimeoutError: The engine gave no sign of life.
@@ -75,10 +73,9 @@ class HeldLease:
             return True
         sign = asyncio.ensure_future(self.engine.ping.remote())
         sign.add_done_callback(lambda done: done.cancelled() or done.exception())
-        both = {call, sign}
         try:
             first, _ = await asyncio.wait(
-                both, timeout=silent_s, return_when=asyncio.FIRST_COMPLETED
+                {call, sign}, timeout=silent_s, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             sign.cancel()
@@ -169,8 +166,6 @@ async def hold(
     """Hold a lease for the duration of the context: renew it, and always release it.
 
     Args:
-        pool: Deployment of leasing replicas.
-        request: The request for a lease.
         timeout_s: Longest wait for room, in seconds.
         renew_every_s: Seconds between renewals, well below the engine's time-to-live.
         lost: Error class for replicas that died or cannot be reached.
@@ -293,9 +288,7 @@ async def _next(
 ) -> Granted | None:
     """Return the next item of a lease's stream: None from a replica, then what it grants.
 
-    Raises:
-        _OpensElsewhere: The lease waits, and would open on another replica at once.
-        RapidError: `resting`, if that is given and the pool has no replica.
+    Raises `_OpensElsewhere`, or `resting` if that is given and the pool has no replica.
     """
     coming = asyncio.ensure_future(anext(stream))
     coming.add_done_callback(lambda done: done.cancelled() or done.exception())

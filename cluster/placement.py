@@ -40,8 +40,6 @@ class PoolConfig(Frozen):
     """The number of replicas of a deployment and the resources of each.
 
     Attributes:
-        min_replicas: Fewest replicas.
-        max_replicas: Most replicas.
         target_ongoing_requests: Requests per replica that the autoscaler aims at. A lease is one
             request for as long as it is held, so for engines this counts live leases.
         max_ongoing_requests: Most requests that a replica takes at once; replicas with an engine
@@ -88,24 +86,16 @@ class PoolConfig(Frozen):
     engine_cpus: Finite = Field(1.0, ge=0)
 
     @model_validator(mode="after")
-    def _counts_are_ordered(self) -> Self:
+    def _numbers_agree(self) -> Self:
         if self.max_replicas < self.min_replicas:
             raise ValueError(
                 f"max_replicas ({self.max_replicas}) is below min_replicas ({self.min_replicas}): "
                 "raise max_replicas"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _gpus_are_whole_above_one(self) -> Self:
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
             raise ValueError(
                 f"num_gpus ({self.num_gpus}) must be whole above 1: Ray shares one GPU, not a group"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _nodes_have_equal_parts(self) -> Self:
         if self.nodes > 1 and self.num_gpus % self.nodes:
             raise ValueError(
                 f"num_gpus ({self.num_gpus:g}) are those of all nodes together, and nodes "
@@ -147,7 +137,6 @@ def deployment_options(
     """Return the keyword arguments of ``serve.deployment(...)`` for a pool.
 
     Args:
-        pool: Settings of the pool.
         max_leases: Leases of the engine that each replica starts; None for a pool without engines.
         has_affinity: Whether `cluster.affinity` chooses the replica: the one that owns a request's
             name, and none that has just failed. For a lease it always does.
@@ -208,9 +197,7 @@ def deployment_options(
 def engine_options(pool: PoolConfig, node_id: str) -> dict[str, Any]:
     """Return what a replica's engine has on each of its nodes, as options of ``ray.remote(...)``.
 
-    Args:
-        pool: Settings of the pool.
-        node_id: Ray's hex id of the replica's node.
+    `node_id` is Ray's hex id of the replica's node.
     """
     # Without a GPU all engines share the machine's cores, and a share reserved for each would limit
     # how many deployments fit on a laptop. Ray would then start it anywhere, so it is pinned.

@@ -28,25 +28,15 @@ logger = logging.getLogger(__name__)
 
 
 class FailureKind(Enum):
-    """The ways in which a remote call fails.
+    """The ways in which a remote call fails."""
 
-    Attributes:
-        DIED: The actor's process has ended.
-        SILENT: The actor cannot be reached; it may have died, and it may answer again.
-        CLOSING: The replica cancelled the call because it shuts down.
-        UNREACHABLE: No replica has taken the call.
-        SATURATED: The queue of the deployment is full.
-        OBJECT_LOST: An object that was passed by reference was lost with its machine.
-        RAISED: The callee raised an exception of its own.
-    """
-
-    DIED = auto()
-    SILENT = auto()
-    CLOSING = auto()
-    UNREACHABLE = auto()
-    SATURATED = auto()
-    OBJECT_LOST = auto()
-    RAISED = auto()
+    DIED = auto()  # the actor's process has ended
+    SILENT = auto()  # the actor cannot be reached; it may have died, and it may answer again
+    CLOSING = auto()  # the replica cancelled the call because it shuts down
+    UNREACHABLE = auto()  # no replica has taken the call
+    SATURATED = auto()  # the queue of the deployment is full
+    OBJECT_LOST = auto()  # an object that was passed by reference was lost with its machine
+    RAISED = auto()  # the callee raised an exception of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +67,10 @@ class Failure:
         return self.actor_id == actor_id(actor)
 
     def as_rapid_error(self, who: str, lost: type[RapidError]) -> RapidError:
-        """Return the failure as a `RapidError`.
+        """Return the `RapidError` that was raised remotely, or one that names the callee as `who`.
 
-        This is the `RapidError` that was raised remotely, `lost` when the callee was lost,
-        `Overloaded` when its queue is full, and `EngineFailed` otherwise. Messages name the callee
-        as `who`.
+        It is `lost` when the callee was lost, `Overloaded` when its queue is full, and
+        `EngineFailed` otherwise.
         """
         if isinstance(self.cause, RapidError):
             return self.cause

@@ -35,20 +35,14 @@ _NOT_NUMBERS = ("at", "documents", "in_use")
 
 @dataclass(frozen=True)
 class EngineReport:
-    """An engine's status at one moment, as routers and autoscaling policies get it.
+    """An engine's `EngineStatus` at one moment, as routers and autoscaling policies get it.
 
     Attributes:
         at: When the engine was asked, in seconds since the epoch.
         pages_free: Pages that a new lease could have, idle prefixes included; without those kept
             for second leases that are still expected.
-        pages_total: All pages.
-        page_tokens: Tokens per page.
         leases_free: Leases that could still open, by number.
         num_requests: Requests at the replica, those that wait for their lease included.
-        leases_waiting: Requests in the engine's queue.
-        tokens_waiting: Prompt tokens that are still to be read.
-        prefill_tokens_per_s: Measured speed of reading; 0 if nothing was read yet.
-        step_s: Usual seconds of a step that reads no prompt; 0 if there was none yet.
         documents: Tokens of the longest prompt about each document that the engine probably still
             holds, by its name (`document_name`).
         in_use: Names of those that open leases read; the pages of the others count as free.
@@ -66,32 +60,6 @@ class EngineReport:
     step_s: float = 0.0
     documents: Mapping[str, int] = field(default_factory=dict)
     in_use: Sequence[str] = ()
-
-    @classmethod
-    def of(
-        cls,
-        status: EngineStatus,
-        *,
-        at: float,
-        num_requests: int,
-        documents: Mapping[str, int],
-        in_use: Sequence[str],
-    ) -> Self:
-        """Return the report of a status that an engine had at `at`."""
-        return cls(
-            at=at,
-            pages_free=status.kv_pages_total - status.kv_pages_in_use - status.kv_pages_kept,
-            pages_total=status.kv_pages_total,
-            page_tokens=status.page_tokens,
-            leases_free=status.max_leases - status.leases_open - status.leases_kept,
-            num_requests=num_requests,
-            leases_waiting=status.leases_waiting,
-            tokens_waiting=status.tokens_waiting,
-            prefill_tokens_per_s=round(status.prefill_tokens_per_s, 1),
-            step_s=round(status.step_s, 6),
-            documents=documents,
-            in_use=in_use,
-        )
 
     @classmethod
     def from_stats(cls, stats: Mapping[str, Any], now: float) -> Self | None:
@@ -165,10 +133,17 @@ class EngineWatch:
             return
         num_tokens = status.kv_pages_total * status.page_tokens
         documents = list_held_documents(self._documents, num_tokens)
-        self._report = EngineReport.of(
-            status,
+        self._report = EngineReport(
             at=asked_at,
+            pages_free=status.kv_pages_total - status.kv_pages_in_use - status.kv_pages_kept,
+            pages_total=status.kv_pages_total,
+            page_tokens=status.page_tokens,
+            leases_free=status.max_leases - status.leases_open - status.leases_kept,
             num_requests=self._num_requests,
+            leases_waiting=status.leases_waiting,
+            tokens_waiting=status.tokens_waiting,
+            prefill_tokens_per_s=round(status.prefill_tokens_per_s, 1),
+            step_s=round(status.step_s, 6),
             documents=documents,
             in_use=[name for name in documents if self._readers[name]],
         )
@@ -177,8 +152,7 @@ class EngineWatch:
 class LoopWatch:
     """The lateness of this event loop, of a task that is woken every tenth of a second."""
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._lag_s = RunningMean()
         self._watching: asyncio.Task[None] | None = None
 
@@ -191,17 +165,15 @@ class LoopWatch:
 
     async def _watch(self) -> None:
         while True:
-            began = self._clock()
+            began = time.monotonic()
             await asyncio.sleep(_BEAT_S)
-            self._lag_s.add(max(self._clock() - began - _BEAT_S, 0.0))
+            self._lag_s.add(max(time.monotonic() - began - _BEAT_S, 0.0))
 
 
 def list_held_documents(used: OrderedDict[str, int], num_tokens: int) -> dict[str, int]:
-    """Return the documents used last that fit into `num_tokens`, the last perhaps in part.
+    """Return the documents used last that fit into a KV pool of `num_tokens`, the last in part.
 
-    Args:
-        used: Tokens of each document, the least recently used first.
-        num_tokens: Tokens that the KV pool holds.
+    `used` has the tokens of each document, the least recently used first.
     """
     held: dict[str, int] = {}
     for name in reversed(used):

@@ -84,7 +84,6 @@ class Candidate:
     """A running replica, as a router knows it.
 
     Attributes:
-        replica: The replica's unique id.
         num_ongoing: Requests that Serve counts there; None if it does not know.
         report: The latest report; None if there is none or it is stale.
         assigned: What the router assigned to the replica after the report, the oldest first.
@@ -106,18 +105,17 @@ class _Standing:
         num_missing: Tokens of the document that are not there.
         evicts_none: Whether the prompt fits beside all documents that are there.
         first_token_s: Seconds until the prompt would be read, beside all that waits; 0 if unknown.
-        num_requests: Requests there.
         num_waiting: Leases that would be before this one in the queue.
     """
 
     replica: str
     has_room: bool
-    holds: bool
-    num_missing: int
-    evicts_none: bool
-    first_token_s: float
     num_requests: int
     num_waiting: int
+    holds: bool = False
+    num_missing: int = 0
+    evicts_none: bool = True
+    first_token_s: float = 0.0
 
 
 def rank_candidates(
@@ -131,8 +129,6 @@ def rank_candidates(
     """Return the replicas in the order in which to try them; full ones only if all are.
 
     Args:
-        need: What the request needs.
-        candidates: The running replicas.
         target_ongoing: Requests from which a replica counts as crowded.
         first_token_goal_s: Seconds to the first token from which a replica that holds the document
             is given up for a faster one.
@@ -186,15 +182,9 @@ def _standing(need: Need, candidate: Candidate, target_ongoing: float) -> _Stand
         num_ongoing = candidate.num_ongoing
         if num_ongoing is None:
             num_ongoing = len(candidate.assigned)
+        is_free = num_ongoing < target_ongoing
         return _Standing(
-            candidate.replica,
-            has_room=num_ongoing < target_ongoing,
-            holds=False,
-            num_missing=0,
-            evicts_none=True,
-            first_token_s=0.0,
-            num_requests=num_ongoing,
-            num_waiting=num_ongoing,
+            candidate.replica, is_free, num_requests=num_ongoing, num_waiting=num_ongoing
         )
     after = _After(report, candidate.assigned) if candidate.assigned else None
     documents, in_use = (after or report).documents, (after or report).in_use

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from evaluation.systems import System
+from evaluation.systems import BASELINES, System
 from evaluation.tasks import Task, load_task
 from rapid.config import EngineConfig, Finite, Frozen
 from rapid.config_errors import read_yaml, validate
@@ -57,7 +57,7 @@ def load_recipe(name: str) -> Recipe:
     """Return the recipe `name`.
 
     Raises:
-        ConfigurationError: There is no recipe of that name.
+        ConfigurationError: There is none of that name.
     """
     recipes = _recipes()
     if name not in recipes:
@@ -116,7 +116,7 @@ def _recipe(row: _RecipeRow, file: _File) -> Recipe:
 
 def _system(row: _RecipeRow, is_self: bool) -> System:
     if row.baseline == "rag":
-        return System(name="rag-target", method="rag", drafts="target")
+        return BASELINES["rag-target"]
     if row.baseline == "magicdec":
         return System(
             name="magicdec",
@@ -126,7 +126,7 @@ def _system(row: _RecipeRow, is_self: bool) -> System:
             max_draft=MAX_DRAFT,
         )
     if row.drafter is None:
-        return System(name="plain", method="plain")
+        return BASELINES["plain"]
     method = "rapid" if row.eta else "sd"
     return System(
         name=f"{method}-self-paper" if is_self else f"{method}-paper",

@@ -88,8 +88,7 @@ class Log:
         """Begin a run, resume it, or extend it by further systems and conditions.
 
         Raises:
-            ConfigurationError: The file has another configuration; the message lists every
-                difference.
+            ConfigurationError: The file has another configuration; the message says which.
         """
         results: list[Result] = []
         self._path = path
@@ -180,12 +179,8 @@ def is_extended(old: Json, new: Json) -> bool:
     grown = ("systems", "conditions")
     if not all(each in new.get(key, ()) for key in grown for each in old.get(key, ())):
         return False
-    if all(len(old.get(key, ())) == len(new.get(key, ())) for key in grown):
-        return False
-    return not differences(
-        {key: value for key, value in old.items() if key not in grown},
-        {key: value for key, value in new.items() if key not in grown},
-    )
+    has_more = any(len(old.get(key, ())) < len(new.get(key, ())) for key in grown)
+    return has_more and not differences(old | {key: new.get(key) for key in grown}, new)
 
 
 def _replace_first_line(path: Path, line: Json) -> None:

@@ -115,20 +115,10 @@ def _rouge() -> RougeScorer:
     return RougeScorer(["rougeLsum"])
 
 
+_CHOICES = (longbench_choice, longbench_choice_rapid, infinitebench_choice)
 METRICS: dict[str, Metric] = {
-    metric.__name__: metric
-    for metric in (
-        exact,
-        contains,
-        longbench_choice,
-        longbench_choice_rapid,
-        infinitebench_choice,
-        f1,
-        rouge_l_sum,
-    )
+    metric.__name__: metric for metric in (exact, contains, *_CHOICES, f1, rouge_l_sum)
 }
-
-
 JUDGED = ("judge", "judge_equality")
 """Names of the metrics that ask a language model (`evaluation.drivers.judge`)."""
 NAMES = (*METRICS, *JUDGED)
@@ -138,9 +128,7 @@ NAMES = (*METRICS, *JUDGED)
 def scorers(names: Iterable[str], judges: Mapping[str, Metric]) -> dict[str, Metric]:
     """Return the metrics of `names`, checked before a run so that none is missing after it.
 
-    Args:
-        names: Names in `NAMES`.
-        judges: The metrics of `JUDGED` by name; empty where there is no judge.
+    `judges` has the metrics of `JUDGED` by name, and is empty where there is no judge.
 
     Raises:
         ConfigurationError: A name is unknown, or it needs a judge and there is none.

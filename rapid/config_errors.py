@@ -32,12 +32,9 @@ class _Loader(yaml.SafeLoader):
 def read_yaml(path: Path, example: str) -> dict[str, Any]:
     """Return the mapping in a YAML file.
 
-    Args:
-        path: The file.
-        example: A file to start from, named in the error when there is no mapping.
-
     Raises:
-        ConfigurationError: The file cannot be read, is not YAML or holds no mapping.
+        ConfigurationError: The file cannot be read, is not YAML or holds no mapping. The message
+            then names `example` as a file to start from.
     """
     try:
         settings = yaml.load(path.read_text(encoding="utf-8"), _Loader)
@@ -62,7 +59,6 @@ def validate(
     """Return `settings` validated as `model`.
 
     Args:
-        model: The pydantic model.
         settings: Parsed content of the file.
         prefix: Start of every line of the error.
         top: Name used where a finding concerns no single key.

@@ -46,12 +46,7 @@ class RapidError(Exception):
 
 
 class BadRequest(RapidError):
-    """An invalid request, refused before anything was started.
-
-    Attributes:
-        param: Name of the field at fault.
-        code: Machine-readable error code.
-    """
+    """An invalid request, refused before anything was started; `param` names the field at fault."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message, param, code)

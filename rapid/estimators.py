@@ -110,14 +110,11 @@ class Turnover:
             self._held_s.add(self._clock() - self._began.pop(number))
 
     def seconds_until(self, num_free: int = 1, *, share: int | None = None) -> float | None:
-        """Return the seconds until so many places become free, by the pace so far.
+        """Return the seconds until `num_free` places become free, by the pace so far.
 
         Before any place has become free, the time that the oldest has been held stands for the time
-        that places are held. None is returned where nothing is known: no place is held.
-
-        Args:
-            num_free: Number of places.
-            share: Number of held places of which these must be; None takes any.
+        that places are held. None is returned where no place is held. With `share` the places must
+        be of that many held ones.
         """
         if not self._began:
             return None

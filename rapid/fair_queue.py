@@ -21,18 +21,11 @@ Refusal = Literal["tenant", "all"]
 class FairQueue:
     """Places for one event loop's tasks. A task that is cancelled leaves its line at once.
 
-    Attributes:
-        max_waiting: Number of tasks that may wait; None does not limit it. It may be set at any
-            time, and those that wait then stay.
+    `max_waiting` tasks may wait, or any number if it is None. It may be set at any time, and those
+    that wait then stay.
     """
 
     def __init__(self, num_places: int, max_waiting: int | None = None) -> None:
-        """Create the places.
-
-        Args:
-            num_places: Number of places.
-            max_waiting: Number of tasks that may wait; None does not limit it.
-        """
         self._num_places = self._num_free = num_places
         self.max_waiting = max_waiting
         self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # in the order of turns
@@ -62,12 +55,7 @@ class FairQueue:
 
     @asynccontextmanager
     async def turn(self, tenant: str, *, is_first: bool = False) -> AsyncIterator[None]:
-        """Hold a place for the duration of the context.
-
-        Args:
-            tenant: Name of the line.
-            is_first: Whether to stand at the head of the line.
-        """
+        """Hold a place for the duration of the context; see `enter`."""
         await self.enter(tenant, is_first=is_first)
         try:
             yield
@@ -75,7 +63,7 @@ class FairQueue:
             self.leave()
 
     async def enter(self, tenant: str, *, is_first: bool = False) -> None:
-        """Wait for a place and take it; `leave` gives it back."""
+        """Wait in the line of `tenant`, or at its head, for a place; `leave` gives it back."""
         if self._num_free:
             self._num_free -= 1
             return

@@ -37,8 +37,7 @@ class Generation:
 
     Attributes:
         token_ids: The answer, with its end-of-sequence token if it reached one.
-        statistics: Rounds, drafted and accepted tokens, refreshes, origins and times. If the
-            drafter was lost, `plain_from` is the first token decoded without it and
+        statistics: If the drafter was lost, `plain_from` is the first token decoded without it and
             `plain_reason` the cause.
         seed: Key of all random numbers; the same call with this seed gives the same answer.
         logprobs: One entry per token, if `num_logprobs` was given.
@@ -97,8 +96,6 @@ def generate(
         input_ids: Token ids of the long context.
         draft_input_ids: Token ids of the retrieved context.
         max_tokens: Longest answer, in tokens.
-        sampling: Temperature, filters and seed of the answer.
-        speculation: Settings of the method.
         num_logprobs: Number of alternatives beside each token's log-probability; None for no
             log-probabilities.
         refresh: Function from the answer's tokens so far to the token ids that the drafter reads
@@ -143,13 +140,10 @@ def generate(
 def _fill_defaults(
     sampling: SamplingConfig, speculation: SpeculationConfig, *, reads_alone: bool
 ) -> tuple[SamplingConfig, SpeculationConfig]:
-    """Fill in settings that were left out and whose defaults depend on the call; see `generate`.
-
-    The rule `paper` sets its coupling itself.
-    """
+    """Fill in settings that were left out and whose defaults depend on the call; see `generate`."""
     if "seed" not in sampling.model_fields_set:
         sampling = sampling.model_copy(update={"seed": secrets.randbits(63)})
-    elif "coupling" not in speculation.model_fields_set:
+    elif "coupling" not in speculation.model_fields_set:  # the rule `paper` sets its own
         speculation = speculation.model_copy(update={"coupling": "shared_noise"})
     if "eta" not in speculation.model_fields_set and not reads_alone:
         speculation = speculation.model_copy(update={"eta": 0.0})

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Self
@@ -38,7 +38,7 @@ from rapid.engines.local_ports import LocalPool, make_engine
 from rapid.engines.parallel.leading import load_replica
 from rapid.errors import BadRequest, ConfigurationError, RapidError
 from rapid.estimators import Patience
-from rapid.loop_thread import LoopThread, Result
+from rapid.loop_thread import LoopThread
 from rapid.messages import (
     LENGTH,
     Document,
@@ -57,12 +57,10 @@ _FOR_EMBEDDED = RetrievalConfig(chunk_tokens=64, budget_tokens=320)  # as in `se
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A complete answer.
+    """A complete answer, with the contract under which it was produced.
 
     Attributes:
-        text: The text of the answer.
         finish_reason: `stop` where the answer ended by itself, `length` where it was cut.
-        receipt: The contract under which it was produced, with every resolved setting.
     """
 
     text: str
@@ -73,9 +71,8 @@ class Answer:
 class Stream(Iterator[str]):
     """An iterator over the pieces of an answer's text, each available once it is final.
 
-    It keeps its leases until it is read to the end, however slowly, or closed: `close` gives up the
-    rest of the answer. One thread at a time may take
-    pieces; any may close.
+    It keeps its leases until it is read to the end, however slowly, or closed. One thread at a time
+    may take pieces; any may close.
 
     Attributes:
         answer: The complete answer once the last piece was taken; None before.
@@ -109,7 +106,7 @@ class Stream(Iterator[str]):
 
     def _next(self) -> str:
         while self.answer is None:
-            event = self._pair._run(self._event)
+            event = self._pair._loop.run(self._event)
             if event is None:  # `close` came first
                 break
             if isinstance(event, TextDelta):
@@ -125,7 +122,7 @@ class Stream(Iterator[str]):
     def close(self) -> None:
         """Give up the rest of the answer; no-op on a complete one, or where the pair is closed."""
         try:
-            self._pair._run(self._end)
+            self._pair._loop.run(self._end)
         except RapidError:
             if not self._pair._loop.is_closed:
                 raise
@@ -200,9 +197,8 @@ class Pair:
         *,
         is_streamed: bool,
     ) -> Stream:
-        request_id = f"local-{next(self._ids)}"
         request = as_request(
-            request_id,
+            f"local-{next(self._ids)}",
             question,
             documents,
             settings,
@@ -224,9 +220,6 @@ class Pair:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _run(self, work: Callable[[], Awaitable[Result]]) -> Result:
-        return self._loop.run(work)
 
 
 def open_pair(

@@ -2,11 +2,8 @@
 
 Both are chats, before templating and tokenizing. The target's is the chat as given, with the
 attached documents at the start of its first user message, so that questions on one document share a
-prefix. The drafter's is the same chat with its long parts replaced, in place, by retrieved chunks::
-
-    plan = plan_drafter_chat(messages, documents, budget_tokens=..., count_tokens=...)
-    chunks = ...  # retrieved from plan.documents
-    drafter_messages(plan, chunks)
+prefix. The drafter's is the same chat with its long parts replaced, in place, by chunks that are
+retrieved between `plan_drafter_chat` and `drafter_messages`.
 
 The models in `rapid.embedded` were trained on this exact wording; changing it lowers their
 accuracy.
@@ -17,29 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Protocol
 
 from rapid.errors import BadRequest
 from rapid.messages import Document, Message
+from rapid.ports import Passage
 
 CountTokens = Callable[[str], int]
 
 VERBATIM_SHARE = 4
 """System text and recent turns are kept verbatim within ``1 / VERBATIM_SHARE`` of the budget."""
-
-
-class ChunkText(Protocol):
-    """The part of a retrieved chunk that a prompt needs."""
-
-    @property
-    def document(self) -> str:
-        """The name of the document that the chunk was cut from."""
-        ...
-
-    @property
-    def text(self) -> str:
-        """The text of the chunk."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +80,6 @@ def plan_drafter_chat(
 
     Args:
         messages: The chat, with at least one user message.
-        documents: The attachments.
         budget_tokens: Tokens that retrieval may fill.
         count_tokens: Token count of the target's tokenizer.
         question: The end of the last user message to keep, from `rapid.answering.query`;
@@ -154,7 +136,7 @@ def plan_drafter_chat(
     return DrafterPlan(tuple(turns), tuple(searched), question)
 
 
-def drafter_messages(plan: DrafterPlan, chunks: Iterable[ChunkText]) -> tuple[Message, ...]:
+def drafter_messages(plan: DrafterPlan, chunks: Iterable[Passage]) -> tuple[Message, ...]:
     """Return the drafter's chat, with `chunks` (in document order) in place of the long parts.
 
     A document without a chunk is left out, and so is a system message that consisted of it alone.

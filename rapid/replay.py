@@ -85,19 +85,12 @@ class ReceiptFile(_Part):
 
 
 class Mismatch(NamedTuple):
-    """The first token that the contract does not explain.
-
-    Attributes:
-        choice: Index of the answer, for requests with `n` above 1.
-        position: Index of the token in the answer, from 0.
-        token_id: What the receipt has there.
-        expected_id: What the contract gives there.
-    """
+    """The first token that the contract does not explain; indices are from 0."""
 
     choice: int
     position: int
-    token_id: int
-    expected_id: int
+    token_id: int  # of the receipt
+    expected_id: int  # of the contract
 
 
 def read_receipt(content: str | bytes) -> ReceiptFile:
@@ -152,10 +145,8 @@ class BiasedReader(Reader):
 class ReplayModels:
     """Target and drafter, each loaded when it is needed first, in float32 and without a download.
 
-    Args:
-        target: A checkpoint directory, the name of a hub model that is on this machine, a name of
-            the catalogue, or an embedded model.
-        drafter: Likewise.
+    Each is a checkpoint directory, the name of a hub model that is on this machine, a name of the
+    catalogue, or an embedded model.
     """
 
     def __init__(self, target: str | None, drafter: str | None) -> None:
@@ -220,10 +211,7 @@ def find_mismatch(
 ) -> Mismatch | None:
     """Return the first token that the receipt's contract does not explain, or None.
 
-    Args:
-        file: The receipt, from `read_receipt`.
-        models: The models that were asked.
-        tell: Called with the number of tokens that are recomputed.
+    `tell` is called with the number of tokens that are recomputed.
 
     Raises:
         CannotReplay: The models are others, or the receipt lacks a prompt.
@@ -270,12 +258,9 @@ def _recompute(
     token_ids, log_odds = explain.token_ids[choice], 0.0
     for position, origin in enumerate(explain.origins[choice]):
         readers = together if _is_judged(receipt, choice, position, origin) else alone
+        committed = token_ids[:position]
         (token,) = reference.generate(
-            settings,
-            position + 1,
-            *readers,
-            committed=token_ids[:position],
-            log_odds=log_odds,
+            settings, position + 1, *readers, committed=committed, log_odds=log_odds
         )
         log_odds = token.log_odds
         yield token.id

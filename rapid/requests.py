@@ -226,9 +226,7 @@ _MESSAGES = {
 def bad_request(error: ValidationError, options: type[Fields]) -> BadRequest:
     """Return the refusal for the first finding of a validation, which it names.
 
-    Args:
-        error: The error of a model's validation.
-        options: The model whose fields an unknown one may have been meant for.
+    An unknown field may have been meant for one of `options`.
     """
     first = error.errors(include_url=False, include_input=False)[0]
     param, kind = _param(first["loc"]), first["type"]

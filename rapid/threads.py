@@ -19,16 +19,11 @@ class Threads:
     """A few threads that run calls of all requests of a process.
 
     A request that is cancelled while it waits for a thread is never begun. A call that runs cannot
-    be interrupted, so it keeps its thread until it returns.
+    be interrupted, so it keeps its thread until it returns. Threads start when they are needed;
+    `name` is the start of their names.
     """
 
     def __init__(self, num_threads: int, name: str) -> None:
-        """Create the threads, which start when they are needed.
-
-        Args:
-            num_threads: Most calls at once.
-            name: Start of the threads' names.
-        """
         self._turns = FairQueue(num_threads)
         self._threads = ThreadPoolExecutor(num_threads, name)
 
@@ -59,11 +54,9 @@ class Threads:
         self._turns.leave()
 
     async def _call(self, function: Callable[[], Result], *, keeps_place: bool = False) -> Result:
-        """Call a function in a thread, whose place is left when it has returned.
+        """Call a function in a thread; its place is left when it has returned.
 
-        Args:
-            function: What to call.
-            keeps_place: Whether the place is kept, unless the call fails or is given up.
+        With `keeps_place` it is left only where the call fails or is given up.
         """
         loop = asyncio.get_running_loop()
 

@@ -3,9 +3,7 @@
 A span is made below one that is recorded already, and never starts a trace: a server's framework
 does that (`docs/operations.md`), in process the caller. Without one a span costs the look at the
 current context. Attributes are roles and numbers; no text, tenant, key or error message is one.
-
-An engine may run in another process, and its leases serve several tasks of a request. So each lease
-carries its place in the trace with it, as a W3C ``traceparent``.
+Each lease carries its place in the trace with it, as its engine may run in another process.
 """
 
 from __future__ import annotations

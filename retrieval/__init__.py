@@ -18,11 +18,7 @@ from retrieval.retrieval_errors import (
     StoreUnavailable,
     UnknownDocument,
 )
-from retrieval.retriever import (
-    Retriever,
-    open_retriever,
-    retrieve_context,
-)
+from retrieval.retriever import Retriever, open_retriever, retrieve_context
 from retrieval.settings import RetrievalConfig
 from retrieval.store import ChunkStore, StoredDocument
 

@@ -14,20 +14,15 @@ from retrieval.settings import BGEM3EmbedderConfig
 
 
 class BGEM3Embedder:
-    """A BGE-M3 embedder: dense vectors (cosine) and learned term weights from one forward pass.
+    """A BGE-M3 embedder: dense vectors (cosine) and learned term weights from one forward pass."""
 
-    Attributes:
-        floor: The least dense cosine, 0.3, which is the paper's threshold.
-        space: Dense vectors of the model's hidden size and term weights without IDF.
-    """
-
-    floor = 0.3
+    floor = 0.3  # of the dense cosine: the paper's threshold
 
     def __init__(self, config: BGEM3EmbedderConfig) -> None:
         """Load the model; importing FlagEmbedding alone takes seconds.
 
         Raises:
-            EmbedderFailed: If the model is missing or not in BGE-M3's format.
+            EmbedderFailed: The model is missing or not in BGE-M3's format.
         """
         self._config = config
         self._turns = PriorityLock()
@@ -38,9 +33,8 @@ class BGEM3Embedder:
             on_gpu = self._device.startswith("cuda")
             # Its `encode` runs the first batch of every call twice, and is not used.
             # One string, never a list: a list of devices starts a pool of processes.
-            loaded: Any = BGEM3FlagModel(
-                _checkpoint(config.model), devices=self._device, use_fp16=on_gpu
-            )
+            folder = _checkpoint(config.model)
+            loaded: Any = BGEM3FlagModel(folder, devices=self._device, use_fp16=on_gpu)
             self._tokenizer = loaded.tokenizer
             self._model = loaded.model.to(self._device).eval()
         except Exception as error:
@@ -55,30 +49,24 @@ class BGEM3Embedder:
         """Embed passages, so many in a forward pass as `batch_tokens` allows.
 
         Raises:
-            EmbedderFailed: If the model raises.
+            EmbedderFailed: The model raised.
         """
         if not texts:
             return
-        for batch in batches(self._lengths(texts), self._config.batch_tokens):
+        lengths = [len(ids) for ids in self._encode(texts)["input_ids"]]
+        for batch in batches(lengths, self._config.batch_tokens):
             with self._turns.batch():
                 embeddings = self._embed([texts[i] for i in batch])
             yield from embeddings
 
     def embed_query(self, text: str) -> Embedding:
-        """Embed a query, before any batch that waits; BGE-M3 treats queries and passages alike.
-
-        Raises:
-            EmbedderFailed: If the model raises.
-        """
+        """Embed a query, before any batch that waits; errors are those of `embed_passages`."""
         with self._turns.question():
             return self._embed([text])[0]
 
     def is_evidence(self, query: str, chunks: Sequence[RetrievedChunk]) -> bool:
         """Return whether there is any chunk: each is above the floor."""
         return bool(chunks)
-
-    def _lengths(self, texts: Sequence[str]) -> list[int]:
-        return [len(ids) for ids in self._encode(texts)["input_ids"]]
 
     def _encode(self, texts: Sequence[str], **how: Any) -> Any:
         most = self._config.max_length
@@ -96,20 +84,14 @@ class BGEM3Embedder:
         except Exception as error:
             raise EmbedderFailed(f"the embedder failed on {len(texts)} texts: {error}") from error
         special = set(self._tokenizer.all_special_ids)
-        return [
-            Embedding(vector, _by_token(ids, of_tokens, special))
-            for vector, ids, of_tokens in zip(
-                dense, inputs["input_ids"].tolist(), weights, strict=True
-            )
-        ]
+        texts_of = zip(dense, inputs["input_ids"].tolist(), weights, strict=True)
+        return [Embedding(vector, _by_token(ids, of, special)) for vector, ids, of in texts_of]
 
 
 def batches(lengths: Sequence[int], most_tokens: int) -> list[range]:
-    """Cut texts into runs that take, padded to their longest, at most `most_tokens` tokens.
+    """Cut texts of these lengths into runs of `most_tokens` tokens at most, padding included.
 
-    Args:
-        lengths: The length of each text in tokens.
-        most_tokens: The bound; a longer text is a run of its own.
+    A longer text is a run of its own.
     """
     runs: list[range] = []
     start = longest = 0
@@ -122,17 +104,13 @@ def batches(lengths: Sequence[int], most_tokens: int) -> list[range]:
 
 
 def _checkpoint(model: str) -> str:
-    """Return the folder of a model, downloaded from the hub if `model` is no local folder.
-
-    Raises:
-        FileNotFoundError: If the folder lacks one of BGE-M3's two extra weight files, for which
-            FlagEmbedding would silently use random term weights.
-    """
+    """Return the folder of a model, downloaded from the hub if `model` is no local folder."""
     if not os.path.isdir(model):
         from huggingface_hub import snapshot_download
 
         others = ["onnx/*", "imgs/*", "*.h5", "*.msgpack", "*.ot"]
         model = snapshot_download(model, ignore_patterns=others)
+    # Without either of BGE-M3's extra weight files FlagEmbedding would use random term weights.
     for name in ("sparse_linear.pt", "colbert_linear.pt"):
         if not os.path.exists(os.path.join(model, name)):
             raise FileNotFoundError(f"{model} has no {name}")

@@ -29,7 +29,6 @@ class Chunk:
 
     Attributes:
         id: ``{document_id}:{index}``, the same whenever the same document is cut the same way.
-        document: The document's name.
         num_tokens: Its number of tokens in the tokenization of the whole document.
     """
 
@@ -75,16 +74,14 @@ def chunk_text(
     into one chunk is not cut.
 
     Args:
-        text: The document.
         token_offsets: Returns the tokens' character ranges, such as `hf_token_offsets(tokenizer)`.
         max_tokens: The most tokens that start in one chunk. Only a single character made of more
             tokens exceeds it.
         max_chars: The most characters in one chunk. Defaults to 16 for each token.
         document_id: The prefix of the chunk ids.
-        name: The document's name, which every chunk carries.
 
     Raises:
-        ValueError: If a bound is below one.
+        ValueError: A bound is below one.
     """
     max_chars = 16 * max_tokens if max_chars is None else max_chars
     if max_tokens < 1 or max_chars < 1:
@@ -109,7 +106,7 @@ def hf_token_offsets(tokenizer: Any) -> TokenOffsets:
     """Return the token offsets function of a Hugging Face tokenizer.
 
     Raises:
-        ValueError: If it is a slow tokenizer, which does not report offsets.
+        ValueError: It is a slow tokenizer, which does not report offsets.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(

@@ -25,7 +25,6 @@ class RetrievedContext:
         cleared_floor: Whether any chunk scored above the floor, even if it did not fit the budget.
         is_evidence: Whether the chunks have enough to do with the query to rely on them: by a
             configured floor if there is one, else by the embedder's own rule.
-        budget_tokens: The most tokens of context.
         document_ids: Ids of the searched documents.
     """
 

@@ -30,7 +30,7 @@ def make_embedder(config: EmbedderConfig) -> Embedder:
     """Build the configured embedder, and load its model where it has one.
 
     Raises:
-        EmbedderFailed: If the model cannot be loaded.
+        EmbedderFailed: The model cannot be loaded.
     """
     if isinstance(config, BGEM3EmbedderConfig):
         return BGEM3Embedder(config)
@@ -43,14 +43,10 @@ class LexicalEmbedder:
     """A BM25 embedder; the store supplies the IDF factor (see `VectorSpace.idf`).
 
     Terms are those of `retrieval.terms`, numbered by a hash.
-
-    Attributes:
-        space: Term weights with IDF, no dense vectors.
-        floor: Zero: a chunk with one content word of the query is shown.
     """
 
     space = VectorSpace(dense_size=None, sparse=True, idf=True)
-    floor = 0.0
+    floor = 0.0  # a chunk with one content word of the query is shown
 
     _SATURATION = 1.2  # k1
     _LENGTH_WEIGHT = 0.75  # b
@@ -102,19 +98,15 @@ class SentenceEmbedder:
     """A sentence-transformers embedder: dense vectors (cosine), and BM25 term weights beside them.
 
     Weight and least cosine are those of all-MiniLM-L6-v2 (`benchmarks/results/recall-dev.md`).
-
-    Attributes:
-        floor: The least dense cosine, 0.
-        space: Dense vectors of the model's size, and term weights with IDF.
     """
 
-    floor = 0.0
+    floor = 0.0  # of the dense cosine
 
     def __init__(self, config: SentenceEmbedderConfig) -> None:
         """Load the model; importing sentence-transformers alone takes seconds.
 
         Raises:
-            EmbedderFailed: If the model is missing, has not been fetched, or cannot be loaded.
+            EmbedderFailed: The model is missing, has not been fetched, or cannot be loaded.
         """
         self._config = config
         self._turns = PriorityLock()
@@ -143,7 +135,7 @@ class SentenceEmbedder:
         """Embed passages, `batch_size` of them in a forward pass.
 
         Raises:
-            EmbedderFailed: If the model raises.
+            EmbedderFailed: The model raised.
         """
         words = self._words.embed_passages(texts)
         step = self._config.batch_size
@@ -154,11 +146,7 @@ class SentenceEmbedder:
                 yield Embedding(vector, next(words).sparse)
 
     def embed_query(self, text: str) -> Embedding:
-        """Embed a query, before any batch that waits.
-
-        Raises:
-            EmbedderFailed: If the model raises.
-        """
+        """Embed a query, before any batch that waits; errors are those of `embed_passages`."""
         with self._turns.question():
             (dense,) = self._dense([text])
         return Embedding(dense, self._words.embed_query(text).sparse)

@@ -38,7 +38,6 @@ class VectorSpace:
 
     Attributes:
         dense_size: The size of the dense vectors; None where there are none.
-        sparse: Whether there are term weights.
         idf: Whether the store multiplies a query's term weights by their inverse document
             frequency, counted over the searched documents only.
         sparse_weight: What the store adds to a dense score for each unit of the sparse score; None
@@ -61,7 +60,7 @@ def check_space(embedding: Embedding, space: VectorSpace, holder: str) -> None:
     """Check that a holder of vectors of `space` can hold these.
 
     Raises:
-        CollectionMismatch: If it cannot.
+        CollectionMismatch: It cannot.
     """
     size = None if embedding.dense is None else len(embedding.dense)
     given = VectorSpace(size, embedding.sparse is not None)

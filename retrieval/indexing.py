@@ -47,7 +47,7 @@ class Passages:
         This blocks, so it runs in a thread.
 
         Raises:
-            EmbedderFailed: If the embedding model raises.
+            EmbedderFailed: The embedding model raised.
         """
         with self._lock:
             if self._document is not None:
@@ -123,7 +123,7 @@ async def wait_for(entries: Sequence[Entry], wait_s: float | None, tell: Tell | 
     """Wait until documents are indexed, and say every second how far that is.
 
     Raises:
-        RetrievalPending: If it takes longer than `wait_s` seconds.
+        RetrievalPending: It takes longer than `wait_s` seconds.
     """
     waiting = {entry.indexing for entry in entries}
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Self
 
 import numpy as np
@@ -96,16 +96,7 @@ class LocalChunkStore:
             by_words = self._by_words(documents, query.sparse)
             best = rank({id_: score for id_, score in by_words.items() if score >= floor})
         return [
-            RetrievedChunk(
-                id=id_,
-                document=chunks[id_].document,
-                start=chunks[id_].start,
-                end=chunks[id_].end,
-                text=chunks[id_].text,
-                num_tokens=chunks[id_].num_tokens,
-                score=best[id_],
-                cosine=cosines.get(id_),
-            )
+            RetrievedChunk(**asdict(chunks[id_]), score=best[id_], cosine=cosines.get(id_))
             for id_ in list(best)[:limit]
         ]
 
@@ -191,7 +182,7 @@ class _Vectors:
         """Build the arrays of a document.
 
         Raises:
-            CollectionMismatch: If a vector is not of the space.
+            CollectionMismatch: A vector is not of the space.
         """
         for each in embeddings:
             check_space(each, space, "the local store")

@@ -42,14 +42,6 @@ class Claimed:
     is_ours: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Expired:
-    """A document whose time to live has passed; see `Manifests.find_expired`."""
-
-    tenant: str
-    document_id: str
-
-
 class Manifests:
     """The manifests in one collection, seen by one retriever.
 
@@ -109,8 +101,8 @@ class Manifests:
         lost = qm.Filter(must=[self._has_id(tenant, document_id), _equals("state", _COMPLETE)])
         await self._set({"state": _CLAIMED, "claimed_until": 0.0}, lost)
 
-    async def find_expired(self) -> list[Expired]:
-        """Return some of the documents whose time has passed, of any tenant and index."""
+    async def find_expired(self) -> list[tuple[str, str]]:
+        """Return tenant and id of some documents whose time has passed, of any tenant and index."""
         with self._collection.errors_named():
             points, _ = await self._collection.client.scroll(
                 self._collection.name,
@@ -119,7 +111,7 @@ class Manifests:
                 with_payload=["tenant", "manifest_of"],
             )
         payloads = [point.payload or {} for point in points]
-        return [Expired(each["tenant"], each["manifest_of"]) for each in payloads]
+        return [(each["tenant"], each["manifest_of"]) for each in payloads]
 
     async def delete(self, tenant: str, document_id: str, *, if_expired: bool = False) -> None:
         """Delete a manifest; with `if_expired`, only if nobody has claimed or used it since."""

@@ -29,6 +29,7 @@ _INDEXED = {  # fields that filters name, beside the tenant
     "document_id": qm.PayloadSchemaType.KEYWORD,
     "expires_at": qm.PayloadSchemaType.FLOAT,
 }
+_CONTENT = ("document", "start", "end", "text", "num_tokens")  # a chunk beside its id
 _OLDEST_SERVER = (1, 19)  # the first whose term statistics can be limited to a tenant
 
 
@@ -47,9 +48,8 @@ class QdrantCollection:
         """Check the server, and create the collection and its indexes if they do not exist.
 
         Raises:
-            StoreUnavailable: If the server does not answer, or refuses the key.
-            CollectionMismatch: If the collection was made for other vectors, or the server is too
-                old.
+            StoreUnavailable: The server does not answer, or refuses the key.
+            CollectionMismatch: The collection was made for other vectors, or the server is too old.
         """
         await self._check_server()
         await self._create()
@@ -68,9 +68,11 @@ class QdrantCollection:
         A chunk without vectors could not be found, and gets none.
 
         Raises:
-            CollectionMismatch: If the vectors are not of the collection's space.
+            CollectionMismatch: The vectors are not of the collection's space.
         """
-        vectors = [self._vectors(embedding) for embedding in embeddings]
+        for embedding in embeddings:
+            check_space(embedding, self._space, f"the collection {self.name!r}")
+        vectors = map(_vectors, embeddings)
         findable = [(c, v) for c, v in zip(chunks, vectors, strict=True) if v]
         return [
             qm.PointStruct(id=id_, vector=vector, payload=_payload(tenant, document_id, chunk))
@@ -95,10 +97,11 @@ class QdrantCollection:
     ) -> list[RetrievedChunk]:
         """Search as `ChunkStore.search` does, in documents given with their points in order."""
         in_order = list(chain.from_iterable(documents.values()))
-        if not in_order or (query.dense is None and not _has_terms(query)):
+        vectors = _vectors(query)
+        if not in_order or not vectors:
             return []
         scope = self._scope(tenant, documents)
-        queries = self._queries(query, scope, limit=len(in_order), floor=floor)
+        queries = self._queries(vectors, scope, limit=len(in_order), floor=floor)
         with self.errors_named():
             responses = await self.client.query_batch_points(self.name, queries)
         rankings = []
@@ -111,11 +114,8 @@ class QdrantCollection:
             best = fuse(rankings[0], rankings[1], in_order, self._space.sparse_weight)
         chosen = list(best)[:limit]
         payloads = await self._payloads(scope, chosen)
-        return [
-            _to_chunk(payloads[id_], best[id_], cosines.get(id_))
-            for id_ in chosen
-            if id_ in payloads
-        ]
+        kept = [id_ for id_ in chosen if id_ in payloads]
+        return [_to_chunk(payloads[id_], best[id_], cosines.get(id_)) for id_ in kept]
 
     async def count(self, tenant: str, documents: Iterable[str]) -> int:
         """Return how many chunks of a tenant's documents the collection holds."""
@@ -139,17 +139,10 @@ class QdrantCollection:
         )
 
     def _queries(
-        self, query: Embedding, scope: qm.Filter, *, limit: int, floor: float
+        self, vectors: Mapping[str, Any], scope: qm.Filter, *, limit: int, floor: float
     ) -> list[qm.QueryRequest]:
-        params = qm.SearchParams(
-            exact=True,
-            idf=qm.IdfCorpusParams(corpus=scope) if self._space.idf else None,
-        )
-        vectors: dict[str, Any] = {}
-        if query.dense is not None:
-            vectors[_DENSE] = query.dense.tolist()
-        if _has_terms(query):
-            vectors[_SPARSE] = _qdrant_sparse(query)
+        idf = qm.IdfCorpusParams(corpus=scope) if self._space.idf else None
+        params = qm.SearchParams(exact=True, idf=idf)
         return [
             qm.QueryRequest(
                 query=vector,
@@ -173,15 +166,6 @@ class QdrantCollection:
                 self.name, scroll_filter=chosen, limit=len(point_ids), with_payload=True
             )
         return {str(point.id): point.payload or {} for point in points}
-
-    def _vectors(self, embedding: Embedding) -> dict[str, Any]:
-        check_space(embedding, self._space, f"the collection {self.name!r}")
-        vectors: dict[str, Any] = {}
-        if embedding.dense is not None:
-            vectors[_DENSE] = embedding.dense.tolist()
-        if _has_terms(embedding):
-            vectors[_SPARSE] = _qdrant_sparse(embedding)
-        return vectors
 
     async def _create(self) -> None:
         with self.errors_named():
@@ -236,8 +220,8 @@ class QdrantCollection:
         """Raise errors of the client within the block as errors of the store.
 
         Raises:
-            ChunksMissing: If the collection is gone.
-            StoreUnavailable: If Qdrant does not answer, or refuses.
+            ChunksMissing: The collection is gone.
+            StoreUnavailable: Qdrant does not answer, or refuses.
         """
         try:
             yield
@@ -261,37 +245,20 @@ class QdrantCollection:
 
 
 def _payload(tenant: str, document_id: str, chunk: Chunk) -> dict[str, Any]:
-    return {
-        "tenant": tenant,
-        "document_id": document_id,
-        "chunk_id": chunk.id,
-        "document": chunk.document,
-        "start": chunk.start,
-        "end": chunk.end,
-        "text": chunk.text,
-        "num_tokens": chunk.num_tokens,
-    }
+    content = {name: getattr(chunk, name) for name in _CONTENT}
+    return {"tenant": tenant, "document_id": document_id, "chunk_id": chunk.id, **content}
 
 
 def _to_chunk(payload: dict[str, Any], score: float, cosine: float | None) -> RetrievedChunk:
-    return RetrievedChunk(
-        id=payload["chunk_id"],
-        document=payload["document"],
-        start=payload["start"],
-        end=payload["end"],
-        text=payload["text"],
-        num_tokens=payload["num_tokens"],
-        score=score,
-        cosine=cosine,
-    )
+    content = {name: payload[name] for name in _CONTENT}
+    return RetrievedChunk(payload["chunk_id"], **content, score=score, cosine=cosine)
 
 
-def _has_terms(embedding: Embedding) -> bool:
-    return embedding.sparse is not None and len(embedding.sparse.terms) > 0
-
-
-def _qdrant_sparse(embedding: Embedding) -> qm.SparseVector:
-    assert embedding.sparse is not None
-    return qm.SparseVector(
-        indices=list(embedding.sparse.terms), values=list(embedding.sparse.weights)
-    )
+def _vectors(embedding: Embedding) -> dict[str, Any]:
+    """Return the vectors of an embedding by their names in the collection; no terms are none."""
+    vectors: dict[str, Any] = {}
+    if embedding.dense is not None:
+        vectors[_DENSE] = embedding.dense.tolist()
+    if (sparse := embedding.sparse) is not None and sparse.terms:
+        vectors[_SPARSE] = qm.SparseVector(indices=sparse.terms, values=sparse.weights)
+    return vectors

@@ -1,15 +1,4 @@
-"""Errors that retrieval raises.
-
-::
-
-    RapidError
-    └── RetrievalError              `auto` goes on without retrieval
-        ├── StoreUnavailable        the vector store did not answer, or refused the request
-        │   └── ChunksMissing       the store has lost chunks of documents that it held
-        ├── CollectionMismatch      the collection was made for another embedder
-        ├── EmbedderFailed          the embedding model raised
-        └── UnknownDocument         no such document of this tenant is indexed
-"""
+"""Errors that retrieval raises, after which `auto` goes on without retrieval."""
 
 from __future__ import annotations
 

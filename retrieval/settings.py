@@ -8,24 +8,21 @@ import os
 from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, model_validator
+
+from rapid.config import Finite, Frozen
 
 _INDEX_FORMAT = "1"  # another one when code changes chunks or vectors
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-class _Config(BaseModel):
-    # Validation errors would otherwise show their input, and with it an API key.
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-class LexicalEmbedderConfig(_Config):
+class LexicalEmbedderConfig(Frozen):
     """Settings of the BM25 embedder, which needs no weights and no download."""
 
     kind: Literal["lexical"] = "lexical"
 
 
-class BGEM3EmbedderConfig(_Config):
+class BGEM3EmbedderConfig(Frozen):
     """Settings of BGE-M3, which gives each chunk a dense vector and learned term weights."""
 
     kind: Literal["bge-m3"]
@@ -37,14 +34,12 @@ class BGEM3EmbedderConfig(_Config):
     batch_tokens: int = Field(
         8192,
         ge=1,
-        description=(
-            "Tokens of the embedder in one forward pass, padding included, unless one chunk has "
-            "more. A question waits for one such pass at most."
-        ),
+        description="Tokens of the embedder in one forward pass, padding included, unless one "
+        "chunk has more. A question waits for one such pass at most.",
     )
 
 
-class SentenceEmbedderConfig(_Config):
+class SentenceEmbedderConfig(Frozen):
     """Settings of a small sentence-transformers model with BM25 beside it, which a CPU can run."""
 
     kind: Literal["sentence-transformers"]
@@ -59,14 +54,14 @@ class SentenceEmbedderConfig(_Config):
     batch_size: int = Field(16, ge=1, description="Chunks in one forward pass.")
 
 
-class LocalStoreConfig(_Config):
+class LocalStoreConfig(Frozen):
     """Settings of the store inside this process, for thousands of chunks."""
 
     is_shared: ClassVar[bool] = False  # by several retrievers
     kind: Literal["local"] = "local"
 
 
-class ServerStoreConfig(_Config):
+class ServerStoreConfig(Frozen):
     """Connection settings of a Qdrant server, 1.19 or later."""
 
     is_shared: ClassVar[bool] = True
@@ -78,11 +73,8 @@ class ServerStoreConfig(_Config):
         False, description="Send the key unencrypted, on a network that nobody else reads."
     )
     timeout_s: float = Field(30.0, gt=0)
-    ttl_s: float = Field(
-        86_400.0,
-        ge=60,
-        allow_inf_nan=False,
-        description="Seconds that a document stays after its last use.",
+    ttl_s: Finite = Field(
+        86_400.0, ge=60, description="Seconds that a document stays after its last use."
     )
 
     @model_validator(mode="after")
@@ -111,7 +103,7 @@ class ServerStoreConfig(_Config):
         """Return the API key, read from the environment where `api_key_env` is set.
 
         Raises:
-            ValueError: If `api_key_env` names a variable that is not set.
+            ValueError: `api_key_env` names a variable that is not set.
         """
         if self.api_key_env is None:
             return None if self.api_key is None else self.api_key.get_secret_value()
@@ -129,7 +121,7 @@ EmbedderConfig = Annotated[
 StoreConfig = Annotated[LocalStoreConfig | ServerStoreConfig, Field(discriminator="kind")]
 
 
-class RetrievalConfig(_Config):
+class RetrievalConfig(Frozen):
     """Settings of a `Retriever`; the defaults are the paper's."""
 
     embedder: EmbedderConfig = LexicalEmbedderConfig()
@@ -144,40 +136,29 @@ class RetrievalConfig(_Config):
     )
     floor: float | None = Field(
         None,
-        description=(
-            "The least score of a chunk worth showing, in the embedder's units; set here, it also "
-            "decides what 'auto' relies on. By default the embedder's own: cosine 0.3 for bge-m3, "
-            "any likeness for the others, which have rules of their own for 'auto'."
-        ),
+        description="The least score of a chunk worth showing, in the embedder's units; set here, "
+        "it also decides what 'auto' relies on. By default the embedder's own: cosine 0.3 for "
+        "bge-m3, any likeness for the others, which have rules of their own for 'auto'.",
     )
     max_cached_chunks: int | None = Field(
         None,
         ge=1,
-        description=(
-            "Chunks of attached documents kept for the next question; by default 8,192 in the "
-            "local store. A document with more than half of them counts as half. Of a server's "
-            "chunks a retriever knows so many by name, by default 65,536; they stay for "
-            "store.ttl_s."
-        ),
+        description="Chunks of attached documents kept for the next question; by default 8,192 in "
+        "the local store. A document with more than half of them counts as half. Of a server's "
+        "chunks a retriever knows so many by name, by default 65,536; they stay for store.ttl_s.",
     )
 
     @model_validator(mode="after")
-    def _budget_holds_a_chunk(self) -> Self:
+    def _chunks_fit(self) -> Self:
         if self.budget_tokens is not None and self.budget_tokens < self.chunk_tokens:
             raise ValueError(
                 f"a budget of {self.budget_tokens} tokens holds no chunk of {self.chunk_tokens}: "
                 "raise budget_tokens or lower chunk_tokens"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _embedder_reads_whole_chunks(self) -> Self:
-        embedder = self.embedder
-        if isinstance(embedder, LexicalEmbedderConfig):
-            return self
-        if embedder.max_length < self.chunk_tokens:
+        most = getattr(self.embedder, "max_length", self.chunk_tokens)
+        if most < self.chunk_tokens:
             raise ValueError(
-                f"chunks of {self.chunk_tokens} tokens would be cut at {embedder.max_length}: "
+                f"chunks of {self.chunk_tokens} tokens would be cut at {most}: "
                 "raise embedder.max_length or lower chunk_tokens"
             )
         return self

@@ -47,10 +47,9 @@ class SharedChunkStore:
         ttl_s: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Store the settings; `keep` opens the collection.
+        """Store the settings; `keep` opens the collection, which need not exist yet.
 
         Args:
-            collection: The collection, which need not exist yet.
             index: The name of everything beside a text that decides its chunks and vectors.
             ttl_s: How long a document stays after its last use, in seconds.
             clock: Returns the seconds since the epoch.
@@ -72,8 +71,7 @@ class SharedChunkStore:
         """Connect, and create the collection if it does not exist; the server may be away.
 
         Raises:
-            CollectionMismatch: If the collection was made for other vectors, or the server is too
-                old.
+            CollectionMismatch: The collection was made for other vectors, or the server is too old.
         """
         key = config.key()
         client = AsyncQdrantClient(
@@ -186,9 +184,9 @@ class SharedChunkStore:
         # The manifest goes last, and only if nobody has claimed the document: several may sweep.
         num_swept = 0
         while expired := await self._manifests.find_expired():
-            for each in expired:
-                await self._collection.delete(each.tenant, each.document_id)
-                await self._manifests.delete(each.tenant, each.document_id, if_expired=True)
+            for tenant, document_id in expired:
+                await self._collection.delete(tenant, document_id)
+                await self._manifests.delete(tenant, document_id, if_expired=True)
             num_swept += len(expired)
         return num_swept
 
@@ -233,11 +231,7 @@ class SharedChunkStore:
 
     @asynccontextmanager
     async def _server(self, *, is_probe: bool = False) -> AsyncIterator[None]:
-        """Enclose calls of the server, and note whether it is away.
-
-        Raises:
-            StoreUnavailable: At once if the server is known to be away and this is no probe.
-        """
+        """Enclose calls of the server, and note whether it is away; then only probes reach it."""
         if self._outage is not None and not is_probe:
             raise StoreUnavailable(self._outage)
         try:

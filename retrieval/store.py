@@ -60,7 +60,7 @@ class ChunkStore(Protocol):
         """Make a document's chunks searchable before returning; the caller holds its claim.
 
         Raises:
-            CollectionMismatch: If the vectors are not of the store's space.
+            CollectionMismatch: The vectors are not of the store's space.
         """
         ...
 
@@ -87,15 +87,13 @@ class ChunkStore(Protocol):
         Args:
             tenant: The owner of the documents; the same id under another tenant is another
                 document.
-            document_ids: The documents to search.
-            query: Vectors of the store's space.
             limit: The most chunks to return.
             floor: The least score of a chunk, applied before anything is fused: to the dense score
                 where there is one, to the sparse score otherwise. A chunk that shares no term with
                 the query has no sparse score.
 
         Raises:
-            ChunksMissing: If the store has lost chunks of documents that were in it. From then on
+            ChunksMissing: The store has lost chunks of documents that were in it. From then on
                 they count as not stored.
         """
         ...

@@ -41,7 +41,6 @@ SMALLEST = {
     "benchmarks.pictures.transfer_picture": "",
     "benchmarks.serving.fleet": "--quick --seconds 5",
     "benchmarks.serving.rounds": "--rounds 40 --repeats 1",
-    "evaluation.texts.text_questions": "",
     "rapid check-config": "serve_config.yaml",
     "rapid eval": "--list",
     "rapid hash-key": "",

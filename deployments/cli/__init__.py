@@ -5,9 +5,10 @@ Commands import their dependencies when they run, so that ``rapid --help`` is qu
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from deployments.cli import (
     ask_command,
@@ -21,8 +22,21 @@ from deployments.cli import (
     samples,
     serving,
 )
+from deployments.cli.terminal import fail
+from rapid.errors import ConfigurationError
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; a configuration that it rejects ends it with the message alone."""
+        try:
+            return super().invoke(ctx)
+        except ConfigurationError as error:
+            fail(str(error))
+
 
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
@@ -68,5 +82,3 @@ app.command("eval")(evaluating.evaluate)
 app.command("hash-key")(keys.hash_key)
 app.command("drain")(draining.drain)
 app.command("manifests")(manifests_command.manifests)
-
-__all__ = ["app"]

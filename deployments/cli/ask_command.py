@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from deployments.cli.citations import origin, passages
-from deployments.cli.terminal import DEFAULT_URL, Waiting, fail, note, out
+from deployments.cli.terminal import DEFAULT_URL, Waiting, fail, make_title_table, note, out
 
 if TYPE_CHECKING:
     import httpx
@@ -21,16 +21,7 @@ if TYPE_CHECKING:
 _CONNECT_TIMEOUT_S = 5.0  # for `rapid ask` to connect
 _SILENCE_TIMEOUT_S = 60.0  # a stream has a heartbeat every few seconds, once it has begun
 _FOREIGN = 0.2  # generated documents have no unknown words, other English 0.7
-_SETTINGS = (
-    "seed",
-    "coupling",
-    "transfer",
-    "eta",
-    "max_draft",
-    "plausibility",
-    "draft_top_k",
-    "transfer_temperature",
-)
+_SETTINGS = "seed coupling transfer eta max_draft plausibility draft_top_k transfer_temperature"
 
 # Names of the HTTP API in messages, for which this command has options.
 _OPTION = re.compile(r"\brapid\.(mode|eta|transfer|max_draft|retrieval_tokens)\b")
@@ -46,9 +37,7 @@ def ask(
     question: Annotated[str, typer.Argument(help="What to ask.", show_default=False)],
     document: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--document", "-d", help="A text file (UTF-8); may be repeated.", show_default=False
-        ),
+        typer.Option("--document", "-d", help="A text file (UTF-8); may be repeated."),
     ] = None,
     url: Annotated[
         str, typer.Option(envvar="RAPID_URL", help="Where the server is.")
@@ -67,8 +56,7 @@ def ask(
     seed: Annotated[int | None, typer.Option(help="The same seed, the same answer.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
     eta: Annotated[
-        float | None,
-        typer.Option(help="How far the drafter moves the target; fused, paper."),
+        float | None, typer.Option(help="How far the drafter moves the target; fused, paper.")
     ] = None,
     transfer: Annotated[
         str | None, typer.Option(help="boost, distill, adaptive or mixture.")
@@ -84,10 +72,7 @@ def ask(
         bool, typer.Option("--stats", help="Print under which contract, and how fast.")
     ] = False,
     receipt_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--receipt", help="Write what 'rapid replay' needs to a file.", show_default=False
-        ),
+        Path | None, typer.Option("--receipt", help="Write what 'rapid replay' needs to a file.")
     ] = None,
 ) -> None:
     """Ask a question about documents; the answer streams.
@@ -136,15 +121,14 @@ def ask(
     body = {key: value for key, value in body.items() if value is not None}
     with _client(url, api_key) as client:
         card = _card(client, model)
-        if card.get("rapid", {}).get("embedded"):
+        is_embedded = card.get("rapid", {}).get("embedded", False)
+        if is_embedded:
             _warn_of_foreign(documents or [{"name": "the question", "text": question}])
         silence_s = card.get("rapid", {}).get("silence_s", 0.0)
         body["model"] = card["id"]
         receipt, usage = _stream(client, body, silence_s)
     if receipt_file is not None:
-        _write(
-            receipt_file, body, receipt, is_embedded=card.get("rapid", {}).get("embedded", False)
-        )
+        _write(receipt_file, body, receipt, is_embedded=is_embedded)
     if (line := origin(receipt, documents)) is not None:
         note(line)
     for place, text in passages(receipt, documents) if sources else ():
@@ -336,12 +320,10 @@ def _parse(content: bytes) -> _Json:
 
 
 def _table(receipt: _Json, final: _Json) -> Table:
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
+    table = make_title_table()
     for name in ("mode", "reason", "contract"):
         table.add_row(name, str(receipt[name]))
-    table.add_row("settings", "  ".join(f"{name} {receipt[name]}" for name in _SETTINGS))
+    table.add_row("settings", "  ".join(f"{name} {receipt[name]}" for name in _SETTINGS.split()))
     drafted, accepted = receipt["drafted"], receipt["accepted"]
     share = f" ({accepted / drafted:.0%})" if drafted else ""
     table.add_row("drafts", f"{accepted} of {drafted} tokens accepted{share}")

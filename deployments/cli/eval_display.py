@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from deployments.cli.eval_options import EvalOptions
-from deployments.cli.terminal import out
+from deployments.cli.terminal import make_title_table, out
 from evaluation.items import Item
 from evaluation.loaders import load_items
 from evaluation.recipes import load_recipe, recipe_names
@@ -29,9 +29,7 @@ def show_plan(plan: Plan, folder: Path, options: EvalOptions) -> None:
     task = plan.task
     is_remote = task.source.hub is not None and options.data is None
     items = [] if is_remote else load_items(task, options.data, options.limit)
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
+    table = make_title_table()
 
     def add(title: str, *lines: str) -> None:
         for index, line in enumerate(lines):

@@ -90,8 +90,10 @@ def _plan(task: Task, recipe: Recipe | None, options: EvalOptions) -> Plan:
         server, models = _server(task, options.url, options), None
         batch, workers = 8, 1
     else:
+        import torch
+
         server, models = None, _models(task, recipe, options)
-        batch, workers = (1, 1) if _has_cuda() else (8, os.cpu_count() or 1)
+        batch, workers = (1, 1) if torch.cuda.is_available() else (8, os.cpu_count() or 1)
     return Plan(
         task,
         items=(),
@@ -148,9 +150,3 @@ def _in_dtype(config: EngineConfig, dtype: str) -> EngineConfig:
         return EngineConfig.model_validate(config.model_dump(exclude_unset=True) | {"dtype": dtype})
     except ValidationError as error:
         fail(f"--dtype {dtype}: {error.errors()[0]['msg']}")
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli.terminal import fail, note
+from deployments.cli.terminal import note
 
 _FOLDER = Path("deploy/kuberay")
 
@@ -24,12 +24,8 @@ def manifests(
     `kubectl apply -k FOLDER/NAME` applies it; docs/operations.md says what it needs.
     """
     from deployments.config.kubernetes import ray_service as making
-    from rapid.errors import ConfigurationError
 
-    try:
-        files = making.manifests(config, name)
-    except ConfigurationError as error:
-        fail(str(error))
+    files = making.manifests(config, name)
     target = folder / name
     target.mkdir(parents=True, exist_ok=True)
     for file, content in files.items():

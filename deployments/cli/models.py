@@ -16,16 +16,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Fetch models, and use them by their short names.")
 
-Name = Annotated[str, typer.Argument(help="A name of 'rapid models list'.", show_default=False)]
-
 
 @app.command("list")
 def list_models() -> None:
     """List the models of the catalogue, and which of them are on this machine."""
     from rapid.catalogue import CATALOGUE, models_folder
     from rapid.checkpoints.fetching import find_fetched
-    from rapid.errors import ConfigurationError
 
+    models_folder()  # refuses a RAPID_HOME that cannot be, before anything is printed
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("name", no_wrap=True)
     for heading in ("what it is", "licence"):
@@ -33,10 +31,6 @@ def list_models() -> None:
     table.add_column("MB", justify="right")
     table.add_column("tokens", justify="right")
     table.add_column("here")
-    try:
-        models_folder()
-    except ConfigurationError as error:
-        fail(str(error))
     for entry in CATALOGUE:
         table.add_row(
             entry.name,
@@ -59,7 +53,6 @@ def get(
     """Fetch models where they are not here yet, check their hashes, and say where they lie."""
     from rapid.catalogue import find
     from rapid.checkpoints.fetching import FetchFailed, fetch
-    from rapid.errors import ConfigurationError
 
     try:
         entries = [find(name) for name in names]
@@ -67,8 +60,6 @@ def get(
             with _bar() as progress:
                 path = fetch(entry, progress, note)
             note(f"{entry.name}: {path}")
-    except ConfigurationError as error:
-        fail(str(error))
     except FetchFailed as error:
         fail(f"{error}; check the network and the index that pip uses, then run it again")
     except KeyboardInterrupt:
@@ -76,17 +67,13 @@ def get(
 
 
 @app.command("path")
-def path(name: Name) -> None:
+def path(name: Annotated[str, typer.Argument(help="A name of 'rapid models list'.")]) -> None:
     """Print where a fetched model lies."""
     from rapid.catalogue import find
     from rapid.checkpoints.fetching import find_fetched
-    from rapid.errors import ConfigurationError
 
-    try:
-        entry = find(name)
-        path = find_fetched(entry)
-    except ConfigurationError as error:
-        fail(str(error))
+    entry = find(name)
+    path = find_fetched(entry)
     if path is None:
         fail(f"{entry.name} has not been fetched: run '{rapid_command()} models get {entry.name}'")
     typer.echo(path)

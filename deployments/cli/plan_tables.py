@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from deployments.cli.terminal import note, out
+from deployments.cli.terminal import note, out, say
 
 if TYPE_CHECKING:
     from rapid.planning.plan import Replica
@@ -118,13 +118,11 @@ def show_speed(target: Replica, drafter: Replica, how: Speculating, gpu_hour: fl
 
     step_s, plain = target.step_s(how.batch), plain_gpu_seconds(target, how.batch)
     price = "" if gpu_hour is None else f", a price of {_cost(plain, gpu_hour):,.2f}"
-    out.print(
+    say(
         f"Plain: {step_s * 1e3:.1f} ms a step, {how.batch / step_s:.0f} tokens/s, "
         f"{plain:,.0f} GPU-s for a million tokens{price}. Prefill of one context: "
         f"{target.prefill_s():.1f} s at half the peak. Verifying takes no longer than that step up "
-        f"to {target.free_rows(how.batch)} tokens a sequence.",
-        highlight=False,
-        soft_wrap=True,
+        f"to {target.free_rows(how.batch)} tokens a sequence."
     )
     cost = "GPU-s" if gpu_hour is None else "price"
     table = _table(
@@ -154,11 +152,7 @@ def show_speed(target: Replica, drafter: Replica, how: Speculating, gpu_hour: fl
     if best < 1:
         is_larger = drafter.shape.num_parameters > target.shape.num_parameters
         what = "costs speed and buys quality" if is_larger else "costs speed"
-        out.print(
-            f"At batch {how.batch} this drafter {what}: at best {best:.2f} of plain decoding.",
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(f"At batch {how.batch} this drafter {what}: at best {best:.2f} of plain decoding.")
     note(
         "speedup: one drafter for each target, at the best draft length. cheapest: drafters to "
         "targets where a token costs the least, the speedup and the cost there."

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deployments.cli.plan_tables import beside, show_memory, show_shared_memory, show_speed
-from deployments.cli.terminal import fail, note, out
+from deployments.cli.terminal import fail, note, say
 
 if TYPE_CHECKING:
-    from rapid.planning.plan import GPU, Replica
+    from rapid.planning.plan import Replica
     from rapid.planning.shapes import ModelShape
 
 # arXiv 2502.20330: the share of drafts accepted, in blocks of ten, in its multi-turn task where
@@ -47,7 +47,6 @@ def plan(
         _who(
             help="Tokens of a drafter's sequence; by default the retriever's budget for the "
             "context.",
-            show_default=False,
             min=1,
         ),
     ] = None,
@@ -56,13 +55,11 @@ def plan(
         int | None,
         _who(
             help="That share one drafter, 0 for the target's own; by default as few as hold it.",
-            show_default=False,
             min=0,
         ),
     ] = None,
     machine_gpus: Annotated[
-        int,
-        _who(help="GPUs of one machine; a replica with more is spread over several.", min=1),
+        int, _who(help="GPUs of one machine; a replica with more is spread over several.", min=1)
     ] = 8,
     target_bits: Annotated[
         float, _who(help="Of a weight: 8 with quantization: fp8, 4 with int4.", min=1, max=32)
@@ -88,7 +85,6 @@ def plan(
         float | None,
         _how(
             help=f"Chance that a drafted token is accepted; by default {_ACCEPTANCE}, the paper's.",
-            show_default=False,
             min=0,
             max=1,
         ),
@@ -97,7 +93,6 @@ def plan(
         float | None,
         _how(
             help="Share of blocks drafted ahead that are right; by default those accepted whole.",
-            show_default=False,
             min=0,
             max=1,
         ),
@@ -121,7 +116,6 @@ def plan(
         _how(
             help="What a step takes beside reading and computing; by default Python's time as "
             "measured, 0 is the limit.",
-            show_default=False,
             min=0,
         ),
     ] = None,
@@ -129,7 +123,6 @@ def plan(
         float | None,
         _how(
             help="Price of one GPU for an hour; turns GPU-seconds into money.",
-            show_default=False,
             min=0,
             metavar="PRICE",
         ),
@@ -141,10 +134,11 @@ def plan(
     length, how many targets one drafter should serve, and the cost of a million tokens against
     plain decoding.
     """
-    from rapid.planning.plan import GROUP_SIZES, PYTHON_TIME, HostTime, Replica, group_sizes
+    from rapid.planning.plan import GPUS, GROUP_SIZES, PYTHON_TIME, HostTime, Replica, group_sizes
     from rapid.planning.schedules import Speculating
 
-    device = _gpu(gpu)
+    if (device := GPUS.get(gpu.lower())) is None:
+        fail(f"no GPU {gpu!r} is known: take one of {', '.join(GPUS)}")
     if drafter_context is None:
         from retrieval.settings import RetrievalConfig
 
@@ -172,11 +166,9 @@ def plan(
             role, replica if replica.num_gpus else beside(replica, reads)
         ):
             fail(problem)
-    out.print(
+    say(
         f"{target} reads {context:,} tokens, {drafter} drafts on {drafter_context:,}; "
-        f"batch {batch}; {device.source}",
-        highlight=False,
-        soft_wrap=True,
+        f"batch {batch}; {device.source}"
     )
     if drafter_gpus:
         problem = show_memory(reads, drafts, batch)
@@ -245,38 +237,26 @@ def _check_pair(target: str, drafter: str) -> None:
         different_vocabularies,
         num_ids,
     )
-    from rapid.errors import ConfigurationError
 
     def vocabulary(model: str) -> ModelVocabulary:
         tokenizer = load_tokenizer(model)
         return ModelVocabulary(tokenizer, read_eos_ids(checkpoint_source(model), tokenizer))
 
-    try:
-        if all(known):
-            raise different_vocabularies(
-                f"that of {target} is {known[0]}'s, that of {drafter} {known[1]}'s"
-            )
-        if not any(known):
-            check_same_vocabulary(vocabulary(target), vocabulary(drafter))
-            return
-        sizes = [
-            _shape(model).vocabulary if of else num_ids(vocabulary(model).tokenizer)
-            for model, of in zip((target, drafter), known, strict=True)
-        ]
-        if abs(sizes[0] - sizes[1]) > _MOST_PADDING:
-            raise different_vocabularies(
-                f"that of {target} has {sizes[0]:,} tokens, that of {drafter} {sizes[1]:,}"
-            )
-    except ConfigurationError as error:
-        fail(str(error))
-
-
-def _gpu(name: str) -> GPU:
-    from rapid.planning.plan import GPUS
-
-    if name.lower() not in GPUS:
-        fail(f"no GPU {name!r} is known: take one of {', '.join(GPUS)}")
-    return GPUS[name.lower()]
+    if all(known):
+        raise different_vocabularies(
+            f"that of {target} is {known[0]}'s, that of {drafter} {known[1]}'s"
+        )
+    if not any(known):
+        check_same_vocabulary(vocabulary(target), vocabulary(drafter))
+        return
+    sizes = [
+        _shape(model).vocabulary if of else num_ids(vocabulary(model).tokenizer)
+        for model, of in zip((target, drafter), known, strict=True)
+    ]
+    if abs(sizes[0] - sizes[1]) > _MOST_PADDING:
+        raise different_vocabularies(
+            f"that of {target} has {sizes[0]:,} tokens, that of {drafter} {sizes[1]:,}"
+        )
 
 
 def _shape(model: str) -> ModelShape:
@@ -293,9 +273,5 @@ def _shape(model: str) -> ModelShape:
         )
     from rapid.checkpoints.facts import read_model_facts
     from rapid.config import EngineConfig
-    from rapid.errors import ConfigurationError
 
-    try:
-        return read_model_facts(EngineConfig(model=model)).shape
-    except ConfigurationError as error:
-        fail(str(error))
+    return read_model_facts(EngineConfig(model=model)).shape

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from deployments.cli.terminal import Waiting, err
+from deployments.cli.terminal import Waiting, fail
+from rapid.errors import ConfigurationError
 
 
 def replay(
@@ -30,28 +30,26 @@ def replay(
     try:
         content = receipt.read_bytes()
     except OSError as error:
-        _give_up(f"{receipt} cannot be read: {error.strerror}")
+        fail(f"{receipt} cannot be read: {error.strerror}", status=2)
     waiting = Waiting("loading")
+    from transformers.utils.logging import disable_progress_bar
+
+    from rapid.replay import (
+        CannotReplay,
+        ReplayModels,
+        answering_role,
+        find_mismatch,
+        read_receipt,
+    )
+
+    disable_progress_bar()
     try:
-        from transformers.utils.logging import disable_progress_bar
-
-        from rapid.errors import ConfigurationError
-        from rapid.replay import (
-            CannotReplay,
-            ReplayModels,
-            answering_role,
-            find_mismatch,
-            read_receipt,
-        )
-
-        disable_progress_bar()
-        try:
-            file = read_receipt(content)
-            models = ReplayModels(target or file.models.target, drafter or file.models.drafter)
-            found = find_mismatch(file, models, lambda done: waiting.say(f"{done} tokens"))
-        except (CannotReplay, ConfigurationError) as error:
-            waiting.stop()
-            _give_up(str(error))
+        file = read_receipt(content)
+        models = ReplayModels(target or file.models.target, drafter or file.models.drafter)
+        found = find_mismatch(file, models, lambda done: waiting.say(f"{done} tokens"))
+    except (CannotReplay, ConfigurationError) as error:
+        waiting.stop()
+        fail(str(error), status=2)
     finally:
         waiting.stop()
     explain = file.receipt.explain
@@ -71,8 +69,3 @@ def replay(
         f"'{file.receipt.contract}' gives {expected!r} there"
     )
     raise typer.Exit(1)
-
-
-def _give_up(message: str) -> NoReturn:
-    err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True, highlight=False)
-    raise typer.Exit(2)

@@ -1,7 +1,5 @@
 """The process that ``rapid serve`` watches: Ray Serve with the applications of one file.
 
-    python -m deployments.cli.run_serve serve_config.yaml
-
 Unlike Ray's ``serve run`` it gives the file's ``logging_config`` to controller and proxies, and
 does not wait for answers in progress. It writes down how far it has come (`server_state`).
 """

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -62,14 +61,10 @@ class ServerProcess:
 
     This process locks the lock file and the child inherits the lock: the file stays locked while
     either lives. It holds the ids of both; `rapid stop` signals the first that is alive.
-
-    Attributes:
-        url: The base URL of the HTTP API.
-        log_path: The file with its output and that of Ray.
     """
 
     url: str
-    log_path: Path
+    log_path: Path  # of its output and that of Ray
     _config: Path
     _process: subprocess.Popen[bytes]
     _lock: IO[str]
@@ -81,7 +76,7 @@ class ServerProcess:
         """Start Serve with the applications of a file.
 
         Raises:
-            CannotStart: If a server started from this folder runs, or its address cannot be had.
+            CannotStart: A server started from this folder runs, or its address cannot be had.
         """
         RUN_FOLDER.mkdir(exist_ok=True)
         host, port = _address(config)
@@ -160,9 +155,9 @@ class ServerProcess:
         reasons = [found[1] for line in log.splitlines() if (found := _OUR_ERROR.search(line))]
         return reasons[-1] if reasons else f"{given_up}\n{self.tail()}"
 
-    def tail(self, num_lines: int = 15) -> str:
-        """Return the last `num_lines` lines of the log."""
-        return "\n".join(deque(self._log().splitlines(), maxlen=num_lines))
+    def tail(self) -> str:
+        """Return the last 15 lines of the log."""
+        return "\n".join(self._log().splitlines()[-15:])
 
     def stop(self) -> None:
         """End the process with SIGINT, as Ctrl-C does, then with SIGTERM, then with SIGKILL.
@@ -175,16 +170,12 @@ class ServerProcess:
     def _end_process(self) -> None:
         if self.has_ended():
             return
-        for number, patience_s in (
-            (signal.SIGINT, _INTERRUPT_TIMEOUT_S),
-            (signal.SIGTERM, _TERMINATE_TIMEOUT_S),
-        ):
+        patience = {signal.SIGINT: _INTERRUPT_TIMEOUT_S, signal.SIGTERM: _TERMINATE_TIMEOUT_S}
+        for number, patience_s in patience.items():
             self._process.send_signal(number)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(patience_s)
                 return
-            except subprocess.TimeoutExpired:
-                continue
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
@@ -212,10 +203,6 @@ class ServerProcess:
             return ""
 
 
-def _environment() -> dict[str, str]:
-    return ({} if _joins_cluster() else LOCAL_RAY) | os.environ
-
-
 def _joins_cluster() -> bool:
     return os.environ.get("RAY_ADDRESS", "local") != "local"
 
@@ -227,7 +214,7 @@ def _run_serve(config: Path, lock: IO[str]) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(),
+            env=({} if _joins_cluster() else LOCAL_RAY) | os.environ,
             pass_fds=(lock.fileno(),),
             start_new_session=True,  # Ctrl-C then reaches only this process, which ends it
             # A shell that runs this command in the background makes its children ignore SIGINT.
@@ -254,7 +241,7 @@ def running_pid() -> int | None:
             pids = [int(pid) for pid in lock.read().split()]
     except (FileNotFoundError, ValueError):
         return None
-    return next((pid for pid in pids if _is_alive(pid)), None)
+    return next(filter(psutil.pid_exists, pids), None)
 
 
 def stop_running(pid: int, timeout_s: float) -> bool:
@@ -275,16 +262,6 @@ def _is_free(lock: IO[str]) -> bool:
     except BlockingIOError:
         return False
     fcntl.flock(lock, fcntl.LOCK_UN)
-    return True
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
     return True
 
 
@@ -313,9 +290,8 @@ def _check_is_free(host: str, port: int) -> None:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # a server may just have ended
+            # A server that has just ended leaves connections behind.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:

@@ -21,8 +21,6 @@ from deployments.cli.terminal import DEFAULT_URL, err, fail, note, rapid_command
 from deployments.config.tenants import is_loopback
 
 if TYPE_CHECKING:
-    from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
-
     from deployments.cli.server_process import ServerProcess
     from deployments.cli.stages import Stages
     from deployments.config.plans import Effect
@@ -95,7 +93,6 @@ def apply(
         typer.Option(
             envvar="RAY_DASHBOARD_ADDRESS",
             help="The address of Ray's dashboard; by default that of this folder's server.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -108,7 +105,6 @@ def apply(
     from deployments.config.serve_file import check_applications
     from deployments.logs import with_system_logging
     from rapid.config_errors import read_yaml
-    from rapid.errors import ConfigurationError
 
     address = address or dashboard_address()
     if address is None:
@@ -129,8 +125,6 @@ def apply(
             note("the last change failed, so the whole file is applied")
         else:
             content, effects = update(file, configs, running)
-    except ConfigurationError as error:
-        fail(str(error))
     except AuthenticationError:
         fail(
             f"the Ray at {address} asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN "
@@ -144,9 +138,12 @@ def apply(
     for option in _list_kept(details, file):
         note(f"{option}: stays as it is until a restart")
     with err.status("waiting until it is done"):
-        while any(each["status"] in _UNDER_WAY for each in _now(client, configs).values()):
+        while True:
+            states = _states(client.get_serve_details(), configs)
+            if not any(each["status"] in _UNDER_WAY for each in states.values()):
+                break
             time.sleep(0.2)
-    for name, each in _now(client, configs).items():
+    for name, each in states.items():
         if each["status"] != "RUNNING":
             fail(f"the application {name} is {each['status']}: {each['message']}")
     note("done")
@@ -159,10 +156,6 @@ def _token_for(address: str) -> dict[str, str]:
     if not is_loopback(urlsplit(address).hostname or "") or not token.exists():
         return {}
     return {"authorization": f"Bearer {token.read_text(encoding='utf-8').strip()}"}
-
-
-def _now(client: ServeSubmissionClient, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    return _states(client.get_serve_details(), names)
 
 
 def _states(details: dict[str, Any], names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -204,12 +197,8 @@ def stop() -> None:
 
 def _check(config: Path) -> ApplicationConfig:
     from deployments.config.serve_file import check
-    from rapid.errors import ConfigurationError
 
-    try:
-        return check(config)
-    except ConfigurationError as error:
-        fail(str(error))
+    return check(config)
 
 
 def _check_one_node(config: ApplicationConfig) -> None:

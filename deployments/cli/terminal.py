@@ -10,6 +10,7 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -17,15 +18,28 @@ out = Console()
 err = Console(stderr=True)
 
 
-def fail(message: str) -> NoReturn:
-    """Print an error that says what to do, and end the command with exit status 1."""
+def fail(message: str, status: int = 1) -> NoReturn:
+    """Print an error that says what to do, and end the command with this exit status."""
     err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True, highlight=False)
-    raise typer.Exit(1)
+    raise typer.Exit(status)
 
 
 def note(message: str) -> None:
     """Print a message that is not part of the result, on standard error."""
     err.print(f"[dim]{escape(message)}[/]", soft_wrap=True, highlight=False)
+
+
+def say(message: str) -> None:
+    """Print a paragraph of the result, which the terminal wraps."""
+    out.print(message, highlight=False, soft_wrap=True)
+
+
+def make_title_table() -> Table:
+    """Return an empty table for rows of a title and a text."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    return table
 
 
 class Waiting:

@@ -28,8 +28,7 @@ class Vigil:
     def look(self, readiness: dict[str, Any] | None) -> str | None:
         """Take what ``/ready`` says, None if nothing; return why the server is given up, if it is.
 
-        Args:
-            readiness: The state; ``answered`` is False where the proxy says it for an ingress.
+        In `readiness`, ``answered`` is False where the proxy says it for an ingress.
         """
         now = self._looked_at = self._clock()
         is_ready = bool(readiness and readiness.get("ready"))

@@ -53,14 +53,11 @@ class Backend(Protocol):
 
 
 def trials_left(
-    items: Sequence[Item],
-    task: Task,
-    done: frozenset[tuple[str, str, str]] = frozenset(),
+    items: Sequence[Item], task: Task, done: frozenset[tuple[str, str, str]] = frozenset()
 ) -> Iterator[list[Trial]]:
-    """Yield the remaining trials of each item, skipping items that have none.
+    """Yield the remaining trials of each item that has any.
 
-    Args:
-        done: Keys (item, system, condition) that need no further answer.
+    `done` has the keys (item, system, condition) that need no further answer.
     """
     for item in items:
         trials: list[Trial] = []
@@ -156,9 +153,7 @@ def seed_of(task: Task, item: Item) -> int:
 def by_position(histogram: Mapping[int, Sequence[int]]) -> tuple[tuple[int, int], ...]:
     """Count how often the draft at each position of a block was judged, and how often it was kept.
 
-    Args:
-        histogram: For each block length, a list whose i-th entry is the number of rounds that
-            accepted exactly i drafts.
+    `histogram` has, for each block length, the number of rounds that accepted exactly i drafts.
     """
     longest = max(histogram, default=0)
     judged, kept = [0] * longest, [0] * longest

@@ -52,9 +52,6 @@ class InProcess:
         """Create a backend; the caller closes the engines.
 
         Args:
-            task: Sets the templates and the lengths of answers.
-            prompter: Makes the prompts of both models.
-            target: The target's engine.
             drafter: The drafter's engine; the target's own where there is no other.
             text: Decodes token ids into text.
             kept_prompts: Number of prompts to cache for the systems that share them.
@@ -130,10 +127,7 @@ class InProcess:
         found: ShortContext | None,
         ms: dict[str, float],
     ) -> RoundStatistics:
-        """Answer by drafting with the system's draft source and verifying with the target.
-
-        The target's prompt is `read`.
-        """
+        """Answer with the system's drafts, verified by the target, whose prompt is `read`."""
         short = read if trial.system.drafts == "naive" else retrieved
         witness = self._witness_prompt(trial, found)
         source = choose(
@@ -274,10 +268,9 @@ async def open_in_process(
 
     Args:
         task: The task, whose systems and conditions determine the room that each engine needs.
-        models: The models; the drafter is None where no system needs one other than the target.
+        models: The drafter is None where no system needs one other than the target.
         items: All items of the run, from which unrelated chunks are taken.
         mine: The items to answer.
-        batch: Number of answers at once.
 
     Raises:
         ConfigurationError: A checkpoint cannot be used, the two models do not share a vocabulary,
@@ -292,10 +285,10 @@ async def open_in_process(
     other_text = ChatText.load(models.drafter.model) if models.drafter else text
     prompter = await open_prompter(task, items, text, other_text)
     lengths = await asyncio.to_thread(_lengths, task, mine, prompter)
-    room = _room(task, lengths, has_drafter=drafter is not None)
+    rooms = _rooms(task, lengths, has_drafter=drafter is not None)
     engines: list[Engine] = []
     try:
-        for loaded, num_tokens in ((target, room.target), (drafter, room.drafter)):
+        for loaded, num_tokens in zip((target, drafter), rooms, strict=True):
             if loaded is not None:
                 engines.append(_engine(loaded, num_tokens * batch, 2 * batch, vocab_size))
         yield InProcess(task, prompter, engines[0], engines[-1], text, 4 * batch)
@@ -329,14 +322,6 @@ class _Recent:
         return made
 
 
-@dataclass(frozen=True, slots=True)
-class _Room:
-    """The tokens of KV that one answer may need on each engine."""
-
-    target: int
-    drafter: int
-
-
 def _lengths(task: Task, items: Sequence[Item], prompter: Prompter) -> tuple[int, int]:
     """Return the approximate lengths of the longest whole prompt and the longest retrieved one."""
     widest = max(task.conditions, key=lambda each: each.context_tokens or inf)
@@ -346,7 +331,8 @@ def _lengths(task: Task, items: Sequence[Item], prompter: Prompter) -> tuple[int
     return longest, min(longest, 2 * budget) + _WORDING_TOKENS
 
 
-def _room(task: Task, lengths: tuple[int, int], *, has_drafter: bool) -> _Room:
+def _rooms(task: Task, lengths: tuple[int, int], *, has_drafter: bool) -> tuple[int, int]:
+    """Return the tokens of KV that one answer may need on the target's and the drafter's engine."""
     longest, retrieved = lengths
     answer = task.max_tokens + max(each.block for each in task.systems)
     if task.extraction is not None:
@@ -363,7 +349,7 @@ def _room(task: Task, lengths: tuple[int, int], *, has_drafter: bool) -> _Room:
             drafter = max(drafter, read + answer)
         if is_own or system.transfer == "adaptive":
             beside_target = max(beside_target, read + answer)
-    return _Room(target + beside_target, drafter)
+    return target + beside_target, drafter
 
 
 def _engine(loaded: LoadedModel, num_tokens: int, leases: int, vocab_size: int | None) -> Engine:

@@ -46,7 +46,6 @@ class Plan:
     """The items, systems and conditions of a run, and how it is executed.
 
     Attributes:
-        models: Models of a run in process, else None.
         server: Server of a run over HTTP; `models` is then None.
         batch: Number of answers at once, in each worker.
         recipe: Name of the recipe that the run repeats; the report shows its published numbers.
@@ -148,21 +147,13 @@ class _Worker:
     is_done: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _WorkerEnd:
-    """The last message of a worker.
-
-    Attributes:
-        error: The error that stopped the worker; None if it finished.
-    """
-
-    error: RapidError | None = None
-
-
 def _share(plan: Plan, trials: Sequence[Sequence[Trial]], count: int, emit: Emit) -> None:
-    """Split the items over processes and emit their results in this one."""
+    """Split the items over processes and emit their results in this one.
+
+    The last message of a process is the error that stopped it, or None.
+    """
     spawn = multiprocessing.get_context("spawn")
-    inbox: multiprocessing.Queue[tuple[int, Result | _WorkerEnd]] = spawn.Queue()
+    inbox: multiprocessing.Queue[tuple[int, Result | RapidError | None]] = spawn.Queue()
     workers: list[_Worker] = []
     for index in range(count):
         # Neighbours stay together: they may be about one document, which is then read once.
@@ -185,8 +176,8 @@ def _share(plan: Plan, trials: Sequence[Sequence[Trial]], count: int, emit: Emit
             if isinstance(message, Result):
                 worker.left[message.item] -= 1
                 emit(message)
-            elif message.error is not None:
-                raise message.error
+            elif message is not None:
+                raise message
             else:
                 worker.is_done = True
     finally:
@@ -214,12 +205,12 @@ def _work(plan: Plan, trials: Sequence[Sequence[Trial]], index: int, outbox: Any
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
+    end: RapidError | None = None
     try:
         asyncio.run(_answer(plan, trials, lambda result: outbox.put((index, result))))
     except RapidError as error:
-        outbox.put((index, _WorkerEnd(error)))
-    else:
-        outbox.put((index, _WorkerEnd()))
+        end = error
+    outbox.put((index, end))
 
 
 def _end_with_parent() -> None:
@@ -271,9 +262,8 @@ def _shape(settings: Json) -> Json:
         "query_key_norms",
         "layer_norms",
     }
-    return ModelShape.of(text_settings(settings)).model_dump(
-        exclude=memory_only, exclude_defaults=True
-    )
+    shape = ModelShape.of(text_settings(settings))
+    return shape.model_dump(exclude=memory_only, exclude_defaults=True)
 
 
 def _weights(config: EngineConfig) -> str | None:

@@ -117,14 +117,10 @@ class OverHttp:
         speculation = system.speculation(condition.eta)
         rapid: Json = {"mode": system.method, "date": DAY.isoformat()}
         if system.is_drafted:
-            rapid |= {
-                "coupling": speculation.coupling,
-                "max_draft": speculation.max_draft,
-                "plausibility": speculation.plausibility,
-                "draft_top_k": speculation.draft_top_k,
-            }
+            of_drafts = {"coupling", "max_draft", "plausibility", "draft_top_k"}
+            rapid |= speculation.model_dump(include=of_drafts)
         if system.fuses:
-            rapid |= {"transfer": speculation.transfer, "eta": speculation.eta}
+            rapid |= speculation.model_dump(include={"transfer", "eta"})
         if system.reads_retrieved:
             rapid["retrieval_tokens"] = condition.retrieval_tokens or task.retrieval.tokens
             rapid["query"] = item.query
@@ -205,12 +201,10 @@ async def open_over_http(
                 "context_tokens needs the served model's tokenizer: name it with --target"
             )
         text = ChatText.load(server.tokenizer)
-    headers = {}
-    if server.api_key is not None:
-        headers["authorization"] = f"Bearer {server.api_key.get_secret_value()}"
+    key = server.api_key and server.api_key.get_secret_value()
     async with httpx.AsyncClient(
         base_url=server.url,
-        headers=headers,
+        headers={"authorization": f"Bearer {key}"} if key else {},
         timeout=httpx.Timeout(_SILENCE_TIMEOUT_S, connect=5.0),
         transport=transport,
         trust_env=httpx.URL(server.url).host not in _LOOPBACK,  # no proxy leads back here
@@ -251,11 +245,8 @@ async def _greet(client: httpx.AsyncClient) -> tuple[str, DraftKind]:
 async def _post(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Json:
     """Post a request and return the reply.
 
-    A server that is full, restarting or unreachable is asked again, after its Retry-After if it
-    sends one.
-
-    Raises:
-        ServerRefused: The server refused the request, or gave no answer after `_RETRIES` retries.
+    A server that is full, restarting or unreachable is asked again, `_RETRIES` times, after its
+    Retry-After if it sends one.
     """
     for attempt in range(_RETRIES + 1):
         pause = min(2.0**attempt, _MOST_PATIENCE_S)
@@ -302,20 +293,14 @@ def _times(receipt: Json, metrics: Json) -> dict[str, float]:
     """
     names = ("retrieval", "target_prefill", "drafter_prefill", "draft", "verify")
     ms = {name: receipt["timings_ms"].get(name, 0.0) for name in names}
-    rounds = receipt["rounds"]
+    rounds, decode = receipt["rounds"], ms["draft"] + ms["verify"]
     if rounds > 1:
-        ms["decode"] = round(metrics["generation_time_ms"] * rounds / (rounds - 1), 3)
-    else:
-        ms["decode"] = ms["draft"] + ms["verify"]
-    return ms
+        decode = round(metrics["generation_time_ms"] * rounds / (rounds - 1), 3)
+    return ms | {"decode": decode}
 
 
 def _check_kept(receipt: Json, system: System) -> None:
-    """Refuse an answer that the server gave in another mode, or partly without its drafter.
-
-    Raises:
-        ServerRefused: The answer is refused; the message says what the server did instead.
-    """
+    """Refuse an answer that the server gave in another mode, or partly without its drafter."""
     if receipt["mode"] != system.method:
         raise ServerRefused(
             f"the server answered as {receipt['mode']}, not {system.method}: {receipt['reason']}"

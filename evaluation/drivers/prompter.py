@@ -42,11 +42,9 @@ class ShortContext:
     """The short context of an item: what retrieval found for the drafter to read.
 
     Attributes:
-        chunks: The chunks in them, corrupted if the condition says so, in document order.
+        chunks: The chunks in document order, corrupted if the condition says so.
         context: The chunks joined by blank lines, for templates.
-        evidence_found: Whether all of the item's evidence is in `context`; None where it is
-            unknown.
-        retrieval_ms: Milliseconds that retrieval took.
+        evidence_found: Whether all of the item's evidence is in `context`; None if unknown.
     """
 
     chat: tuple[Message, ...]
@@ -67,12 +65,9 @@ class Prompter:
         drafter: ChatText,
         retriever: Retriever,
     ) -> None:
-        """Create a prompter for the items of one run.
+        """Create a prompter for a run of `items`, from which unrelated chunks are taken.
 
-        Args:
-            items: All items of the run, from which unrelated chunks are taken.
-            target: Counts tokens and renders the target's prompts.
-            retriever: A retriever made for the task's retrieval settings.
+        The target's text counts tokens; the retriever has the task's retrieval settings.
         """
         self._task = task
         self._items = items
@@ -125,9 +120,7 @@ class Prompter:
         does, with the budget of what the target reads. A condition's limit shortens the document
         itself, for retrieval as well.
 
-        Args:
-            condition: Sets the corruption, the budget and the length of the context.
-            answer: The answer so far, when retrieval is to search with it as well.
+        With `answer` retrieval searches with the answer so far as well.
         """
         began = perf_counter()
         document = self.context(item, condition)
@@ -156,13 +149,9 @@ class Prompter:
         retrieval_ms = (perf_counter() - began) * 1e3
         if condition.corruption != "none":
             spare = self._chunks(choose_unrelated(item, self._items), condition)
+            count = self._target.count_tokens
             chunks = corrupt(
-                chunks,
-                condition,
-                item,
-                spare,
-                budget_tokens=budget,
-                count_tokens=self._target.count_tokens,
+                chunks, condition, item, spare, budget_tokens=budget, count_tokens=count
             )
         context = "\n\n".join(chunk.text.strip() for chunk in chunks)
         if self._task.templates is None:
@@ -252,13 +241,8 @@ def _best(chunks: Sequence[RetrievedChunk], most: int) -> tuple[RetrievedChunk, 
 
 def retrieval_config(settings: RetrievalSettings) -> RetrievalConfig:
     """Return the retriever's configuration for a task; budgets are passed with each question."""
-    return RetrievalConfig.model_validate(
-        {
-            "embedder": {"kind": settings.embedder},
-            "chunk_tokens": settings.chunk_tokens,
-            "floor": settings.floor,
-        }
-    )
+    given = settings.model_dump(include={"chunk_tokens", "floor"})
+    return RetrievalConfig.model_validate(given | {"embedder": {"kind": settings.embedder}})
 
 
 def target_chat(
@@ -268,12 +252,9 @@ def target_chat(
     template: str | None = None,
     more: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Message, ...]:
-    """Return the chat that the target answers, with its whole context.
+    """Return the chat that the target answers, with the item's document as far as it may be read.
 
-    Args:
-        task: The task; without templates the chat is the item's own.
-        document: The item's document, as far as it may be read.
-        template: A template to use instead of the task's for the target.
+    Without templates of the task the chat is the item's own; `template` goes before the task's.
     """
     if task.templates is None:
         return target_messages(item.messages, () if document is None else (document,))

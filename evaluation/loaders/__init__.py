@@ -17,12 +17,9 @@ Load = Callable[[Source, Path | None], Iterator[Item]]
 
 
 def load_items(task: Task, data: Path | None = None, limit: int | None = None) -> list[Item]:
-    """Load the first `limit` items of `task`, from `data` instead of its hub dataset if given.
+    """Load the first `limit` items of `task`, or all, from `data` instead of its hub dataset.
 
-    Args:
-        task: The task, whose source says where items come from.
-        data: A file, or a directory that holds the source's `file`.
-        limit: Number of items; None takes all.
+    `data` is a file, or a directory that holds the source's `file`.
 
     Raises:
         ConfigurationError: The loader is unknown, there are no items, or two items have one id.

@@ -29,7 +29,6 @@ class DialogueOptions(Frozen):
         padding: Number of other dialogues from which histories are padded.
         history_tokens: Length of the padded history in tokens, counted at `characters_per_token`
             because items are made before there is a tokenizer.
-        characters_per_token: Mean length of a token in characters.
         seed: Seed of the draw of the other dialogues and of each item's padding.
     """
 

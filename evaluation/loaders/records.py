@@ -27,9 +27,7 @@ def read_records(
     with a warning. One that ends in ``.csv`` has its keys in its first line. Any other file is one
     JSON list.
 
-    Args:
-        source: The source, whose hub dataset is read if `data` is None.
-        id_key: Key by which error messages name a record.
+    The source's hub dataset is read if `data` is None. Error messages name a record by `id_key`.
 
     Raises:
         ConfigurationError: There is nothing to read from, a file cannot be parsed, or a key is

@@ -39,11 +39,7 @@ _UPWARD = ("drafter", "naive")
 
 @dataclass(frozen=True)
 class Curve:
-    """A system's estimates by number or category, in ascending order.
-
-    Attributes:
-        points: The estimates, each with its number or category.
-    """
+    """A system's estimates, each with its number or category, in ascending order."""
 
     system: System
     name: str
@@ -64,15 +60,15 @@ def at(curves: Sequence[Curve], x: str) -> list[Estimate]:
 
 def two_panels(run: RunResults, curves: Sequence[Curve], what: str) -> Any:
     """Draw systems with one model on the left, with two on the right, and `plain` in both."""
-    panels = {
-        "one model: the target": [each for each in curves if each.system.drafts not in _UPWARD],
-        "two models: target and drafter": [
-            each for each in curves if each.system.drafts in _UPWARD
-        ],
-    }
+    panels: dict[str, list[Curve]] = {}
     plain = [curve for curve in curves if curve.system == run.plain]
-    panels = {title: _with_plain(plain, panel) for title, panel in panels.items()}
-    panels = {title: panel for title, panel in panels.items() if panel}
+    for title, is_upward in (
+        ("one model: the target", False),
+        ("two models: target and drafter", True),
+    ):
+        own = [each for each in curves if (each.system.drafts in _UPWARD) == is_upward]
+        if others := [each for each in own if each not in plain]:
+            panels[title] = [*plain, *others]
     if not panels:
         return None
     figure, axes = pyplot.subplots(
@@ -84,11 +80,6 @@ def two_panels(run: RunResults, curves: Sequence[Curve], what: str) -> Any:
         axis.set_title(title)
     axes[0][0].set_ylabel(what)
     return figure
-
-
-def _with_plain(plain: list[Curve], panel: list[Curve]) -> list[Curve]:
-    others = [curve for curve in panel if curve not in plain]
-    return [*plain, *others] if others else []
 
 
 def _line(axis: Any, curve: Curve, aside: float) -> None:
@@ -125,11 +116,7 @@ def finish(figure: Any) -> Any:
 
 
 def label_ends(axis: Any, lines: Sequence[tuple[str, Any]]) -> None:
-    """Write the names of lines right of a panel, each as near to its line's end as it fits.
-
-    Args:
-        lines: Names, which may have several lines of text, and matplotlib's lines.
-    """
+    """Write the names of matplotlib's lines right of a panel, as near to their ends as they fit."""
     axis.figure.draw_without_rendering()  # the panel gets its height
     one_line = 1.25 * SMALL / 72 * axis.figure.dpi / axis.get_window_extent().height
     to_share = axis.transScale + axis.transLimits

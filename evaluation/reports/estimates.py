@@ -21,11 +21,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number with its 95 % interval.
-
-    Attributes:
-        high: Upper end of the interval.
-    """
+    """A number with its 95 % interval, from `low` to `high`, of so many items."""
 
     value: float
     low: float

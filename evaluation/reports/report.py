@@ -46,15 +46,10 @@ def write(out_dir: Path) -> Path:
 
 
 def merge(run_dirs: Sequence[Path], out_dir: Path) -> Path:
-    """Make one page of several runs in `out_dir`, and keep each run's results in a subdirectory.
+    """Make one page of several runs in `out_dir`, and return its path.
 
-    Args:
-        run_dirs: Directories of runs, of `rapid eval` or of an earlier `merge`.
-        out_dir: Directory of the page; subdirectories, named by task, get the compressed results
-            and the plots.
-
-    Returns:
-        The path of the page.
+    The runs are of `rapid eval` or of an earlier `merge`. Subdirectories of `out_dir`, named by
+    task, get their compressed results and their plots.
 
     Raises:
         ConfigurationError: One of `run_dirs` has no run, or one that cannot be reported.
@@ -89,11 +84,7 @@ def summary(out_dir: Path) -> str:
 
 
 def body(run: RunResults, pictures: Mapping[str, str]) -> str:
-    """Return a run's page without its title.
-
-    Args:
-        pictures: Links to the plots, by the names that `plots.draw` returns.
-    """
+    """Return a run's page without its title; `pictures` has links by the names of `plots.draw`."""
     metric = run.task.metrics[0]
     by = f" by {run.task.groups[0]}" if run.task.groups else ""
     sections = [

@@ -346,17 +346,9 @@ def _ratio(
 def _name_of(condition: Condition) -> str:
     names = {
         "none": "as retrieved",
-        "unrelated": "unrelated",
         "replaced": f"{condition.share:.0%} replaced",
         "contradicting": "contradicted",
-        "missed": "missed",
     }
-    lengths = [
-        f"{what} {tokens}"
-        for what, tokens in (
-            ("context", condition.context_tokens),
-            ("retrieval", condition.retrieval_tokens),
-        )
-        if tokens is not None
-    ]
-    return ", ".join([names[condition.corruption], *lengths])
+    lengths = {"context": condition.context_tokens, "retrieval": condition.retrieval_tokens}
+    told = [f"{what} {tokens}" for what, tokens in lengths.items() if tokens is not None]
+    return ", ".join([names.get(condition.corruption, condition.corruption), *told])

@@ -32,8 +32,8 @@ def by_system(
 
     Args:
         cell: Returns the text of a cell for a system, its results in a column, and the column.
-        rows: The systems by what their row is called; None takes all, by name.
-        columns: The columns; None takes `run.columns`.
+        rows: The systems by the names of their rows; None takes all.
+        columns: None takes `run.columns`.
     """
     counts = {
         column: max(len(run.headline(system, column)) for system in run.systems)

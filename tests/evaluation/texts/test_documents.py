@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import types
 
-from evaluation.texts import documents
-from evaluation.texts.documents import cut, main, module_text, text_of
 from evaluation.texts.text_questions import document_names
+from tests.evaluation.texts import write_documents
+from tests.evaluation.texts.write_documents import cut, main, module_text, text_of
 
 
 def test_a_document_is_cut_at_the_end_of_a_paragraph():
@@ -39,8 +39,8 @@ def test_topics_come_from_the_reference_behind_help():
 
 
 def test_the_package_carries_every_document(tmp_path, monkeypatch, capsys):
-    assert sorted(documents.DOCUMENTS) == document_names()
-    monkeypatch.setattr(documents, "DOCUMENTS", {"calls": ("topic calls", 2000)})
-    monkeypatch.setattr("sys.argv", ["documents", str(tmp_path)])
+    assert sorted(write_documents.DOCUMENTS) == document_names()
+    monkeypatch.setattr(write_documents, "DOCUMENTS", {"calls": ("topic calls", 2000)})
+    monkeypatch.setattr("sys.argv", ["write_documents", str(tmp_path)])
     main()
     assert (tmp_path / "calls.txt").read_text().startswith("Calls\n")

@@ -12,13 +12,12 @@ from evaluation.texts import text_questions as questions_module
 from evaluation.texts.text_questions import (
     TextQuestion,
     document_names,
-    faults,
-    faults_of,
     holds,
-    main,
     questions_of,
     span_of,
 )
+from tests.evaluation.texts import question_rules
+from tests.evaluation.texts.question_rules import faults, faults_of
 
 
 def test_every_shipped_question_keeps_the_rules():
@@ -97,7 +96,7 @@ BELL = "the bell rings nine times."
     ],
 )
 def test_a_question_that_breaks_a_rule_is_told(monkeypatch, asked, told):
-    monkeypatch.setattr(questions_module, "document_text", lambda name: TEXT)
+    monkeypatch.setattr(question_rules, "document_text", lambda name: TEXT)
     found = list(faults(asked))
     if told is None:
         assert found == []
@@ -132,7 +131,7 @@ def test_a_question_without_an_id_is_refused():
         )
 
 
-def test_the_command_prints_faults_and_says_so_in_its_status(monkeypatch, tmp_path, capsys):
+def test_faults_of_a_whole_file_are_told(monkeypatch, tmp_path):
     (tmp_path / "documents").mkdir()
     (tmp_path / "questions").mkdir()
     (tmp_path / "documents/harbor.txt").write_text(TEXT)
@@ -140,10 +139,9 @@ def test_the_command_prints_faults_and_says_so_in_its_status(monkeypatch, tmp_pa
     path = tmp_path / "questions/harbor.jsonl"
     path.write_text(json.dumps(line | {"answer": [], "evidence": []}) + "\n")
     monkeypatch.setattr(questions_module, "FOLDER", tmp_path)
-    assert main([]) == 1
-    told = capsys.readouterr().out
+    assert document_names() == ["harbor"]
+    told = "\n".join(faults_of("harbor"))
     assert "names another document" in told
     assert "no question of the kind several places" in told
     path.write_text("{}")
-    assert main(["harbor"]) == 1
-    assert "Field required" in capsys.readouterr().out
+    assert "Field required" in "\n".join(faults_of("harbor"))

@@ -1,6 +1,6 @@
 """Writes the documents of the task `real-text` from texts that a Python on Debian carries.
 
-    python -m evaluation.texts.documents FOLDER
+    python -m tests.evaluation.texts.write_documents FOLDER
 
 The package carries the documents as Python 3.11.7 on Debian 13 wrote them, because questions point
 into them; another version writes slightly different ones.
