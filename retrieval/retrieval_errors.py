@@ -7,8 +7,7 @@
         ├── StoreUnavailable        the vector store did not answer, or refused the request
         │   └── ChunksMissing       the store has lost chunks of documents that it held
         ├── CollectionMismatch      the collection was made for another embedder
-        ├── EmbedderFailed          the embedding model raised
-        └── UnknownDocument         no such document of this tenant is indexed
+        └── EmbedderFailed          the embedding model raised
 """
 
 from __future__ import annotations
@@ -34,7 +33,3 @@ class CollectionMismatch(RetrievalError):
 
 class EmbedderFailed(RetrievalError):
     """The embedding model could not be loaded, or raised an error."""
-
-
-class UnknownDocument(RetrievalError):
-    """No such document of this tenant is indexed; its text must be sent again."""

@@ -84,7 +84,7 @@ async def test_the_drafter_reads_what_retrieval_found_for_this_tenant(chat_text:
     assert "Which colour?" in text
     assert (prompt.chunks, prompt.evidence.num_chunks) == ((FOUND,), 1)
     ((tenant, documents, query, budget),) = retriever.asked
-    assert (tenant, documents, query, budget) == ("acme", (ATLAS,), "Which colour?", 64)
+    assert (tenant, documents, query, budget) == ("acme", [ATLAS], "Which colour?", 64)
 
 
 @pytest.mark.parametrize("is_evidence", [True, False])
