@@ -65,7 +65,7 @@ def test_documents_have_their_retriever() -> None:
     retriever = graph(app.compose(config))["Retriever"]._bound_deployment
     assert retriever.init_args[0].embedder.device == "cuda"
     router = retriever._deployment_config.request_router_config
-    assert router.request_router_class == "cluster.affinity.AffinityRouter"
+    assert router.request_router_class == "cluster.copied_router.CopiedRouter"
 
 
 def test_the_ingress_is_told_whether_the_target_is_embedded() -> None:
