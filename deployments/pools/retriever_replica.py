@@ -56,10 +56,10 @@ class RetrieverReplica:
 
         None is a sign of life, once a second where nothing else is said. The chunks are a tenant's,
         in document order. Where documents are unknown and carry no text, these come instead, in a
-        tuple: the call may be made again with their texts. Documents that are not indexed within `wait_s` seconds raise
-        `RetrievalPending`; what is embedded of them stays. Whoever closes the stream waits for
-        nothing more. Errors of the embedder and of the store say here, in this replica's log, what
-        they were told: that can be an address, a path, or what a server replied.
+        tuple: the call may be made again with their texts. Documents that are not indexed within
+        `wait_s` seconds raise `RetrievalPending`; what is embedded of them stays. Whoever closes
+        the stream waits for nothing more. Errors of the embedder and of the store say here, in this
+        replica's log, what they were told: that can be an address, a path, or a server's reply.
 
         Args:
             call_id: Unique id, by which the pool's router knows the call (`cluster.routers.Call`).
