@@ -18,7 +18,7 @@ from typing import TypeVar
 from ray.util.metrics import Counter, Gauge, Histogram
 
 from rapid.engine_status import EngineStatus
-from rapid.errors import RetrievalPending
+from rapid.errors import RetrievalPending, UnknownDocument
 from rapid.messages import Finished, GenerationEvent, PrefillReceipt, Started, TextDelta
 from rapid.ports import Clock
 from rapid.receipt import ChoiceStatistics, Receipt
@@ -323,6 +323,9 @@ class RetrieverMetrics:
             outcome = "ok"
         except RetrievalPending:
             outcome = "pending"
+            raise
+        except UnknownDocument:
+            outcome = "unknown"
             raise
         except (asyncio.CancelledError, GeneratorExit):
             outcome = "left"

@@ -8,7 +8,8 @@
     │   ├── BodyTooLarge        the request body is over the limit                 413
     │   ├── BodyTooSlow         the request body did not come in time              408
     │   ├── UnsupportedEncoding the request body is compressed                     415
-    │   └── UnknownModel        the endpoint does not serve this model             404
+    │   ├── UnknownModel        the endpoint does not serve this model             404
+    │   └── UnknownDocument     the tenant has no document with this text          404
     ├── Unauthorized            the API key is missing or unknown                  401
     ├── Overloaded              the pools are full; says when to retry             503
     │   └── TooManyRequests     the tenant has too many requests; says when        429
@@ -80,6 +81,10 @@ class UnknownModel(BadRequest):
 
     def __init__(self, message: str, param: str = "model", code: str = "model_not_found") -> None:
         super().__init__(message, param, code)
+
+
+class UnknownDocument(BadRequest):
+    """A reference to a document that is unknown or another tenant's, which are not told apart."""
 
 
 class Unauthorized(RapidError):

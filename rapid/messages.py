@@ -73,21 +73,38 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
-    """A text attached to a request, which all components tell from others by its digest.
+class DocumentRef:
+    """A reference to a document: its text is elsewhere (`rapid.ports.DocumentResolver`).
 
     Attributes:
-        digest: Hash of `text`. It is made once and travels with the document, so that no component
-            reads a long text again only to name it.
+        name: Name that prompts state.
+        digest: Hash of the text. It is made once and travels with the document, so that no
+            component reads a long text again only to name it.
+        num_chars: Length of the text.
     """
 
     name: str
-    text: str
+    digest: str
+    num_chars: int
+
+    @property
+    def ref(self) -> DocumentRef:
+        """The reference alone."""
+        return DocumentRef(self.name, self.digest, self.num_chars)
+
+
+@dataclass(frozen=True, slots=True)
+class Document(DocumentRef):
+    """A reference that carries its text."""
+
     digest: str = field(init=False, repr=False, compare=False)
+    num_chars: int = field(init=False, repr=False, compare=False)
+    text: str
 
     def __post_init__(self) -> None:
         digest = blake2b(self.text.encode("utf-8", "surrogatepass"), digest_size=16)
         object.__setattr__(self, "digest", digest.hexdigest())
+        object.__setattr__(self, "num_chars", len(self.text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +161,7 @@ class GenerateRequest:
     request_id: str
     tenant: str
     messages: tuple[Message, ...]
-    documents: tuple[Document, ...] = ()
+    documents: tuple[DocumentRef, ...] = ()
     query: str | None = None
     retrieval_tokens: int | None = None
     temperature: float = 1.0

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from rapid.messages import Document, LeaseRequest, PrefillReceipt, Tell, Verdict
+from rapid.messages import Document, DocumentRef, LeaseRequest, PrefillReceipt, Tell, Verdict
 
 if TYPE_CHECKING:
     from rapid.config import WindowDrafting
@@ -185,6 +185,18 @@ class Found(Protocol):
     @property
     def is_evidence(self) -> bool:
         """Whether the passages have enough to do with the question to rely on them."""
+        ...
+
+
+class DocumentResolver(Protocol):
+    """A source of the texts of documents that requests refer to."""
+
+    async def resolve(self, tenant: str, documents: Sequence[DocumentRef]) -> tuple[Document, ...]:
+        """Return documents of a tenant with their texts, in order.
+
+        Raises:
+            UnknownDocument: One is unknown, or is not the tenant's.
+        """
         ...
 
 

@@ -16,7 +16,6 @@ from retrieval.retrieval_errors import (
     EmbedderFailed,
     RetrievalError,
     StoreUnavailable,
-    UnknownDocument,
 )
 from retrieval.retriever import Retriever, open_retriever, retrieve_context
 from retrieval.settings import RetrievalConfig
@@ -42,7 +41,6 @@ __all__ = [
     "SentenceEmbedder",
     "StoreUnavailable",
     "StoredDocument",
-    "UnknownDocument",
     "chunk_text",
     "hf_token_offsets",
     "make_embedder",

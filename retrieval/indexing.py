@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from rapid.errors import RetrievalPending
-from rapid.messages import Document, Reading, Tell
+from rapid.messages import Document, DocumentRef, Reading, Tell
 from retrieval.chunking import Chunk, TokenOffsets, chunk_text
 from retrieval.embedding import Embedder, Embedding
 from retrieval.retrieval_errors import EmbedderFailed
@@ -140,14 +140,10 @@ async def wait_for(entries: Sequence[Entry], wait_s: float | None, tell: Tell | 
         raise RetrievalPending("The documents are still being indexed; ask again.") from None
 
 
-def key_of(tenant: str, document: Document | str) -> tuple[str, str]:
-    """Return the tenant and the id of a document, which may be given by its id."""
-    return tenant, document if isinstance(document, str) else _document_id(tenant, document)
-
-
-def _document_id(tenant: str, document: Document) -> str:
+def key_of(tenant: str, document: DocumentRef) -> tuple[str, str]:
+    """Return the tenant and the id of a document."""
     digest = hashlib.blake2b(digest_size=12)
     for part in (tenant, document.name, document.digest):
         encoded = part.encode("utf-8", "surrogatepass")
         digest.update(len(encoded).to_bytes(8, "big") + encoded)
-    return f"doc-{digest.hexdigest()}"
+    return tenant, f"doc-{digest.hexdigest()}"

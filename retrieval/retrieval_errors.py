@@ -23,7 +23,3 @@ class CollectionMismatch(RetrievalError):
 
 class EmbedderFailed(RetrievalError):
     """The embedding model could not be loaded, or raised an error."""
-
-
-class UnknownDocument(RetrievalError):
-    """No such document of this tenant is indexed; its text must be sent again."""

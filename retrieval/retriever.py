@@ -13,8 +13,8 @@ from time import perf_counter
 from typing import Any
 from weakref import WeakValueDictionary
 
-from rapid.errors import RetrievalPending
-from rapid.messages import Document, Tell
+from rapid.errors import RetrievalPending, UnknownDocument
+from rapid.messages import Document, DocumentRef, Tell
 from rapid.threads import Threads
 from retrieval.chunking import TokenOffsets, hf_token_offsets
 from retrieval.context import RetrievalTimings, RetrievedContext
@@ -22,7 +22,7 @@ from retrieval.embedders import make_embedder
 from retrieval.embedding import Embedder
 from retrieval.indexing import Entry, Passages, key_of, wait_for
 from retrieval.ranking import select
-from retrieval.retrieval_errors import ChunksMissing, StoreUnavailable, UnknownDocument
+from retrieval.retrieval_errors import ChunksMissing, StoreUnavailable
 from retrieval.settings import RetrievalConfig, ServerStoreConfig
 from retrieval.store import ChunkStore
 
@@ -90,7 +90,7 @@ class Retriever:
     async def retrieve(
         self,
         tenant: str,
-        documents: Sequence[Document | str],
+        documents: Sequence[DocumentRef],
         query: str,
         budget_tokens: int | None = None,
         wait_s: float | None = None,
@@ -101,14 +101,15 @@ class Retriever:
 
         Args:
             tenant: The owner of the documents.
-            documents: Texts, indexed first where they are new, or ids from `index`.
+            documents: New ones carry their text and are indexed first; of others a reference does.
             query: The text to search for; see `choose_query`.
             budget_tokens: The most tokens of context. Defaults to the configured budget.
             wait_s: How long to wait for new documents to be indexed, in seconds; None for no bound.
             tell: Is told every second how many passages of new documents are embedded.
 
         Raises:
-            UnknownDocument: If an id is not, or no longer, indexed for this tenant.
+            UnknownDocument: If a document without text is not, or no longer, indexed for this
+                tenant; see `find_unknown`.
             RetrievalPending: If a document is not indexed in time, or too many requests wait for
                 theirs. What is embedded of it stays for a later question.
             StoreUnavailable: If the store does not answer.
@@ -129,7 +130,7 @@ class Retriever:
     async def _retrieve(
         self,
         tenant: str,
-        documents: Sequence[Document | str],
+        documents: Sequence[DocumentRef],
         query: str,
         budget_tokens: int | None,
         wait_s: float | None,
@@ -190,13 +191,16 @@ class Retriever:
     async def _in_use(
         self,
         tenant: str,
-        documents: Sequence[Document | str],
+        documents: Sequence[DocumentRef],
         wait_s: float | None = None,
         tell: Tell | None = None,
     ) -> AsyncIterator[list[tuple[str, Entry]]]:
         """Yield the indexed documents with their ids; none is evicted within the block."""
         held: list[tuple[str, Entry]] = []
         try:
+            if unknown := self.find_unknown(tenant, documents):
+                names = [each.name for each in unknown]
+                raise UnknownDocument(f"no documents {names} are indexed: send their texts again")
             for document in documents:
                 document_id, entry = self._entry(tenant, document)
                 entry.users += 1
@@ -231,18 +235,23 @@ class Retriever:
             self._waiting[tenant] -= 1
             self._waiting += Counter()  # drops tenants of whom nobody waits
 
-    def _entry(self, tenant: str, document: Document | str) -> tuple[str, Entry]:
-        """Return a document's id and entry, and start or go on to index it where that is needed.
+    def find_unknown(
+        self, tenant: str, documents: Sequence[DocumentRef]
+    ) -> tuple[DocumentRef, ...]:
+        """Return the documents that are not indexed for this tenant and carry no text."""
+        return tuple(
+            each
+            for each in documents
+            if not isinstance(each, Document) and key_of(tenant, each) not in self._entries
+        )
 
-        Raises:
-            UnknownDocument: If `document` is an id that is not indexed for this tenant.
-        """
+    def _entry(self, tenant: str, document: DocumentRef) -> tuple[str, Entry]:
+        """Return a document's id and entry, and start or go on to index it where that is needed."""
         # Only here is a document matched with its tenant; all other code uses the pair as a key.
         key = key_of(tenant, document)
         entry = self._entries.get(key)
         if entry is None:
-            if isinstance(document, str):
-                raise UnknownDocument(f"no document {document!r} is indexed: send its text again")
+            assert isinstance(document, Document)
             passages = Passages(key[1], document)
             entry = self._entries[key] = Entry(passages, self._begin(key, passages))
         elif entry.is_given_up:

@@ -12,9 +12,10 @@ from cluster import routers
 from cluster.circuit_breaker import CIRCUITS
 from cluster.remote_failures import failure_of
 from rapid.errors import DrafterUnavailable
-from rapid.messages import Document, Reading, Tell, new_call_id
+from rapid.messages import Document, DocumentRef, Reading, Tell, new_call_id
 from rapid.ports import Found
 
+_SHORT_CHARS = 2**16  # a text within Ray's 100 KB for arguments in the call, which costs no wait
 _INDEXING_SHARE = 0.9  # of `retrieval_wait_s`; the rest is for the retriever's answer
 _LOOK_S = 1.0  # between two looks at a retriever from which nothing comes
 _SILENT_LOOKS = 5  # after which a replica that gives a sign every second is given up
@@ -24,7 +25,8 @@ class RayRetrieval:
     """A client of the retriever deployment; see `rapid.ports.Retrieval`.
 
     Requests about the same documents go to the same replica while that has room
-    (`cluster.affinity`): it knows them, and may be indexing them now.
+    (`cluster.affinity`): it knows them, and may be indexing them now. So a long text is sent only
+    where the replica does not know it.
     """
 
     def __init__(self, handle: DeploymentHandle, timeout_s: float) -> None:
@@ -53,12 +55,13 @@ class RayRetrieval:
         retriever = self._handle.options(session_id=affinity(tenant, documents), stream=True)
         wait_s = _INDEXING_SHARE * self._timeout_s
         call_id = new_call_id()
+        sent = [each if each.num_chars <= _SHORT_CHARS else each.ref for each in documents]
         is_retry = False
         try:
             async with asyncio.timeout(self._timeout_s):
                 while True:
                     response = retriever.retrieve.remote(
-                        call_id, tenant, documents, query, budget_tokens, wait_s
+                        call_id, tenant, sent, query, budget_tokens, wait_s
                     )
                     found = None
                     try:
@@ -73,7 +76,10 @@ class RayRetrieval:
                             response.cancel()
                         if (router := self._router) is not None:
                             router.forget(call_id)
-                    if found is not None:
+                    if isinstance(found, tuple):
+                        pairs = zip(documents, sent, strict=True)
+                        sent = [text if ref in found else ref for text, ref in pairs]
+                    elif found is not None:
                         return found
         except TimeoutError:
             raise DrafterUnavailable(f"no answer within {self._timeout_s:g} s") from None
@@ -81,10 +87,12 @@ class RayRetrieval:
     async def _follow(
         self,
         call_id: str,
-        response: DeploymentResponseGenerator[Reading | Found | None],
+        response: DeploymentResponseGenerator[Reading | Found | tuple[DocumentRef, ...] | None],
         tell: Tell | None,
-    ) -> Found | None:
-        """Return what a call finds, or None if its replica is silent and another one may answer.
+    ) -> Found | tuple[DocumentRef, ...] | None:
+        """Return what a call finds, or the documents of which its replica lacks the text.
+
+        None if the replica is silent and another one may answer.
 
         Raises:
             DrafterUnavailable: No replica takes the call.
@@ -114,7 +122,7 @@ class RayRetrieval:
                 if tell is not None:
                     tell(said)
             elif said is not None:
-                found: Found = said
+                found: Found | tuple[DocumentRef, ...] = said
                 return found
 
     @property

@@ -10,7 +10,8 @@ from typing import Any
 from deployments.logs import log_with_serve
 from deployments.metrics import RetrieverMetrics
 from rapid.checkpoints.text import ChatText
-from rapid.messages import Document, Reading
+from rapid.errors import UnknownDocument
+from rapid.messages import DocumentRef, Reading
 from retrieval import (
     EmbedderFailed,
     RetrievalConfig,
@@ -46,18 +47,19 @@ class RetrieverReplica:
         self,
         call_id: str,
         tenant: str,
-        documents: Sequence[Document],
+        documents: Sequence[DocumentRef],
         query: str,
         budget_tokens: int,
         wait_s: float,
-    ) -> AsyncGenerator[Reading | RetrievedContext | None]:
+    ) -> AsyncGenerator[Reading | RetrievedContext | tuple[DocumentRef, ...] | None]:
         """Yield how far the indexing of new documents is, and then the chunks for a query.
 
         None is a sign of life, once a second where nothing else is said. The chunks are a tenant's,
-        in document order. Documents that are not indexed within `wait_s` seconds raise
-        `RetrievalPending`; what is embedded of them stays. Whoever closes the stream waits for
-        nothing more. Errors of the embedder and of the store say here, in this replica's log, what
-        they were told: that can be an address, a path, or what a server replied.
+        in document order. Where documents are unknown and carry no text, these come instead, in a
+        tuple: the call may be made again with their texts. Documents that are not indexed within
+        `wait_s` seconds raise `RetrievalPending`; what is embedded of them stays. Whoever closes
+        the stream waits for nothing more. Errors of the embedder and of the store say here, in this
+        replica's log, what they were told: that can be an address, a path, or a server's reply.
 
         Args:
             call_id: Unique id, by which the pool's router knows the call (`cluster.routers.Call`).
@@ -83,6 +85,8 @@ class RetrieverReplica:
             times = found.timings
             self._metrics.observe(times.index_ms / 1e3, (times.embed_ms + times.search_ms) / 1e3)
             yield found
+        except UnknownDocument:
+            yield (await self._open()).find_unknown(tenant, documents)
         except RetrievalError as error:
             logger.warning("nothing is retrieved: %s: %s", type(error).__name__, error)
             what = "The embedder" if isinstance(error, EmbedderFailed) else "The store of chunks"

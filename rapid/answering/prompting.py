@@ -17,9 +17,10 @@ from rapid.answering.decisions import Evidence
 from rapid.answering.query import choose_query
 from rapid.answering.request_plan import too_long
 from rapid.checkpoints.text import ChatText
+from rapid.documents import InlineDocuments
 from rapid.errors import RapidError, RetrievalPending
 from rapid.messages import Document, GenerateRequest, Int32Array, Message, Tell, as_prompt
-from rapid.ports import Found, Passage, Retrieval
+from rapid.ports import DocumentResolver, Found, Passage, Retrieval
 from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, target_messages
 from rapid.threads import Threads
 
@@ -120,6 +121,7 @@ class RequestPrompts:
         *,
         budget_tokens: int | None,
         budget_for: BudgetFor,
+        resolver: DocumentResolver | None = None,
     ) -> None:
         """Create a builder with the settings that all requests share.
 
@@ -129,6 +131,7 @@ class RequestPrompts:
             retrieval: The search over documents; None where nothing can be retrieved.
             budget_tokens: Default of ``rapid.retrieval_tokens``; None chooses by length.
             budget_for: Function that chooses the budget by length.
+            resolver: The source of the documents' texts; None for those that requests carry.
         """
         self.target = target
         self.drafter = drafter
@@ -136,6 +139,7 @@ class RequestPrompts:
         self._retrieval = retrieval
         self._budget_tokens = budget_tokens
         self._budget_for = budget_for
+        self._resolver = resolver or InlineDocuments()
         self._threads = Threads(_NUM_THREADS, "rapid-prompts")
 
     def with_retrieval(
@@ -161,12 +165,17 @@ class RequestPrompts:
         Raises:
             PromptTooLong: The chat has so much text that it certainly has more than `max_context`
                 tokens. It was not tokenized to the end, which would take time and memory.
+            UnknownDocument: The text of a document is not known.
         """
+        documents = await self._resolver.resolve(request.tenant, request.documents)
         encode = self._encode_target_prompt
-        return as_prompt(await self._threads.run(request.tenant, encode, request, max_context))
+        asked = request, documents, max_context
+        return as_prompt(await self._threads.run(request.tenant, encode, *asked))
 
-    def _encode_target_prompt(self, request: GenerateRequest, max_context: int) -> list[int]:
-        texts = [each.text for each in request.documents]
+    def _encode_target_prompt(
+        self, request: GenerateRequest, documents: Sequence[Document], max_context: int
+    ) -> list[int]:
+        texts = [each.text for each in documents]
         texts += [each.text for each in request.messages]
         is_suspect = sum(map(len, texts)) > _PLAUSIBLE_CHARACTERS * max_context
         if is_suspect and self.target.has_more_tokens(texts, max_context):
@@ -174,7 +183,7 @@ class RequestPrompts:
                 max_context,
                 f"the prompt has more than the {max_context} tokens of the target's context.",
             )
-        chat = target_messages(request.messages, request.documents)
+        chat = target_messages(request.messages, documents)
         return self.target.encode_chat(chat, day=request.date)
 
     async def drafter_prompt(
@@ -195,12 +204,16 @@ class RequestPrompts:
             num_tokens: Length of the target's prompt, by which the budget is chosen; None, where
                 there is no such prompt, counts the texts.
             tell: Is told how far the indexing of new documents is.
+
+        Raises:
+            UnknownDocument: The text of a document is not known.
         """
+        documents = await self._resolver.resolve(request.tenant, request.documents)
         search = await self._threads.run(
             request.tenant,
             plan_search,
             request.messages,
-            request.documents,
+            documents,
             self.target,
             budget_tokens=request.retrieval_tokens or self._budget_tokens,
             budget_for=self._budget_for,

@@ -14,7 +14,7 @@ from deployments import metrics
 from deployments.metrics import EngineMetrics, IngressMetrics, RequestMetrics, RetrieverMetrics
 from rapid.answering.decisions import decide_by_reading, without_drafter
 from rapid.engine_status import EngineStatus
-from rapid.errors import RetrievalPending, TargetUnavailable
+from rapid.errors import RetrievalPending, TargetUnavailable, UnknownDocument
 from rapid.messages import Finished, GenerationEvent, PrefillReceipt, Started, TextDelta
 from rapid.receipt import Cause, ChoiceStatistics
 from tests.deployments.scripted import receipt
@@ -278,7 +278,8 @@ def test_a_retriever_counts_its_questions(read: dict[str, Any]) -> None:
     retriever = RetrieverMetrics("m")
     with retriever.question():
         assert read["rapid_retriever_waiting"] == 1
-    for error in (RetrievalPending("later"), KeyError("bug"), asyncio.CancelledError()):
+    errors = RetrievalPending("later"), UnknownDocument("?"), KeyError("bug")
+    for error in (*errors, asyncio.CancelledError()):
         with pytest.raises(type(error)), retriever.question():
             raise error
     retriever.observe(1.5, 0.25)
@@ -286,8 +287,8 @@ def test_a_retriever_counts_its_questions(read: dict[str, Any]) -> None:
     assert read["rapid_retriever_waiting"] == 0
     assert [
         read[f'rapid_retriever_end_total{{outcome="{each}"}}']
-        for each in ("ok", "pending", "failed", "left")
-    ] == [1, 1, 1, 1]
+        for each in ("ok", "pending", "unknown", "failed", "left")
+    ] == [1] * 5
     assert read["rapid_retriever_index_seconds"] == [1.5]
     assert read["rapid_retriever_search_seconds"] == [0.25]
     assert (read["rapid_retriever_indexing"], read["rapid_retriever_points"]) == (2, 1024)

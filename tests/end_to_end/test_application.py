@@ -217,6 +217,20 @@ def long_question(index: int, coupling: Any) -> GenerateRequest:
     )
 
 
+async def test_a_long_document_travels_to_the_retriever_once_it_is_asked_for(
+    application: str,
+) -> None:
+    document = generate_document("long", 30_000)
+    assert len(document.text) > 2**16
+    request = body(4, documents=[{"name": document.name, "text": document.text}])
+    request["messages"][0]["content"] = document.questions[0].question
+    async with httpx.AsyncClient(base_url=application, timeout=120) as client:
+        first, later = [await ask(client, request) for _ in range(2)]
+    assert first["rapid"]["chunks"]
+    assert later["rapid"]["chunks"] == first["rapid"]["chunks"]
+    assert tokens(later) == tokens(first)
+
+
 def test_only_engines_import_torch_and_nobody_asks_for_a_core(application: str) -> None:
     """What runs beside the engines stays small: five deployments fit on a laptop."""
     import psutil

@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from rapid.embedded.generator import generate_document
-from rapid.errors import RetrievalPending
+from rapid.errors import RetrievalPending, UnknownDocument
 from rapid.messages import Reading
 from retrieval import (
     Document,
@@ -13,7 +13,6 @@ from retrieval import (
     RetrievalConfig,
     Retriever,
     StoreUnavailable,
-    UnknownDocument,
     indexing,
     open_retriever,
 )
@@ -112,7 +111,7 @@ async def test_a_document_is_embedded_once_and_off_the_event_loop(retriever, emb
     first = await retriever.retrieve("local", [LETTER], QUESTION)
     work = embedder.passages
     assert await retriever.index("local", [LETTER, LETTER]) == first.document_ids * 2
-    again = await retriever.retrieve("local", first.document_ids, QUESTION)
+    again = await retriever.retrieve("local", [LETTER.ref], QUESTION)
     assert again.chunks == first.chunks
     assert embedder.passages == work > 0
     assert threading.main_thread() not in embedder.threads
@@ -134,8 +133,19 @@ async def test_tenants_do_not_share_documents_even_with_equal_texts(retriever, e
     (ours,) = await retriever.index("us", [LETTER])
     (theirs,) = await retriever.index("them", [LETTER])
     assert ours != theirs
-    with pytest.raises(UnknownDocument, match="send its text again"):
-        await retriever.retrieve("them", [ours], QUESTION)
+    assert (await retriever.retrieve("them", [LETTER.ref], QUESTION)).document_ids == (theirs,)
+
+
+async def test_a_reference_is_enough_where_this_tenants_document_is_indexed(retriever):
+    note = Document("note", "It rains.")
+    await retriever.index("us", [LETTER])
+    assert retriever.find_unknown("us", [LETTER.ref, note.ref, note]) == (note.ref,)
+    assert retriever.find_unknown("them", [LETTER.ref]) == (LETTER.ref,)
+    for tenant, documents in (("us", [LETTER.ref, note.ref]), ("them", [LETTER.ref])):
+        with pytest.raises(UnknownDocument, match="send their texts again"):
+            await retriever.retrieve(tenant, documents, QUESTION)
+    assert retriever.num_indexing == 0
+    assert (await retriever.retrieve("us", [LETTER.ref, note], QUESTION)).chunks
 
 
 async def test_a_failure_leaves_nothing_behind_and_the_next_try_works(retriever, embedder, store):
@@ -158,7 +168,7 @@ async def test_the_document_unused_for_longest_makes_room(embedder, store):
     await retriever.forget("local", last)
     await retriever.forget("local", last)
     with pytest.raises(UnknownDocument):
-        await retriever.retrieve("local", [last], "harbor")
+        await retriever.retrieve("local", [d.ref], "harbor")
     await retriever.close()
     assert store.documents == {}
 
@@ -180,7 +190,7 @@ async def test_a_document_larger_than_the_cache_stays_for_its_next_question(embe
         RetrievalConfig(chunk_tokens=16, max_cached_chunks=2), embedder, store, words
     )
     (letter,) = await retriever.index("local", [LETTER])
-    assert (await retriever.retrieve("local", [letter], QUESTION)).chunks
+    assert (await retriever.retrieve("local", [LETTER.ref], QUESTION)).chunks
     await retriever.index("local", [Document("note", "It rains.")])
     assert ("local", letter) in store.documents  # it counts as half of the cache
     await retriever.index("local", [Document("card", "It snows.")])

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from rapid.errors import RetrievalPending
+from rapid.errors import RetrievalPending, UnknownDocument
 from retrieval import (
     Document,
     EmbedderFailed,
@@ -13,7 +13,6 @@ from retrieval import (
     RetrievalConfig,
     Retriever,
     StoreUnavailable,
-    UnknownDocument,
     open_retriever,
 )
 from retrieval import shared_store as module
@@ -205,13 +204,14 @@ async def test_a_loss_that_is_noticed_late_does_not_take_the_mending_away(cluste
     assert not (await late.claim("local", "letter")).is_ours
 
 
-async def test_what_is_lost_cannot_be_indexed_again_from_its_id(cluster):
+async def test_what_is_lost_cannot_be_indexed_again_without_its_text(cluster):
     retriever = cluster.retriever()
-    ids = await retriever.index("local", [LETTER])
-    assert (await retriever.retrieve("local", ids, QUESTION)).chunks
+    await retriever.index("local", [LETTER])
+    assert (await retriever.retrieve("local", [LETTER.ref], QUESTION)).chunks
     await cluster.server.empty()
-    with pytest.raises(UnknownDocument, match="send its text again"):
-        await retriever.retrieve("local", ids, QUESTION)
+    with pytest.raises(UnknownDocument, match="send their texts again"):
+        await retriever.retrieve("local", [LETTER.ref], QUESTION)
+    assert (await retriever.retrieve("local", [LETTER], QUESTION)).chunks
 
 
 async def test_documents_leave_the_server_when_nobody_has_used_them_for_the_time_to_live(cluster):

@@ -14,7 +14,7 @@ from cluster.remote_failures import FailureKind, failure_of
 from cluster.serve_internals import handle_before_start, transport
 from deployments.api.backend.readiness import Readiness
 from rapid.errors import OrchestratorLost, Overloaded, RapidError
-from rapid.messages import GenerateRequest, GenerationEvent
+from rapid.messages import Document, GenerateRequest, GenerationEvent
 
 _LOOK_S = 1.0  # between two looks at an orchestrator from which nothing comes
 _SILENT_LOOKS = 3  # as this process may have stood still itself, and hears the others one by one
@@ -126,7 +126,7 @@ def _num_chars(request: GenerateRequest) -> int:
     """Return the number of characters in all texts of a request."""
     texts = [request.query or "", request.tenant, *request.stop]
     for document in request.documents:
-        texts += [document.name, document.text]
+        texts += [document.name, document.text if isinstance(document, Document) else ""]
     for message in request.messages:
         texts += [message.role, message.text]
     return sum(map(len, texts))

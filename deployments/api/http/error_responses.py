@@ -17,6 +17,7 @@ _TABLE: dict[type[BaseException], tuple[int, str, str | None]] = {
     errors.BodyTooSlow: (408, _INVALID, "request_timeout"),
     errors.UnsupportedEncoding: (415, _INVALID, "unsupported_encoding"),
     errors.UnknownModel: (404, _INVALID, None),
+    errors.UnknownDocument: (404, _INVALID, "document_not_found"),
     errors.BadRequest: (400, _INVALID, None),
     errors.Unauthorized: (401, "authentication_error", "invalid_api_key"),
     errors.TooManyRequests: (429, "rate_limit_error", "rate_limit_exceeded"),

@@ -87,6 +87,17 @@ async def test_requests_about_the_same_documents_go_by_the_same_name() -> None:
     assert third != first != affinity("acme", DOCUMENTS[:1])
 
 
+async def test_a_long_text_is_sent_once_it_is_asked_for() -> None:
+    note, book, atlas = DOCUMENTS[0], *(Document(name, name * 30_000) for name in ("book", "atlas"))
+    handle = Handle((book.ref,), LOST, (atlas.ref,), FOUND)
+    retrieval = RayRetrieval(handle, 20.0)  # type: ignore[arg-type]
+    assert await retrieval.retrieve("acme", [note, book, atlas], "who", 9) is FOUND
+    first, lost, again, last = (documents for _, _, documents, *_ in handle.calls)
+    assert first == [note, book.ref, atlas.ref]
+    assert lost == again == [note, book, atlas.ref]
+    assert last == [note, book, atlas]
+
+
 class Router:
     """A router that finds once that a call would begin elsewhere, where no replica has taken it."""
 

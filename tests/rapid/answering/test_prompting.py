@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
 from types import SimpleNamespace
@@ -14,8 +15,9 @@ from ray.serve.exceptions import DeploymentUnavailableError as NoPool
 from deployments.orchestrator.ray_retrieval import RayRetrieval
 from rapid.answering.prompting import RequestPrompts
 from rapid.checkpoints.text import ChatText
-from rapid.errors import PromptTooLong, RetrievalPending
-from rapid.messages import Document, GenerateRequest, Message
+from rapid.documents import InlineDocuments
+from rapid.errors import PromptTooLong, RetrievalPending, UnknownDocument
+from rapid.messages import Document, DocumentRef, GenerateRequest, Message
 from retrieval import RetrievalConfig, RetrievedChunk, StoreUnavailable
 
 ATLAS = Document("atlas", "The lighthouse of Varo is white. " * 40)
@@ -84,7 +86,7 @@ async def test_the_drafter_reads_what_retrieval_found_for_this_tenant(chat_text:
     assert "Which colour?" in text
     assert (prompt.chunks, prompt.evidence.num_chunks) == ((FOUND,), 1)
     ((tenant, documents, query, budget),) = retriever.asked
-    assert (tenant, documents, query, budget) == ("acme", (ATLAS,), "Which colour?", 64)
+    assert (tenant, documents, query, budget) == ("acme", [ATLAS], "Which colour?", 64)
 
 
 @pytest.mark.parametrize("is_evidence", [True, False])
@@ -151,6 +153,37 @@ async def test_both_prompts_name_the_requests_day(chat_text: ChatText) -> None:
         (await prompts.drafter_prompt(asked)).prompt_ids,
     )
     assert [dated.decode(ids.tolist()).partition("|")[0] for ids in both] == ["07 March 2025"] * 2
+
+
+class Shelf:
+    """A resolver of the documents of one tenant."""
+
+    async def resolve(self, tenant: str, documents: Sequence[DocumentRef]) -> tuple[Document, ...]:
+        if tenant != "acme" or any(each != ATLAS.ref for each in documents):
+            raise UnknownDocument("no such document")
+        return (ATLAS,) * len(documents)
+
+
+async def test_a_request_may_name_a_document_whose_text_is_elsewhere(chat_text: ChatText) -> None:
+    retriever = ScriptedRetriever(context(FOUND))
+    carries, names = request(ATLAS), request(ATLAS.ref)
+    inline, shelf = (
+        RequestPrompts(
+            chat_text,
+            chat_text,
+            RayRetrieval(retriever, timeout_s=0.2),  # type: ignore[arg-type]
+            budget_tokens=64,
+            budget_for=lambda _: 64,
+            resolver=resolver,
+        )
+        for resolver in (InlineDocuments(), Shelf())
+    )
+    whole = await inline.target_prompt(carries, 4096)
+    assert (await shelf.target_prompt(names, 4096)).tolist() == whole.tolist()
+    assert (await shelf.drafter_prompt(names)).chunks == (FOUND,)
+    for prompts, asked in ((inline, names), (shelf, replace(names, tenant="another"))):
+        with pytest.raises(UnknownDocument):
+            await prompts.target_prompt(asked, 4096)
 
 
 class CountingText:

@@ -17,6 +17,7 @@ STATUS = {
     "BodyTooSlow": 408,
     "UnsupportedEncoding": 415,
     "UnknownModel": 404,
+    "UnknownDocument": 404,
     "Unauthorized": 401,
     "Overloaded": 503,
     "TooManyRequests": 429,
